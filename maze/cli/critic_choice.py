@@ -10,11 +10,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from maze.core.errors import ConfigError
 from maze.core.utils.factory import TARGET_KEY, Factory
 from maze.perception.models.auto_model_composer import AutoModelComposer
+from maze.perception.models.critics import SharedStateCriticComposer, StepStateCriticComposer
 from maze.perception.models.critics.base_state_action_critic_composer import BaseStateActionCriticComposer
 from maze.perception.models.critics.base_state_critic_composer import BaseStateCriticComposer
 from maze.perception.models.critics.critic_composer_interface import CriticComposerInterface
-from maze.perception.models.critics.shared_state_critic_composer import SharedStateCriticComposer
-from maze.perception.models.critics.step_state_critic_composer import StepStateCriticComposer
 from maze.perception.models.model_composer import (
     CRITIC_OPTIONS,
     SUITABLE_CRITICS,

@@ -19,9 +19,8 @@ from maze.core.utils.stored_run import StoredRun, chosen_options, read_plain_yam
 from maze.report.page import Page
 from maze.report.progress import PROGRESS_FILE, read_progress
 from maze.report.run_page import REPORT_FILE, RunFacts, run_page
-from maze.report.runs_page import ReportedRun, runs_page
+from maze.report.runs_page import ReportedRun, read_trials, runs_page, sweep_sections
 from maze.report.served_page import serve
-from maze.report.sweep_sections import read_trials, sweep_sections
 
 EPISODE = Path("episode") / "episode.html"
 """An inspected episode of the best policy, in the directory of its run."""

@@ -6,8 +6,10 @@ expected, what was found and what to do, and keeps its cause (`raise ... from`).
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Hashable, Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class MazeError(Exception):
@@ -85,6 +87,20 @@ def install_command(extra: str) -> str:
     The public index has another project of this name, with versions below 1: `>=1` keeps pip from installing it.
     """
     return f'pip install "maze-rl[{extra}]>=1"'
+
+
+def optional_package(name: str, extra: str, need: str) -> Any:
+    """Return an optional module.
+
+    :param name: Its import path.
+    :param extra: The extra that installs it.
+    :param need: Text of the error: what needs it.
+    :raises ConfigImportError: It is not installed; says how to install the extra.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigImportError(f"{need}: {install_command(extra)}.") from error
 
 
 def did_you_mean(wrong: object, known: Iterable[object], form: str = "{}") -> str:

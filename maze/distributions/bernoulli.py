@@ -62,15 +62,16 @@ class BernoulliProbabilityDistribution(TorchProbabilityDistribution[Bernoulli]):
     @override(TorchProbabilityDistribution)
     def entropy(self) -> torch.Tensor:
         # H = softplus(l) - l * sigmoid(l); clamped because infinity times zero is not a number
-        logits = self._finite_logits()
+        logits = self.finite_logits()
         return self._joint(functional.softplus(logits) - logits * torch.sigmoid(logits))
 
     @override(TorchProbabilityDistribution)
     def kl(self, other: TorchProbabilityDistribution[Any]) -> torch.Tensor:
         assert isinstance(other, BernoulliProbabilityDistribution)
-        own, others = self._finite_logits(), other._finite_logits()
+        own, others = self.finite_logits(), other.finite_logits()
         return self._joint(torch.sigmoid(own) * (own - others) + functional.softplus(others) - functional.softplus(own))
 
-    def _finite_logits(self) -> torch.Tensor:
+    def finite_logits(self) -> torch.Tensor:
+        """The logits, without infinite ones."""
         limit = torch.finfo(self.logits.dtype).max / 4
         return self.logits.clamp(-limit, limit)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from gymnasium import spaces
+from torch import _standard_gamma
 from torch.distributions import Beta
 from torch.nn import functional
 
@@ -16,7 +17,6 @@ from maze.distributions.torch_dist import TorchProbabilityDistribution
 from maze.distributions.utils import (
     box_logits_shape,
     require_bounds,
-    require_space,
     space_bounds,
     split_box_logits,
     tensor_clamp,
@@ -49,10 +49,7 @@ class BetaProbabilityDistribution(TorchProbabilityDistribution[Beta]):
     @classmethod
     @override(TorchProbabilityDistribution)
     def required_logits_shape(cls, action_space: spaces.Space[Any]) -> Sequence[int]:
-        require_space(action_space, spaces.Box, cls)
-        assert isinstance(action_space, spaces.Box)
-        require_bounds(action_space, cls)
-        return box_logits_shape(action_space)
+        return box_logits_shape(action_space, cls, is_bounded=True)
 
     @override(TorchProbabilityDistribution)
     def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
@@ -76,8 +73,8 @@ class BetaProbabilityDistribution(TorchProbabilityDistribution[Beta]):
     @override(TorchProbabilityDistribution)
     def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
         with torch.no_grad():
-            upper = torch._standard_gamma(self.alpha, generator=generator)
-            lower = torch._standard_gamma(self.beta, generator=generator)
+            upper = _standard_gamma(self.alpha, generator=generator)
+            lower = _standard_gamma(self.beta, generator=generator)
             return self._scale(_inside(upper / (upper + lower)))
 
     def _scale(self, position: torch.Tensor) -> torch.Tensor:

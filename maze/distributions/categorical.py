@@ -72,14 +72,14 @@ class CategoricalProbabilityDistribution(TorchProbabilityDistribution[Categorica
 
     @override(TorchProbabilityDistribution)
     def entropy(self) -> torch.Tensor:
-        return -(self.log_probs.exp() * self._finite_log_probs()).sum(-1)
+        return -(self.log_probs.exp() * self.finite_log_probs()).sum(-1)
 
     @override(TorchProbabilityDistribution)
     def kl(self, other: TorchProbabilityDistribution[Any]) -> torch.Tensor:
         assert isinstance(other, CategoricalProbabilityDistribution)
-        return (self.log_probs.exp() * (self._finite_log_probs() - other._finite_log_probs())).sum(-1)
+        return (self.log_probs.exp() * (self.finite_log_probs() - other.finite_log_probs())).sum(-1)
 
-    def _finite_log_probs(self) -> torch.Tensor:
+    def finite_log_probs(self) -> torch.Tensor:
         """So that 0 * log(0) is 0; half of the range leaves room for differences."""
         return self.log_probs.clamp(min=torch.finfo(self.log_probs.dtype).min / 2)
 

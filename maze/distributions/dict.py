@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -69,8 +70,4 @@ class DictProbabilityDistribution(JointProbabilityDistribution):
 
 
 def _sum_over_heads(values: dict[str, torch.Tensor]) -> torch.Tensor:
-    tensors = list(values.values())
-    total = tensors[0]
-    for tensor in tensors[1:]:
-        total = total + tensor
-    return total
+    return functools.reduce(torch.add, values.values())

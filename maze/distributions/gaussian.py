@@ -13,7 +13,7 @@ from torch.distributions import Normal
 from maze.core.annotations import override
 from maze.distributions.samplers import MAX_LOG_STD, MIN_LOG_STD
 from maze.distributions.torch_dist import TorchProbabilityDistribution
-from maze.distributions.utils import box_logits_shape, require_space, split_box_logits
+from maze.distributions.utils import box_logits_shape, split_box_logits
 
 HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -46,9 +46,7 @@ class DiagonalGaussianProbabilityDistribution(TorchProbabilityDistribution[Norma
     @classmethod
     @override(TorchProbabilityDistribution)
     def required_logits_shape(cls, action_space: spaces.Space[Any]) -> Sequence[int]:
-        require_space(action_space, spaces.Box, cls)
-        assert isinstance(action_space, spaces.Box)
-        return box_logits_shape(action_space)
+        return box_logits_shape(action_space, cls)
 
     @override(TorchProbabilityDistribution)
     def log_prob(self, actions: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ from maze.core.annotations import override
 from maze.distributions.gaussian import HALF_LOG_2_PI, DiagonalGaussianProbabilityDistribution
 from maze.distributions.samplers import MAX_LOG_STD_BEFORE_SQUASHING, MIN_LOG_STD
 from maze.distributions.torch_dist import TorchProbabilityDistribution
-from maze.distributions.utils import atanh, box_logits_shape, require_bounds, require_space, space_bounds
+from maze.distributions.utils import atanh, box_logits_shape, require_bounds, space_bounds
 
 _N_QUADRATURE_NODES = 64
 
@@ -107,10 +107,7 @@ class SquashedGaussianProbabilityDistribution(TorchProbabilityDistribution[Norma
     @classmethod
     @override(TorchProbabilityDistribution)
     def required_logits_shape(cls, action_space: spaces.Space[Any]) -> Sequence[int]:
-        require_space(action_space, spaces.Box, cls)
-        assert isinstance(action_space, spaces.Box)
-        require_bounds(action_space, cls)
-        return box_logits_shape(action_space)
+        return box_logits_shape(action_space, cls, is_bounded=True)
 
     @override(TorchProbabilityDistribution)
     def log_prob(self, actions: torch.Tensor) -> torch.Tensor:

@@ -72,8 +72,15 @@ def space_bounds(action_space: spaces.Box, like: torch.Tensor) -> tuple[torch.Te
     return low, high
 
 
-def box_logits_shape(action_space: spaces.Box) -> tuple[int, ...]:
-    """Two logits for each component of a box, side by side in the last dimension."""
+def box_logits_shape(action_space: Any, distribution: type[Any], is_bounded: bool = False) -> tuple[int, ...]:
+    """Two logits for each component of a box, side by side in the last dimension.
+
+    :param is_bounded: Whether the distribution needs finite bounds.
+    :raises ConfigError: The distribution cannot serve the space.
+    """
+    require_space(action_space, spaces.Box, distribution)
+    if is_bounded:
+        require_bounds(action_space, distribution)
     shape = action_space.shape
     return (*shape[:-1], 2 * shape[-1]) if shape else (2,)
 

@@ -29,7 +29,7 @@ from maze.core.log_events.episode_event_log import EpisodeEventLog
 from maze.core.log_events.kpi_calculator import KpiCalculator
 from maze.core.log_events.step_event_log import StepEventLog
 from maze.core.log_stats.log_stats import LogStatsLevel, StatsContext
-from maze.core.rendering.step_summary import event_name, text_of
+from maze.core.rendering.step_summary import text_of
 from maze.core.rendering.trajectory_page import OtherFuture, write_trajectory_page
 from maze.core.trajectory_recording.records.state_record import StateRecord
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
@@ -236,7 +236,7 @@ class WhatIf:
         ahead = [float(np.sum(_recorded_rewards(future)[self.step :])) for future in futures]
         rows.insert(1, (f"return from step {self.step} on", ahead[0], ahead[1]))
         counts = [
-            Counter(event_name(event) for record in _taken(future)[self.step :] for event in _events(record))
+            Counter(event.qualified_name for record in _taken(future)[self.step :] for event in _events(record))
             for future in futures
         ]
         names = sorted({*counts[0], *counts[1]})

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from pettingzoo import AECEnv, ParallelEnv
+from pettingzoo import AECEnv
+from pettingzoo.utils.conversions import turn_based_aec_to_parallel_wrapper
 
 from maze.core.agent.random_policy import masked_heads
 from maze.core.annotations import override
@@ -205,7 +206,7 @@ class MazeAECEnv(AECEnv):
         return f"{type(self).__name__}({self.maze_env!r})"
 
 
-class MazeParallelEnv(ParallelEnv):
+class MazeParallelEnv(turn_based_aec_to_parallel_wrapper):
     """A Maze environment with PettingZoo's interface for agents that all act at once.
 
     Actors of Maze act one after the other, and may see what those before them did. So one of them acts in each parallel
@@ -216,70 +217,32 @@ class MazeParallelEnv(ParallelEnv):
     :raises ConfigError: The number of agents varies.
     """
 
-    metadata: dict[str, Any]
-    agents: list[str]
-
     def __init__(self, env: MazeEnv[Any], render_mode: str | None = None) -> None:
-        self.aec_env = MazeAECEnv(env, render_mode)
-        if not hasattr(self.aec_env, "possible_agents"):
+        aec_env = MazeAECEnv(env, render_mode)
+        if not hasattr(aec_env, "possible_agents"):
             raise ConfigError(
                 f"to_parallel: {env!r} has agents that come and go (agent counts {env.agent_counts_dict}). Export it "
                 "by to_aec."
             )
-        self.metadata = self.aec_env.metadata
-        self.render_mode = render_mode
-        self.possible_agents = self.aec_env.possible_agents
-        self.agents = []
+        super().__init__(aec_env)
+        self.agents: list[str] = []
 
-    def observation_space(self, agent: str) -> spaces.Space[Any]:
-        """The space of what an agent observes."""
-        return self.aec_env.observation_space(agent)
-
-    def action_space(self, agent: str) -> spaces.Space[Any]:
-        """The space of what an agent does."""
-        return self.aec_env.action_space(agent)
-
-    @override(ParallelEnv)
+    @override(turn_based_aec_to_parallel_wrapper)
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
-        self.aec_env.reset(seed, options)
-        self.agents = list(self.aec_env.agents)
-        return self._observations(), self._infos()
+        observations, infos = super().reset(seed, options)
+        return observations, self._telling_turns(infos)
 
-    @override(ParallelEnv)
+    @override(turn_based_aec_to_parallel_wrapper)
     def step(self, actions: Mapping[str, Any]) -> tuple[Any, Any, Any, Any, Any]:
-        aec = self.aec_env
         if not self.agents:
             return {}, {}, {}, {}, {}
-        aec.step(actions[aec.agent_selection])
-        rewards = {agent: aec.rewards[agent] for agent in self.agents}
-        terminations = {agent: aec.terminations[agent] for agent in self.agents}
-        truncations = {agent: aec.truncations[agent] for agent in self.agents}
-        observations, infos = self._observations(), self._infos()
-        while aec.agents and (aec.terminations[aec.agent_selection] or aec.truncations[aec.agent_selection]):
-            aec.step(None)
-        self.agents = list(aec.agents)
-        if self.agents:
-            infos[aec.agent_selection]["acts"] = True
-        return observations, rewards, terminations, truncations, infos
+        *results, infos = super().step(actions)
+        self.agents = list(self.agents)
+        return (*results, self._telling_turns(infos))
 
-    def render(self) -> Any:
-        """As of :class:`MazeAECEnv`."""
-        return self.aec_env.render()
-
-    def close(self) -> None:
-        """Closes the Maze environment."""
-        self.aec_env.close()
-
-    def state(self) -> np.ndarray:
-        """Not known: Maze environments have no state that is an array."""
-        raise NotImplementedError("Maze environments have no state that is an array.")
-
-    def _observations(self) -> dict[str, Any]:
-        return {agent: self.aec_env.observe(agent) for agent in self.agents}
-
-    def _infos(self) -> dict[str, Any]:
-        acting = self.aec_env.agent_selection
-        return {agent: {**self.aec_env.infos[agent], "acts": agent == acting} for agent in self.agents}
+    def _telling_turns(self, infos: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        acting = self.aec_env.agent_selection if self.agents else None
+        return {agent: {**info, "acts": agent == acting} for agent, info in infos.items()}
 
 
 def to_aec(env: MazeEnv[Any], render_mode: str | None = None) -> MazeAECEnv:

@@ -74,5 +74,10 @@ def _tanh_in_numpy(x: Tensor) -> Tensor:
 
 def _is_plain(x: Tensor) -> bool:
     """Whether its memory can be read: it is on a processor, and nobody records or maps what is done with it."""
-    is_recorded = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
-    return x.device.type == "cpu" and not is_recorded and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+    is_traced: Any = torch.jit.is_tracing  # type: ignore[attr-defined]  # torch leaves it untyped
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or is_traced():
+        return False
+    try:
+        return bool(x.data_ptr()) or not x.numel()
+    except RuntimeError:  # inside of a transformation such as `vmap`
+        return False

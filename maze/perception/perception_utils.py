@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from gymnasium import spaces as gym_spaces
+
+Item = TypeVar("Item")
 
 
 def observation_spaces_to_in_shapes(
@@ -28,7 +30,7 @@ def observation_spaces_to_in_shapes(
     return in_shapes
 
 
-def flatten_spaces(spaces: Iterable[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+def flatten_spaces(spaces: Iterable[Mapping[str, Item]]) -> dict[str, Item]:
     """Merges the dictionaries of subsequent sub-steps into one.
 
     Where sub-steps have keys in common, the first sub-step's item stays: it is the state that the environment step
@@ -37,7 +39,7 @@ def flatten_spaces(spaces: Iterable[Mapping[str, torch.Tensor]]) -> dict[str, to
     >>> flatten_spaces([{"a": torch.tensor(1)}, {"a": torch.tensor(2), "b": torch.tensor(3)}])
     {'a': tensor(1), 'b': tensor(3)}
     """
-    merged: dict[str, torch.Tensor] = {}
+    merged: dict[str, Item] = {}
     for space in spaces:
         for key, value in space.items():
             merged.setdefault(key, value)

@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from maze.core.errors import MazeError
@@ -55,11 +55,13 @@ class Progress:
     Statistics that are written with the same prefix in the same log step make one row. Distributions become columns:
     the share of each category (`.../share_2`), or quantiles (`.../p05` to `.../p95`) of real numbers, per component
     where they are vectors.
+
+    :param columns: Statistics that are columns of the file from the beginning, in this order.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, columns: Iterable[str] = ()) -> None:
         self.paths: dict[str, StatisticsOfPath] = {}
-        self._columns: dict[str, int] = {}
+        self._columns = {name: position for position, name in enumerate(columns)}
         """Position of each statistic among the columns of the file, in the order in which they occurred first."""
         self._lines: list[tuple[int, str]] = []
         """The completed rows as text, with their numbers of columns."""
@@ -82,7 +84,7 @@ class Progress:
     def finish_step(self) -> None:
         """Completes the rows of the log step."""
         for path, (step, seconds, env_steps, values) in self._open.items():
-            self._append(path, step, seconds, env_steps, values)
+            self.append(path, step, seconds, env_steps, values)
         self._open.clear()
 
     @property
@@ -120,7 +122,7 @@ class Progress:
         last = 0.0
         for each, number, seconds, env_steps, values in earlier.rows():
             if number < step or (number == step and each in same_step):
-                self._append(each, number, seconds, env_steps, values)
+                self.append(each, number, seconds, env_steps, values)
                 last = max(last, seconds)
         return last
 
@@ -136,7 +138,8 @@ class Progress:
             present = {name: value for name, value in values.items() if not math.isnan(value)}
             yield statistics.path, step, statistics.seconds[index], statistics.env_steps[index], present
 
-    def _append(self, path: str, step: float, seconds: float, env_steps: float, values: Mapping[str, float]) -> None:
+    def append(self, path: str, step: float, seconds: float, env_steps: float, values: Mapping[str, float]) -> None:
+        """Adds a row."""
         self.paths.setdefault(path, StatisticsOfPath(path)).append(step, seconds, env_steps, values)
         for name in values:
             self._columns.setdefault(name, len(self._columns))
@@ -167,15 +170,15 @@ def read_progress(directory: Path) -> Progress:
         raise MazeError(f"{file} is no table of a training: {error}.") from error
     if tuple(header[: len(LEADING)]) != LEADING:
         raise MazeError(f"{file} is no table of a training: expected the columns {', '.join(LEADING)}, ....")
-    progress, names = Progress(), header[len(LEADING) :]
-    progress._columns = {name: position for position, name in enumerate(names)}
+    names = header[len(LEADING) :]
+    progress = Progress(names)
     for row in rows:
         numbers = list(map(_number, row))
         if len(row) < len(LEADING) or numbers[0] is None:
             continue
         step, _, seconds, env_steps, *found = numbers
         values = {name: value for name, value in zip(names, found, strict=False) if value is not None}
-        progress._append(row[1], step or 0.0, seconds or 0.0, _MISSING if env_steps is None else env_steps, values)
+        progress.append(row[1], step or 0.0, seconds or 0.0, _MISSING if env_steps is None else env_steps, values)
     return progress
 
 

@@ -9,12 +9,16 @@ from datetime import datetime
 
 import numpy as np
 
-from maze.report.charts import Chart, Series, chart_of_statistic, charts_of_columns, column_of
 from maze.report.page import (
+    Chart,
     Page,
     RunData,
+    Series,
     Tile,
+    chart_of_statistic,
+    charts_of_columns,
     code_list,
+    column_of,
     details,
     embedded_page,
     embedded_picture,

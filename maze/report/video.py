@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from maze.core.errors import ConfigError, ConfigImportError, install_command
+from maze.core.errors import ConfigError, optional_package
 from maze.core.rendering.offscreen import step_picture
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
 
@@ -99,11 +99,5 @@ def _fitted(frame: np.ndarray[Any, Any], height: int, width: int) -> np.ndarray[
 
 
 def _encoder() -> Any:
-    try:
-        import imageio_ffmpeg
-    except ImportError as error:
-        raise ConfigImportError(
-            f"video: an MP4 needs imageio-ffmpeg, which brings its encoder: {install_command('video')}. A .gif needs "
-            "nothing."
-        ) from error
-    return imageio_ffmpeg
+    need = "video: an MP4 (other than a .gif) needs imageio-ffmpeg, which brings its encoder"
+    return optional_package("imageio_ffmpeg", "video", need)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigImportError, install_command
+from maze.core.errors import optional_package
 from maze.tracking.tracker import FAILED, FINISHED, INTERRUPTED, TrackedRun, Tracker
 
 DATABASE, ARTIFACTS = "mlflow.db", "mlruns"
@@ -53,13 +53,10 @@ class MlflowTracker(Tracker):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(figures, checkpoints)
-        try:
-            from mlflow.tracking import MlflowClient
-        except ImportError as error:
-            raise ConfigImportError(f"tracking: mlflow is not installed: {install_command('tracking')}.") from error
+        tracking = optional_package("mlflow.tracking", "tracking", "tracking: mlflow is not installed")
         for name, value in _PATIENCE.items():
             os.environ.setdefault(name, value)
-        self._new_client: Callable[..., Any] = MlflowClient
+        self._new_client: Callable[..., Any] = tracking.MlflowClient
         self._uri: str | None = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or None
         self._experiment = experiment
         self._clock = clock

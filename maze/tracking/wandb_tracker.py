@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigImportError, install_command
+from maze.core.errors import optional_package
 from maze.core.log_stats.stats_format import sample_values
 from maze.tracking.tracker import CHECKPOINTS, FAILED, INTERRUPTED, TrackedRun, Tracker
 
@@ -48,11 +48,7 @@ class WandbTracker(Tracker):
         checkpoints: bool = True,
     ) -> None:
         super().__init__(figures, checkpoints)
-        try:
-            import wandb
-        except ImportError as error:
-            raise ConfigImportError(f"tracking: wandb is not installed: {install_command('tracking')}.") from error
-        self._wandb: Any = wandb
+        self._wandb: Any = optional_package("wandb", "tracking", "tracking: wandb is not installed")
         self._arguments = {"project": project, "entity": entity, "mode": mode, "tags": [*tags] or None}
         self._wandb_run: Any = None
         self._paths: set[str] = set()

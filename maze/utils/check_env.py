@@ -16,9 +16,8 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.errors import EnvironmentContractError
 from maze.core.utils.config_utils import EnvFactory
 from maze.core.wrappers.maze_gym_env_wrapper import env_name
-from maze.utils.env_checks.acting import CheckReport
+from maze.utils.env_checks.acting import CheckReport, check_cloning, check_determinism, check_pickling
 from maze.utils.env_checks.mask_checks import IsInvalid, check_masks, looks_invalid
-from maze.utils.env_checks.replay_checks import check_cloning, check_determinism, check_pickling
 from maze.utils.env_checks.step_checks import check_declarations, check_steps
 
 

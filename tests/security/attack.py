@@ -155,7 +155,7 @@ def loaders() -> dict[str, Callable[[Path], Any]]:
     from maze.cli.sweeps.study import SweepStudy
     from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
     from maze.core.trajectory_recording.records.action_record import ActionRecord
-    from maze.core.trajectory_recording.writers.spaces_columns import read_spaces_columns, read_stacked_columns
+    from maze.core.trajectory_recording.writers.spaces_columns import read_spaces_columns
     from maze.core.utils.checkpoint import load_state
     from maze.core.utils.stored_config import read_stored_config, refuse_foreign_targets
     from maze.core.wrappers.observation_normalization.normalization_strategies.base import load_statistics
@@ -177,7 +177,7 @@ def loaders() -> dict[str, Callable[[Path], Any]]:
         "statistics": load_statistics,
         "spaces": SpacesConfig.load,
         "trajectory": lambda path: list(InMemoryDataset.deserialize_trajectory(path, own_packages=["tests"])),
-        "columns": lambda path: (read_spaces_columns(path), read_stacked_columns(path)),
+        "columns": read_spaces_columns,
         "actions": ActionRecord.load,
         "study": study,
         "config": config,

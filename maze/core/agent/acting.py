@@ -197,21 +197,17 @@ def _categorical_sizes(head: str, mapper: DistributionMapper) -> list[int]:
     return []
 
 
-def _sampler_for(head: str, mapper: DistributionMapper, torch_generator: torch.Generator) -> Sampler:
-    """The NumPy sampler of the usual distributions; subclasses and all others are asked themselves."""
+def _sampler_for(head: str, mapper: DistributionMapper, generator: torch.Generator) -> Sampler:
+    """The NumPy sampler of the usual distributions; subclasses and all others sample by themselves."""
     description = mapper.describe_head(head)
-    return _DistributionObject(head, mapper, torch_generator) if description is None else sampler_of(description)
+    if description is not None:
+        return sampler_of(description)
+    dtype = mapper.action_space.spaces[head].dtype
 
-
-class _DistributionObject:
-    def __init__(self, head: str, mapper: DistributionMapper, generator: torch.Generator) -> None:
-        self._head = head
-        self._mapper = mapper
-        self._generator = generator
-        self._dtype = mapper.action_space.spaces[head].dtype
-
-    def __call__(self, logits: np.ndarray, rng: np.random.Generator | None, temperature: float = 1.0) -> np.ndarray:
+    def sample(logits: np.ndarray, rng: np.random.Generator | None, temperature: float = 1.0) -> np.ndarray:
         with torch.inference_mode():
-            distribution = self._mapper.action_head_distribution(self._head, torch.from_numpy(logits), temperature)
-            drawn = distribution.deterministic_sample() if rng is None else sample_with(distribution, self._generator)
-        return np.asarray(drawn.numpy().astype(self._dtype))
+            distribution = mapper.action_head_distribution(head, torch.from_numpy(logits), temperature)
+            drawn = distribution.deterministic_sample() if rng is None else sample_with(distribution, generator)
+        return np.asarray(drawn.numpy().astype(dtype))
+
+    return sample

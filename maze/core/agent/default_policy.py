@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from maze.core.agent.flat_policy import FlatPolicy
-from maze.core.agent.policy import Policy
+from maze.core.agent.policy import Policy, for_actor
 from maze.core.annotations import override
-from maze.core.errors import ConfigError, unknown_key_error
+from maze.core.errors import ConfigError
 from maze.core.utils.factory import Factory
 
 if TYPE_CHECKING:
@@ -62,13 +62,7 @@ class DefaultPolicy(Policy):
 
         :raises ConfigError: There is none for the actor's sub-step, or several and no actor is named.
         """
-        if actor_id is None:
-            if len(self.policies) > 1:
-                raise ConfigError(f"There are policies for {list(self.policies)}; say which with `actor_id`.")
-            return next(iter(self.policies.values()))
-        if actor_id[0] not in self.policies:
-            raise unknown_key_error("policy.policies: step key", actor_id[0], self.policies)
-        return self.policies[actor_id[0]]
+        return for_actor(self.policies, actor_id, "policy.policies")
 
     @override(Policy)
     def compute_top_action_candidates(

@@ -116,14 +116,8 @@ class TargetNetworks:
             network.load_state_dict(state_dict[str(index)])
 
 
-_DEPEND_ON_MODE = (
-    nn.modules.batchnorm._NormBase,
-    nn.modules.dropout._DropoutNd,
-    nn.RNNBase,
-    nn.MultiheadAttention,
-    nn.TransformerEncoderLayer,
-    nn.RReLU,
-)
+_DEPEND_ON_MODE = (nn.RNNBase, nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.RReLU)
+_MODULES_THAT_DEPEND_ON_MODE = {f"torch.nn.modules.{name}" for name in ("batchnorm", "instancenorm", "dropout")}
 
 
 def depends_on_mode(networks: Iterable[nn.Module]) -> bool:
@@ -139,6 +133,8 @@ def depends_on_mode(networks: Iterable[nn.Module]) -> bool:
 
 
 def _asks_for_mode(module_type: type[nn.Module]) -> bool:
+    if any(base.__module__ in _MODULES_THAT_DEPEND_ON_MODE for base in module_type.__mro__):
+        return True
     if module_type.__module__.startswith(("torch.nn.", "maze.perception.")):
         return False
     own_types = itertools.takewhile(lambda each: each is not nn.Module, module_type.__mro__)

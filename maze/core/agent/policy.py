@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from maze.core.errors import ConfigError, unknown_key_error
 
 if TYPE_CHECKING:
     from maze.core.env.base_env import BaseEnv
@@ -12,6 +14,8 @@ if TYPE_CHECKING:
     from maze.core.env.maze_state import MazeStateType
     from maze.core.env.observation_conversion import ObservationType
     from maze.core.env.structured_env import ActorID
+
+T = TypeVar("T")
 
 
 class Policy(ABC):
@@ -93,3 +97,18 @@ def acting_in(
         )
 
     return act
+
+
+def for_actor(by_step_key: Mapping[Any, T], actor_id: ActorID | None, where: str) -> T:
+    """The entry that belongs to the sub-step of an actor (`None`: the only entry there is).
+
+    :param where: Place of the entries in the configuration.
+    :raises ConfigError: There is none for the actor's sub-step, or several and no actor is named.
+    """
+    if actor_id is None:
+        if len(by_step_key) > 1:
+            raise ConfigError(f"{where}: there are entries for {list(by_step_key)}; name one with `actor_id`.")
+        return next(iter(by_step_key.values()))
+    if actor_id[0] not in by_step_key:
+        raise unknown_key_error(f"{where}: step key", actor_id[0], by_step_key)
+    return by_step_key[actor_id[0]]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import spaces
 
-from maze.core.agent.policy import Policy
+from maze.core.agent.policy import Policy, for_actor
 from maze.core.annotations import override
-from maze.core.errors import ConfigError, unknown_key_error
 
 if TYPE_CHECKING:
     from maze.core.env.base_env import BaseEnv
@@ -57,7 +57,7 @@ class RandomPolicy(Policy):
         actor_id: ActorID | None = None,
         deterministic: bool = False,
     ) -> ActionType:
-        action = self._sampler(actor_id)(self._rng)
+        action = for_actor(self._samplers, actor_id, "action_spaces_dict")(self._rng)
         if isinstance(observation, Mapping):
             self._respect_masks(action, observation, actor_id)
         return action
@@ -95,60 +95,33 @@ class RandomPolicy(Policy):
         shapes = {key: np.shape(value) for key, value in observation.items()}
         return tuple(masked_heads(shapes, space, self.masks)[0].items())
 
-    def _sampler(self, actor_id: ActorID | None) -> Sampler:
-        if actor_id is None:
-            if len(self._samplers) > 1:
-                raise ConfigError(f"There are action spaces for {list(self._samplers)}; say which with `actor_id`.")
-            return next(iter(self._samplers.values()))
-        sampler = self._samplers.get(actor_id[0])
-        if sampler is None:
-            raise unknown_key_error("action_spaces_dict: step key", actor_id[0], self._samplers)
-        return sampler
-
-
-class _DictSampler:
-    def __init__(self, subspaces: Mapping[str, spaces.Space[Any]]) -> None:
-        self._samplers = [(key, _sampler_for(space)) for key, space in subspaces.items()]
-
-    def __call__(self, rng: np.random.Generator) -> dict[str, Any]:
-        return {key: sampler(rng) for key, sampler in self._samplers}
-
-
-class _DiscreteSampler:
-    def __init__(self, space: spaces.Discrete) -> None:
-        self._low, self._high = int(space.start), int(space.start + space.n)
-
-    def __call__(self, rng: np.random.Generator) -> Any:
-        return np.int64(rng.integers(self._low, self._high))
-
-
-class _BoxSampler:
-    def __init__(self, space: spaces.Box) -> None:
-        self._low, self._high, self._dtype = space.low, space.high, space.dtype
-
-    def __call__(self, rng: np.random.Generator) -> np.ndarray:
-        return rng.uniform(self._low, self._high).astype(self._dtype)
-
-
-class _SpaceSampler:
-    """Samples a private copy of the space, seeded for each draw."""
-
-    def __init__(self, space: spaces.Space[Any]) -> None:
-        self._space = copy.deepcopy(space)
-
-    def __call__(self, rng: np.random.Generator) -> Any:
-        self._space.seed(int(rng.integers(2**31)))
-        return self._space.sample()
-
 
 def _sampler_for(space: spaces.Space[Any]) -> Sampler:
     if isinstance(space, spaces.Dict):
-        return _DictSampler(space.spaces)
+        return partial(_from_dict, {key: _sampler_for(part) for key, part in space.spaces.items()})
     if isinstance(space, spaces.Discrete):
-        return _DiscreteSampler(space)
+        return partial(_from_discrete, int(space.start), int(space.start + space.n))
     if isinstance(space, spaces.Box) and space.is_bounded() and np.issubdtype(space.dtype, np.floating):
-        return _BoxSampler(space)
-    return _SpaceSampler(space)
+        return partial(_from_box, space.low, space.high, space.dtype)
+    return partial(_from_space, copy.deepcopy(space))
+
+
+def _from_dict(samplers: Mapping[str, Sampler], rng: np.random.Generator) -> dict[str, Any]:
+    return {key: sampler(rng) for key, sampler in samplers.items()}
+
+
+def _from_discrete(low: int, high: int, rng: np.random.Generator) -> Any:
+    return np.int64(rng.integers(low, high))
+
+
+def _from_box(low: np.ndarray, high: np.ndarray, dtype: Any, rng: np.random.Generator) -> np.ndarray:
+    return rng.uniform(low, high).astype(dtype)
+
+
+def _from_space(space: spaces.Space[Any], rng: np.random.Generator) -> Any:
+    """Samples a private copy of a space, seeded for each draw."""
+    space.seed(int(rng.integers(2**31)))
+    return space.sample()
 
 
 MASK_SUFFIX = "mask"

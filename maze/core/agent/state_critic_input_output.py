@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from maze.core.agent.torch_policy_output import Substeps
+
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy_output import PolicyOutput, PolicySubStepOutput
     from maze.core.env.structured_env import ActorID
@@ -27,26 +29,13 @@ class StateCriticStepOutput:
     """Who acted."""
 
 
-class StateCriticOutput:
+class StateCriticOutput(Substeps[StateCriticStepOutput]):
     """Values for the sub-steps of one environment step, in their order."""
-
-    def __init__(self) -> None:
-        self._step_outputs: list[StateCriticStepOutput] = []
-
-    def __getitem__(self, index: int) -> StateCriticStepOutput:
-        return self._step_outputs[index]
-
-    def __len__(self) -> int:
-        return len(self._step_outputs)
-
-    def append(self, value: StateCriticStepOutput) -> None:
-        """Adds the next sub-step."""
-        self._step_outputs.append(value)
 
     @property
     def actor_ids(self) -> list[ActorID | None]:
         """Who acted in each sub-step."""
-        return [output.actor_id for output in self._step_outputs]
+        return [output.actor_id for output in self._items]
 
     @property
     def values(self) -> list[torch.Tensor]:
@@ -54,7 +43,7 @@ class StateCriticOutput:
 
         :return: Each `[...]`, the batch.
         """
-        return [output.values for output in self._step_outputs]
+        return [output.values for output in self._items]
 
     @property
     def detached_values(self) -> list[torch.Tensor]:
@@ -62,11 +51,11 @@ class StateCriticOutput:
 
         :return: Each `[...]`, the batch.
         """
-        return [output.detached_values for output in self._step_outputs]
+        return [output.detached_values for output in self._items]
 
     def reshape(self, shape: Sequence[int]) -> None:
         """Gives all values another shape, in place."""
-        for output in self._step_outputs:
+        for output in self._items:
             output.values = output.values.reshape(tuple(shape))
             output.detached_values = output.detached_values.reshape(tuple(shape))
 
@@ -89,36 +78,23 @@ class StateCriticStepInput:
         return cls({**observation, **embeddings} if embeddings else observation, policy_step_output.actor_id)
 
 
-class StateCriticInput:
+class StateCriticInput(Substeps[StateCriticStepInput]):
     """Inputs for the sub-steps of one environment step, in their order."""
-
-    def __init__(self) -> None:
-        self._step_inputs: list[StateCriticStepInput] = []
-
-    def __getitem__(self, index: int) -> StateCriticStepInput:
-        return self._step_inputs[index]
-
-    def __len__(self) -> int:
-        return len(self._step_inputs)
-
-    def append(self, item: StateCriticStepInput) -> None:
-        """Adds the next sub-step."""
-        self._step_inputs.append(item)
 
     @property
     def tensor_dict(self) -> list[dict[str, Any]]:
         """Observations and shared embeddings, for each sub-step."""
-        return [step_input.tensor_dict for step_input in self._step_inputs]
+        return [step_input.tensor_dict for step_input in self._items]
 
     @property
     def actor_ids(self) -> list[ActorID | None]:
         """Who acted in each sub-step."""
-        return [step_input.actor_id for step_input in self._step_inputs]
+        return [step_input.actor_id for step_input in self._items]
 
     @property
     def substep_inputs(self) -> list[StateCriticStepInput]:
         """The inputs themselves."""
-        return self._step_inputs
+        return self._items
 
     @classmethod
     def build(cls, policy_output: PolicyOutput, record: StructuredSpacesRecord) -> StateCriticInput:

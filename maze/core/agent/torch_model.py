@@ -147,6 +147,22 @@ class NetworksModel(TorchModel):
                 "without `RecurrentCellBlock` (`model.recurrence=true` looks at stacked observations)."
             )
 
+    def _one_value(
+        self, outputs: Mapping[str, torch.Tensor], name: str, batch_shape: tuple[int, ...], key: Any
+    ) -> torch.Tensor:
+        """The output of a critic's network that has one value for each element of the batch, in the batch's shape."""
+        value = outputs.get(name)
+        if value is None:
+            raise ConfigError(f"critic.networks[{key!r}] returned {sorted(map(str, outputs))}, expected `{name}`.")
+        if value.shape == batch_shape:
+            return value
+        if value.shape == (*batch_shape, 1):
+            return value.squeeze(-1)
+        raise ConfigError(
+            f"critic.networks[{key!r}] returned values of shape {tuple(value.shape)} for a batch of shape "
+            f"{tuple(batch_shape)}; expected {(*batch_shape, 1)}, one value for each element of the batch."
+        )
+
     @override(TorchModel)
     def parameters(self) -> list[torch.Tensor]:
         return unique_parameters(self.networks.values())

@@ -14,15 +14,13 @@ from torch import nn
 
 from maze.core.agent.acting import ActionHeads, Actor
 from maze.core.agent.hidden_states import EpisodeMemories, StatesOfActor
-from maze.core.agent.networks import (
-    as_float_tensors,
-)
+from maze.core.agent.networks import as_float_tensors
 from maze.core.agent.policy import Policy
 from maze.core.agent.torch_model import NetworksModel
 from maze.core.agent.torch_policy_output import PolicyOutput, PolicySubStepOutput
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, EnvironmentContractError, unknown_key_error
-from maze.distributions.samplers import draws_by_shape
+from maze.distributions.samplers import draws_by_shape, most_probable
 from maze.perception.blocks.recurrent.recurrent_cell import Run, StepRun
 
 if TYPE_CHECKING:
@@ -344,24 +342,18 @@ def top_candidates(
     """
     if num_candidates is not None and num_candidates < 1:
         raise ConfigError(f"`num_candidates` must be at least 1 or None, got {num_candidates}.")
-    candidates: list[tuple[float, ActionType]] = [(1.0, {})]
+    factors: list[np.ndarray] = []
     for head, head_logits in logits.items():
         space = distribution_mapper.action_space.spaces[head]
         if not isinstance(space, spaces.Discrete):
             raise ConfigError(
                 f"Action head `{head}`: candidates can be ranked for Discrete spaces only, found {space}. "
-                "Ask for a single action instead."
+                "Request a single action instead."
             )
-        probabilities = torch.softmax(head_logits.detach().double().flatten(), dim=-1).cpu().numpy()
-        best = np.argsort(-probabilities, kind="stable")[:num_candidates]
-        joint = [
-            (probability * float(probabilities[choice]), {**action, head: np.int64(choice)})
-            for probability, action in candidates
-            for choice in best
-        ]
-        joint.sort(key=lambda candidate: -candidate[0])
-        candidates = joint[:num_candidates]
-    return [action for _, action in candidates], [probability for probability, _ in candidates]
+        factors.append(torch.softmax(head_logits.detach().double().flatten(), dim=-1).cpu().numpy())
+    ranked = most_probable(factors, num_candidates)
+    actions = [dict(zip(logits, map(np.int64, chosen), strict=True)) for chosen, _ in ranked]
+    return actions, [probability for _, probability in ranked]
 
 
 class InitialPolicy:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 
@@ -11,6 +12,8 @@ from maze.distributions.dict import DictProbabilityDistribution
 
 if TYPE_CHECKING:
     from maze.core.env.structured_env import ActorID
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -32,30 +35,34 @@ class PolicySubStepOutput:
         return self.prob_dist.joint_entropy()
 
 
-class PolicyOutput:
-    """Outputs for the sub-steps of one environment step, in their order."""
+class Substeps(Generic[T]):
+    """What belongs to the sub-steps of one environment step, in their order."""
 
     def __init__(self) -> None:
-        self._substep_outputs: list[PolicySubStepOutput] = []
+        self._items: list[T] = []
 
-    def __getitem__(self, index: int) -> PolicySubStepOutput:
-        return self._substep_outputs[index]
+    def __getitem__(self, index: int) -> T:
+        return self._items[index]
 
     def __len__(self) -> int:
-        return len(self._substep_outputs)
+        return len(self._items)
 
-    def append(self, value: PolicySubStepOutput) -> None:
+    def append(self, value: T) -> None:
         """Adds the next sub-step."""
-        self._substep_outputs.append(value)
+        self._items.append(value)
+
+
+class PolicyOutput(Substeps[PolicySubStepOutput]):
+    """Outputs for the sub-steps of one environment step, in their order."""
 
     def actor_ids(self) -> list[ActorID | None]:
         """Who acted in each sub-step."""
-        return [output.actor_id for output in self._substep_outputs]
+        return [output.actor_id for output in self._items]
 
     @property
     def substep_outputs(self) -> list[PolicySubStepOutput]:
         """The outputs themselves."""
-        return self._substep_outputs
+        return self._items
 
     @property
     def action_logits(self) -> list[dict[str, torch.Tensor]]:
@@ -63,12 +70,12 @@ class PolicyOutput:
 
         :return: Each `[..., *logits_shape]`.
         """
-        return [output.action_logits for output in self._substep_outputs]
+        return [output.action_logits for output in self._items]
 
     @property
     def prob_dist(self) -> list[DictProbabilityDistribution]:
         """Joint action distribution of each sub-step."""
-        return [output.prob_dist for output in self._substep_outputs]
+        return [output.prob_dist for output in self._items]
 
     @property
     def entropies(self) -> list[torch.Tensor]:
@@ -76,7 +83,7 @@ class PolicyOutput:
 
         :return: Each `[...]`, the batch.
         """
-        return [output.entropy for output in self._substep_outputs]
+        return [output.entropy for output in self._items]
 
     @property
     def embedding_logits(self) -> list[dict[str, torch.Tensor] | None]:
@@ -84,26 +91,25 @@ class PolicyOutput:
 
         :return: Each `[..., features]`.
         """
-        return [output.embedding_logits for output in self._substep_outputs]
+        return [output.embedding_logits for output in self._items]
 
     def log_probs_for_actions(self, actions: list[dict[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
         """Log-probability of each action head, for each sub-step.
 
         :return: Each `[...]`, the batch.
         """
-        self._check_length(actions)
-        return [out.prob_dist.log_prob(action) for out, action in zip(self._substep_outputs, actions, strict=True)]
+        return [dist.log_prob(action) for dist, action in self._pairs(actions)]
 
     def joint_log_probs_for_actions(self, actions: list[dict[str, torch.Tensor]]) -> list[torch.Tensor]:
         """Log-probability of the whole dictionary action (sum over its heads), for each sub-step.
 
         :return: Each `[...]`, the batch.
         """
-        self._check_length(actions)
-        return [
-            out.prob_dist.joint_log_prob(action) for out, action in zip(self._substep_outputs, actions, strict=True)
-        ]
+        return [dist.joint_log_prob(action) for dist, action in self._pairs(actions)]
 
-    def _check_length(self, actions: list[dict[str, torch.Tensor]]) -> None:
-        if len(actions) != len(self._substep_outputs):
-            raise ValueError(f"{len(actions)} actions were given for {len(self._substep_outputs)} sub-steps.")
+    def _pairs(
+        self, actions: list[dict[str, torch.Tensor]]
+    ) -> Iterator[tuple[DictProbabilityDistribution, dict[str, torch.Tensor]]]:
+        if len(actions) != len(self._items):
+            raise ValueError(f"{len(actions)} actions were given for {len(self._items)} sub-steps.")
+        return zip(self.prob_dist, actions, strict=True)

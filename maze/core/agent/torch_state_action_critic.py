@@ -14,8 +14,8 @@ A network maps a dictionary to a dictionary:
 from __future__ import annotations
 
 import copy
-from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -117,7 +117,15 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
         """
         return self._values_of_all_actions(self._pair(self.networks, critic_id), observation, critic_id)
 
-    @abstractmethod
+    @override(StateActionCritic)
+    def predict_q_values(self, observations: StepTensors, actions: StepTensors, gather_output: bool) -> QValues:
+        taken = self._by_critic(actions)
+        return {
+            key: self._q_values(key, observation, taken[key], gather_output)
+            for key, observation in self._by_critic(observations).items()
+        }
+
+    @torch.no_grad()
     def predict_next_q_values(
         self,
         next_observations: StepTensors,
@@ -140,11 +148,22 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
         :param alpha: Entropy coefficient by step key.
         :return: For each critic a tensor `[...]`, or tensors by action head where all heads are discrete.
         """
+        values: NextQValues = {}
+        logits, actions = self._by_critic(next_actions_logits), self._by_critic(next_actions)
+        for key, observation in self._by_critic(next_observations).items():
+            if self.only_discrete_spaces[key]:
+                heads = [(step, head) for step in self._steps(key) for head in self.action_spaces_dict[step].spaces]
+                alphas = {head: alpha[step] for step, head in heads}
+                values[key] = self._soft_values_by_head(key, observation, logits[key], alphas)
+            else:
+                cost = _sum(alpha[step] * _sum(next_actions_log_probs[step].values()) for step in self._steps(key))
+                values[key] = self._soft_joint_value(key, observation, actions[key], cost)
+        return values
 
     @property
-    @abstractmethod
     def num_critics(self) -> int:
         """Number of critics; each one is a pair of networks."""
+        return len(self.networks)
 
     # -- learning -----------------------------------------------------------------------------------------------------
 
@@ -212,6 +231,14 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
 
     # -- computation --------------------------------------------------------------------------------------------------
 
+    def _by_critic(self, by_step: StepTensors) -> StepTensors:
+        """Tensors of each critic, from those of each sub-step."""
+        return by_step
+
+    def _steps(self, key: Any) -> Sequence[Any]:
+        """The sub-steps whose actions a critic judges."""
+        return [key]
+
     def _action_space(self, key: Any) -> spaces.Dict:
         """Action heads that a critic judges."""
         return self.action_spaces_dict[key]
@@ -241,26 +268,13 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
             batch_shape = tensor.shape[: tensor.dim() - len(space.shape or ())]
             inputs[head] = encode_action(space, tensor, dtype)
         assert batch_shape is not None, "an action space with heads"
-        return [self._joint_value(outputs, batch_shape, key) for outputs in self._outputs(pair, inputs)]
+        return [self._one_value(outputs, "q_value", batch_shape, key) for outputs in self._outputs(pair, inputs)]
 
     def _outputs(self, pair: nn.ModuleList, inputs: TensorDict) -> list[TensorDict]:
         evaluation = self._evaluations.get(pair)
         if evaluation is None or not evaluation.is_of(pair):
             evaluation = self._evaluations[pair] = JointEvaluation(list(pair))
         return evaluation(inputs)
-
-    def _joint_value(self, outputs: TensorDict, batch_shape: torch.Size, key: Any) -> torch.Tensor:
-        value = outputs.get("q_value")
-        if value is None:
-            raise ConfigError(f"critic.networks[{key!r}] returned {sorted(map(str, outputs))}, expected `q_value`.")
-        if value.shape == (*batch_shape, 1):
-            return value.squeeze(-1)
-        if value.shape == batch_shape:
-            return value
-        raise ConfigError(
-            f"critic.networks[{key!r}] returned values of shape {tuple(value.shape)} for a batch of shape "
-            f"{tuple(batch_shape)}; expected {(*batch_shape, 1)}, one value for each state-action pair."
-        )
 
     def _values_of_all_actions(self, pair: nn.ModuleList, observation: TensorDict, key: Any) -> list[TensorDict]:
         inputs = as_float_tensors(observation, self._device)
@@ -329,36 +343,12 @@ class TorchSharedStateActionCritic(TorchStateActionCritic):
         self._key = next(iter(self.networks))
 
     @override(TorchStateActionCritic)
-    def predict_q_values(self, observations: StepTensors, actions: StepTensors, gather_output: bool) -> QValues:
-        return {
-            self._key: self._q_values(
-                self._key, flatten_spaces(observations.values()), flatten_spaces(actions.values()), gather_output
-            )
-        }
+    def _by_critic(self, by_step: StepTensors) -> StepTensors:
+        return {self._key: flatten_spaces(by_step.values())}
 
     @override(TorchStateActionCritic)
-    @torch.no_grad()
-    def predict_next_q_values(
-        self,
-        next_observations: StepTensors,
-        next_actions: StepTensors,
-        next_actions_logits: StepTensors,
-        next_actions_log_probs: StepTensors,
-        alpha: dict[str | int, torch.Tensor],
-    ) -> NextQValues:
-        observation = flatten_spaces(next_observations.values())
-        if self.only_discrete_spaces[self._key]:
-            alphas = {head: alpha[key] for key, space in self.action_spaces_dict.items() for head in space.spaces}
-            logits = flatten_spaces(next_actions_logits.values())
-            return {self._key: self._soft_values_by_head(self._key, observation, logits, alphas)}
-        cost = _sum(alpha[key] * _sum(by_head.values()) for key, by_head in next_actions_log_probs.items())
-        action = flatten_spaces(next_actions.values())
-        return {self._key: self._soft_joint_value(self._key, observation, action, cost)}
-
-    @property
-    @override(TorchStateActionCritic)
-    def num_critics(self) -> int:
-        return 1
+    def _steps(self, key: Any) -> Sequence[Any]:
+        return list(self.action_spaces_dict)
 
     @override(TorchStateActionCritic)
     def _action_space(self, key: Any) -> spaces.Dict:
@@ -367,38 +357,6 @@ class TorchSharedStateActionCritic(TorchStateActionCritic):
 
 class TorchStepStateActionCritic(TorchStateActionCritic):
     """A critic of its own for each sub-step."""
-
-    @override(TorchStateActionCritic)
-    def predict_q_values(self, observations: StepTensors, actions: StepTensors, gather_output: bool) -> QValues:
-        return {
-            key: self._q_values(key, observation, actions[key], gather_output)
-            for key, observation in observations.items()
-        }
-
-    @override(TorchStateActionCritic)
-    @torch.no_grad()
-    def predict_next_q_values(
-        self,
-        next_observations: StepTensors,
-        next_actions: StepTensors,
-        next_actions_logits: StepTensors,
-        next_actions_log_probs: StepTensors,
-        alpha: dict[str | int, torch.Tensor],
-    ) -> NextQValues:
-        values: NextQValues = {}
-        for key, observation in next_observations.items():
-            if self.only_discrete_spaces[key]:
-                alphas = dict.fromkeys(self.action_spaces_dict[key].spaces, alpha[key])
-                values[key] = self._soft_values_by_head(key, observation, next_actions_logits[key], alphas)
-            else:
-                cost = alpha[key] * _sum(next_actions_log_probs[key].values())
-                values[key] = self._soft_joint_value(key, observation, next_actions[key], cost)
-        return values
-
-    @property
-    @override(TorchStateActionCritic)
-    def num_critics(self) -> int:
-        return len(self.networks)
 
 
 def _with_new_weights(network: nn.Module) -> nn.Module:
@@ -413,7 +371,7 @@ def _with_new_weights(network: nn.Module) -> nn.Module:
 
 
 def _sum(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    return torch.stack(list(tensors)).sum(0)
+    return functools.reduce(torch.add, tensors)
 
 
 def are_all_discrete(action_space: spaces.Dict) -> bool:

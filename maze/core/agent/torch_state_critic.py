@@ -5,7 +5,6 @@ Values have the shape of the batch; networks may return them as `[...]` or `[...
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -60,9 +59,9 @@ class TorchStateCritic(NetworksModel, StateCritic):
         }
 
     @property
-    @abstractmethod
     def num_critics(self) -> int:
         """How many streams of values :meth:`predict_values` returns at most: 1 for a shared critic."""
+        return len(self.networks)
 
     @override(StateCritic)
     def predict_value(self, observation: ObservationType, critic_id: int | str) -> Any:
@@ -196,18 +195,7 @@ class TorchStateCritic(NetworksModel, StateCritic):
     ) -> torch.Tensor:
         if self.is_recurrent:
             self._check_running(key)
-        outputs = network(tensors)
-        value = outputs.get("value")
-        if value is None:
-            raise ConfigError(f"critic.networks[{key!r}] returned {sorted(map(str, outputs))}, expected `value`.")
-        if value.shape == batch_shape:
-            return value  # type: ignore[no-any-return]  # networks are untyped
-        if value.shape == (*batch_shape, 1):
-            return value.squeeze(-1)  # type: ignore[no-any-return]  # networks are untyped
-        raise ConfigError(
-            f"critic.networks[{key!r}] returned values of shape {tuple(value.shape)} for a batch of shape "
-            f"{batch_shape}; expected {(*batch_shape, 1)}, one value for each observation."
-        )
+        return self._one_value(network(tensors), "value", batch_shape, key)
 
 
 class _JointReturnCritic(TorchStateCritic):
@@ -244,11 +232,6 @@ class TorchSharedStateCritic(_JointReturnCritic):
             raise ConfigError(f"critic.networks: a shared critic has one network, found {list(self.networks)}.")
         self.stack_observations = stack_observations
         self._key, self._shared_network = next(iter(self.networks.items()))
-
-    @property
-    @override(TorchStateCritic)
-    def num_critics(self) -> int:
-        return 1
 
     @override(StateCritic)
     def predict_values(self, critic_input: StateCriticInput) -> StateCriticOutput:
@@ -291,11 +274,6 @@ class TorchSharedStateCritic(_JointReturnCritic):
 class TorchStepStateCritic(TorchStateCritic):
     """A value for each sub-step, each by a network of its own."""
 
-    @property
-    @override(TorchStateCritic)
-    def num_critics(self) -> int:
-        return len(self.networks)
-
     @override(StateCritic)
     def predict_values(self, critic_input: StateCriticInput) -> StateCriticOutput:
         output = StateCriticOutput()
@@ -313,11 +291,6 @@ class TorchDeltaStateCritic(_JointReturnCritic):
 
     The difference's error does not reach the first sub-step's network.
     """
-
-    @property
-    @override(TorchStateCritic)
-    def num_critics(self) -> int:
-        return len(self.networks)
 
     @override(StateCritic)
     def predict_values(self, critic_input: StateCriticInput) -> StateCriticOutput:

@@ -27,6 +27,11 @@ class EventRecord:
         self.interface_method = interface_method
         self.attributes = attributes
 
+    @property
+    def qualified_name(self) -> str:
+        """Interface and method, separated by a dot."""
+        return f"{self.interface_class.__name__}.{self.interface_method.__name__}"
+
     def __getattr__(self, name: str) -> Any:
         # Only for what is no slot; copies ask before there are slots.
         if name in EventRecord.__slots__ or name.startswith("__"):
@@ -36,10 +41,10 @@ class EventRecord:
         except KeyError:
             known = ", ".join(self.attributes) or "none"
             raise AttributeError(
-                f"The event {self.interface_class.__name__}.{self.interface_method.__name__} has no argument `{name}`."
+                f"The event {self.qualified_name} has no argument `{name}`."
                 f"{did_you_mean(name, self.attributes)} Known: {known}."
             ) from None
 
     def __repr__(self) -> str:
         arguments = ", ".join(f"{name}={value!r}" for name, value in self.attributes.items())
-        return f"{self.interface_class.__name__}.{self.interface_method.__name__}({arguments})"
+        return f"{self.qualified_name}({arguments})"

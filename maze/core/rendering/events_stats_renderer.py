@@ -116,9 +116,8 @@ def event_table(episode_event_log: EpisodeEventLog, event_name: str) -> pd.DataF
     names: set[str] = set()
     rows: list[dict[str, Any]] = []
     for env_time, record in episode_event_log.timed_events():
-        name = f"{record.interface_class.__name__}.{record.interface_method.__name__}"
-        names.add(name)
-        if name == event_name:
+        names.add(record.qualified_name)
+        if record.qualified_name == event_name:
             identity = {"episode_id": episode_event_log.episode_id, "env_time": env_time}
             rows.append({**identity, **record.attributes})
     if not rows:

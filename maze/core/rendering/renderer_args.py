@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigImportError, install_command
+from maze.core.errors import optional_package
 
 
 class RendererArg(ABC):
@@ -75,8 +75,4 @@ def require_ipywidgets() -> Any:
 
     :raises ConfigImportError: It is not installed; names the extra.
     """
-    try:
-        import ipywidgets  # type: ignore[import-not-found, import-untyped, unused-ignore]
-    except ImportError as error:
-        raise ConfigImportError(f"Viewers in notebooks need the extra: {install_command('notebook')}.") from error
-    return ipywidgets
+    return optional_package("ipywidgets", "notebook", "Viewers in notebooks need the extra")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from maze.core.rendering.events_stats_renderer import draw_timelines, event_table, label_of, refresh, timelines
+from maze.core.rendering.events_stats_renderer import EventStatsRenderer, event_table, refresh
 
 if TYPE_CHECKING:
     from maze.core.log_events.episode_event_log import EpisodeEventLog
@@ -38,6 +38,5 @@ class StepStatsRenderer:
         post_processing = "cumsum" if cumulative else None
         plt.figure("Step statistics")
         plt.clf()
-        lines = timelines(df, metric, aggregation_func, group_by, post_processing)
-        draw_timelines(plt.gca(), lines, event_name, label_of(metric, aggregation_func, post_processing))
+        EventStatsRenderer.render_timeline_stat(df, event_name, metric, aggregation_func, group_by, post_processing)
         refresh(plt)

@@ -10,7 +10,6 @@ from maze.core.env.base_env import is_truncated
 
 if TYPE_CHECKING:
     from maze.core.env.structured_env import ActorID
-    from maze.core.events.event_record import EventRecord
     from maze.core.trajectory_recording.records.state_record import StateRecord
     from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
 
@@ -76,11 +75,6 @@ def text_of(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
-def event_name(event: EventRecord) -> str:
-    """Interface and event, separated by a dot."""
-    return f"{event.interface_class.__name__}.{event.interface_method.__name__}"
-
-
 def _has_no_text(value: Any) -> bool:
     method: Any = type(value).__repr__
     return method is object.__repr__ and hasattr(value, "__dict__")
@@ -97,7 +91,7 @@ def _events(record: StateRecord) -> list[tuple[str, str]]:
         return []
     return [
         (
-            event_name(event),
+            event.qualified_name,
             ", ".join(f"{name}={text_of(value)}" for name, value in event.attributes.items()),
         )
         for event in record.step_event_log.events

@@ -62,11 +62,14 @@ class MazeSeeding:
     """
 
     def __init__(self, env_seed: int | None, agent_seed: int | None, cudnn_determinism_flag: bool) -> None:
-        self._env_global_seed = _checked(env_seed, "env_seed")
-        self._agent_global_seed = _checked(agent_seed, "agent_seed")
-        self._cudnn_determinism_flag = cudnn_determinism_flag
-        self.env_rng = np.random.RandomState(self._env_global_seed)
-        self.agent_rng = np.random.RandomState(self._agent_global_seed)
+        self.env_global_seed = _checked(env_seed, "env_seed")
+        """The seed that all environments' seeds come from."""
+        self.agent_global_seed = _checked(agent_seed, "agent_seed")
+        """The seed that all agents' seeds come from."""
+        self.cudnn_determinism_flag = cudnn_determinism_flag
+        """Whether the run asks cuDNN for deterministic algorithms."""
+        self.env_rng = np.random.RandomState(self.env_global_seed)
+        self.agent_rng = np.random.RandomState(self.agent_global_seed)
 
     @classmethod
     def configured(cls, seeding: Mapping[str, Any] | None) -> MazeSeeding:
@@ -82,21 +85,6 @@ class MazeSeeding:
     def generate_seed_from_random_state(rng: np.random.RandomState) -> int:
         """Draws a seed that every generator takes: positive, 31 bits."""
         return int(rng.randint(1, _LARGEST_SEED))
-
-    @property
-    def env_global_seed(self) -> int:
-        """The seed that all environments' seeds come from."""
-        return self._env_global_seed
-
-    @property
-    def agent_global_seed(self) -> int:
-        """The seed that all agents' seeds come from."""
-        return self._agent_global_seed
-
-    @property
-    def cudnn_determinism_flag(self) -> bool:
-        """Whether the run asks cuDNN for deterministic algorithms."""
-        return self._cudnn_determinism_flag
 
     def generate_env_instance_seed(self) -> int:
         """The next environment's seed."""

@@ -258,14 +258,6 @@ class GraphNode:
         mixed = (light + (deep - light) * self.depth for light, deep in zip(_LIGHT_BLUE, _DEEP_BLUE, strict=True))
         return "#" + "".join(f"{round(255 * value):02x}" for value in mixed)
 
-    @property
-    def border(self) -> str:
-        return _BLOCK_BORDER if self.is_block else _TENSOR_BORDER
-
-    @property
-    def font_colour(self) -> str:
-        return "#ffffff" if self.depth >= _WHITE_TEXT_FROM else "#111111"
-
 
 @dataclass(frozen=True)
 class ModelGraph:
@@ -319,27 +311,18 @@ def _render_graphviz(graph: ModelGraph, suffix: str) -> bytes:
     import pygraphviz
 
     drawing = pygraphviz.AGraph(directed=True, strict=False)
-    drawing.graph_attr.update(
-        label=graph.title,
-        labelloc="t",
-        fontname="Helvetica",
-        fontsize="14",
-        nodesep="0.3",
-        ranksep="0.3",
-        dpi=str(_DPI),
-    )
+    drawing.graph_attr.update(label=graph.title, labelloc="t", fontname="Helvetica", fontsize="14", ranksep="0.3")
+    drawing.graph_attr.update(nodesep="0.3", dpi=str(_DPI if suffix == "png" else 72))  # vector formats count in points
     drawing.node_attr.update(shape="box", fontname="Helvetica", fontsize=str(_FONT_SIZE), margin="0.12,0.06")
     drawing.edge_attr.update(color="#555555", arrowsize="0.6")
-    if suffix != "png":
-        drawing.graph_attr.update(dpi="72")  # vector formats count in points
     for name, node in graph.nodes.items():
         drawing.add_node(
             name,
             label=node.text.replace("\\", "\\\\"),
             style="filled" if node.is_block else "rounded,filled",
             fillcolor=node.fill,
-            color=node.border,
-            fontcolor=node.font_colour,
+            color=_BLOCK_BORDER if node.is_block else _TENSOR_BORDER,
+            fontcolor="#ffffff" if node.depth >= _WHITE_TEXT_FROM else "#111111",
             penwidth="2" if node.is_end else "1",
         )
     drawing.add_edges_from(graph.edges)

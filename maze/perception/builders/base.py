@@ -211,11 +211,7 @@ class BaseModelBuilder(ABC):
         given = plain_container(joint_observations, where) or {}
         if not isinstance(given, Mapping) or any(isinstance(others, str) for others in given.values()):
             raise ConfigError(f"{where}: expected a mapping from observations to lists of others, found {given!r}.")
-        for key in given:
-            if key not in self.observation_modality_mapping:
-                raise ConfigError(
-                    f"{where}.{key}: `{key}` has no modality.{did_you_mean(key, self.observation_modality_mapping)}"
-                )
+        self._require_mapped(given, where)
         return {key: list(others) for key, others in given.items()}
 
     def _checked_scales(self, observation_scales: Any) -> dict[str, float | list[float]]:
@@ -223,11 +219,8 @@ class BaseModelBuilder(ABC):
         given = plain_container(observation_scales, where) or {}
         if not isinstance(given, Mapping):
             raise ConfigError(f"{where}: expected a mapping from observations to factors, found {given!r}.")
+        self._require_mapped(given, where)
         for key, scale in given.items():
-            if key not in self.observation_modality_mapping:
-                raise ConfigError(
-                    f"{where}.{key}: `{key}` has no modality.{did_you_mean(key, self.observation_modality_mapping)}"
-                )
             factors = scale if isinstance(scale, Sequence) and not isinstance(scale, str) else [scale]
             if not all(isinstance(factor, int | float) and not isinstance(factor, bool) for factor in factors):
                 raise ConfigError(f"{where}.{key}: expected a number or a list of numbers, found {scale!r}.")
@@ -238,14 +231,17 @@ class BaseModelBuilder(ABC):
         given = plain_container(normalized_observations, where) or []
         if isinstance(given, str) or not isinstance(given, Sequence):
             raise ConfigError(f"{where}: expected a list of observations, found {given!r}.")
+        self._require_mapped(given, where)
         for key in given:
-            if key not in self.observation_modality_mapping:
-                raise ConfigError(
-                    f"{where}: `{key}` has no modality.{did_you_mean(key, self.observation_modality_mapping)}"
-                )
             if key in self.observation_scales:
                 raise ConfigError(f"{where}: `{key}` is scaled already (`observation_scales`); choose one of the two.")
         return list(given)
+
+    def _require_mapped(self, keys: Iterable[str], where: str) -> None:
+        for key in keys:
+            if key not in self.observation_modality_mapping:
+                hint = did_you_mean(key, self.observation_modality_mapping)
+                raise ConfigError(f"{where}.{key}: `{key}` has no modality.{hint}")
 
 
 def free_name(name: str, taken: Container[str]) -> str:

@@ -15,8 +15,7 @@ from maze.core.agent.random_policy import candidates_of, masked_heads
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.factory import TARGET_KEY, plain_container
-from maze.perception.models.critics.shared_state_critic_composer import SharedStateCriticComposer
-from maze.perception.models.critics.step_state_critic_composer import StepStateCriticComposer
+from maze.perception.models.critics import SharedStateCriticComposer, StepStateCriticComposer
 from maze.perception.models.model_composer import BaseModelComposer, check_keys, critic_composer_type
 from maze.perception.models.template_model_composer import TemplateModelComposer
 

@@ -10,14 +10,12 @@ from gymnasium import spaces
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
-from maze.perception.models.critics.base_state_action_critic_composer import BaseStateActionCriticComposer
-from maze.perception.models.critics.critic_composer_interface import CriticComposerInterface
-from maze.perception.models.model_composer import BaseModelComposer, Critic, check_keys, critic_composer_type
+from maze.perception.models.critics import BaseStateActionCriticComposer, CriticComposerInterface
+from maze.perception.models.model_composer import BaseModelComposer, check_keys, critic_composer_type
 from maze.perception.models.network_factory import embedding_spaces
 from maze.perception.models.policies.base_policy_composer import BasePolicyComposer
 
 if TYPE_CHECKING:
-    from maze.core.agent.torch_policy import TorchPolicy
     from maze.core.env.structured_env import StepKeyType
     from maze.core.utils.factory import ConfigType
 
@@ -59,21 +57,13 @@ class CustomModelComposer(BaseModelComposer):
         for part in ("policy", "critic"):
             _check_part(config.get(part), f"model.{part}")
 
-    @property
-    @override(BaseModelComposer)
-    def policy(self) -> TorchPolicy | None:
-        return None if self._policy_composer is None else self._policy_composer.policy
-
-    @property
-    @override(BaseModelComposer)
-    def critic(self) -> Critic | None:
-        return None if self._critic_composer is None else self._critic_composer.critic
-
     @cached_property
+    @override(BaseModelComposer)
     def _policy_composer(self) -> BasePolicyComposer | None:
         return None if self._policy_config is None else self._compose_policy(self._policy_config)
 
     @cached_property
+    @override(BaseModelComposer)
     def _critic_composer(self) -> CriticComposerInterface | None:
         if self._critic_config is None:
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -15,8 +16,7 @@ from maze.core.agent.random_policy import candidates_of
 from maze.core.errors import ConfigError, did_you_mean
 from maze.core.utils.factory import Factory
 from maze.distributions.distribution_mapper import DistributionMapper
-from maze.perception.models.critics.base_state_action_critic_composer import BaseStateActionCriticComposer
-from maze.perception.models.critics.critic_composer_interface import CriticComposerInterface
+from maze.perception.models.critics import BaseStateActionCriticComposer, CriticComposerInterface
 from maze.perception.models.network_factory import build
 from maze.perception.models.policies.base_policy_composer import BasePolicyComposer
 
@@ -87,14 +87,22 @@ class BaseModelComposer(ABC):
         """
 
     @property
-    @abstractmethod
     def policy(self) -> TorchPolicy | None:
         """The policy (always the same object); `None`: the configuration has none."""
+        return None if self._policy_composer is None else self._policy_composer.policy
+
+    @cached_property
+    def _policy_composer(self) -> BasePolicyComposer | None:
+        return None
 
     @property
-    @abstractmethod
     def critic(self) -> Critic | None:
         """The critic (always the same object); `None`: the configuration has none."""
+        return None if self._critic_composer is None else self._critic_composer.critic
+
+    @cached_property
+    def _critic_composer(self) -> CriticComposerInterface | None:
+        return None
 
     @property
     def distribution_mapper(self) -> DistributionMapper:
@@ -150,7 +158,7 @@ class BaseModelComposer(ABC):
         :param networks: `networks`, where the configuration need not name them.
         """
         return build(
-            BasePolicyComposer,  # type: ignore[type-abstract]  # the configuration names a concrete one
+            BasePolicyComposer,
             config,
             "model.policy",
             action_spaces_dict=self.action_spaces_dict,

@@ -17,11 +17,13 @@ from maze.perception.blocks.general.concat import ConcatenationBlock
 from maze.perception.blocks.inference import InferenceBlock
 from maze.perception.blocks.output.linear import LinearOutputBlock
 from maze.perception.builders.base import WHERE, BaseModelBuilder, free_name
-from maze.perception.models.critics.base_state_action_critic_composer import BaseStateActionCriticComposer
-from maze.perception.models.critics.critic_composer_interface import CriticComposerInterface
-from maze.perception.models.critics.shared_state_action_critics_composer import SharedStateActionCriticComposer
-from maze.perception.models.critics.shared_state_critic_composer import SharedStateCriticComposer
-from maze.perception.models.model_composer import BaseModelComposer, Critic, check_keys, critic_composer_type
+from maze.perception.models.critics import (
+    BaseStateActionCriticComposer,
+    CriticComposerInterface,
+    SharedStateActionCriticComposer,
+    SharedStateCriticComposer,
+)
+from maze.perception.models.model_composer import BaseModelComposer, check_keys, critic_composer_type
 from maze.perception.models.policies.base_policy_composer import BasePolicyComposer
 from maze.perception.models.template_parts import (
     ActionHeads,
@@ -36,7 +38,6 @@ from maze.perception.weight_init import INITIALIZATIONS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from maze.core.agent.torch_policy import TorchPolicy
     from maze.core.env.structured_env import StepKeyType
     from maze.core.utils.factory import ConfigType
 
@@ -234,17 +235,8 @@ class TemplateModelComposer(BaseModelComposer):
 
     # -- policy and critic --------------------------------------------------------------------------------------------
 
-    @property
-    @override(BaseModelComposer)
-    def policy(self) -> TorchPolicy | None:
-        return None if self._policy_composer is None else self._policy_composer.policy
-
-    @property
-    @override(BaseModelComposer)
-    def critic(self) -> Critic | None:
-        return None if self._critic_composer is None else self._critic_composer.critic
-
     @cached_property
+    @override(BaseModelComposer)
     def _policy_composer(self) -> BasePolicyComposer | None:
         if self._policy_config is None:
             return None
@@ -252,6 +244,7 @@ class TemplateModelComposer(BaseModelComposer):
         return self._compose_policy(self._policy_config, networks=networks)
 
     @cached_property
+    @override(BaseModelComposer)
     def _critic_composer(self) -> CriticComposerInterface | None:
         if self._critic_config is None:
             return None

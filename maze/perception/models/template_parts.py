@@ -221,9 +221,7 @@ class ActionHeads:
         :raises ConfigError: Names the action head, and the sub-step.
         """
         for head, mask in self.masks.items():
-            if head not in self._mapper.action_heads:
-                known = ", ".join(self._mapper.action_heads)
-                raise ConfigError(f"{_MASKS}.{head}: there is no such action head. Known: {known}.")
+            self._require_head(head, _MASKS)
             for step_key, action_space in action_spaces.items():
                 found = observation_spaces[step_key].spaces
                 if head in action_space.spaces and mask not in found:
@@ -243,9 +241,7 @@ class ActionHeads:
         :raises ConfigError: Names the action head, and the sub-step.
         """
         for head, settings in self.items.items():
-            if head not in self._mapper.action_heads:
-                known = ", ".join(self._mapper.action_heads)
-                raise ConfigError(f"{_ITEMS}.{head}: there is no such action head. Known: {known}.")
+            self._require_head(head, _ITEMS)
             if sorted({*settings} - {"by_place"}) != ["hidden_units", "non_lin", "observations"]:
                 raise ConfigError(
                     f"{_ITEMS}.{head}: expected `observations`, `hidden_units` and `non_lin`, found {list(settings)}."
@@ -262,6 +258,11 @@ class ActionHeads:
                         f"{_ITEMS}.{head}: expected the key of an observation of the shape ({size}, features), and "
                         f"those of vectors, found {settings['observations']} in sub-step {step_key!r}: {found}."
                     )
+
+    def _require_head(self, head: str, where: str) -> None:
+        if head not in self._mapper.action_heads:
+            known = ", ".join(self._mapper.action_heads)
+            raise ConfigError(f"{where}.{head}: there is no such action head. Known: {known}.")
 
     def mask_keys(self, action_space: spaces.Dict) -> list[str]:
         """Observations that mask heads of this space."""

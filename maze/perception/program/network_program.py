@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.modules import module as _hooks
+from torch.nn.modules import module as _module
 
 from maze.perception.activations import Tanh
 
@@ -43,6 +43,8 @@ class Linear:
     source: Place
     target: Place
     layer: nn.Linear
+    parameters: Mapping[str, Any] = field(compare=False)
+    """Those of the layer; found faster here than as attributes of a module."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,14 @@ class Function(Protocol):
 
     def in_numpy(self, *arrays: Array) -> Array:
         """The same for arrays."""
+
+
+@dataclass(frozen=True)
+class FunctionPair:
+    """A function that is given twice, see :class:`Function`."""
+
+    in_torch: Callable[..., torch.Tensor]
+    in_numpy: Callable[..., Array]
 
 
 @dataclass(frozen=True)
@@ -164,7 +174,7 @@ class ProgramReader:
         if kind is nn.Identity:
             return source
         if isinstance(layer, nn.Linear) and kind is nn.Linear:
-            return self._add(Linear(source, self._new_place(), layer))
+            return self._add(Linear(source, self._new_place(), layer, vars(layer)["_parameters"]))
         if kind in ACTIVATIONS and not getattr(layer, "inplace", False):
             return self._add(Activation(source, self._new_place(), layer))
         raise _UnreadableError
@@ -220,22 +230,18 @@ def read_program(network: nn.Module) -> Program | None:
     return Program(dict(reader.inputs), tuple(reader.operations), outputs, reader.n_places, modules)
 
 
+_HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+
+
 class ModuleWatch:
     """Notices what makes a network compute something else than before, other parameters excepted."""
 
     def __init__(self, network: nn.Module) -> None:
-        modules = list(network.modules())
-        self._hooks: list[Mapping[Any, Any]] = [
-            _hooks._global_forward_hooks,
-            _hooks._global_forward_pre_hooks,
-            _hooks._global_backward_hooks,
-            _hooks._global_backward_pre_hooks,
-        ]
-        for module in modules:
-            self._hooks += [module._forward_hooks, module._forward_pre_hooks]
-            self._hooks += [module._backward_hooks, module._backward_pre_hooks]
-        self._attributes = [vars(module) for module in modules]
-        self._children_now = [module._modules for module in modules if module._modules]
+        self._attributes = [vars(module) for module in network.modules()]
+        # torch lists hooks and children in attributes only
+        self._hooks: list[Mapping[Any, Any]] = [vars(_module)[f"_global_{name}"] for name in _HOOKS]
+        self._hooks += [attributes[f"_{name}"] for attributes in self._attributes for name in _HOOKS]
+        self._children_now = [each["_modules"] for each in self._attributes if each["_modules"]]
         self._children = [dict(children) for children in self._children_now]
 
     def are_unchanged(self) -> bool:
@@ -343,9 +349,9 @@ class TorchPopulation:
         self._network = network
         # each place once, although modules and parameters may be registered under several names
         self._slots: list[tuple[dict[str, Any], str, int]] = [
-            (module._parameters, name, id(parameter))
+            (vars(module)["_parameters"], name, id(parameter))
             for module in network.modules()
-            for name, parameter in module._parameters.items()
+            for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
             if id(parameter) in stacked
         ]
         self._stacked = {key: torch.from_numpy(stacked[key]) for _, _, key in self._slots}
@@ -389,8 +395,7 @@ def _run(operations: Iterable[Operation], at: list[Any]) -> None:
     """Fills the places of all results."""
     for operation in operations:
         match operation:
-            case Linear(source, target, layer):
-                parameters: Any = layer._parameters  # found faster than attributes of a module
+            case Linear(source, target, _, parameters):
                 at[target] = functional.linear(at[source], parameters["weight"], parameters["bias"])
             case Activation(source, target, layer):
                 at[target] = layer.forward(at[source])

@@ -43,7 +43,7 @@ class NumpyNetwork:
 
     def __init__(self, program: Program) -> None:
         self._modules = program.modules
-        self._parameters = [layer._parameters.values() for layer in program.linear_layers]
+        self._parameters = [vars(layer)["_parameters"].values() for layer in program.linear_layers]
         self._addresses = self._addresses_now()
         self._run = _compiled(program, _own_linear)
 
@@ -163,7 +163,7 @@ def _own_linear(operation: Linear) -> _Step:
     """A linear layer on the memory of its parameters that writes into one buffer for each shape of its input."""
     source, target, layer = operation.source, operation.target, operation.layer
     weight: Array = layer.weight.detach().numpy().T
-    bias: Array | None = None if layer._parameters["bias"] is None else layer.bias.detach().numpy()
+    bias: Array | None = layer.bias.detach().numpy() if "bias" in dict(layer.named_parameters()) else None
     buffers: dict[tuple[int, ...], Array] = {}
     dot, matmul, add = np.dot, np.matmul, np.add
 
@@ -189,7 +189,7 @@ def _stacked_linear(operation: Linear, stacked: Mapping[int, Array]) -> _Step:
     source, target, layer = operation.source, operation.target, operation.layer
 
     def of_rows(name: str) -> Callable[[Rows], Array] | None:
-        parameter = layer._parameters[name]
+        parameter = getattr(layer, name)
         if parameter is None:
             return None
         rows_of = stacked.get(id(parameter))

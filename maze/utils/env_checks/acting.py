@@ -1,8 +1,9 @@
-"""Random actions, with respect to masks, and what follows from them."""
+"""Random actions that respect masks, reports of findings, and checks that repeat episodes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import pickle
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,9 +36,8 @@ class RandomActor:
 
     def __init__(self, env: Any, seed: int, masks: Mapping[str, str]) -> None:
         self.masks_by_step = {key: masked_actions(env, key, masks)[0] for key in env.action_spaces_dict}
-        self._policy = RandomPolicy(env.action_spaces_dict)
+        self._policy = RandomPolicy(env.action_spaces_dict, masks)
         self._policy.seed(seed)
-        self._rng = np.random.default_rng(seed)
 
     def sample(self, actor: Any) -> dict[str, Any]:
         """An action that masks may forbid."""
@@ -45,12 +45,7 @@ class RandomActor:
 
     def __call__(self, actor: Any, observation: Any) -> dict[str, Any]:
         """An action that masks allow."""
-        action = self.sample(actor)
-        for mask, head in self.masks_by_step[actor[0]].items():
-            allowed = np.flatnonzero(np.asarray(observation[mask]) > 0)
-            if len(allowed):
-                action[head] = np.int64(self._rng.choice(allowed))
-        return action
+        return dict(self._policy.compute_action(observation, actor_id=actor))
 
 
 def masked_actions(env: Any, step_key: Any, masks: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
@@ -69,18 +64,16 @@ def take(env: Any, actor: Any, action: Any) -> Transition:
     return Transition(actor, action, observation, reward, done, info, bool(is_step_complete), env.actor_id())
 
 
-def play(env: Any, n_steps: int, seed: int, masks: Mapping[str, str]) -> list[Transition]:
+def play(env: Any, n_steps: int, seed: int, masks: Mapping[str, str]) -> Iterator[Transition]:
     """Random sub-steps from the first reset on; a new episode begins whenever one ends."""
     env.seed(seed)
     act = RandomActor(env, seed, masks)
     observation = env.reset()
-    transitions = []
     for _ in range(n_steps):
         actor = env.actor_id()
         transition = take(env, actor, act(actor, observation))
+        yield transition
         observation = env.reset() if transition.done else transition.observation
-        transitions.append(transition)
-    return transitions
 
 
 def difference(first: list[Transition], second: list[Transition]) -> str | None:
@@ -127,7 +120,28 @@ def describe(error: BaseException) -> str:
 
 def report_exception(report: CheckReport, where: str, error: BaseException) -> None:
     """Adds an exception that the environment raised as a finding."""
-    report.add("exception", where, f"raised {describe(error)}.", "Make it work for every action of the action space.")
+    report.add("exception", where, f"raised {describe(error)}.")
+
+
+REMEDIES: Mapping[str, str] = {
+    "action-conversion": "Make `maze_to_space` the inverse of `space_to_maze`.",
+    "actor-rewards": "Divide the reward of the step among its actors.",
+    "agent-id": "Correct agent_id or the count; -1 says that the number varies.",
+    "determinism": "Draw from a generator that seed() sets, and have reset() restore everything else.",
+    "done": "Return a bool.",
+    "exception": "Make it work for every action of the action space.",
+    "info": "Return at least {}.",
+    "mask-empty": "Leave at least one action; end the episode where there is none.",
+    "mask-illegal": "Mask what the environment does not accept.",
+    "mask-legal": "Allow every action that is possible, or name what is meant to be left out (is_invalid=...).",
+    "observation-aliasing": "Return fresh arrays, or copies.",
+    "observation-dtype": "Declare the Box with dtype=np.float32 and convert observations to it.",
+    "observation-keys": "Observe what the space of the actor that acts next declares.",
+    "reward": "Return a float.",
+    "step-completion": "Return to the actor that started the step, or override CoreEnv.is_step_complete().",
+    "substep-order": "Let each actor act once per step, or say by CoreEnv.is_step_complete() when a step is complete.",
+}
+"""What to do about findings of a kind, where that is always the same."""
 
 
 @dataclass(frozen=True)
@@ -158,17 +172,17 @@ class CheckReport:
     n_steps: int = 0
     """Sub-steps taken."""
 
-    def add(self, check: str, where: str, found: str, fix: str) -> None:
+    def add(self, check: str, where: str, found: str, fix: str = "") -> None:
         """Adds a finding; one of each kind and place is enough.
 
         :param check: Kind of fault.
         :param where: Place within the environment; may be empty.
         :param found: What was expected and found.
-        :param fix: What to do.
+        :param fix: What to do, where that is not told by the kind.
         """
         place = f"{self.env_name}, {where}" if where else self.env_name
         if all((finding.check, finding.place) != (check, place) for finding in self.findings):
-            self.findings.append(Finding(check, place, found, fix))
+            self.findings.append(Finding(check, place, found, fix or REMEDIES[check]))
 
     def skip(self, what: str, why: str) -> None:
         """Notes that something was not checked."""
@@ -181,3 +195,101 @@ class CheckReport:
         lines += [f"  {finding}" for finding in self.findings]
         lines += [f"  (not checked) {note}" for note in self.skipped]
         return "\n".join(lines)
+
+
+_N_STEPS_BEFORE = 25
+"""Sub-steps before a copy is made: an odd number, so that copies are made in mid-step as well."""
+
+
+def check_determinism(
+    report: CheckReport, make_env: Callable[[], Any], n_steps: int, seed: int, masks: Mapping[str, str]
+) -> None:
+    """Two environments with the same seed, and one that is seeded again."""
+    first, second = make_env(), make_env()
+    expected = list(play(first, n_steps, seed, masks))
+    for who, env in (("another environment with the same seed", second), ("the environment, seeded again", first)):
+        found = difference(expected, list(play(env, n_steps, seed, masks)))
+        if found:
+            report.add("determinism", found, f"{who}, goes another way under the same actions.")
+    first.close()
+    second.close()
+
+
+def check_pickling(
+    report: CheckReport, make_env: Callable[[], Any], n_steps: int, seed: int, masks: Mapping[str, str]
+) -> None:
+    """A pickled environment goes on as the original does."""
+    env = make_env()
+    observation = _advance(env, seed, masks)
+    try:
+        twin = pickle.loads(pickle.dumps(env))
+    except Exception as error:
+        report.add(
+            "pickling",
+            "",
+            f"cannot be pickled ({describe(error)}).",
+            "Keep lambdas, open files and sockets out of it, or leave them out in __getstate__.",
+        )
+        return
+    found = _first_difference(env, twin, observation, min(n_steps, 50), seed, masks)
+    if found:
+        report.add(
+            "pickling", found, "the unpickled environment goes another way.", "Store the whole state in __getstate__."
+        )
+
+
+def check_cloning(
+    report: CheckReport, make_env: Callable[[], Any], n_steps: int, seed: int, masks: Mapping[str, str]
+) -> bool:
+    """A clone goes on as the original does; whether there are clones at all."""
+    env, twin = make_env(), make_env()
+    observation = _advance(env, seed, masks)
+    twin.seed(seed + 1)
+    twin.reset()
+    try:
+        twin.clone_from(env)
+    except NotImplementedError as error:
+        report.skip("cloning, and what masks say", describe(error))
+        return False
+    except Exception as error:
+        report.add("cloning", "clone_from()", f"raised {describe(error)}.", "Take over the whole state of the other.")
+        return False
+    found = _first_difference(env, twin, observation, min(n_steps, 50), seed, masks)
+    if found:
+        report.add(
+            "cloning", found, "the clone goes another way.", "Take over the whole state, random generators included."
+        )
+    return not found
+
+
+def _advance(env: Any, seed: int, masks: Mapping[str, str]) -> Any:
+    """Some random sub-steps; the observation of the next actor."""
+    env.seed(seed)
+    act = RandomActor(env, seed, masks)
+    observation = env.reset()
+    for _ in range(_N_STEPS_BEFORE):
+        observation, _, done, _ = env.step(act(env.actor_id(), observation))
+        if done:
+            observation = env.reset()
+    return observation
+
+
+def _first_difference(
+    env: Any, twin: Any, observation: Any, n_steps: int, seed: int, masks: Mapping[str, str]
+) -> str | None:
+    """Gives both the same actions until their episode ends."""
+    act = RandomActor(env, seed, masks)
+    expected: list[Transition] = []
+    found: list[Transition] = []
+    for _ in range(n_steps):
+        actor = env.actor_id()
+        action = act(actor, observation)
+        expected.append(take(env, actor, action))
+        try:
+            found.append(take(twin, twin.actor_id(), action))
+        except Exception as error:
+            return f"sub-step {actor[0]!r}, which raised {describe(error)}"
+        if difference(expected[-1:], found[-1:]) or expected[-1].done:
+            break
+        observation = expected[-1].observation
+    return difference(expected, found)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from maze.core.events.event_topic_factory import event_methods
-from maze.utils.env_checks.acting import CheckReport, RandomActor, Transition, same, take
+from maze.utils.env_checks.acting import CheckReport, RandomActor, Transition, play, same, take
 
 IsInvalid = Callable[[Any, float, Mapping[Any, Any]], bool]
 
@@ -70,7 +70,11 @@ def check_masks(
                 allowed = np.asarray(observation[mask]) > 0
                 if not allowed.any():
                     continue  # found already
-                _check_allowed(report, where, env, trials, actor, observation, head, np.flatnonzero(allowed))
+                tried = trials.some(np.flatnonzero(allowed))
+                impossible = [v for v in tried if not trials.is_possible(env, observation, actor, head, v)]
+                if impossible:
+                    found = f"it allows {head}={impossible[0]}, but the environment calls it invalid, whatever follows."
+                    report.add("mask-illegal", where, found)
                 outcomes = forbidden.setdefault((where, head), {})
                 for value in trials.some(np.flatnonzero(~allowed)):
                     outcomes.setdefault(trials.of_forbidden(env, observation, actor, head, value), value)
@@ -86,7 +90,6 @@ def check_masks(
                 "mask-legal",
                 where,
                 f"it forbids {head}={value}, which the environment carries out like any other action.",
-                "Allow every action that is possible, or name what is meant to be left out (is_invalid=...).",
             )
         else:
             report.skip(
@@ -102,15 +105,7 @@ def _documents_invalid_actions(env: Any) -> bool:
 
 def _signals_of_allowed(env: Any, n_steps: int, seed: int, masks: Mapping[str, str]) -> set[Any]:
     """Entries of the info, and events, that occur with allowed actions."""
-    env.seed(seed)
-    act = RandomActor(env, seed, masks)
-    observation = env.reset()
-    signals: set[Any] = set()
-    for _ in range(n_steps):
-        actor = env.actor_id()
-        transition = take(env, actor, act(actor, observation))
-        signals |= _signals(env, transition)
-        observation = env.reset() if transition.done else transition.observation
+    signals = set().union(*(_signals(env, transition) for transition in play(env, n_steps, seed, masks)))
     env.close()
     return signals
 
@@ -118,27 +113,6 @@ def _signals_of_allowed(env: Any, n_steps: int, seed: int, masks: Mapping[str, s
 def _signals(env: Any, transition: Transition) -> set[Any]:
     events = {event.interface_method.__qualname__ for event in env.get_step_events()}
     return events | set(transition.info if isinstance(transition.info, Mapping) else ())
-
-
-def _check_allowed(
-    report: CheckReport,
-    where: str,
-    env: Any,
-    trials: _Trials,
-    actor: Any,
-    observation: Any,
-    head: str,
-    allowed: np.ndarray,
-) -> None:
-    for value in trials.some(allowed):
-        if not trials.is_possible(env, observation, actor, head, value):
-            report.add(
-                "mask-illegal",
-                where,
-                f"it allows {head}={value}, but the environment calls it invalid, whatever follows.",
-                "Mask what the environment does not accept.",
-            )
-            break
 
 
 class _Trials:

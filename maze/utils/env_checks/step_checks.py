@@ -103,10 +103,7 @@ class _Episode:
         self._check_result(transition, where)
         if actor in self.actors:
             self.report.add(
-                "substep-order",
-                where,
-                f"agent {actor[1]} acts a second time before the environment step is complete.",
-                "Let each actor act once per step, or say by CoreEnv.is_step_complete() when a step is complete.",
+                "substep-order", where, f"agent {actor[1]} acts a second time before the environment step is complete."
             )
             self.actors, self.rewards = [], []
         self.actors.append(actor)
@@ -124,22 +121,19 @@ class _Episode:
                 "step-completion",
                 "is_step_complete()",
                 f"none of the last {self.n_taken} sub-steps completed an environment step.",
-                "Return to the actor that started the step, or override CoreEnv.is_step_complete().",
             )
 
     def _check_result(self, transition: Transition, where: str) -> None:
         reward, done, info = transition.reward, transition.done, transition.info
         is_number = isinstance(reward, (int, float, np.integer, np.floating)) and not isinstance(reward, bool)
         if not is_number or not math.isfinite(reward):
-            self.report.add(
-                "reward", where, f"the reward must be a finite number, found {reward!r}.", "Return a float."
-            )
+            self.report.add("reward", where, f"the reward must be a finite number, found {reward!r}.")
         else:
             self.rewards.append(float(reward))
         if not isinstance(done, (bool, np.bool_)):
-            self.report.add("done", where, f"`done` must be true or false, found {done!r}.", "Return a bool.")
+            self.report.add("done", where, f"`done` must be true or false, found {done!r}.")
         if not isinstance(info, Mapping):
-            self.report.add("info", where, f"`info` must be a dictionary, found {info!r}.", "Return at least {}.")
+            self.report.add("info", where, f"`info` must be a dictionary, found {info!r}.")
 
     def _check_actor_rewards(self, where: str) -> None:
         shares = self.env.get_actor_rewards()
@@ -153,21 +147,14 @@ class _Episode:
             found = f"the actors' rewards {shares.tolist()} do not add up to the step's {sum(self.rewards)}."
         else:
             return
-        self.report.add(
-            "actor-rewards", f"{where}, get_actor_rewards()", found, "Divide the reward of the step among its actors."
-        )
+        self.report.add("actor-rewards", f"{where}, get_actor_rewards()", found)
 
 
 def _check_masks_of(report: CheckReport, act: RandomActor, actor: Any, observation: Any) -> None:
     for mask, head in act.masks_by_step[actor[0]].items():
         values = np.asarray(observation[mask])
         if not (values > 0).any():
-            report.add(
-                "mask-empty",
-                f"sub-step {actor[0]!r}, observation `{mask}`",
-                f"it allows no value of `{head}`.",
-                "Leave at least one action; end the episode where there is none.",
-            )
+            report.add("mask-empty", f"sub-step {actor[0]!r}, observation `{mask}`", f"it allows no value of `{head}`.")
 
 
 def _is_next_actor_sound(report: CheckReport, env: Any) -> bool:
@@ -189,7 +176,6 @@ def _check_not_overwritten(report: CheckReport, given: Mapping[Any, tuple[Any, A
                 "observation-aliasing",
                 f"sub-step {step_key!r}",
                 "an observation changed after it had been given: the environment goes on writing into it.",
-                "Return fresh arrays, or copies.",
             )
 
 
@@ -215,12 +201,7 @@ def _check_conversion(report: CheckReport, env: Any, step_key: Any) -> None:
         report_exception(report, where, error)
         return
     if not same(action, restored):
-        report.add(
-            "action-conversion",
-            where,
-            f"{action} became {restored} on its way to the simulation and back.",
-            "Make `maze_to_space` the inverse of `space_to_maze`.",
-        )
+        report.add("action-conversion", where, f"{action} became {restored} on its way to the simulation and back.")
 
 
 def check_declarations(report: CheckReport, env: Any) -> bool:
@@ -250,7 +231,6 @@ def check_declarations(report: CheckReport, env: Any) -> bool:
                     "observation-dtype",
                     f"sub-step {step_key!r}, observation `{key}`",
                     "its space has the type float64; networks compute with float32.",
-                    "Declare the Box with dtype=np.float32 and convert observations to it.",
                 )
     _check_agent_counts(report, env.agent_counts_dict, list(actions))
     return True
@@ -298,7 +278,6 @@ def check_actor(report: CheckReport, env: Any, actor: Any) -> bool:
             "agent-id",
             f"sub-step {step_key!r}",
             f"agent {agent_id!r} is to act, but agent_counts_dict promises {count} agent(s), counted from 0.",
-            "Correct agent_id or the count; -1 says that the number varies.",
         )
     for name in ("action", "observation"):
         declared = getattr(env, f"{name}_spaces_dict")[step_key]
@@ -319,12 +298,7 @@ def check_observation(report: CheckReport, env: Any, actor: ActorID, observation
     where = f"sub-step {step_key!r}"
     if not isinstance(observation, Mapping) or set(observation) != set(space):
         found = sorted(observation) if isinstance(observation, Mapping) else type(observation).__name__
-        report.add(
-            "observation-keys",
-            where,
-            f"expected a dictionary with the keys {sorted(space)}, found {found}.",
-            "Observe what the space of the actor that acts next declares.",
-        )
+        report.add("observation-keys", where, f"expected a dictionary with the keys {sorted(space)}, found {found}.")
         return
     for key, entry in space.items():
         problem = _problem(np.asarray(observation[key]), entry)

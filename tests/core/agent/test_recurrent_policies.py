@@ -145,7 +145,7 @@ def test_others_carry_the_state_between_predictions():
     env = counting()
     policy = varied(policy_for(env))
     shapes = {key: tuple(space.shape or ()) for key, space in env.observation_space.spaces.items()}
-    predictor = SB3Predictor(policy, ONLY, shapes, ["move"], False)
+    predictor = SB3Predictor(policy, ONLY, shapes, {"move": np.asarray})
     actions, observation, state, start = [], env.reset(), None, np.ones(1, np.bool_)
     for _ in range(8):
         batch = {key: np.asarray(value)[None] for key, value in observation.items()}

@@ -17,7 +17,6 @@ from maze.core.trajectory_recording.records.structured_spaces_record import Stru
 from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
 from maze.core.trajectory_recording.writers.spaces_columns import (
     read_spaces_columns,
-    read_stacked_columns,
     write_spaces_columns,
 )
 
@@ -102,17 +101,6 @@ def test_tensors_and_batches_are_stored_as_arrays(tmp_path):
     assert substep.batch_shape == [2]
     np.testing.assert_array_equal(substep.observation["x"], np.ones((2, 3), np.float32))
     assert read.step_records[0].is_batched()
-
-
-def test_stacked_reading_gives_one_batch_for_each_actor(tmp_path):
-    other = simple(2)
-    for step in other.step_records:
-        step.substep_records[0].actor_id = ActorID(0, 1)
-    first, second = read_stacked_columns(write_spaces_columns(tmp_path / "run", [simple(3), other, simple(1)]))
-    assert (first.actor_id, second.actor_id) == (ActorID(0, 0), ActorID(0, 1))
-    assert first.batch_shape == [4]
-    assert first.action["a"].tolist() == [0, 1, 2, 0]
-    assert second.observation["x"][:, 0].tolist() == [0, 1]
 
 
 def test_of_infos_what_json_cannot_hold_is_left_out_with_a_warning(tmp_path, caplog):

@@ -17,7 +17,7 @@ from gymnasium import spaces
 
 from maze.core.env.base_env import TRUNCATION_KEY, is_truncated
 from maze.core.env.structured_env import ActorID
-from maze.core.errors import CheckpointError, ConfigError, ConfigImportError, install_command
+from maze.core.errors import CheckpointError, ConfigError, optional_package
 from maze.core.log_events.step_event_log import StepEventLog
 from maze.core.trajectory_recording.datasets.trajectory_processor import IdentityWithNextObservationTrajectoryProcessor
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 PREFIX = "minari:"
 """What the id of a Minari data set is preceded by where a path may stand as well."""
+_NEED = "Minari data sets need the extra"
 _DATA, _METADATA = "data", "metadata.json"
 
 
@@ -43,7 +44,7 @@ def minari_path(dataset_id: str) -> Path:
     :param dataset_id: Its id, such as `stockroom/rule-v0`.
     :raises CheckpointError: It is not on this machine.
     """
-    _minari()
+    optional_package("minari", "minari", _NEED)
     from minari.storage.datasets_root_dir import get_dataset_path
 
     path = Path(get_dataset_path(dataset_id))
@@ -72,7 +73,7 @@ def read_minari(path: str | Path, env: MazeEnv[Any] | None = None) -> Iterator[T
     :raises ConfigError: It was recorded in an environment with other spaces.
     :raises CheckpointError: It cannot be read.
     """
-    minari = _minari()
+    minari = optional_package("minari", "minari", _NEED)
     try:
         dataset = minari.MinariDataset(Path(path) / _DATA)
         recorded = (dataset.observation_space, dataset.action_space)
@@ -110,7 +111,7 @@ def write_minari(
     :return: Its directory.
     :raises ConfigError: There are no trajectories, or a step has several sub-steps.
     """
-    minari = _minari()
+    minari = optional_package("minari", "minari", _NEED)
     step_key = _only_substep(env, "be written")
     episodes = list(trajectories)
     gym_spaces = _gym_spaces(env)
@@ -265,11 +266,3 @@ def _alike(one: Any, other: Any) -> bool:
     if isinstance(one, spaces.Box):
         return bool(one.shape == other.shape)
     return bool(one == other)
-
-
-def _minari() -> Any:
-    try:
-        import minari
-    except ModuleNotFoundError as error:
-        raise ConfigImportError(f"Minari data sets need the extra: {install_command('minari')}.") from error
-    return minari

@@ -20,6 +20,16 @@ StepKeyType = Union[str, int]
 """Names a sub-step."""
 
 
+def _in_order(name: str, doc: str) -> property:
+    """A property: what the records of the sub-steps have under a name, in their order."""
+    return property(lambda self: self._list(name), doc=doc)
+
+
+def _by_step_key(name: str, doc: str) -> property:
+    """A property: what the records of the sub-steps have under a name, by sub-step key."""
+    return property(lambda self: self._dict(name), doc=doc)
+
+
 @dataclass
 class StructuredSpacesRecord:
     """The spaces records of the sub-steps of one environment step, in the order in which the actors acted."""
@@ -130,80 +140,21 @@ class StructuredSpacesRecord:
         """Sub-step keys, in order."""
         return self._list("substep_key")
 
-    @property
-    def actions(self) -> list[Any]:
-        """Actions of all sub-steps."""
-        return self._list("action")
-
-    @property
-    def observations(self) -> list[Any]:
-        """Observations of all sub-steps."""
-        return self._list("observation")
-
-    @property
-    def rewards(self) -> list[Any]:
-        """Rewards of all sub-steps."""
-        return self._list("reward")
-
-    @property
-    def dones(self) -> list[Any]:
-        """Done flags of all sub-steps."""
-        return self._list("done")
-
-    @property
-    def infos(self) -> list[Any]:
-        """Infos of all sub-steps."""
-        return self._list("info")
-
-    @property
-    def next_observations(self) -> list[Any]:
-        """Next observations of all sub-steps."""
-        return self._list("next_observation")
-
-    @property
-    def logits(self) -> list[Any]:
-        """Logits of all sub-steps."""
-        return self._list("logits")
-
-    @property
-    def discounted_returns(self) -> list[Any]:
-        """Discounted returns of all sub-steps."""
-        return self._list("discounted_return")
-
-    @property
-    def actions_dict(self) -> dict[StepKeyType, Any]:
-        """Actions by sub-step key."""
-        return self._dict("action")
-
-    @property
-    def observations_dict(self) -> dict[StepKeyType, Any]:
-        """Observations by sub-step key."""
-        return self._dict("observation")
-
-    @property
-    def rewards_dict(self) -> dict[StepKeyType, Any]:
-        """Rewards by sub-step key."""
-        return self._dict("reward")
-
-    @property
-    def dones_dict(self) -> dict[StepKeyType, Any]:
-        """Done flags by sub-step key."""
-        return self._dict("done")
-
-    @property
-    def next_observations_dict(self) -> dict[StepKeyType, Any]:
-        """Next observations by sub-step key."""
-        return self._dict("next_observation")
-
-    @property
-    def logits_dict(self) -> dict[StepKeyType, Any]:
-        """Logits by sub-step key."""
-        return self._dict("logits")
-
-    @property
-    def discounted_returns_dict(self) -> dict[StepKeyType, Any]:
-        """Discounted returns by sub-step key."""
-        return self._dict("discounted_return")
+    actions = _in_order("action", "Actions of all sub-steps.")
+    observations = _in_order("observation", "Observations of all sub-steps.")
+    rewards = _in_order("reward", "Rewards of all sub-steps.")
+    dones = _in_order("done", "Done flags of all sub-steps.")
+    infos = _in_order("info", "Infos of all sub-steps.")
+    next_observations = _in_order("next_observation", "Next observations of all sub-steps.")
+    logits = _in_order("logits", "Logits of all sub-steps.")
+    discounted_returns = _in_order("discounted_return", "Discounted returns of all sub-steps.")
+    actions_dict = _by_step_key("action", "Actions by sub-step key.")
+    observations_dict = _by_step_key("observation", "Observations by sub-step key.")
+    rewards_dict = _by_step_key("reward", "Rewards by sub-step key.")
+    dones_dict = _by_step_key("done", "Done flags by sub-step key.")
+    next_observations_dict = _by_step_key("next_observation", "Next observations by sub-step key.")
+    logits_dict = _by_step_key("logits", "Logits by sub-step key.")
+    discounted_returns_dict = _by_step_key("discounted_return", "Discounted returns by sub-step key.")
 
 
 def _converted_substep(state_record: StateRecord, env: MazeEnv[Any], is_first: bool) -> list[SpacesRecord]:

@@ -20,7 +20,7 @@ from gymnasium import spaces
 
 from maze.core.env.base_env import is_truncated
 from maze.core.env.structured_env import StepKeyType
-from maze.core.errors import ConfigImportError, EnvironmentContractError, install_command
+from maze.core.errors import EnvironmentContractError, optional_package
 from maze.core.events.event_record import EventRecord
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.core.utils.files import atomic_write
@@ -84,10 +84,7 @@ class ParquetColumns:
         action_spaces: Mapping[StepKeyType, spaces.Space[Any]],
         interfaces: Iterable[type[Any]] = (),
     ) -> None:
-        try:
-            import pyarrow  # noqa: F401
-        except ModuleNotFoundError as error:
-            raise ConfigImportError(f"Parquet files need pyarrow: {install_command('parquet')}.") from error
+        optional_package("pyarrow", "parquet", "Parquet files need pyarrow")
         self._entries = {"observation": _entries(observation_spaces), "action": _entries(action_spaces)}
         self._events = dict(event for interface in interfaces for event in _event_columns(interface))
 
@@ -232,14 +229,10 @@ def _may_be_number(parameter: inspect.Parameter) -> bool:
     return annotation is inspect.Parameter.empty or _NUMERIC.fullmatch(text) is not None
 
 
-def _name_of(event: EventRecord) -> str:
-    return f"{event.interface_class.__name__}.{event.interface_method.__name__}"
-
-
 def _by_name(events: Iterable[EventRecord]) -> dict[str, list[EventRecord]]:
     named: dict[str, list[EventRecord]] = {}
     for event in events:
-        named.setdefault(_name_of(event), []).append(event)
+        named.setdefault(event.qualified_name, []).append(event)
     return named
 
 
@@ -251,4 +244,4 @@ def _sum(events: Sequence[EventRecord], argument: str) -> float | None:
 
 
 def _described(event: EventRecord) -> dict[str, str]:
-    return {"event": _name_of(event), "attributes": json.dumps(event.attributes, default=_plain)}
+    return {"event": event.qualified_name, "attributes": json.dumps(event.attributes, default=_plain)}

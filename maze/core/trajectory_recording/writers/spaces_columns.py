@@ -11,10 +11,10 @@ import io
 import json
 import logging
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from maze.core.trajectory_recording.records.structured_spaces_record import Stru
 from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
 from maze.core.utils.files import is_sealed, open_seal, write_sealed
 
-_T = TypeVar("_T")
 _LOGGER = logging.getLogger(__name__)
 
 COLUMNS_SUFFIX = ".npz"
@@ -113,18 +112,30 @@ def read_spaces_columns(path: str | Path) -> list[SpacesTrajectoryRecord]:
 
     :param path: A file written by :func:`write_spaces_columns`.
     """
-    return _read(Path(path), _trajectories)
-
-
-def read_stacked_columns(path: str | Path) -> list[SpacesRecord]:
-    """Reads the sub-steps of all trajectories as batches, one for each kind of sub-step (key, agent, fields, shapes).
-
-    Much faster than single records where order and episodes do not matter, as in learning from demonstrations. Infos
-    are left out.
-
-    :param path: A file written by :func:`write_spaces_columns`.
-    """
-    return _read(Path(path), _stacked)
+    path = Path(path)
+    try:
+        content = path.read_bytes()
+        open_seal(content, str(path))
+        arrays = _arrays(content)
+        manifest = json.loads(arrays.pop(_MANIFEST).tobytes().decode())
+        if manifest["format"] != _FORMAT or manifest["version"] > _VERSION:
+            raise CheckpointError(
+                f"{path}: holds {manifest['format']!r}, version {manifest.get('version')}; this release reads "
+                f"{_FORMAT!r} up to version {_VERSION}."
+            )
+        known = {*_DICT_FIELDS, *_VALUE_FIELDS}
+        if not all(name in known for table in manifest["tables"] for name, _, _ in table["columns"]):
+            raise ValueError("it has columns of unknown fields")
+        return _trajectories(arrays, manifest)
+    except CheckpointError:
+        raise
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error}).") from error
+    except Exception as error:  # a damaged archive can fail with nearly any type
+        raise CheckpointError(
+            f"{path}: is no complete file of trajectory columns ({type(error).__name__}: {error}). Expected one "
+            f"written by `write_spaces_columns`; it may be cut off, damaged or of another kind."
+        ) from error
 
 
 def _trajectories(arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -> list[SpacesTrajectoryRecord]:
@@ -138,25 +149,6 @@ def _trajectories(arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -> li
     for (t, s, _), record in rows:
         trajectories[t].step_records[s].append(record)
     return trajectories
-
-
-def _stacked(arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -> list[SpacesRecord]:
-    records = []
-    for index, table in enumerate(manifest["tables"]):
-        agents = arrays[f"{index}.places"][:, 3]
-        for agent_id in np.unique(agents).tolist():
-            chosen = slice(None) if (agents == agent_id).all() else agents == agent_id
-            batch = [int((agents == agent_id).sum()), *(table["batch_shape"] or [])]
-            record = SpacesRecord(ActorID(table["step_key"], agent_id), batch_shape=batch)
-            for number, (name, key, _) in enumerate(table["columns"]):
-                column = arrays[f"{index}.{number}"][chosen]
-                if key is None:
-                    setattr(record, name, column)
-                else:
-                    entries = getattr(record, name) or {}
-                    setattr(record, name, {**entries, key: column})
-            records.append(record)
-    return records
 
 
 def _add_row(tables: dict[Any, _Table], record: SpacesRecord, place: tuple[int, int, int, int]) -> int:
@@ -260,32 +252,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
     raise TypeError(type(value).__name__)
-
-
-def _read(path: Path, build: Callable[[dict[str, np.ndarray], dict[str, Any]], list[_T]]) -> list[_T]:
-    try:
-        content = path.read_bytes()
-        open_seal(content, str(path))
-        arrays = _arrays(content)
-        manifest = json.loads(arrays.pop(_MANIFEST).tobytes().decode())
-        if manifest["format"] != _FORMAT or manifest["version"] > _VERSION:
-            raise CheckpointError(
-                f"{path}: holds {manifest['format']!r}, version {manifest.get('version')}; this release reads "
-                f"{_FORMAT!r} up to version {_VERSION}."
-            )
-        known = {*_DICT_FIELDS, *_VALUE_FIELDS}
-        if not all(name in known for table in manifest["tables"] for name, _, _ in table["columns"]):
-            raise ValueError("it has columns of unknown fields")
-        return build(arrays, manifest)
-    except CheckpointError:
-        raise
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error}).") from error
-    except Exception as error:  # a damaged archive can fail with nearly any type
-        raise CheckpointError(
-            f"{path}: is no complete file of trajectory columns ({type(error).__name__}: {error}). Expected one "
-            f"written by `write_spaces_columns`; it may be cut off, damaged or of another kind."
-        ) from error
 
 
 def _arrays(content: bytes) -> dict[str, np.ndarray]:

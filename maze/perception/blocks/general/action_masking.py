@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -63,20 +62,32 @@ class ActionMaskingBlock(PerceptionBlock):
 
     @override(PerceptionBlock)
     def forward(self, block_input: TensorDict) -> TensorDict:
-        logits, mask = self.gather_inputs(block_input)
-        valid = _valid(mask, self._check_rows if self.require_valid_action else None)
+        return {self.out_keys[0]: self.in_torch(*self.gather_inputs(block_input))}
+
+    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
+        """What the block computes, see :class:`maze.perception.program.network_program.Function`."""
+        logits, mask = tensors
+        valid = mask if mask.dtype is torch.bool else mask > 0
+        if self.require_valid_action and not torch.compiler.is_compiling():
+            self._check_rows(valid)
         if self._spread_mask == "repeat":
             valid = torch.cat([valid] * self.num_actors, dim=-1)
         elif self._spread_mask == "broadcast":
             valid = valid.unsqueeze(-2)
-        return {self.out_keys[0]: logits.masked_fill(~valid, torch.finfo(logits.dtype).min)}
+        return logits.masked_fill(~valid, torch.finfo(logits.dtype).min)
+
+    def in_numpy(self, *arrays: Array) -> Array:
+        """The same for arrays, of logits and a mask of one shape."""
+        logits, valid = arrays[0], arrays[1] > 0
+        if self.require_valid_action and not valid.any(axis=-1).all():
+            self._check_rows(torch.from_numpy(valid))
+        return np.where(valid, logits, np.finfo(logits.dtype).min)
 
     def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
         if len(self._group_sizes) > 1 or self._spread_mask is not None:
             raise reader.unreadable()
         logits, mask = (inputs[key] for key in self.in_keys)
-        check = self._check_rows if self.require_valid_action else None
-        return {self.out_keys[0]: reader.apply(_MaskLogits(check), logits, mask)}
+        return {self.out_keys[0]: reader.apply(self, logits, mask)}
 
     @override(PerceptionBlock)
     def extra_repr(self) -> str:
@@ -134,27 +145,3 @@ class ActionMaskingBlock(PerceptionBlock):
             f"{self.block_name}: the mask {self.in_keys[1]!r} must have the shape {logits_shape} of the logits "
             f"{self.in_keys[0]!r}, or that of the {self._group_sizes[0]} actions of one actor; found {mask_shape}."
         )
-
-
-def _valid(mask: torch.Tensor, check: Callable[[torch.Tensor], None] | None) -> torch.Tensor:
-    valid = mask if mask.dtype is torch.bool else mask > 0
-    if check is not None and not torch.compiler.is_compiling():
-        check(valid)
-    return valid
-
-
-@dataclass(frozen=True)
-class _MaskLogits:
-    """The block's function of logits and a mask of the same shape."""
-
-    check: Callable[[torch.Tensor], None] | None
-
-    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
-        logits, mask = tensors
-        return logits.masked_fill(~_valid(mask, self.check), torch.finfo(logits.dtype).min)
-
-    def in_numpy(self, *arrays: Array) -> Array:
-        logits, valid = arrays[0], arrays[1] > 0
-        if self.check is not None and not valid.any(axis=-1).all():
-            self.check(torch.from_numpy(valid))
-        return np.where(valid, logits, np.finfo(logits.dtype).min)

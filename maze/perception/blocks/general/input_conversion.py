@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -47,11 +46,11 @@ class CategoryEncodingBlock(PerceptionBlock):
     ) -> None:
         super().__init__(in_keys, out_keys, in_shapes)
         shape = tuple(self.in_shapes[0])
-        self._n_dims = len(shape)
+        self.n_dims = len(shape)
         if not isinstance(num_categories, int):
             fitting = [n for n in range(len(shape) + 1) if math.prod(shape[len(shape) - n :]) == len(num_categories)]
-            self._n_dims = max(fitting, default=self._n_dims)
-        n_entries = math.prod(shape[len(shape) - self._n_dims :])
+            self.n_dims = max(fitting, default=self.n_dims)
+        n_entries = math.prod(shape[len(shape) - self.n_dims :])
         self.num_categories = self._one_for_each("num_categories", num_categories, n_entries)
         if min(self.num_categories, default=1) < 1:
             raise ConfigAssertionError(f"{self.block_name}: `num_categories` must be positive, found {num_categories}.")
@@ -66,15 +65,17 @@ class CategoryEncodingBlock(PerceptionBlock):
     @override(PerceptionBlock)
     def forward(self, block_input: TensorDict) -> TensorDict:
         (tensor,) = self.gather_inputs(block_input)
-        return {self.out_keys[0]: self._encoded(tensor)}
+        return {self.out_keys[0]: self.in_torch(tensor)}
 
     def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
         if self.embedding is not None or self.first.device.type != "cpu":
             raise reader.unreadable()
-        return {self.out_keys[0]: reader.apply(_UnitVectors(self), inputs[self.in_keys[0]])}
+        return {self.out_keys[0]: reader.apply(self, inputs[self.in_keys[0]])}
 
-    def _encoded(self, tensor: torch.Tensor) -> torch.Tensor:
-        batch_shape = tensor.shape[: tensor.dim() - self._n_dims]
+    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
+        """What the block computes, see :class:`maze.perception.program.network_program.Function`."""
+        (tensor,) = tensors
+        batch_shape = tensor.shape[: tensor.dim() - self.n_dims]
         categories = tensor.reshape(*batch_shape, -1).long() - self.first
         is_known = (categories >= 0) & (categories < self.limits)
         total = int(sum(self.num_categories))
@@ -84,6 +85,18 @@ class CategoryEncodingBlock(PerceptionBlock):
             return encoded.reshape(*batch_shape, -1)
         encoded = torch.zeros(*batch_shape, total + 1, device=tensor.device)
         return encoded.scatter(-1, indices, 1.0)[..., :total]
+
+    def in_numpy(self, *arrays: Array) -> Array:
+        """The same for arrays, without embeddings."""
+        (array,) = arrays
+        first, limits, offsets = self.first.numpy(), self.limits.numpy(), self.offsets.numpy()
+        kept_shape = array.shape[: array.ndim - self.n_dims]
+        categories = array.reshape(*kept_shape, len(limits)).astype(np.int64) - first
+        is_known = (categories >= 0) & (categories < limits)
+        total = int(sum(self.num_categories))
+        encoded: Array = np.zeros((*kept_shape, total + 1), np.float32)
+        np.put_along_axis(encoded, np.where(is_known, categories + offsets, total), 1.0, axis=-1)
+        return encoded[..., :total]
 
     def _one_for_each(self, name: str, value: int | Sequence[int], n_entries: int) -> list[int]:
         if isinstance(value, int):
@@ -99,27 +112,6 @@ class CategoryEncodingBlock(PerceptionBlock):
     def extra_repr(self) -> str:
         kind = "one-hot" if self.embedding_dim is None else f"embedded in {self.embedding_dim}"
         return f"{sum(self.num_categories)} categories, {kind}"
-
-
-@dataclass(frozen=True, eq=False)
-class _UnitVectors:
-    """What a block without embeddings computes, see :class:`maze.perception.program.network_program.Function`."""
-
-    block: CategoryEncodingBlock
-
-    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
-        return self.block._encoded(tensors[0])
-
-    def in_numpy(self, *arrays: Array) -> Array:
-        block, array = self.block, arrays[0]
-        first, limits, offsets = block.first.numpy(), block.limits.numpy(), block.offsets.numpy()
-        kept_shape = array.shape[: array.ndim - block._n_dims]
-        categories = array.reshape(*kept_shape, len(limits)).astype(np.int64) - first
-        is_known = (categories >= 0) & (categories < limits)
-        total = int(sum(block.num_categories))
-        encoded: Array = np.zeros((*kept_shape, total + 1), np.float32)
-        np.put_along_axis(encoded, np.where(is_known, categories + offsets, total), 1.0, axis=-1)
-        return encoded[..., :total]
 
 
 _RESOLUTION = 1e-7
@@ -165,7 +157,20 @@ class RunningNormalizationBlock(PerceptionBlock):
     @override(PerceptionBlock)
     def forward(self, block_input: TensorDict) -> TensorDict:
         (tensor,) = self.gather_inputs(block_input)
-        return {self.out_keys[0]: ((tensor - self.offset) / self.scale).clamp(-self.clip, self.clip)}
+        return {self.out_keys[0]: self.in_torch(tensor)}
+
+    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
+        """What the block computes, see :class:`maze.perception.program.network_program.Function`."""
+        return ((tensors[0] - self.offset) / self.scale).clamp(-self.clip, self.clip)
+
+    def in_numpy(self, *arrays: Array) -> Array:
+        """The same for arrays."""
+        buffers = vars(self)["_buffers"]  # found faster than attributes of a module
+        normalized: Array = np.subtract(arrays[0], buffers["offset"].numpy())
+        np.divide(normalized, buffers["scale"].numpy(), out=normalized)
+        np.maximum(normalized, -self.clip, out=normalized)
+        np.minimum(normalized, self.clip, out=normalized)
+        return normalized
 
     def learn(self, observed: CumulativeMovingMeanStd) -> None:
         """Takes further observations into account.
@@ -186,30 +191,11 @@ class RunningNormalizationBlock(PerceptionBlock):
     def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
         if self.offset.device.type != "cpu":
             raise reader.unreadable()
-        return {self.out_keys[0]: reader.apply(_Normalized(self), inputs[self.in_keys[0]])}
+        return {self.out_keys[0]: reader.apply(self, inputs[self.in_keys[0]])}
 
     @override(PerceptionBlock)
     def extra_repr(self) -> str:
         return f"from {int(self.count):,} observations, clipped to {self.clip:g}"
-
-
-@dataclass(frozen=True, eq=False)
-class _Normalized:
-    """What the block computes, see :class:`maze.perception.program.network_program.Function`."""
-
-    block: RunningNormalizationBlock
-
-    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
-        block = self.block
-        return ((tensors[0] - block.offset) / block.scale).clamp(-block.clip, block.clip)
-
-    def in_numpy(self, *arrays: Array) -> Array:
-        buffers = self.block._buffers  # found faster than attributes of a module
-        normalized: Array = np.subtract(arrays[0], buffers["offset"].numpy())  # type: ignore[union-attr]
-        np.divide(normalized, buffers["scale"].numpy(), out=normalized)  # type: ignore[union-attr]
-        np.maximum(normalized, -self.block.clip, out=normalized)
-        np.minimum(normalized, self.block.clip, out=normalized)
-        return normalized
 
 
 class ScalingBlock(PerceptionBlock):
@@ -235,27 +221,22 @@ class ScalingBlock(PerceptionBlock):
     @override(PerceptionBlock)
     def forward(self, block_input: TensorDict) -> TensorDict:
         (tensor,) = self.gather_inputs(block_input)
-        return {self.out_keys[0]: tensor * self.factors}
+        return {self.out_keys[0]: self.in_torch(tensor)}
 
     def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
         if self.factors.device.type != "cpu":
             raise reader.unreadable()
-        return {self.out_keys[0]: reader.apply(_Scaled(self), inputs[self.in_keys[0]])}
+        return {self.out_keys[0]: reader.apply(self, inputs[self.in_keys[0]])}
 
     @override(PerceptionBlock)
     def extra_repr(self) -> str:
         return f"times {self.factors.item():.3g}" if not self.factors.dim() else f"times {len(self.factors)} factors"
 
-
-@dataclass(frozen=True, eq=False)
-class _Scaled:
-    """What the block computes, see :class:`maze.perception.program.network_program.Function`."""
-
-    block: ScalingBlock
-
     def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
-        return tensors[0] * self.block.factors
+        """What the block computes, see :class:`maze.perception.program.network_program.Function`."""
+        return tensors[0] * self.factors
 
     def in_numpy(self, *arrays: Array) -> Array:
-        scaled: Array = np.multiply(arrays[0], self.block.factors.numpy(), dtype=np.float32)
+        """The same for arrays."""
+        scaled: Array = np.multiply(arrays[0], self.factors.numpy(), dtype=np.float32)
         return scaled

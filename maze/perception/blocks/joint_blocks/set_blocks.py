@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import pairwise
 from typing import TypeVar
 
@@ -19,7 +21,7 @@ from maze.perception.activations import activation_type
 from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict, shape_list
 from maze.perception.blocks.feed_forward.dense import DenseBlock
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
-from maze.perception.program.network_program import Array, Places, ProgramReader
+from maze.perception.program.network_program import Array, FunctionPair, Places, ProgramReader
 
 _T = TypeVar("_T")
 _EXCLUDED = -1e30
@@ -131,26 +133,19 @@ def _one_by_one(masks: Sequence[_T]) -> list[list[_T]]:
     return [[mask] for mask in masks] or [[]]
 
 
-@dataclass(frozen=True)
-class _Present:
-    """Items `[..., n, features]`, zeros where the mask `[..., n]` is not positive."""
-
-    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
-        return tensors[0] * (tensors[1] > 0).unsqueeze(-1)
-
-    def in_numpy(self, *arrays: Array) -> Array:
-        present: Array = arrays[0] * (arrays[1] > 0)[..., np.newaxis]
-        return present
-
-
-@dataclass(frozen=True)
-class _Sum:
-    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
-        return tensors[0] + tensors[1]
-
-    def in_numpy(self, *arrays: Array) -> Array:
-        total: Array = arrays[0] + arrays[1]
-        return total
+_SUM = FunctionPair(operator.add, operator.add)
+_PRESENT = FunctionPair(
+    lambda items, mask: items * (mask > 0).unsqueeze(-1), lambda items, mask: items * (mask > 0)[..., np.newaxis]
+)
+"""Items `[..., n, features]`, zeros where the mask `[..., n]` is not positive."""
+_ADDED_TO_ITEMS = FunctionPair(
+    lambda items, *vectors: items + reduce(operator.add, vectors).unsqueeze(-2),
+    lambda items, *vectors: items + reduce(operator.add, vectors)[..., None, :],
+)
+_ADDED_SCORES = FunctionPair(
+    lambda scores, *logits: reduce(operator.add, logits, scores.squeeze(-1)),
+    lambda scores, *logits: reduce(operator.add, logits, scores[..., 0]),
+)
 
 
 @dataclass(frozen=True)
@@ -211,7 +206,7 @@ class _MeanAndMax:
         return np.concatenate([mean, np.where(np.isneginf(highest), np.float32(0.0), highest)], axis=-1)
 
 
-_PRESENT, _MEAN_AND_MAX, _SUM = _Present(), _MeanAndMax(), _Sum()
+_MEAN_AND_MAX = _MeanAndMax()
 
 
 class ItemScoresBlock(ShapeNormalizationBlock):
@@ -282,29 +277,3 @@ class ItemScoresBlock(ShapeNormalizationBlock):
         widths = [layer.out_features for layer in (self.item_layer, *self.hidden) if isinstance(layer, nn.Linear)]
         items, *vectors = self.in_keys[self._n_logits :]
         return f"{items} with {', '.join(vectors)}\n({'->'.join(map(str, [*widths, 1]))})"
-
-
-@dataclass(frozen=True)
-class _AddedToItems:
-    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
-        items, *vectors = tensors
-        return items + sum(vectors[1:], start=vectors[0]).unsqueeze(-2)
-
-    def in_numpy(self, *arrays: Array) -> Array:
-        items, *vectors = arrays
-        added: Array = items + sum(vectors[1:], start=vectors[0])[..., None, :]
-        return added
-
-
-@dataclass(frozen=True)
-class _AddedScores:
-    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
-        scores = tensors[0].squeeze(-1)
-        return scores + tensors[1] if len(tensors) == 2 else scores
-
-    def in_numpy(self, *arrays: Array) -> Array:
-        scores: Array = arrays[0][..., 0]
-        return scores + arrays[1] if len(arrays) == 2 else scores
-
-
-_ADDED_TO_ITEMS, _ADDED_SCORES = _AddedToItems(), _AddedScores()

@@ -1,29 +1,36 @@
-"""What a state-action critic composer is."""
+"""Composers of state-action critics."""
 
 from __future__ import annotations
 
 import copy
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gymnasium import spaces
 from torch import nn
 
-from maze.core.agent.torch_state_action_critic import are_all_discrete, encoded_size, q_values_key
+from maze.core.agent.torch_state_action_critic import (
+    TorchSharedStateActionCritic,
+    TorchStepStateActionCritic,
+    are_all_discrete,
+    encoded_size,
+    merged_action_space,
+    q_values_key,
+)
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.perception.models.critics.base_state_critic_composer import NETWORKS
 from maze.perception.models.critics.critic_composer_interface import CriticComposerInterface
-from maze.perception.models.network_factory import build
-from maze.perception.perception_utils import observation_spaces_to_in_shapes
+from maze.perception.models.network_factory import build, networks_by_key, only_network
+from maze.perception.perception_utils import flatten_spaces, observation_spaces_to_in_shapes
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_state_action_critic import TorchStateActionCritic
+    from maze.core.utils.factory import CollectionOfConfigType
 
 
 class BaseStateActionCriticComposer(CriticComposerInterface):
-    """Builds a state-action critic. Its networks get two arguments:
+    """Builds a state-action critic; a derived class sets `_critic`. Its networks get two arguments:
 
     * `obs_shapes`: shapes of the observations and, unless all action heads are `Discrete`, of the encoded actions;
     * `q_value_shapes`: shapes of what the network returns, by key: `<head>_q_values` for each head where all are
@@ -32,6 +39,8 @@ class BaseStateActionCriticComposer(CriticComposerInterface):
     :param observation_spaces_dict: Observation spaces by step key.
     :param action_spaces_dict: Action spaces by step key.
     """
+
+    _critic: TorchStateActionCritic
 
     def __init__(
         self,
@@ -43,10 +52,9 @@ class BaseStateActionCriticComposer(CriticComposerInterface):
         self._obs_shapes = observation_spaces_to_in_shapes(observation_spaces_dict)
 
     @property
-    @abstractmethod
     @override(CriticComposerInterface)
     def critic(self) -> TorchStateActionCritic:
-        """The critic (always the same object)."""
+        return self._critic
 
     def _build_pair(
         self, config: Any, where: str, obs_shapes: Mapping[str, Sequence[int]], action_space: spaces.Dict
@@ -67,16 +75,77 @@ def q_network_shapes(
 
     :raises ConfigError: An action head is called like an observation, or cannot be encoded.
     """
+    sizes = {head: (encoded_size(space, head),) for head, space in action_space.spaces.items()}
     if are_all_discrete(action_space):
-        return dict(obs_shapes), {q_values_key(head): tuple(size) for head, size in _discrete_sizes(action_space)}
+        return dict(obs_shapes), {q_values_key(head): size for head, size in sizes.items()}
     if clash := [head for head in action_space.spaces if head in obs_shapes]:
         raise ConfigError(
             f"{where}: {clash} are both observations and action heads, and a state-action critic sees both. Rename "
             "them in one of the conversions."
         )
-    actions = {head: (encoded_size(space, head),) for head, space in action_space.spaces.items()}
-    return {**obs_shapes, **actions}, {"q_value": (1,)}
+    return {**obs_shapes, **sizes}, {"q_value": (1,)}
 
 
-def _discrete_sizes(action_space: spaces.Dict) -> list[tuple[str, tuple[int]]]:
-    return [(head, (encoded_size(space, head),)) for head, space in action_space.spaces.items()]
+class SharedStateActionCriticComposer(BaseStateActionCriticComposer):
+    """Builds a critic whose one pair of networks judges the actions of all sub-steps together.
+
+    :param observation_spaces_dict: Observation spaces by step key.
+    :param action_spaces_dict: Action spaces by step key.
+    :param networks: The one network, or its configuration; also as the only item of a list or mapping.
+    """
+
+    def __init__(
+        self,
+        observation_spaces_dict: dict[str | int, spaces.Dict],
+        action_spaces_dict: dict[str | int, spaces.Dict],
+        networks: CollectionOfConfigType,
+    ) -> None:
+        super().__init__(observation_spaces_dict, action_spaces_dict)
+        key, config = only_network(networks, NETWORKS)
+        action_space = merged_action_space(action_spaces_dict)
+        first, second = self._build_pair(
+            config, f"{NETWORKS}[0]", flatten_spaces(self._obs_shapes.values()), action_space
+        )
+        self._critic = TorchSharedStateActionCritic(
+            networks={key: first},
+            num_policies=len(action_spaces_dict),
+            device="cpu",
+            only_discrete_spaces={key: are_all_discrete(action_space)},
+            action_spaces_dict=action_spaces_dict,
+            twin_networks=None if second is None else {key: second},
+        )
+
+
+class StepStateActionCriticComposer(BaseStateActionCriticComposer):
+    """Builds a critic with a pair of networks for each sub-step.
+
+    :param observation_spaces_dict: Observation spaces by step key.
+    :param action_spaces_dict: Action spaces by step key.
+    :param networks: Networks, or configurations of them: a mapping from step keys, or a list in their order.
+    """
+
+    def __init__(
+        self,
+        observation_spaces_dict: dict[str | int, spaces.Dict],
+        action_spaces_dict: dict[str | int, spaces.Dict],
+        networks: CollectionOfConfigType,
+    ) -> None:
+        super().__init__(observation_spaces_dict, action_spaces_dict)
+        pairs = {
+            key: self._build_pair(
+                config,
+                f"{NETWORKS}[{index if isinstance(key, int) else key}]",
+                self._obs_shapes[key],
+                action_spaces_dict[key],
+            )
+            for index, (key, config) in enumerate(networks_by_key(networks, action_spaces_dict, NETWORKS).items())
+        }
+        twins = {key: second for key, (_, second) in pairs.items() if second is not None}
+        self._critic = TorchStepStateActionCritic(
+            networks={key: first for key, (first, _) in pairs.items()},
+            num_policies=len(action_spaces_dict),
+            device="cpu",
+            only_discrete_spaces={key: are_all_discrete(space) for key, space in action_spaces_dict.items()},
+            action_spaces_dict=action_spaces_dict,
+            twin_networks=twins if len(twins) == len(pairs) else None,
+        )

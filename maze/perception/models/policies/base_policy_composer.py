@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from typing import TYPE_CHECKING
 
 from gymnasium import spaces
@@ -14,13 +14,15 @@ if TYPE_CHECKING:
 
 
 class BasePolicyComposer(ABC):
-    """Builds a policy for the spaces of an environment.
+    """Builds a policy for the spaces of an environment. A derived class sets `_policy`.
 
     :param action_spaces_dict: Action spaces by step key.
     :param observation_spaces_dict: Observation spaces by step key.
     :param agent_counts_dict: Number of agents by step key; -1: it changes.
     :param distribution_mapper: Distributions of all action heads.
     """
+
+    _policy: TorchPolicy
 
     def __init__(
         self,
@@ -35,6 +37,6 @@ class BasePolicyComposer(ABC):
         self._distribution_mapper = distribution_mapper
 
     @property
-    @abstractmethod
     def policy(self) -> TorchPolicy:
         """The policy (always the same object)."""
+        return self._policy

@@ -9,7 +9,6 @@ from gymnasium import spaces
 from torch import nn
 
 from maze.core.agent.torch_policy import TorchPolicy
-from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.perception.models.network_factory import build, networks_by_key
 from maze.perception.models.policies.base_policy_composer import BasePolicyComposer
@@ -63,11 +62,6 @@ class ProbabilisticPolicyComposer(BasePolicyComposer):
             else:
                 built[step_key] = self._build(step_key, config, where)
         self._policy = TorchPolicy(built, distribution_mapper, "cpu", separate)
-
-    @property
-    @override(BasePolicyComposer)
-    def policy(self) -> TorchPolicy:
-        return self._policy
 
     def _build(self, step_key: StepKeyType, config: Any, where: str) -> nn.Module:
         heads = self._action_spaces_dict[step_key].spaces
