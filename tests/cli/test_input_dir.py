@@ -256,7 +256,7 @@ COMMANDS = {
         "conf_gate",
         "candidate=run",
         "baseline=random",
-        "runner.n_episodes=2",
+        "runner.n_episodes=200",
         "runner.max_episode_steps=2",
     ],
     "compare": ["-cn", "conf_compare", "policies=[random,run]", "runner.n_episodes=2", "runner.max_episode_steps=2"],
