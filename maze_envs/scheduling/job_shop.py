@@ -390,7 +390,7 @@ def solve(policy: Any, instances: Sequence[Instance], n_samples: int = 1, seed: 
     shops = JobShops(len(instances) * n_samples, jobs, machines, only_choices=True)
     for row in range(shops.n_envs):
         shops.load(row, instances[row // n_samples])
-    shops.clear(shops._rows)
+    shops.clear(np.arange(shops.n_envs))
     specs = dict_specs(shops.observation_spaces[0])
     seen = {key: np.zeros((shops.n_envs, *shape), dtype) for key, (shape, dtype) in specs.items()}
     if hasattr(policy, "seed"):

@@ -92,10 +92,10 @@ class Reinforce(EpochTrainer):
         losses.add(losses.baseline_loss)
         return losses
 
-    def _steps_per_update(self) -> int:
+    def steps_per_update(self) -> int:
         return self.config.n_rollout_steps * self.rollouts.env.n_envs
 
-    def _episode_source(self) -> Any:
+    def episode_source(self) -> Any:
         return self.rollouts.env
 
     def _parts(self) -> dict[str, Any]:

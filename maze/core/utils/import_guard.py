@@ -6,6 +6,7 @@ finder in front of all others sees every module that is about to be imported.
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -180,7 +181,9 @@ def _is_import_of_library(name: str, trusted: set[str]) -> bool:
 
     The standard library imports on behalf of its callers. `importlib.util.find_spec` only looks for the module.
     """
-    frame: FrameType | None = sys._getframe(3)
+    frame: FrameType | None = inspect.currentframe()
+    for _ in range(3):  # this function, the guard and the finder
+        frame = frame and frame.f_back
     while frame is not None:
         module = frame.f_globals.get("__name__") or ""
         if module == "importlib.util" and frame.f_locals.get("fullname") == name:

@@ -400,12 +400,12 @@ class ReplayTrainer(EpochTrainer, ABC):
         super()._write_epoch_stats()
 
     @override(EpochTrainer)
-    def _steps_per_update(self) -> int:
+    def steps_per_update(self) -> int:
         config: ReplayConfig = self.config
         return config.n_rollout_steps * config.rollouts_per_iteration
 
     @override(EpochTrainer)
-    def _episode_source(self) -> EpisodeSource:
+    def episode_source(self) -> EpisodeSource:
         return self.workers
 
     @override(EpochTrainer)

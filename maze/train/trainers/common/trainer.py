@@ -122,7 +122,7 @@ class EpochTrainer(Trainer, ABC):
       :class:`~maze.train.trainers.common.learning.Losses`, take a
       :func:`~maze.train.trainers.common.learning.gradient_step`, and report both to :attr:`stats`;
     * what it consists of besides its model (:meth:`_parts`): optimizers, generators, environments, a replay buffer;
-    * where its episodes come from (:meth:`_episode_source`), if it collects some.
+    * where its episodes come from (:meth:`episode_source`), if it collects some.
 
     Its state holds its weights and everything that another process needs to resume it. All the rest it gets from its
     :class:`~maze.train.trainers.common.training_session.TrainingSession`: evaluation between epochs, the
@@ -150,7 +150,7 @@ class EpochTrainer(Trainer, ABC):
     evaluates_between_epochs: ClassVar[bool] = True
     """Whether there is an evaluation before each epoch and one after the last, apart from what an update does."""
     takes_env_steps: ClassVar[bool] = False
-    """Whether it takes environment steps though their number in an update is not fixed (:meth:`_steps_per_update`)."""
+    """Whether it takes environment steps though their number in an update is not fixed (:meth:`steps_per_update`)."""
     learns_recurrent: ClassVar[bool] = False
     """Whether it learns models that carry hidden states from step to step."""
     learns_observation_statistics: ClassVar[bool] = False
@@ -216,21 +216,21 @@ class EpochTrainer(Trainer, ABC):
     def _update(self) -> None:
         """Collects or draws data and learns from it."""
 
-    def _latest_data(self) -> dict[str, Any]:
+    def latest_data(self) -> dict[str, Any]:
         """What the latest update learned from, where its state does not hold it; tensors and plain values."""
         return {}
 
-    def _n_updates_per_epoch(self) -> int:
+    def n_updates_per_epoch(self) -> int:
         return self._epoch_length or int(self.config.epoch_length)
 
-    def _steps_per_update(self) -> int:
+    def steps_per_update(self) -> int:
         """Number of environment steps per update; 0: it takes none, or their number is not fixed."""
         return 0
 
-    def _work_of_an_epoch(self) -> str:
+    def work_of_an_epoch(self) -> str:
         """What an epoch is made of; it is printed before the first one, which may take long."""
         steps = f"collecting {self.steps_per_epoch:,} environment steps, " if self.steps_per_epoch else ""
-        return f"{steps}{self._n_updates_per_epoch():,} updates"
+        return f"{steps}{self.n_updates_per_epoch():,} updates"
 
     def _begin_training(self, n_epochs: int) -> None:
         """Comes first in each call of :meth:`train`.
@@ -245,7 +245,7 @@ class EpochTrainer(Trainer, ABC):
         """Logs the statistics of the epoch that has just been completed."""
         self.stats.publish(self.events)
         self.train_stats.reduce()
-        episodes = self._episode_source()
+        episodes = self.episode_source()
         if episodes is not None:
             episodes.write_epoch_stats()
 
@@ -273,13 +273,13 @@ class EpochTrainer(Trainer, ABC):
                     "start a new training with the weights alone."
                 )
 
-    def _episode_source(self) -> EpisodeSource | None:
+    def episode_source(self) -> EpisodeSource | None:
         """What collects the training's episodes."""
         return None
 
     def _aggregators(self) -> dict[str, LogStatsAggregator]:
         """Statistics of the current epoch, by names of their own."""
-        episodes = self._episode_source()
+        episodes = self.episode_source()
         return {"updates": self.train_stats, **({} if episodes is None else {"episodes": episodes.epoch_stats})}
 
     # -- for all that learn policies -------------------------------------------------------------------
@@ -315,7 +315,7 @@ class EpochTrainer(Trainer, ABC):
             self._initial_policy = InitialPolicy(self.policy)
         with self.session.opened(n_epochs) as session, freed_memory_kept():
             while session.goes_on():
-                while self.update < self._n_updates_per_epoch():
+                while self.update < self.n_updates_per_epoch():
                     with session.one_update():
                         self._update()
                 self.epoch, self.update = self.epoch + 1, 0
@@ -336,7 +336,7 @@ class EpochTrainer(Trainer, ABC):
     @property
     def steps_per_epoch(self) -> int:
         """Number of environment steps of an epoch; 0: it takes none, or their number is not fixed."""
-        return self._n_updates_per_epoch() * self._steps_per_update()
+        return self.n_updates_per_epoch() * self.steps_per_update()
 
     def epochs_for(self, n_steps: int) -> int:
         """Return the number of epochs that take a number of environment steps, rounded up to whole updates.
@@ -345,8 +345,8 @@ class EpochTrainer(Trainer, ABC):
 
         :param n_steps: Number of environment steps of the next call of :meth:`train`; the number of an update is fixed.
         """
-        n_updates = math.ceil(n_steps / self._steps_per_update())
-        n_epochs = math.ceil(n_updates / self._n_updates_per_epoch())
+        n_updates = math.ceil(n_steps / self.steps_per_update())
+        n_epochs = math.ceil(n_updates / self.n_updates_per_epoch())
         self._epoch_length = math.ceil(n_updates / n_epochs)
         return n_epochs
 

@@ -96,7 +96,7 @@ class TrainingSession:
             self.first_epoch, self.is_finished = trainer.epoch, False
         self._announce()
         self._progress = TrainingProgress(
-            n_epochs, trainer._n_updates_per_epoch(), trainer._steps_per_update(), self._unfinished_epoch
+            n_epochs, trainer.n_updates_per_epoch(), trainer.steps_per_update(), self._unfinished_epoch
         )
         self._write_record(RUNNING)
         if trainer.model_selection is not None:
@@ -132,7 +132,7 @@ class TrainingSession:
         self._stop_if_requested()
         self._progress.start_epoch(n_done, trainer.update)
         if n_done == 0:
-            self._progress.announce(f"epoch {trainer.epoch + 1}: {trainer._work_of_an_epoch()}")
+            self._progress.announce(f"epoch {trainer.epoch + 1}: {trainer.work_of_an_epoch()}")
         return True
 
     @contextmanager
@@ -157,7 +157,7 @@ class TrainingSession:
             yield
             return
         with self.profile.one_update(
-            self._trainer.epoch * self._trainer._n_updates_per_epoch() + self._trainer.update + 1
+            self._trainer.epoch * self._trainer.n_updates_per_epoch() + self._trainer.update + 1
         ):
             yield
 
@@ -165,7 +165,7 @@ class TrainingSession:
     def share_done(self) -> float:
         """Which share of all updates is done; without a limit, epochs."""
         trainer = self._trainer
-        n_epochs = trainer.epoch - self.first_epoch + trainer.update / trainer._n_updates_per_epoch()
+        n_epochs = trainer.epoch - self.first_epoch + trainer.update / trainer.n_updates_per_epoch()
         return n_epochs / max(self._n_epochs, 1)
 
     def took_steps(self, n_steps: int) -> None:
@@ -239,7 +239,7 @@ class TrainingSession:
 
     def _mean_training_reward(self) -> float:
         """Mean reward of the episodes that ended in this epoch; NaN if there are none."""
-        episodes = self._trainer._episode_source()
+        episodes = self._trainer.episode_source()
         statistics = self._trainer.train_stats if episodes is None else episodes.epoch_stats
         for key, value in statistics.last_stats.items():
             if key.event is BaseEnvEvents.reward and key.output_name == "mean" and key.group is None:
@@ -272,7 +272,7 @@ class TrainingSession:
 
     def _unfinished_epoch(self) -> str:
         """What is to be said of the episodes that have ended in the epoch so far."""
-        episodes = self._trainer._episode_source()
+        episodes = self._trainer.episode_source()
         return unfinished_epoch(self._trainer.train_stats if episodes is None else episodes.epoch_stats)
 
     def _best(self) -> str:
@@ -291,7 +291,7 @@ class TrainingSession:
     def _tell_where_no_episode_ends(self) -> None:
         latest = self.history[-EPOCHS_WITHOUT_EPISODE:]
         before = self.history[-EPOCHS_WITHOUT_EPISODE - 1 : -EPOCHS_WITHOUT_EPISODE]
-        if self._trainer._episode_source() is None or len(latest) < EPOCHS_WITHOUT_EPISODE:
+        if self._trainer.episode_source() is None or len(latest) < EPOCHS_WITHOUT_EPISODE:
             return
         if all(math.isnan(epoch.mean_reward) for epoch in latest) and not any(
             math.isnan(epoch.mean_reward) for epoch in before
@@ -345,7 +345,7 @@ class TrainingSession:
         increment_log_step()
         saved = f" Its state is saved in `{self.checkpoint_file}`." if self.checkpoint_file is not None else ""
         where = f"in epoch {trainer.epoch + 1} after {trainer.update_name} {trainer.update}"
-        if trainer.update in (0, trainer._n_updates_per_epoch()):
+        if trainer.update in (0, trainer.n_updates_per_epoch()):
             where = f"after epoch {trainer.epoch + bool(trainer.update)}"
         raise TrainingInterrupted(signum, f"Training was interrupted {where}.{saved}")
 
@@ -356,7 +356,7 @@ class TrainingSession:
             file = self.checkpoint_file.parent / f"non_finite_{time.strftime('%Y-%m-%d_%H-%M-%S')}.pt"
             where = f" The state before that (weights, random states, data) is in `{file}`."
             try:
-                save_state(file, {"training_state": trainer.training_state(), **trainer._latest_data()})
+                save_state(file, {"training_state": trainer.training_state(), **trainer.latest_data()})
             except CheckpointError as failure:
                 where = f" No file to reproduce it was written: {failure}"
         return NonFiniteError(f"Epoch {trainer.epoch + 1}, {trainer.update_name} {trainer.update + 1}: {error}{where}")

@@ -154,11 +154,11 @@ class ESTrainer(EpochTrainer):
             super().train(n_epochs)
 
     @override(EpochTrainer)
-    def _n_updates_per_epoch(self) -> int:
+    def n_updates_per_epoch(self) -> int:
         return 1
 
     @override(EpochTrainer)
-    def _work_of_an_epoch(self) -> str:
+    def work_of_an_epoch(self) -> str:
         config = self.config
         wanted = {"episodes": config.n_rollouts_per_update, "environment steps": config.n_timesteps_per_update}
         amounts = " and ".join(f"{number:,} {what}" for what, number in wanted.items() if number)

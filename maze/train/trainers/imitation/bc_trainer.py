@@ -164,7 +164,7 @@ class BCTrainer(EpochTrainer):
         return self._minibatches.n_done
 
     @override(EpochTrainer)
-    def _n_updates_per_epoch(self) -> int:
+    def n_updates_per_epoch(self) -> int:
         return len(self.data_loader)
 
     @override(EpochTrainer)

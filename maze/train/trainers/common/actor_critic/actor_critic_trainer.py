@@ -162,11 +162,11 @@ class ActorCritic(EpochTrainer, ABC):
         self.optimizer.tie()
 
     @override(EpochTrainer)
-    def _steps_per_update(self) -> int:
+    def steps_per_update(self) -> int:
         return self.config.n_rollout_steps * int(self.rollout_generator.env.n_rollout_envs)
 
     @override(EpochTrainer)
-    def _episode_source(self) -> EpisodeSource:
+    def episode_source(self) -> EpisodeSource:
         source: EpisodeSource = self.rollout_generator.env
         return source
 
@@ -194,7 +194,7 @@ class ActorCritic(EpochTrainer, ABC):
         return HiddenStates(self.rollout_generator.env.n_rollout_envs, self._critic.state_sizes)
 
     @override(EpochTrainer)
-    def _latest_data(self) -> dict[str, Any]:
+    def latest_data(self) -> dict[str, Any]:
         return {} if self._columns is None else {"rollout": self._columns.arrays()}
 
     # -- one update ------------------------------------------------------------------------------------
