@@ -399,7 +399,7 @@ class ShareWorkers(WorkerPool):
         how = f"{'failed' if trace else what} {item} (after {self._n_done[worker.index]} finished)"
         text = f"{self._noun} {worker.index} (pid {worker.process.pid}) {how}"
         if trace:
-            return WorkerError("\n".join([f"{text}:", trace.rstrip(), *filter(None, (f"It {what}.", advice))]))
+            return WorkerError("\n".join([f"{text}:", trace.rstrip(), *filter(None, (advice, f"It {what}."))]))
         return WorkerError(f"{text}. {advice}".rstrip())
 
 
