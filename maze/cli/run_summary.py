@@ -487,7 +487,7 @@ def _components(cfg: DictConfig, choices: Mapping[str, Any]) -> Iterator[tuple[s
             details = [str(section["_target_"])]
         if isinstance(section, dict) and group == "env":
             left_over = gym_env_defaults() if choice != option else {}  # arguments of the default environment
-            shown = {key: value for key, value in section.items() if key != "_target_" and value != "???"}
+            shown = {key: value for key, value in section.items() if key != "_target_" and value not in (None, "???")}
             values = {key: value for key, value in shown.items() if value != left_over.get(str(key), ...)}
             details += [f"{key!s}={value}" for key, value in values.items() if not isinstance(value, (dict, list))]
         if choice or details:
