@@ -10,6 +10,7 @@ import importlib
 import io
 import os
 import shutil
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -293,3 +294,20 @@ def test_the_guard_takes_dependencies_from_where_they_are_installed(armed: Impor
         assert "site-packages" in str(named_module("imageio_ffmpeg", "").__file__)
         with pytest.raises(ForeignModuleError, match="no_such_dependency"):
             named_module("no_such_dependency", "")
+
+
+def test_libraries_may_import_the_whole_standard_library(tmp_path: Path) -> None:
+    """`sysconfig` imports a module that belongs to no list: its name depends on the platform."""
+    script = tmp_path / "script.py"
+    library = "import sysconfig; sysconfig.get_config_vars(); print('imported')"
+    script.write_text(
+        "from pathlib import Path\n"
+        "from maze.core.utils.import_guard import imports_guarded\n"
+        "with imports_guarded() as guard:\n"
+        "    guard.watch(Path('run'), [('env.name', 'CartPole-v1')], [])\n"
+        f"    exec({library!r}, {{'__name__': 'numpy.library'}})\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, str(script)]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert finished.stdout == "imported\n", finished.stderr

@@ -7,6 +7,7 @@ finder in front of all others sees every module that is about to be imported.
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -196,6 +197,9 @@ def _is_import_of_library(name: str, trusted: set[str]) -> bool:
 
 
 def _is_library(package: str) -> bool:
+    # `sysconfig` imports a module whose name depends on the platform, and which `stdlib_module_names` leaves out.
+    if package.startswith("_sysconfigdata_") and (Path(os.__file__).parent / f"{package}.py").is_file():
+        return True
     return package in sys.stdlib_module_names or package in OWN_PACKAGES or package in _modules_of_dependencies()
 
 
