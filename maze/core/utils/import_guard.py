@@ -24,7 +24,9 @@ from typing import Any
 from maze.core.errors import CheckpointError
 
 _DISTRIBUTION = "maze-rl"
-OWN_PACKAGES = frozenset({"hydra_plugins", "maze", "maze_envs", "tutorial_maze_env"})
+OWN_PACKAGES = frozenset({"hydra_plugins", "maze", "maze_envs"})
+_TUTORIAL = "tutorial_maze_env"
+"""Shipped with Maze, in the place of a package of the user: it may be imported, and trusted as a whole."""
 _FOR_DEVELOPERS = ("all", "dev", "dev-all", "docs")
 """Extras of Maze that no run needs."""
 NEVER_WHOLE = frozenset(
@@ -200,7 +202,8 @@ def _is_library(package: str) -> bool:
     # `sysconfig` imports a module whose name depends on the platform, and which `stdlib_module_names` leaves out.
     if package.startswith("_sysconfigdata_") and (Path(os.__file__).parent / f"{package}.py").is_file():
         return True
-    return package in sys.stdlib_module_names or package in OWN_PACKAGES or package in _modules_of_dependencies()
+    known = package in sys.stdlib_module_names or package in OWN_PACKAGES or package == _TUTORIAL
+    return known or package in _modules_of_dependencies()
 
 
 @cache
