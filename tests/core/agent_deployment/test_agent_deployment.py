@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -311,7 +312,7 @@ def test_wrong_arguments_are_refused_before_anything_happens(
 WRONG_STATES: list[tuple[Any, type[Exception], str]] = [
     (None, EnvironmentContractError, r"cannot convert a state of type NoneType .*shape \(\), expected \(4,\)"),
     ((STATE, {}), EnvironmentContractError, r"looks like \(observation, info\)"),
-    ({"step": 1}, EnvironmentContractError, "cannot convert a state of type dict"),
+    ({"step": 1}, EnvironmentContractError, r"expected values of dtype float32, .*found \{'step': 1\}"),
     (np.zeros(3), EnvironmentContractError, r"`observation` has the shape \(3,\), expected \(4,\)"),
     (np.array([0, np.inf, 0, 0]), NonFiniteError, "observation `observation` is not finite"),
 ]
@@ -323,8 +324,9 @@ def test_a_wrong_state_is_named(state: Any, error: type[Exception], message: str
     with cartpole() as deployment:
         for _ in range(n_before):
             deployment.act(STATE, 1.0, False, {})
-        with pytest.raises(error, match=rf"GymMazeEnv, sub-step 0: .*{message}"):
+        with pytest.raises(error, match=message) as caught:
             deployment.act(state, 1.0, False, {})
+        assert re.search(r"GymMazeEnv.*, sub-step 0", str(caught.value)), "where"
         assert not deployment_threads()
         with pytest.raises(DeploymentError, match=r"the episode failed before .* Call finish_episode\(\)"):
             deployment.act(STATE, 1.0, False, {})
