@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -324,9 +323,8 @@ def test_a_wrong_state_is_named(state: Any, error: type[Exception], message: str
     with cartpole() as deployment:
         for _ in range(n_before):
             deployment.act(STATE, 1.0, False, {})
-        with pytest.raises(error, match=message) as caught:
+        with pytest.raises(error, match=rf"(?s)(?=.*GymMazeEnv.*, sub-step 0).*{message}"):
             deployment.act(state, 1.0, False, {})
-        assert re.search(r"GymMazeEnv.*, sub-step 0", str(caught.value)), "where"
         assert not deployment_threads()
         with pytest.raises(DeploymentError, match=r"the episode failed before .* Call finish_episode\(\)"):
             deployment.act(STATE, 1.0, False, {})
