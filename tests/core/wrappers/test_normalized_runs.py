@@ -19,6 +19,7 @@ from maze.core.utils.config_utils import EnvFactory
 from maze.core.wrappers.observation_normalization.normalization_strategies.base import load_statistics
 from maze.train.trainers.a2c.a2c_trainer import A2C
 from maze.train.trainers.common.actor_critic.actor_critic_runners import ACDevRunner
+from tests.configs import cartpole_training
 
 CONF = Path(maze.conf.__file__).parent
 
@@ -39,22 +40,9 @@ def train(tmp_path, monkeypatch):
     def run(directory, wrappers=VECTOR_OBS, input_dir="", seed=1, n_epochs=1):
         (tmp_path / directory).mkdir()
         monkeypatch.chdir(tmp_path / directory)
-        cfg = OmegaConf.create(
-            {
-                "env": ENV,
-                "wrappers": wrappers,
-                "algorithm": {
-                    **read("algorithm/a2c"),
-                    "n_epochs": n_epochs,
-                    "epoch_length": 1,
-                    "n_rollout_steps": 8,
-                },
-                "model": read("model/flatten_concat"),
-                "critic": read("critic/flatten_concat_shared"),
-                "seeding": {"env_base_seed": seed, "agent_base_seed": 2, "cudnn_determinism_flag": False},
-                "input_dir": str(input_dir),
-            }
-        )
+        cfg = cartpole_training("a2c", algorithm__n_epochs=n_epochs, algorithm__epoch_length=1)
+        cfg.wrappers, cfg.input_dir = wrappers, str(input_dir)
+        cfg.seeding.env_base_seed = seed
         cfg.algorithm.rollout_evaluator.n_episodes = 1
         runner = ACDevRunner(trainer_class=A2C, concurrency=2, eval_concurrency=1, normalization_samples=100)
         runners.append(runner)
