@@ -148,6 +148,7 @@ class RolloutRunner(Runner, ABC):
             env: Any = _build_env(env_config)
             env = WrapperFactory.wrap_from_config(env, wrappers_config or {})
             freeze_statistics(env)
+            _read_statistics_of_run(env, input_dir)
             _warn_of_missing_normalization(env, input_dir)
             agent = _build_agent(agent_config, env)
             trained_for: Any = getattr(agent, "spaces", None)
@@ -303,6 +304,15 @@ def _build_agent(config: Any, env: MazeEnv[Any]) -> Policy:
         names = ("action_spaces_dict", "observation_spaces_dict")
         spaces = {name: getattr(env, name) for name in names if name in asked}
     return Factory(Policy).instantiate(config, config_path="policy", **spaces)  # type: ignore[type-abstract]
+
+
+def _read_statistics_of_run(env: Any, input_dir: str) -> None:
+    """Read normalization statistics of a run that leaves the name of their file to the default of the wrapper."""
+    if not input_dir or not isinstance(env, ObservationNormalizationWrapper) or env.statistics_dump is None:
+        return
+    file = Path(input_dir, env.statistics_dump.name)
+    if env.statistics_dump.parent == Path.cwd() and env.names_to_estimate() and file.is_file():
+        env.load_statistics(file)
 
 
 def _warn_of_missing_normalization(env: Any, input_dir: str) -> None:

@@ -72,7 +72,7 @@ def test_a_training_keeps_its_statistics_and_a_continued_one_takes_them_over(tra
     assert mean_of(tmp_path / "second" / "statistics.pkl") == mean
 
 
-def test_rollouts_observe_as_the_training_did_or_say_what_is_missing(train, tmp_path):
+def test_rollouts_observe_as_the_training_did_or_say_what_is_missing(train, tmp_path, monkeypatch):
     runner = train("first")
     policy = {
         "_target_": "maze.core.agent.serialized_torch_policy.SerializedTorchPolicy",
@@ -88,7 +88,12 @@ def test_rollouts_observe_as_the_training_did_or_say_what_is_missing(train, tmp_
 
     training_env = runner.env_factory()
     training_env.seed(5)
-    np.testing.assert_array_equal(rollout_env().reset()["observation"], training_env.reset()["observation"])
+    expected = training_env.reset()["observation"]
+    monkeypatch.chdir(tmp_path)
+    ((name, arguments),) = VECTOR_OBS.items()
+    by_default = {name: {key: value for key, value in arguments.items() if key != "statistics_dump"}}
+    for wrappers in (VECTOR_OBS, by_default):
+        np.testing.assert_array_equal(rollout_env(wrappers).reset()["observation"], expected)
     with pytest.warns(UserWarning, match="holds normalization statistics"):
         rollout_env(wrappers={})
     shutil.move(f"{directory}/statistics.pkl", tmp_path / "elsewhere.pkl")
