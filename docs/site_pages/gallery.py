@@ -67,7 +67,7 @@ def exhibits() -> dict[str, Exhibit]:
     """What is shown, by title: all environments that come with Maze, and two of gymnasium."""
     found = {}
     for option in options():
-        is_of_others = option.path.is_relative_to(ROOT / "maze" / "conf")
+        is_of_others = option.path is None or option.path.is_relative_to(ROOT / "maze" / "conf")
         if option.group == "env" and not is_of_others and option.name not in _LOOKS_THE_SAME:
             shown = _SHOWN.get(option.name, Exhibit(("policy=random_policy",)))
             found[option.name] = shown._replace(arguments=(f"env={option.name}", *shown.arguments))
