@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from maze.core.agent.torch_policy_output import Substeps
+from maze.core.annotations import override
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy_output import PolicyOutput, PolicySubStepOutput
@@ -80,6 +81,10 @@ class StateCriticStepInput:
 
 class StateCriticInput(Substeps[StateCriticStepInput]):
     """Inputs for the sub-steps of one environment step, in their order."""
+
+    @override(Substeps)
+    def append(self, item: StateCriticStepInput) -> None:  # the documented name of the argument
+        super().append(item)
 
     @property
     def tensor_dict(self) -> list[dict[str, Any]]:
