@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
-
-from cluster_model import Cluster, asynchronous, synchronous
+from benchmarks.cluster_model import Cluster, asynchronous, synchronous
 
 
 def test_even_steps_by_hand() -> None:
