@@ -32,7 +32,7 @@ from maze.cli.run_info import (
     stored_arguments,
     text_of,
 )
-from maze.cli.sweeps.results import PREVIOUS_FORMAT, STUDY_FILE
+from maze.cli.sweeps.results import STUDY_FILE
 from maze.core.errors import CheckpointError, MazeError
 from maze.core.log_stats.stats_format import significant
 from maze.core.utils.config_utils import gym_env_defaults
@@ -562,7 +562,7 @@ def _describe_sweep(directory: Path) -> list[str]:
         lines += [f"  {what}: {shown / name}"] if (directory / name).is_file() else []
     if runs:
         lines += ["  A single run:", f"    {_command('--info', str(shown / runs[0].name))}"]
-    if (directory / STUDY_FILE).is_file() and not (directory / PREVIOUS_FORMAT).is_file():
+    if (directory / STUDY_FILE).is_file():
         lines.append(f"  Run what is left: the same command with hydra.sweep.dir={shlex.quote(str(shown))}")
     lines += ["  Make the report:", f"    {_command('--report', str(shown))}"]
     return [*lines, "  Look at the statistics:", f"    tensorboard --logdir {shlex.quote(str(shown))}"]
