@@ -256,7 +256,7 @@ def test_environments_that_cannot_be_cloned_are_checked_as_far_as_possible():
 
 
 class Drawers(MazeEnv[DrawerCoreEnv]):
-    """An environment as a class, which is given where an environment is asked for."""
+    """An environment class that is passed in place of an environment."""
 
     def __init__(self) -> None:
         conversions = {"choose": ObserveDrawers(""), "reach": ObserveChosen()}
