@@ -42,6 +42,13 @@ class Policy(ABC):
         """Whether `compute_action` wants `env`, e.g. to look ahead with a clone."""
         return False
 
+    def bind(self, env: Any) -> None:
+        """Prepare for acting in an environment, before its first episode. Default: nothing.
+
+        :param env: The environment with its wrappers; it is left as it is.
+        :raises ConfigError: The policy cannot act in it.
+        """
+
     @abstractmethod
     def compute_action(
         self,
