@@ -309,9 +309,7 @@ class TestFailures:
         env = there.vector_env(partial(counting_env, fault=("raise", 2)), 1)
         env.seed([7])
         columns = RolloutGenerator(env).allocate(4)
-        with pytest.raises(
-            WorkerError, match=r"environment 0, .*seeded with .*consecutive failure 2.*max_restarts=1"
-        ):
+        with pytest.raises(WorkerError, match=r"environment 0, .*seeded with .*consecutive failure 2.*max_restarts=1"):
             env.roll_out(make_policy(counting_env), columns, begins=True)
 
     def test_a_simulator_that_hangs_is_ended_and_named(self, placement: Callable[..., OnRay]) -> None:
