@@ -482,7 +482,7 @@ def test_policies_that_need_the_state_or_the_environment_get_it_where_they_can()
     RolloutGenerator(counting_env()).rollout(Curious(), 4)
     RolloutGenerator(SequentialVectorEnv([counting_env] * 2)).rollout(Curious(), 4)
     subproc = SubprocVectorEnv([counting_env])
-    with pytest.raises(ConfigError, match="Curious wants to see the environment"):
+    with pytest.raises(ConfigError, match="Curious needs the environment"):
         RolloutGenerator(subproc).rollout(Curious(), 4)
     subproc.close()
 
