@@ -22,7 +22,7 @@ from maze.core.rollout.batched_acting import logits_shapes_of
 from maze.core.rollout.rollout_columns import RolloutColumns, substeps_per_step
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
 from maze.core.wrappers.maze_gym_env_wrapper import GymCoreEnv
-from maze.core.wrappers.return_normalization_reward_wrapper import (
+from maze.core.wrappers.reward_wrappers import (
     RunningStatistics,
     load_statistics_states,
     statistics_states,
@@ -274,7 +274,7 @@ class EnvBatch:
                 last[index] = observation
                 for key, column, dtype, cast in columns:
                     value = observation[key]  # mostly an array of the right dtype: a call shows in the step's time
-                    column[index] = value if value.__class__ is ndarray and value.dtype == dtype else cast(value)
+                    column[index] = value if value.__class__ is ndarray and value.dtype is dtype else cast(value)
                 infos.append(info)
                 index += 1
         except USER_CODE_ERRORS as error:
