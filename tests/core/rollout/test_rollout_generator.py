@@ -491,7 +491,7 @@ def test_what_cannot_be_recorded_is_refused():
     env = SequentialVectorEnv([random_walk_env])
     with pytest.raises(ValueError, match="belong to a single environment"):
         RolloutGenerator(env, terminate_on_done=True)
-    with pytest.raises(ValueError, match="give `n_steps`"):
+    with pytest.raises(ValueError, match="pass `n_steps`"):
         RolloutGenerator(env).rollout(Reflex(), None)
     with pytest.raises(ConfigError, match="no logits"):
         RolloutGenerator(env, record_logits=True).rollout(Reflex(), 2)
