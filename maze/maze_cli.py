@@ -25,7 +25,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from maze.cli.algorithms import with_own_algorithm
-from maze.cli.errors import RunFailedError, UsageError, tell_from_verdict, translated
+from maze.cli.errors import RunFailedError, UsageError, set_gate_status, translated
 from maze.cli.run_directory import ClaimedDirectories, uploads_of_run
 from maze.cli.wrapper_overrides import apply_overrides, for_hydra
 from maze.console.streams import lasting_console, quiet_console
@@ -187,7 +187,7 @@ def _run_once(cfg: DictConfig) -> float | None:
                 score = maze_run(cfg)
         except BaseException as error:
             _log_to_file(logging.ERROR, "The run has failed or was interrupted.", error)
-            tell_from_verdict(error, cfg)
+            set_gate_status(error, cfg)
             if isinstance(error, Exception) and HydraConfig.get().mode == RunMode.RUN:
                 raise RunFailedError from error
             raise

@@ -104,9 +104,9 @@ def test_it_may_be_written_into_the_empty_directory_that_one_is_in(
         (["tests"], "tests is the name of a package already"),
         (["job_shop"], "env=job_shop is an environment of Maze already"),
         (["gym_env"], "env=gym_env is an environment of Maze already"),
-        (["nowhere/shop"], "there is no directory .*nowhere; make it first"),
-        (["full"], "is a directory with something in it, which stays as it is"),
-        (["file"], "is a file, which stays as it is"),
+        (["nowhere/shop"], "there is no directory .*nowhere; Create it first"),
+        (["full"], "is a directory that is not empty"),
+        (["file"], "is a file"),
     ],
 )
 def test_what_cannot_be_a_project_is_refused(
