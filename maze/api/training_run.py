@@ -355,7 +355,7 @@ class TrainingRun:
         :param maximize: KPIs of which more is better.
         :param deterministic: Take the most probable actions.
         """
-        from maze.evaluation.comparison_runner import ComparisonRunner
+        from maze.evaluation.runners import ComparisonRunner
 
         self._require_weights("compare")
         assert self.run_dir is not None
