@@ -59,7 +59,7 @@ def option_of(config_class: type[AlgorithmConfig]) -> str:
     name = config_class.name
     if name in _SHIPPED:
         raise ConfigError(
-            f"algorithm: {config_class.__name__}.name is {name!r}, the name of another algorithm. Choose a different name."
+            f"algorithm: {config_class.__name__}.name is {name!r}, the name of another algorithm. Rename it."
         )
     _store("algorithm", name, {"_target_": path, **_defaults(config_class)})
     return name

@@ -28,8 +28,8 @@ _FILES_OF_POLICY = ("bundle", "path", "normalization")
 
 
 def complete(cfg: DictConfig, project: Path) -> None:
-    """Complete, in place, values that have no default: absolute paths, seeds, the model's critic, the distributions that
-    the algorithm needs, and verbosity.
+    """Complete, in place, values without a default: absolute paths, seeds, the model's critic, the algorithm's
+    distributions, and verbosity.
 
     :param project: Directory that relative paths refer to.
     """

@@ -64,9 +64,7 @@ def _check_name(directory: Path) -> None:
             f"beginning with a letter, and no keyword of Python.{hint}"
         )
     if name in sys.stdlib_module_names or name in _TAKEN_IN_PROJECT or _is_installed(directory):
-        raise UsageError(
-            f"{FLAG}: {name} is the name of an existing package, which it would hide. Choose another name."
-        )
+        raise UsageError(f"{FLAG}: {name} is the name of an existing package. Choose another name.")
     option = next((package for package in (*environment_configs(), "maze.conf") if _has_env(package, name)), None)
     if option is not None:
         raise UsageError(f"{FLAG}: env={name} is an environment of Maze ({option}). Choose another name.")

@@ -108,9 +108,7 @@ def _runs_in(directory: Path) -> list[Path]:
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser = FlagParser("--report", "Write the report of a run, a sweep, or several runs.")
     parser.add_argument("runs", type=Path, nargs="+", metavar="run", help="directory of a run, of a sweep, or of runs")
-    parser.add_argument(
-        "--output", type=Path, default=None, help="file of the report, report.html in the first directory by default"
-    )
+    parser.add_argument("--output", type=Path, default=None, help="file, report.html in the first directory by default")
     parser.add_argument("--episode", action="store_true", default=False, help="play an episode for the report of a run")
     parser.add_argument("--live", action="store_true", default=False, help="serve the report on this machine")
     wanted = parser.parse_intermixed_args(list(arguments))

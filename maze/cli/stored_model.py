@@ -155,11 +155,9 @@ def split_trust(command: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def remember_trust(packages: Sequence[str]) -> int:
-    """Trust packages in all further commands of the working directory: `maze-run --trust <package>` without a command."""
+    """Trust packages in all further commands of the working directory: `maze-run --trust <package>` alone."""
     file = remember(Path.cwd(), packages)
-    print(
-        f"Trusted in {Path.cwd()}: {', '.join(remembered(Path.cwd()))}. Written into {file}; edit it to revoke trust."
-    )
+    print(f"Trusted in {Path.cwd()}: {', '.join(remembered(Path.cwd()))}. Edit {file} to revoke trust.")
     return 0
 
 
