@@ -15,8 +15,7 @@ from maze.cli.wrapper_overrides import changed_wrappers
 from maze.core.utils.factory import TARGET_KEY
 from maze.core.utils.import_guard import NEVER_WHOLE
 from maze.core.utils.stored_config import is_own_package
-from maze.core.utils.stored_run import STORED_CONFIG, StoredRun, chosen_options
-from maze.core.utils.trust import remember, remembered
+from maze.core.utils.stored_run import STORED_CONFIG, StoredRun, chosen_options, remember, remembered
 
 TRUST = "--trust"
 _ROOTS = ("conf_rollout", "conf_train")
