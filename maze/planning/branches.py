@@ -288,9 +288,10 @@ def simulation_of(env: Any) -> tuple[BatchedMazeEnv, int | None] | None:
         left = env.remaining_steps()
         remaining = left if remaining is None else min(remaining, left if left is not None else remaining)
         env = without_recorders(env.env)
-    if issubclass(type(env), BatchedMazeEnv) and env.core_env.simulation.seeds_rows:
-        return env, remaining
-    return None
+    if not issubclass(type(env), BatchedMazeEnv):
+        return None
+    core_env = env.core_env
+    return (env, remaining) if not core_env.is_simulated or core_env.simulation.seeds_rows else None
 
 
 def stack_of(env: Any) -> list[Any]:

@@ -20,6 +20,8 @@ from maze.planning.branches import Actions, Branches, Group
 _MOST_ROWS = 4096
 """So many branches are stepped together: more do not fit into the processor's cache."""
 _MIN_SCENARIOS = 2
+_ROUND_WITH_CHANCE, _ROUND_WITHOUT = 8, 2
+"""Scenarios of the first round: few say nothing about the spread; two show that chance makes no difference."""
 
 
 Candidates = Sequence[Mapping[str, Any]]
@@ -103,7 +105,7 @@ class BranchSimulator:
         branches.step([(group, [actions[row] for row in group.rows.tolist()]) for group in branches.observe()])
         while groups := branches.observe(self.horizon):
             branches.step([(group, self._act(group)) for group in groups])
-        returns = branches.returns.copy()
+        returns: np.ndarray = branches.returns.copy()
         if self._value is not None:
             for group in branches.observe():
                 to_come = branches.gamma ** branches.steps[group.rows] * self._value(group)
@@ -140,7 +142,8 @@ class ActionValues:
     @property
     def values(self) -> np.ndarray:
         """Estimated returns, `[n_candidates]`."""
-        return self.base_return + self.differences
+        values: np.ndarray = self.base_return + self.differences
+        return values
 
     @property
     def gain(self) -> float:
@@ -161,7 +164,7 @@ class Planner:
     :param confidence: Of the intervals.
     :param decisions: Budget of simulated decisions for each state; `None`: no limit.
     :param seconds: Budget of seconds for each state; `None`: no limit. Results then depend on the machine.
-    :param first: Scenarios of the first round.
+    :param chance: Whether to expect chance: without it, two scenarios are enough if they do not differ.
     :param length: Decisions of a branch, as long as none has been simulated; `None`: unknown.
     """
 
@@ -172,16 +175,14 @@ class Planner:
         confidence: float = 0.95,
         decisions: int | None = None,
         seconds: float | None = None,
-        first: int = 8,
+        chance: bool = True,
         length: int | None = None,
     ) -> None:
         self.simulate, self.scenarios, self.confidence = simulate, scenarios, confidence
         self.decisions, self.seconds = decisions, seconds
-        self._cost, self._first = _Cost(length), first
+        self._cost, self._chance = _Cost(length), chance
 
-    def plan(
-        self, source: Any, candidates: Sequence[Candidates], seed: int | None
-    ) -> list[ActionValues]:
+    def plan(self, source: Any, candidates: Sequence[Candidates], seed: int | None) -> list[ActionValues]:
         """Compare the candidates of some states, all of them at the same sub-step.
 
         :param source: The states, see :meth:`~maze.planning.branches.Branches.fork`.
@@ -191,7 +192,8 @@ class Planner:
         trials = [_Trial(row, actions, self.confidence) for row, actions in enumerate(candidates)]
         started, done_before = time.perf_counter(), self.simulate.n_decisions
         n_rounds = int(np.ceil(np.log2(max(1, max(map(len, candidates)) - 1))))
-        n_used, n_next = 0, max(min(self._first, self.scenarios), self.scenarios >> n_rounds)
+        n_first = max(_ROUND_WITH_CHANCE, self.scenarios >> max(n_rounds, 2)) if self._chance else _ROUND_WITHOUT
+        n_used, n_next = 0, n_first
         while running := [trial for trial in trials if not trial.is_over]:
             n_rows = sum(1 + len(trial.left) for trial in running)
             limits = [n_next, self.scenarios - n_used]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import spaces
 
-from maze.core.agent.policy import Policy
+from maze.core.agent.policy import SPACES, Policy, build_policy
 from maze.core.agent.random_policy import RandomPolicy, masked_heads
 from maze.core.annotations import override
 from maze.core.env.base_env import BaseEnv
@@ -25,7 +25,7 @@ from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.log_stats.event_decorators import define_episode_stats, define_epoch_stats, define_step_stats
 from maze.core.utils.config_utils import positive_number, whole_number
-from maze.core.utils.factory import ConfigType, Factory
+from maze.core.utils.factory import ConfigType, Factory, plain_container
 from maze.core.utils.worker_pool import WorkerPool
 from maze.core.utils.worker_process import Host
 from maze.planning.branches import (
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 _SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0}
 _MOST_SCENARIOS = 2**14
 _SCENARIOS = 128
-_ROUND_WITH_CHANCE, _ROUND_WITHOUT = 8, 2
-"""Scenarios of the first round: few say nothing about the spread; two show that chance makes no difference."""
 
 Value = Callable[[Mapping[str, np.ndarray], ActorID], np.ndarray]
 """Estimates what is still to come: observations `[n, ...]` and the actor that acts next to `[n]`."""
@@ -83,6 +81,15 @@ class PlanningEvents(ABC):
         """A decision was planned.
 
         :param value: Estimated gain of the return over the base policy's action; 0 where that is kept.
+        """
+
+    @define_epoch_stats(np.mean, output_name="mean_per_episode")
+    @define_episode_stats(sum)
+    @define_step_stats(sum)
+    def clairvoyant(self, decisions: int) -> None:
+        """A decision was planned with the true future of the episode, as no policy can.
+
+        :param decisions: One.
         """
 
 
@@ -135,14 +142,16 @@ class RolloutPolicy(Policy):
         self.n_processes = whole_number("policy.n_processes", n_processes, at_least=1)
         if self.n_processes > 1 and multiprocessing.parent_process() is not None:
             raise ConfigError(
-                f"policy.n_processes={n_processes}: the policy is in a worker process already. Use policy.n_processes=1, "
-                "or runner=sequential."
+                f"policy.n_processes={n_processes}: the policy is in a worker process already. Use "
+                "policy.n_processes=1, or runner=sequential."
             )
         self.clairvoyant = bool(clairvoyant)
-        self.base = _built(base, action_spaces_dict)
+        if self.clairvoyant:
+            self.scenarios = 1
+        self.base = build_policy(base, {SPACES[0]: action_spaces_dict}, "policy.base")
         if getattr(self.base, "is_recurrent", False):
             raise ConfigError("policy.base: a policy with hidden states cannot plan, copies have none of its states.")
-        self._value = _value_function(value, base, self.base)
+        self.value = _value_function(value, base, self.base)
         self._rng = np.random.default_rng()
         self._layers: list[Any] = []
         self._simulator: _Simulation | None = None
@@ -226,7 +235,7 @@ class RolloutPolicy(Policy):
         if env is None:
             raise ConfigError("policy: a rollout policy simulates the environment, but none was passed (`env`).")
         layers = stack_of(env)
-        if len(layers) != len(self._layers) or any(map(_differ, layers, self._layers)):
+        if list(map(id, layers)) != list(map(id, self._layers)):
             self.bind(env)
         assert self._simulator is not None
         started, done_before = time.perf_counter(), self._simulator.n_decisions
@@ -255,6 +264,8 @@ class RolloutPolicy(Policy):
         events.simulated_decisions(count=n_decisions)
         events.seconds(value=seconds)
         events.gain(value=found.gain)
+        if self.clairvoyant:
+            events.clairvoyant(decisions=1)
 
 
 class _Simulation:
@@ -271,20 +282,20 @@ class _Simulation:
         self._branches: Branches | None = None
         self._arrays = None if base.needs_env() or base.needs_state() else simulation_of(env)
         decisions, seconds = policy.budget
-        value, simulate = policy._value, None
+        value = policy.value
+        simulate: Any = None
         if self._arrays is not None:
             self._branches = ArrayBranches(self._arrays[0].batch, policy.gamma)
             self._reported = SingleCoreEnv(self._arrays[0].batch(1))
         elif policy.n_processes > 1:
             hosts = [_BranchHost(env, base, policy.horizon, policy.gamma, value) for _ in range(policy.n_processes)]
-            self._pool = WorkerPool(hosts, preloads=[type(base).__module__])
+            self._pool = WorkerPool(hosts)
             self._pool.gather("open")
             simulate = _ProcessSimulator(self._pool)
         else:
             self._branches = SingleBranches(env, policy.gamma)
         if self._branches is not None:
             simulate = BranchSimulator(self._branches, acting(base), policy.horizon, _of_group(value))
-        assert simulate is not None
         self._simulate: Simulator = simulate
         self._planner = Planner(
             simulate,
@@ -292,7 +303,7 @@ class _Simulation:
             policy.confidence,
             decisions,
             seconds,
-            first=1 if policy.clairvoyant else _ROUND_WITH_CHANCE if chance else _ROUND_WITHOUT,
+            chance=chance,
             length=policy.horizon,
         )
 
@@ -301,9 +312,7 @@ class _Simulation:
         """Decisions simulated so far."""
         return self._simulate.n_decisions
 
-    def plan(
-        self, env: Any, observation: Any, actor: ActorID, actions: Candidates, seed: int | None
-    ) -> ActionValues:
+    def plan(self, env: Any, observation: Any, actor: ActorID, actions: Candidates, seed: int | None) -> ActionValues:
         """Compare candidates in the present state of the environment."""
         source: Any = [SingleState(env, observation)]
         if self._arrays is not None:
@@ -431,14 +440,19 @@ def candidate_actions(
 
 def _choices(space: spaces.Dict, observation: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
     """The values of each head that masks allow; `None`: some have no finite number."""
-    masks = {head: mask for mask, head in masked_heads({k: np.shape(v) for k, v in observation.items()}, space, {})[0].items()}
+    shapes = {key: np.shape(value) for key, value in observation.items()}
+    masks = {head: mask for mask, head in masked_heads(shapes, space, {})[0].items()}
     found: dict[str, np.ndarray] = {}
     for head, part in space.spaces.items():
         if isinstance(part, spaces.Discrete):
             allowed = np.flatnonzero(np.asarray(observation[masks[head]]) > 0) if head in masks else np.arange(part.n)
             found[head] = int(part.start) + (allowed if len(allowed) else np.arange(part.n))
         elif isinstance(part, (spaces.MultiBinary, spaces.MultiDiscrete)):
-            sizes = np.asarray(part.nvec).ravel() if isinstance(part, spaces.MultiDiscrete) else [2] * part.n
+            sizes = (
+                np.asarray(part.nvec).ravel()
+                if isinstance(part, spaces.MultiDiscrete)
+                else np.full(part.shape, 2).ravel()
+            )
             if np.prod(sizes, dtype=float) > 2**12:
                 return None
             found[head] = np.array(list(itertools.product(*map(range, sizes))), part.dtype).reshape(-1, *part.shape)
@@ -451,14 +465,28 @@ def _key(action: ActionType) -> tuple[bytes, ...]:
     return tuple(np.asarray(action[head], np.float64).tobytes() for head in sorted(action))
 
 
-def _differ(one: Any, other: Any) -> bool:
-    return one is not other
+def _value_function(value: Any, config: Any, base: Policy) -> Value | None:
+    """The estimate of what is still to come at the horizon."""
+    if value is None or (callable(value) and not isinstance(value, str)):
+        return value
+    if value != "critic":
+        found: Any = Factory(object).instantiate(value, config_path="policy.value")
+        if not callable(found):
+            raise ConfigError(f"policy.value: expected critic, a function or null, found {value!r}.")
+        return found  # type: ignore[no-any-return]
+    from maze.core.agent.serialized_torch_policy import trained_actor_critic
+
+    actor_critic = trained_actor_critic(plain_container(config, "policy.base"), base)
+    if actor_critic is None:
+        raise ConfigError(
+            "policy.value=critic: the base policy comes from no training run with a state critic. Use "
+            "policy.base=torch_policy with input_dir=<run> of A2C, PPO or IMPALA, or a value function of your own."
+        )
+    return lambda observation, actor: actor_critic.bootstrap_values(observation, actor, [observation]).cpu().numpy()
 
 
-def _built(config: Any, action_spaces_dict: Any) -> Policy:
-    from maze.core.rollout.rollout_runner import build_policy
-
-    return build_policy(config, {"action_spaces_dict": action_spaces_dict}, "policy.base")
+def _of_group(value: Value | None) -> Callable[[Group], np.ndarray] | None:
+    return None if value is None else lambda group: value(group.stacked(), group.actor_id)
 
 
 def _budget(budget: int | str | None) -> tuple[int | None, float | None]:
@@ -470,6 +498,7 @@ def _budget(budget: int | str | None) -> tuple[int | None, float | None]:
         return None, float(match[1]) * _SECONDS[match[2]]
     if isinstance(budget, str) and not budget.strip().isdigit():
         raise ConfigError(
-            f"policy.budget: expected a number of simulated decisions, or a time such as 50ms, 2s or 1min, found {budget!r}."
+            f"policy.budget: expected a number of simulated decisions, or a time such as 50ms, 2s or 1min, found "
+            f"{budget!r}."
         )
     return whole_number("policy.budget", int(budget), at_least=1), None
