@@ -1,4 +1,4 @@
-"""Environments that can be put into the state of another one, for planning."""
+"""Interface of environments that can take over the state of another one, for planning."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ class SimulatedEnvMixin(ABC):
 
     @abstractmethod
     def clone_from(self, env: Any) -> None:
-        """Takes over the state of `env`; afterwards both go on independently.
+        """Take over the state of `env`; afterwards both are independent.
 
-        :param env: Environment of the same type and configuration, wrapped in the same way.
+        :param env: Environment of the same type and configuration, with the same wrappers.
         """
 
     def set_fast_step(self, do_fast_step: bool) -> None:
-        """Asks the environment to leave out what simulated steps do not need (logging, costly observations).
+        """Leave out parts that simulated steps do not need (logging, costly observations).
 
-        :param do_fast_step: Whether to leave it out. Environments without such parts ignore this.
+        :param do_fast_step: Whether to leave them out. Environments without such parts ignore this.
         """

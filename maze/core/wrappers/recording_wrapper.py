@@ -72,7 +72,7 @@ class ActionRecordingWrapper(Wrapper[MazeEnv[Any]]):
 
     @override(Wrapper)
     def clone_from(self, env: ActionRecordingWrapper) -> None:
-        """Takes over the state, and the recording up to here."""
+        """Take over the state, and the recording up to here."""
         super().clone_from(env)
         self._next_seed = env._next_seed
         self.episode_record = None if env.episode_record is None else env.episode_record.copy()
@@ -290,7 +290,7 @@ class SpacesRecordingWrapper(Wrapper[MazeEnv[Any]]):
 
     @override(Wrapper)
     def clone_from(self, env: SpacesRecordingWrapper) -> None:
-        """Takes over the state, and the recording up to here."""
+        """Take over the state, and the recording up to here."""
         super().clone_from(env)
         self._observation = copy.deepcopy(env._observation)
         self._step = copy.deepcopy(env._step)
@@ -352,7 +352,7 @@ class ParquetRecordingWrapper(SpacesRecordingWrapper):
             self._directory = None
 
     @override(SpacesRecordingWrapper)
-    def clone_from(self, env: Any) -> None:
+    def clone_from(self, env: ParquetRecordingWrapper) -> None:  # type: ignore[override]
         super().clone_from(env)
         self._rows = list(env._rows)
 
