@@ -16,7 +16,7 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.errors import EnvironmentContractError
 from maze.core.utils.config_utils import EnvFactory
 from maze.core.wrappers.maze_gym_env_wrapper import env_name
-from maze.utils.env_checks.acting import CheckReport, check_cloning, check_determinism, check_pickling
+from maze.utils.env_checks.acting import CheckReport, check_cloning, check_determinism, check_futures, check_pickling
 from maze.utils.env_checks.mask_checks import IsInvalid, check_masks, looks_invalid
 from maze.utils.env_checks.step_checks import check_declarations, check_steps
 
@@ -32,7 +32,7 @@ def check_env(
     """Take random actions in an environment and compare its behaviour with the contract.
 
     Checked are actors and their order, spaces and observations, rewards, `done` and `info`, determinism under a
-    seed, pickling and cloning, the round trips of conversions, and action masks.
+    seed, pickling, cloning and new futures of clones, the round trips of conversions, and action masks.
 
     :param env: The environment with its wrappers, or a class, a function, a configuration or an id that makes one. The
         state of a given environment is undefined afterwards.
@@ -55,6 +55,7 @@ def check_env(
                 check_determinism(report, make_env, n_steps, seed, masks)
                 check_pickling(report, make_env, n_steps, seed, masks)
                 if check_cloning(report, make_env, n_steps, seed, masks):
+                    check_futures(report, make_env, n_steps, seed, masks)
                     check_masks(report, make_env, n_steps, seed, masks, is_invalid)
         subject.close()
     if raise_on_findings and report.findings:

@@ -350,7 +350,7 @@ def test_a_failure_says_where_the_training_is_safe(monkeypatch: Any, tmp_path: P
     overrides = ("algorithm.n_epochs=3", "algorithm.n_rollout_steps=8", "algorithm.rollout_evaluator=null")
     monkeypatch.setitem(TRAININGS, "longer", (*TRAININGS["a2c"], *overrides))
     error, _ = run("longer", "dev", "raise in step")
-    assert "The training up to epoch 1 is safe in `latest.pt`" in str(error)
+    assert "The run up to epoch 1 is saved in `latest.pt`" in str(error)
     assert load_state("latest.pt")["epoch"] == 1
 
 
@@ -381,7 +381,7 @@ def test_a_time_limit_is_a_positive_number(seconds: Any, monkeypatch: Any, tmp_p
 @pytest.mark.long
 def test_a_worker_whose_environment_never_returns_to_python_is_ended(monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(placement, "PATIENCE", 5.0)
+    monkeypatch.setattr(placement, "EXTRA_SECONDS", 5.0)
     error, _ = run("ppo", "local", "native hang", env_timeout=0.2)
     assert isinstance(error, WorkerError)
     assert "environment worker 0 (environment 0, pid" in str(error)

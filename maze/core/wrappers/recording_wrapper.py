@@ -15,6 +15,7 @@ import numpy as np
 from maze.core.annotations import override
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.maze_env import MazeEnv
+from maze.core.env.simulated_env_mixin import Future
 from maze.core.errors import ConfigError
 from maze.core.events.event_record import EventRecord
 from maze.core.rendering.offscreen import RecordedFramesRenderer
@@ -41,6 +42,7 @@ class ActionRecordingWrapper(Wrapper[MazeEnv[Any]]):
     """
 
     keeps_observations_and_actions = True
+    records_only = True
 
     def __init__(self, env: MazeEnv[Any], output_dir: str | Path = "action_records") -> None:
         self.output_dir = Path(output_dir)
@@ -71,9 +73,9 @@ class ActionRecordingWrapper(Wrapper[MazeEnv[Any]]):
         return observation
 
     @override(Wrapper)
-    def clone_from(self, env: ActionRecordingWrapper) -> None:
+    def clone_from(self, env: ActionRecordingWrapper, future: Future = "same") -> None:
         """Take over the state, and the recording up to here."""
-        super().clone_from(env)
+        super().clone_from(env, future)
         self._next_seed = env._next_seed
         self.episode_record = None if env.episode_record is None else env.episode_record.copy()
 
@@ -147,6 +149,7 @@ class FrameRecordingWrapper(Wrapper[MazeEnv[Any]]):
     """
 
     keeps_observations_and_actions = True
+    records_only = True
 
     def __init__(self, env: MazeEnv[Any], every_k_steps: int = 1, is_optional: bool = False) -> None:
         if every_k_steps < 1:
@@ -222,9 +225,9 @@ class FrameRecordingWrapper(Wrapper[MazeEnv[Any]]):
                 setattr(env, name, None)
 
     @override(Wrapper)
-    def clone_from(self, env: FrameRecordingWrapper) -> None:
+    def clone_from(self, env: FrameRecordingWrapper, future: Future = "same") -> None:
         env._release_surfaces()
-        super().clone_from(env)
+        super().clone_from(env, future)
         self._renderer = RecordedFramesRenderer()
         self._renderer.frames = dict(env._renderer.frames)
 
@@ -241,6 +244,7 @@ class SpacesRecordingWrapper(Wrapper[MazeEnv[Any]]):
     """
 
     keeps_observations_and_actions = True
+    records_only = True
 
     def __init__(self, env: MazeEnv[Any], output_dir: str | None = "space_records") -> None:
         super().__init__(env)
@@ -289,9 +293,9 @@ class SpacesRecordingWrapper(Wrapper[MazeEnv[Any]]):
         self.env.close()
 
     @override(Wrapper)
-    def clone_from(self, env: SpacesRecordingWrapper) -> None:
+    def clone_from(self, env: SpacesRecordingWrapper, future: Future = "same") -> None:
         """Take over the state, and the recording up to here."""
-        super().clone_from(env)
+        super().clone_from(env, future)
         self._observation = copy.deepcopy(env._observation)
         self._step = copy.deepcopy(env._step)
         self._is_written = env._is_written
@@ -352,8 +356,8 @@ class ParquetRecordingWrapper(SpacesRecordingWrapper):
             self._directory = None
 
     @override(SpacesRecordingWrapper)
-    def clone_from(self, env: ParquetRecordingWrapper) -> None:  # type: ignore[override]
-        super().clone_from(env)
+    def clone_from(self, env: ParquetRecordingWrapper, future: Future = "same") -> None:  # type: ignore[override]
+        super().clone_from(env, future)
         self._rows = list(env._rows)
 
     @override(SpacesRecordingWrapper)

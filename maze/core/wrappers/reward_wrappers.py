@@ -11,6 +11,7 @@ import numpy as np
 
 from maze.core.annotations import override
 from maze.core.env.maze_env import MazeEnv
+from maze.core.env.simulated_env_mixin import Future
 from maze.core.errors import CheckpointError, ConfigError, ConfigValueError
 from maze.core.wrappers.wrapper import RewardWrapper, Wrapper
 
@@ -213,8 +214,8 @@ class ReturnNormalizationRewardWrapper(RewardWrapper[MazeEnv[Any]], RunningStati
         self._count, self._mean, self._squares = int(state["count"]), state["mean"], state["squares"]
 
     @override(Wrapper)
-    def clone_from(self, env: ReturnNormalizationRewardWrapper) -> None:
-        super().clone_from(env)
+    def clone_from(self, env: ReturnNormalizationRewardWrapper, future: Future = "same") -> None:
+        super().clone_from(env, future)
         self.load_statistics_state(env.statistics_state())
         self._return = env._return
         self.is_frozen = env.is_frozen

@@ -15,7 +15,7 @@ from typing_extensions import Self
 from maze.core.annotations import override
 from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_state import MazeStateType
-from maze.core.env.simulated_env_mixin import SimulatedEnvMixin
+from maze.core.env.simulated_env_mixin import Future, SimulatedEnvMixin
 from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import EnvironmentContractError
 
@@ -121,6 +121,9 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
     keeps_observations_and_actions: ClassVar[bool] = False
     """Whether observations and actions are those without this wrapper, of recorded states as well."""
 
+    records_only: ClassVar[bool] = False
+    """Whether the wrapper has no influence on the agent: copies for planning leave it out."""
+
     def __init__(self, env: EnvType) -> None:
         self.env = env
 
@@ -196,10 +199,11 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
         return dicts
 
     @override(SimulatedEnvMixin)
-    def clone_from(self, env: Any) -> None:
+    def clone_from(self, env: Any, future: Future = "same") -> None:
         """Take over the state of an environment with the same wrappers.
 
         The attributes in `CLONED` are copied; wrappers with further state override this method and call it.
+        :meth:`new_future` is passed on to the environment.
 
         :raises EnvironmentContractError: The other environment has other wrappers.
         """
@@ -212,6 +216,12 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
         inner.clone_from(env.env)
         for name in self.CLONED:
             setattr(self, name, copy.copy(getattr(env, name)))
+        self.renew_future(future)
+
+    @override(SimulatedEnvMixin)
+    def new_future(self, seed: int) -> None:
+        inner: Any = self.env
+        inner.new_future(seed)
 
     @override(SimulatedEnvMixin)
     def set_fast_step(self, do_fast_step: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from maze.core.agent.random_policy import RandomPolicy, masked_heads
+from maze.core.errors import EnvironmentContractError
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,8 @@ class CheckReport:
     """Checks that were not possible, with their reasons."""
     n_steps: int = 0
     """Sub-steps taken."""
+    has_chance: bool | None = None
+    """Whether copies of a state with other futures take other courses; None: copies could not be made."""
 
     def add(self, check: str, where: str, found: str, fix: str = "") -> None:
         """Add a finding; further findings of the same kind and place are dropped.
@@ -193,6 +197,9 @@ class CheckReport:
     def __str__(self) -> str:
         lines = [f"{self.env_name}: {len(self.findings)} finding(s) in {self.n_steps} sub-steps."]
         lines += [f"  {finding}" for finding in self.findings]
+        if self.has_chance is not None:
+            chance = "bring other courses (there is chance)" if self.has_chance else "all take the same course"
+            lines.append(f"  Copies of a state with new futures {chance}.")
         lines += [f"  (not checked) {note}" for note in self.skipped]
         return "\n".join(lines)
 
@@ -263,6 +270,68 @@ def check_cloning(
             "cloning", found, "the clone behaves differently.", "Take over the whole state, random generators included."
         )
     return not found
+
+
+_N_FUTURES = 4
+"""Futures, and episodes, that are compared with each other."""
+
+
+def check_futures(
+    report: CheckReport, make_env: Callable[[], Any], n_steps: int, seed: int, masks: Mapping[str, str]
+) -> None:
+    """Copies with the same new future take the same course; notes whether other futures bring other courses."""
+    env, one, other = make_env(), make_env(), make_env()
+    observation = _advance(env, seed, masks)
+    for twin in (one, other):
+        twin.seed(seed + 1)
+        twin.reset()
+
+    def difference_of(first: int, second: int) -> str | None:
+        for twin, future in ((one, first), (other, second)):
+            twin.clone_from(env)
+            twin.new_future(future)
+        return _first_difference(one, other, observation, min(n_steps, 50), seed, masks)
+
+    try:
+        found = difference_of(1, 1)
+        if found:
+            fix = "Have CoreEnv.new_future(seed) set every random generator that the running episode draws from."
+            report.add("futures", found, "two copies with the same new future go different ways.", fix)
+        report.has_chance = any(difference_of(1, future) for future in range(2, 2 + _N_FUTURES))
+    except (NotImplementedError, EnvironmentContractError) as error:
+        report.skip("new futures", describe(error))
+        return
+    except Exception as error:
+        fix = "Have CoreEnv.new_future(seed) replace the random numbers of the running episode."
+        report.add("futures", "new_future()", f"raised {describe(error)}.", fix)
+        return
+    if not report.has_chance and _is_chance_hidden(make_env(), n_steps, seed, masks):
+        report.skip(
+            "new futures",
+            "new_future() changes nothing, although episodes that begin alike take different courses; planning would "
+            "know the future. Where seed() takes effect with the next reset only, or the future is drawn in advance, "
+            "override CoreEnv.new_future(seed)",
+        )
+
+
+def _is_chance_hidden(env: Any, n_steps: int, seed: int, masks: Mapping[str, str]) -> bool:
+    """Whether episodes that begin with the same observation differ later under the same actions."""
+    courses: list[tuple[Any, list[Transition]]] = []
+    for episode in range(_N_FUTURES):
+        env.seed(seed + episode)
+        act = RandomActor(env, seed, masks)
+        first = observation = env.reset()
+        course: list[Transition] = []
+        while len(course) < min(n_steps, 50) and not (course and course[-1].done):
+            actor = env.actor_id()
+            course.append(take(env, actor, act(actor, observation)))
+            observation = course[-1].observation
+        for other_first, other in courses:
+            n_common = min(len(course), len(other))
+            if same(first, other_first) and difference(other[:n_common], course[:n_common]):
+                return True
+        courses.append((copy.deepcopy(first), copy.deepcopy(course)))
+    return False
 
 
 def _advance(env: Any, seed: int, masks: Mapping[str, str]) -> Any:

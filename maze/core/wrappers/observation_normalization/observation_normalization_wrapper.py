@@ -15,6 +15,7 @@ from gymnasium import spaces
 
 from maze.core.annotations import override
 from maze.core.env.maze_env import MazeEnv
+from maze.core.env.simulated_env_mixin import Future
 from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import CheckpointError, ConfigError, did_you_mean
 from maze.core.log_stats.log_stats_env import LogStatsEnv
@@ -222,8 +223,8 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
         return policy
 
     @override(ObservationWrapper)
-    def clone_from(self, env: ObservationNormalizationWrapper) -> None:
-        super().clone_from(env)
+    def clone_from(self, env: ObservationNormalizationWrapper, future: Future = "same") -> None:
+        super().clone_from(env, future)
         if env._normalizers is not None:
             self._set(env.get_statistics())
 

@@ -390,7 +390,7 @@ def test_seeds_are_taken_over_and_the_best_model_is_in_the_new_directory(tmp_pat
     resumed = Run("es", second, n_epochs=2, input_dir=str(tmp_path / "first"), resume=True, **overrides)
     assert resumed.state["seeds"] == {"env_base_seed": 11, "agent_base_seed": 11}
     assert (second / "state_dict.pt").is_file()
-    with pytest.raises(ConfigError, match=r"seeding.env_base_seed: the training in .* has the seed 11, found 12"):
+    with pytest.raises(ConfigError, match=r"seeding.env_base_seed: the run in .* has the seed 11, found 12"):
         Run("es", tmp_path / "third", input_dir=str(second), resume=True, seeding__env_base_seed=12)
 
 
@@ -411,7 +411,7 @@ def test_actors_in_processes_go_on_with_new_episodes_and_say_so(tmp_path, caplog
     local = {"runner___target_": "maze.train.trainers.impala.impala_runners.ImpalaLocalRunner"}
     first = Run("impala", tmp_path / "first", n_epochs=1, **local)
     resumed = Run("impala", tmp_path / "second", n_epochs=2, input_dir=str(tmp_path / "first"), resume=True, **local)
-    assert "begin new episodes (actors in processes of their own are ahead of the training" in caplog.text
+    assert "begin new episodes (asynchronous actors run ahead of the learner" in caplog.text
     assert resumed.state["epoch"] == 2
     assert n_starts(resumed) == n_starts(first) + 1
 
@@ -484,7 +484,7 @@ def test_another_algorithm_cannot_resume(tmp_path):
     Run("ppo", tmp_path / "earlier", n_epochs=1)
     message = refused(tmp_path, "a2c", input_dir=str(tmp_path / "earlier"))
     assert message.startswith("algorithm: ")
-    assert "is the state of a training with PPO, but A2C is configured" in message
+    assert "is the state of a run with PPO, but A2C is configured" in message
 
 
 def test_another_model_cannot_resume(tmp_path):
