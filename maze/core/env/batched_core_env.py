@@ -56,7 +56,7 @@ def scenario_seed(seed: int, scenario: int) -> int:
 class RowStreams:
     """Uniform random numbers for vectorised simulations.
 
-    The numbers of a row depend on its seed and on the number of values taken only, not on other rows. :meth:`new_futures`
+    The numbers of a row depend on its seed and on the number of values taken only, not on other rows. `new_futures`
     replaces the generator of a row by that of a scenario, whose numbers depend on the scenario and on the step only, so
     that rows of the same scenario share them.
     """
