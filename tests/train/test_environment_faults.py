@@ -292,7 +292,9 @@ def test_what_is_being_done_is_said_before_the_third_step(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert isinstance(run(name, "dev", "raise in step").error, MazeError)
-    work = r"-> ((epoch 1: )?collecting [\d,]+ (environment steps|episodes)|evaluating the initial policy|epoch 1: \d+ updates)"
+    work = (
+        r"-> ((epoch 1: )?collecting [\d,]+ (environment steps|episodes)|evaluating the initial|epoch 1: \d+ updates)"
+    )
     assert re.search(rf"^{work}.* \.\.\.$", capsys.readouterr().out, re.MULTILINE)
 
 
