@@ -73,7 +73,7 @@ def pool(n_episodes: int, policies: Mapping[str, Policy]) -> list[PlayedEpisodes
     :param policies: By name.
     """
     from maze.core.utils.config_utils import read_hydra_config
-    from maze.evaluation.comparison_runner import ComparisonRunner
+    from maze.evaluation.runners import ComparisonRunner
 
     runner = ComparisonRunner(dict(policies), n_episodes, max_episode_steps=N_STEPS)
     cfg = read_hydra_config("maze.conf", "conf_compare", env="cutting_2d")
@@ -94,7 +94,7 @@ def pool(n_episodes: int, policies: Mapping[str, Policy]) -> list[PlayedEpisodes
 def is_told_apart(ours: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> bool:
     """Whether the interval of the difference leaves out 0."""
     comparison = Comparison([PlayedEpisodes("a", {KPI: ours[None]}), PlayedEpisodes("b", {KPI: theirs[None]})])
-    return comparison.is_told_apart(comparison.table[1])
+    return comparison.is_significant(comparison.table[1])
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Links `hydra/launcher=local` to the launcher of Maze."""
+"""Register `hydra/launcher=local`."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from maze.cli.local_launcher import LocalLauncher
 
 
 class MazeLocalLauncher(LocalLauncher):
-    """Distributes the jobs of a sweep over processes of this machine."""
+    """Distributes the jobs of a sweep over local processes."""
 
 
 @dataclass
@@ -17,7 +17,7 @@ class LauncherConfig:
 
     _target_: str = "hydra_plugins.maze_local_launcher.MazeLocalLauncher"
     n_jobs: int = -1
-    """Number of jobs at a time; -1: as many as there are CPUs."""
+    """Number of concurrent jobs; -1: the number of CPUs."""
 
 
 ConfigStore.instance().store(group="hydra/launcher", name="local", node=LauncherConfig, provider="maze")

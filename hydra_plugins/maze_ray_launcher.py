@@ -1,4 +1,4 @@
-"""Links `hydra/launcher=ray` to the launcher of Maze."""
+"""Register `hydra/launcher=ray`."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +9,7 @@ from maze.cli.ray_launcher import RayLauncher
 
 
 class MazeRayLauncher(RayLauncher):
-    """Distributes the jobs of a sweep over a cluster of Ray."""
+    """Distributes the jobs of a sweep over a Ray cluster."""
 
 
 @dataclass
@@ -18,13 +18,13 @@ class LauncherConfig:
 
     _target_: str = "hydra_plugins.maze_ray_launcher.MazeRayLauncher"
     address: str | None = None
-    """Where Ray is: `auto` or `<host>:<port>`; `None`: one is started on this machine."""
+    """Address of the cluster: `auto` or `<host>:<port>`; `None`: start Ray on this machine."""
     n_jobs: int = -1
-    """Number of jobs at a time; -1: as many as there is room for."""
+    """Number of concurrent jobs; -1: as many as the cluster's CPUs allow."""
     cpus_per_job: float = 1.0
-    """CPUs that a job needs."""
+    """CPUs per job."""
     gpus_per_job: float = 0.0
-    """GPUs that a job needs."""
+    """GPUs per job."""
     ray_config: dict[str, Any] = field(default_factory=dict)
     """Further arguments of `ray.init`."""
 

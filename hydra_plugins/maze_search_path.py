@@ -1,4 +1,4 @@
-"""Make the shipped algorithms and the configurations of the shipped environments known to Hydra."""
+"""Register the shipped algorithms and the configurations of the shipped environments with Hydra."""
 
 from __future__ import annotations
 

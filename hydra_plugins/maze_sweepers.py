@@ -1,4 +1,4 @@
-"""Links `hydra/sweeper=grid`, `nevergrad` and `optuna` to the sweepers of Maze."""
+"""Register `hydra/sweeper=grid`, `nevergrad` and `optuna`."""
 
 from maze.cli.sweeps.sweepers import GridSweep, NevergradSweep, OptunaSweep
 

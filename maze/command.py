@@ -1,4 +1,4 @@
-"""The command `maze-run`, which says what to install where only the part for acting with bundles is."""
+"""The command `maze-run`; names the missing extra if only the packages for acting with bundles are installed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from maze.core.errors import install_command
 
 
 def main() -> int:
-    """Runs :func:`maze.maze_cli.main` with the arguments of the process, and returns its exit status."""
+    """Run :func:`maze.maze_cli.main` with the arguments of the process; return its exit status."""
     try:
         from maze.maze_cli import main as run
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""The demonstration behind `make demo`: train on CartPole-v1, roll the policy out, say where everything is."""
+"""The demonstration of `make demo`: train on CartPole-v1, roll the policy out, print the location of the results."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 
 
 def maze_run(*arguments: str) -> None:
-    """Runs the command line as its user would; its output goes straight to the terminal."""
+    """Run the command line in a process; its output goes to the terminal."""
     print(f"\n$ maze-run {' '.join(arguments)}\n", flush=True)
     subprocess.run([sys.executable, "-m", "maze.maze_cli", *arguments], check=True)
 
 
 def main() -> None:
-    """Trains PPO with the shipped experiment, rolls out the best policy, prints the way on."""
+    """Train PPO with the shipped experiment, roll out the best policy, print further commands."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--directory", type=Path, default=Path("outputs/demo"), help="where the results go")
+    parser.add_argument("--directory", type=Path, default=Path("outputs/demo"), help="directory of the results")
     directory: Path = parser.parse_args().directory.absolute()
 
     run = directory / time.strftime("%Y-%m-%d_%H-%M-%S")
@@ -37,15 +37,15 @@ def main() -> None:
     print(
         f"\nResults\n"
         f"  {training}\n"
-        f"      state_dict.pt: the best model, latest.pt: where training stopped, .hydra/config.yaml: all settings\n"
+        f"      state_dict.pt: the best model, latest.pt: the last state, .hydra/config.yaml: all settings\n"
         f"  {rollouts}\n"
         f"      trajectory_data/: one file per episode, event_logs/: every event as a table\n"
-        f"\nLook at them\n"
+        f"\nInspect them\n"
         f"  {Path(sys.executable).parent}/tensorboard --logdir {run}\n"
         f"      then open http://localhost:6006/\n"
         f"  {Path(sys.executable).parent}/maze-run env.name=CartPole-v1 policy=torch_policy "
         f"input_dir={training} runner=sequential runner.render=true\n"
-        f"      watch it balance (needs a display)"
+        f"      render the policy (needs a display)"
     )
 
 

@@ -1,4 +1,4 @@
-"""`maze-run`: the command line."""
+"""The command line `maze-run`."""
 
 from __future__ import annotations
 
@@ -38,30 +38,30 @@ if TYPE_CHECKING:
 
 EXIT_ERROR = 1
 NOTHING = ("null", "~", "None", "", str(Path.home()))
-"""Ways to write that a group is left empty; shells turn `~` into the home directory."""
+"""Texts for an empty group; shells expand `~` to the home directory."""
 OPTIONAL_GROUPS = ("critic", "wrappers")
 PRINTING = ("verbose", "console")
-"""Settings that say what is printed."""
+"""Settings of the console output."""
 FLAGS_WITH_VALUE = ("-cn", "--config-name", "-cp", "--config-path", "-cd", "--config-dir", "-p", "--package")
-SHOWN = {
+COMMANDS = {
     "--export": ("maze.cli.export", "export_run"),
-    "--info": ("maze.cli.run_summary", "print_run_info"),
+    "--info": ("maze.cli.run_description", "print_run_info"),
     "--new-project": ("maze.cli.new_project", "write_project"),
     "--report": ("maze.cli.report", "make_report"),
     "--runs": ("maze.cli.run_summary", "print_runs"),
 }
-"""Flags of commands that compose no configuration, with the functions that take what follows them."""
+"""Flags of commands that compose no configuration, with the functions that take the following arguments."""
 HYDRA_INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
-"""What Hydra's own `--info` can be followed by."""
+"""Arguments of Hydra's own `--info`."""
 REQUIRED_GROUPS = ("env", "algorithm", "model", "policy", "runner")
 
 
 def maze_run(cfg: DictConfig) -> float | None:
-    """Builds and runs the runner that a composed configuration describes.
+    """Build and run the runner that a composed configuration describes.
 
-    :param cfg: The whole configuration; `cfg.runner` says what is run.
-    :return: What a sweep compares its runs by: the statistic that `hydra.sweeper.objective` names, or else the
-        best score, where the runner has one. Scores say how far constraints are broken (`BestScore`).
+    :param cfg: The whole configuration; `cfg.runner` describes the runner.
+    :return: The objective of a sweep: the statistic that `hydra.sweeper.objective` names, or else the runner's best
+        score, if any. Scores include the constraint violation (`BestScore`).
     """
     from maze.cli.run_info import config_as_yaml, write_run_info
     from maze.cli.run_summary import beginning
@@ -81,7 +81,7 @@ def maze_run(cfg: DictConfig) -> float | None:
         print(beginning(Path.cwd(), project), flush=True)
     runner = Factory(Runner).instantiate(cfg.runner, config_path="runner")  # type: ignore[type-abstract]
     objective = recorder_of_sweep()
-    with _said_at_the_end(project) if started_by_hydra else nullcontext():
+    with _summary_at_end(project) if started_by_hydra else nullcontext():
         _run(runner, cfg, [] if objective is None else [objective], project if started_by_hydra else None)
     score = best_score(runner)
     if objective is None:
@@ -92,9 +92,9 @@ def maze_run(cfg: DictConfig) -> float | None:
 
 
 def _completed(cfg: DictConfig, project: Path) -> list[str]:
-    """Checks a configuration, and completes it in place.
+    """Check a configuration, and complete it in place.
 
-    :return: Sections that Hydra has composed in another way: those of an earlier run, and overridden wrappers.
+    :return: Sections that differ from Hydra's composition: those of an earlier run, and overridden wrappers.
     """
     from maze.cli.checks import check, complete
     from maze.cli.stored_model import use_stored_run
@@ -122,9 +122,9 @@ def _completed(cfg: DictConfig, project: Path) -> list[str]:
 
 
 def _run(runner: Runner, cfg: DictConfig, writers: Iterable[LogStatsWriter], project: Path | None) -> None:
-    """Runs it with statistics of its own.
+    """Run the runner in its own statistics context.
 
-    :param project: Where the command was started; `None`: there is none, and no report and no log.
+    :param project: Working directory of the command; `None`: write neither report nor log.
     """
     from maze.cli.run_summary import report_writer
     from maze.core.log_stats.log_stats import RunPlace, StatsContext
@@ -153,12 +153,12 @@ def _run(runner: Runner, cfg: DictConfig, writers: Iterable[LogStatsWriter], pro
 
 
 @contextmanager
-def _said_at_the_end(project: Path) -> Iterator[None]:
-    """Context after which is said what a run has reached; after an interruption as well, and not after an error."""
+def _summary_at_end(project: Path) -> Iterator[None]:
+    """Context that prints the summary of a run at its end, also after an interruption, but not after an error."""
     from maze.cli.run_summary import ending
 
     directory, start = Path.cwd(), time.monotonic()
-    commands = () if HydraConfig.get().mode == RunMode.MULTIRUN else None
+    commands: dict[str, str] | None = {} if HydraConfig.get().mode == RunMode.MULTIRUN else None
     interrupt = None
     try:
         yield
@@ -170,38 +170,34 @@ def _said_at_the_end(project: Path) -> Iterator[None]:
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM; taken for an interruption, so that everything is closed in order."""
+    """SIGTERM; handled as an interruption, so that resources are closed."""
 
     exit_status = 128 + signal.SIGTERM
 
 
 def _run_once(cfg: DictConfig) -> float | None:
-    """The task of Hydra; errors of the jobs of a sweep stay with Hydra, which goes on with the other jobs."""
-    with uploaded(uploads_of_run(Path.cwd())):
-        return _run_logged(cfg)
-
-
-def _run_logged(cfg: DictConfig) -> float | None:
+    """Run as the task of Hydra, which catches the errors of a sweep's jobs and continues with the other jobs."""
     from maze.cli.run_info import command_line
     from maze.core.utils.import_guard import ImportGuard, imports_guarded
 
     _log_to_file(logging.INFO, command_line(sys.argv[1:]))
     try:
-        with _only_what_is_wanted(cfg), imports_guarded(ImportGuard(Path(HydraConfig.get().runtime.cwd))):
+        guard = ImportGuard(Path(HydraConfig.get().runtime.cwd))
+        with uploaded(uploads_of_run(Path.cwd())), _quiet_if_configured(cfg), imports_guarded(guard):
             score = maze_run(cfg)
     except BaseException as error:
-        _log_to_file(logging.ERROR, "The run has ended before its time.", error)
+        _log_to_file(logging.ERROR, "The run has failed or was interrupted.", error)
         tell_from_verdict(error, cfg)
         if isinstance(error, Exception) and HydraConfig.get().mode == RunMode.RUN:
             raise RunFailedError from error
         raise
-    _log_to_file(logging.INFO, "The run has come to its end.")
+    _log_to_file(logging.INFO, "The run has ended.")
     return score
 
 
 @contextmanager
-def _only_what_is_wanted(cfg: DictConfig) -> Iterator[None]:
-    """Context in which nothing is printed but warnings and errors, where `verbose` is 0."""
+def _quiet_if_configured(cfg: DictConfig) -> Iterator[None]:
+    """Context in which only warnings and errors are printed if `verbose` is 0."""
     if cfg.get("verbose", 1) != 0 or isinstance(cfg.verbose, bool):
         yield
         return
@@ -214,7 +210,7 @@ def _only_what_is_wanted(cfg: DictConfig) -> Iterator[None]:
 
 
 def _log_to_file(level: int, text: str, error: BaseException | None = None) -> None:
-    """Writes into `maze_cli.log` alone what the console is told in another way."""
+    """Write into `maze_cli.log` only; the console shows the same in another form."""
     exc_info = None if error is None else (type(error), error, error.__traceback__)
     record = logging.LogRecord("maze", level, __file__, 0, text, None, exc_info)
     for handler in logging.getLogger().handlers:
@@ -224,7 +220,7 @@ def _log_to_file(level: int, text: str, error: BaseException | None = None) -> N
 
 @contextmanager
 def _own_logging() -> Iterator[None]:
-    """Hydra configures the logging of the whole process; this puts it back, and closes the run's `maze_cli.log`."""
+    """Context that restores the logging of the process, which Hydra configures, and closes the run's `maze_cli.log`."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     try:
@@ -237,7 +233,7 @@ def _own_logging() -> Iterator[None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs `maze-run` with these arguments (those of the process by default) and returns its exit status."""
+    """Run `maze-run` with these arguments (default: those of the process); return its exit status."""
     command = list(sys.argv[1:] if arguments is None else arguments)
     is_quiet = "--quiet" in command
     if is_quiet:
@@ -264,8 +260,8 @@ def _main(command: list[str]) -> int:
         return _report(error, full=False)
     with trusting(trusted), project_importable(command, trusted_here()):
         flag, arguments = _split_flag(command)
-        if (shown := _what_to_show(flag, arguments)) is not None:
-            return _show(flag, shown)
+        if (following := _arguments_of_flag(flag, arguments)) is not None:
+            return _run_flag(flag, following)
         return _compose_and_run(command, trusted)
 
 
@@ -300,33 +296,33 @@ def _compose_and_run(command: list[str], trusted: Sequence[str]) -> int:
 
 
 def _split_flag(command: Sequence[str]) -> tuple[str, list[str]]:
-    """The first argument without the value that may be written behind it, and what follows."""
+    """Return the first argument without its value, and the value and the following arguments."""
     flag, equals, value = command[0].partition("=") if command else ("", "", "")
     return flag, [*([value] if equals else []), *command[1:]]
 
 
-def _what_to_show(flag: str, arguments: list[str]) -> list[str] | None:
-    """What follows a flag that shows something; `None`: the command is for Hydra, which has an `--info` of its own."""
+def _arguments_of_flag(flag: str, arguments: list[str]) -> list[str] | None:
+    """Return the arguments of a flag in `COMMANDS`; `None`: the command is for Hydra, which has its own `--info`."""
     if flag == "--runs" and not arguments:
         return ["outputs"]
     is_hydras = (flag in ("--info", "--runs") and len(arguments) != 1) or (
         flag == "--info" and arguments[0] in HYDRA_INFO
     )
-    return arguments if flag in SHOWN and not is_hydras else None
+    return arguments if flag in COMMANDS and not is_hydras else None
 
 
-def _show(flag: str, arguments: list[str]) -> int:
+def _run_flag(flag: str, arguments: list[str]) -> int:
     from importlib import import_module
 
-    module, name = SHOWN[flag]
+    module, name = COMMANDS[flag]
     try:
         if flag == "--report":
             from maze.cli.report import episode_wanted
 
             if (episode := episode_wanted(arguments)) is not None and _main(episode):
-                print("The report has no episode: none could be played.", file=sys.stderr)
-        show: Callable[[list[str]], int] = getattr(import_module(module), name)
-        return show(arguments)
+                print("The report has no episode: playing one failed.", file=sys.stderr)
+        function: Callable[[list[str]], int] = getattr(import_module(module), name)
+        return function(arguments)
     except SystemExit:  # --help
         return 0
     except MazeError as error:
@@ -337,16 +333,16 @@ def _run_hydra() -> None:
     from maze.cli.hydra_setup import grid_by_default
 
     with grid_by_default(), warnings.catch_warnings():
-        # Where a file and `algorithm._target_` name the same class, the file is merged into the class's defaults, which
-        # is what is meant: a remark on how Hydra does that, at each composition, is of no use to anybody.
+        # If a file and `algorithm._target_` name the same class, the file is merged into the class's defaults, as
+        # intended. Hydra warns about it at each composition.
         warnings.filterwarnings("ignore", r"\s*'algorithm/[\w-]+' is validated against ConfigStore schema")
-        # An absolute config path: nothing is looked up beside the script that started the process.
+        # An absolute config path: Hydra searches no directory beside the script that started the process.
         hydra.main(version_base="1.3", config_path="pkg://maze.conf", config_name="conf_rollout")(_run_once)()
 
 
 @contextmanager
 def _printed_with_wrappers() -> Iterator[None]:
-    """Context in which the configuration that Hydra prints gets the overrides of wrappers."""
+    """Context in which the overrides of wrappers are applied to the configuration that Hydra prints."""
     with redirect_stdout(io.StringIO()) as printed:
         yield
     cfg = OmegaConf.create(printed.getvalue())
@@ -356,7 +352,7 @@ def _printed_with_wrappers() -> Iterator[None]:
 
 
 def _report_interruption(signals: Sequence[int]) -> int:
-    """The exit status of a command that has failed after a signal, on its way out; 0: there was none."""
+    """Return the exit status of a command that has failed after a signal; 0: no signal."""
     if not signals:
         return 0
     print(f"maze-run: interrupted by {signal.Signals(signals[0]).name}.", file=sys.stderr)
@@ -364,7 +360,7 @@ def _report_interruption(signals: Sequence[int]) -> int:
 
 
 def _report(error: BaseException | None, full: bool) -> int:
-    """Prints an error the way its reader needs it: a message for what users cause, a traceback for bugs."""
+    """Print an error: a message for errors caused by the user, a traceback for bugs."""
     assert error is not None
     message = error if isinstance(error, MazeError) else translated(error)
     if full or message is None:
@@ -383,9 +379,9 @@ def _kind(error: MazeError) -> str:
 
 @contextmanager
 def _as_command_of_this_process(arguments: list[str], signals: list[int]) -> Iterator[None]:
-    """Hydra reads `sys.argv`, and reports errors itself unless the environment asks for full ones.
+    """Context in which Hydra reads these arguments from `sys.argv`, and passes errors on instead of printing them.
 
-    :param signals: Takes the signals by which it is interrupted.
+    :param signals: Receives the signals that interrupt the command.
     """
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
@@ -418,15 +414,15 @@ def _as_command_of_this_process(arguments: list[str], signals: list[int]) -> Ite
 
 
 def _one_line_warning(message: Warning | str, *args: object, **kwargs: object) -> str:
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(message))  # gymnasium colours its own
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(message))  # gymnasium colours its warnings
     return f"Warning: {plain.removeprefix('WARN: ')}\n"
 
 
 def _readable_to_hydra(argument: str) -> str:
-    """Writes `critic=~` and its like the way Hydra knows them."""
+    """Return an argument such as `critic=~` in Hydra's grammar."""
     name, equals, value = argument.partition("=")
     if equals and name.partition(".")[0] in PRINTING:
-        return f"++{argument}"  # root configurations of others need not have it
+        return f"++{argument}"  # root configurations of users may lack it
     if is_url(value) and set(value) & set("?&="):
         return f"{name}='{value}'"
     if not equals and name.startswith("~"):
@@ -439,7 +435,7 @@ def _readable_to_hydra(argument: str) -> str:
 
 
 def _flags_first(arguments: Iterable[str]) -> list[str]:
-    """Puts overrides behind all flags; Python's parser does not take them on both sides of one."""
+    """Move overrides behind all flags; Python's parser does not accept overrides on both sides of a flag."""
     flags: list[str] = []
     overrides: list[str] = []
     previous = ""

@@ -1,4 +1,4 @@
-"""What the command line starts."""
+"""The interface of runners, which the command line starts."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
 
 
 class Runner(ABC):
-    """Builds what a job needs from its configuration, and runs it."""
+    """Builds the components of a job from its configuration, and runs it."""
 
     maze_seeding: MazeSeeding
     """Source of all seeds of the job; set by :meth:`setup`."""
 
     @abstractmethod
     def setup(self, cfg: DictConfig) -> None:
-        """Builds everything the job needs.
+        """Build the components of the job.
 
-        :param cfg: The whole composed configuration, of which `cfg.runner` describes this object.
+        :param cfg: The whole composed configuration; `cfg.runner` describes this object.
         """
 
     @abstractmethod
     def run(self, **kwargs: Any) -> None:
-        """Runs the job; :meth:`setup` came first."""
+        """Run the job, after :meth:`setup`."""
 
-    def close(self) -> None:  # most runners hold nothing
-        """Gives back what the runner holds beyond its run: processes, a cluster; nothing happens the second time."""
+    def close(self) -> None:  # most runners hold no resources
+        """Release resources that outlive the run: processes, a cluster. Further calls have no effect."""

@@ -39,7 +39,7 @@ from maze.core.wrappers.observation_normalization.observation_normalization_util
 from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
     ObservationNormalizationWrapper,
 )
-from maze.core.wrappers.return_normalization_reward_wrapper import FrozenEnvFactory
+from maze.core.wrappers.reward_wrappers import FrozenEnvFactory
 from maze.runner import Runner
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
@@ -188,14 +188,14 @@ class TrainingRun:
         with output(self.silent):
             print(ending(self.run_dir, self.project, self._seconds, self._next_calls()), flush=True)
 
-    def _next_calls(self) -> list[tuple[str, str]]:
+    def _next_calls(self) -> dict[str, str]:
         if self.loaded.swept:
-            return []
-        return [
-            ("rc.evaluate(n_episodes=50)", "evaluate its best policy"),
-            ("rc.rollout(n_episodes=1, record_pages=True)", "look at an episode, step by step"),
-            (f"RunContext.load({str(self.run_dir)!r})", "pick it up in another process"),
-        ]
+            return {}
+        return {
+            "Evaluate its best policy": "rc.evaluate(n_episodes=50)",
+            "Inspect an episode step by step": "rc.rollout(n_episodes=1, record_pages=True)",
+            "Load it in another process": f"RunContext.load({str(self.run_dir)!r})",
+        }
 
     def require_trainable(self) -> None:
         """Raises a :class:`RunContextError` where the run cannot be trained any more."""
@@ -355,7 +355,7 @@ class TrainingRun:
         :param maximize: KPIs of which more is better.
         :param deterministic: Take the most probable actions.
         """
-        from maze.evaluation.comparison_runner import ComparisonRunner
+        from maze.evaluation.runners import ComparisonRunner
 
         self._require_weights("compare")
         assert self.run_dir is not None

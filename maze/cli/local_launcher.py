@@ -1,4 +1,4 @@
-"""Runs the jobs of a sweep in processes of this machine."""
+"""Launcher that runs the jobs of a sweep in local processes: `hydra/launcher=local`."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ from maze.utils.process import end, exit_text, preload
 log = logging.getLogger(__name__)
 
 CONSOLE_FILE = "console.log"
-"""What a job prints, in its run directory."""
+"""File with the console output of a job, in its run directory."""
 GRACE_PERIOD = 5.0
-"""Seconds that a job has for saving and closing when it is asked to end."""
+"""Seconds that a job has to save and close after SIGTERM."""
 TRAINING_MODULE = "maze.train.trainers.common.training_runner"
 
 
 def outcome(job_return: JobReturn) -> Any:
-    """The returned value of a job, or the error it failed with."""
+    """Return the value that a job returned, or its error."""
     return replace(job_return, status=JobStatus.COMPLETED).return_value
 
 
 @dataclass(frozen=True)
 class FinishedJob:
-    """What became of a job.
+    """A job that has ended.
 
     :param number: The job's number in the sweep.
-    :param job_return: What Hydra says about it.
-    :param duration: Seconds that it ran.
+    :param job_return: Status, and returned value or error.
+    :param duration: Seconds.
     """
 
     number: int
@@ -63,11 +63,11 @@ class FinishedJob:
 
 
 class LocalLauncher(Launcher):  # type: ignore[misc, unused-ignore]
-    """Distributes jobs over processes, one for each job: a job that is killed takes no other one with it.
+    """Distributes jobs over processes, one for each job, so that a killed job does not affect the others.
 
-    What a job prints goes to `console.log` in its run directory.
+    The console output of a job goes to `console.log` in its run directory.
 
-    :param n_jobs: Number of jobs at a time; -1: as many as there are CPUs.
+    :param n_jobs: Number of concurrent jobs; -1: the number of CPUs.
     """
 
     def __init__(self, n_jobs: int = -1) -> None:
@@ -93,7 +93,7 @@ class LocalLauncher(Launcher):  # type: ignore[misc, unused-ignore]
         return [returns[number] for number in sorted(returns)]
 
     def open(self) -> Any:
-        """For sweepers that start a job whenever there is room for one."""
+        """Return the running jobs, for sweepers that start a job whenever a slot is free."""
         assert self.config is not None
         setup_globals()
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
@@ -104,10 +104,10 @@ class LocalLauncher(Launcher):  # type: ignore[misc, unused-ignore]
         return LocalJobs(self)
 
     def close(self) -> None:
-        """Ends what was started for all jobs."""
+        """Release resources shared by all jobs."""
 
     def payload(self, number: int, overrides: list[str]) -> bytes:
-        """All that a process needs to run a job."""
+        """Return the job, pickled for its process."""
         assert self.config is not None
         assert self.hydra_context is not None
         config = self.hydra_context.config_loader.load_sweep_config(self.config, for_hydra(overrides))
@@ -122,24 +122,24 @@ class LocalLauncher(Launcher):  # type: ignore[misc, unused-ignore]
 
 @dataclass
 class Job:
-    """A job that runs."""
+    """A running job."""
 
     number: int
     started: float
     process: Any = None
-    """Its process, where it is one of this machine."""
+    """Its process; None: it runs on a cluster."""
 
 
 class Jobs(ABC):
-    """Jobs that run beside each other; leaving the context ends those that still run.
+    """Concurrent jobs; leaving the context ends those that still run.
 
-    :param launcher: Describes the jobs.
+    :param launcher: The launcher of the jobs.
     """
 
     def __init__(self, launcher: LocalLauncher) -> None:
         self._launcher = launcher
         self._jobs: dict[Any, Job] = {}
-        """Those that run, by what one waits for."""
+        """Running jobs by the handle that is waited for."""
 
     def __enter__(self) -> Self:
         return self
@@ -153,47 +153,47 @@ class Jobs(ABC):
         return len(self._jobs)
 
     def start(self, number: int, overrides: list[str]) -> None:
-        """Starts a job."""
-        awaited, process = self._begin(self._launcher.payload(number, overrides))
-        self._jobs[awaited] = Job(number, time.monotonic(), process)
+        """Start a job."""
+        handle, process = self._begin(self._launcher.payload(number, overrides))
+        self._jobs[handle] = Job(number, time.monotonic(), process)
 
     def stop(self, number: int) -> None:
-        """Asks a job to end."""
-        for awaited, job in self._jobs.items():
+        """Terminate a job; it may save first."""
+        for handle, job in self._jobs.items():
             if job.number == number:
-                self._ask_to_end(awaited)
+                self._terminate(handle)
 
     def wait(self, timeout: float | None = None) -> list[FinishedJob]:
-        """Waits until at least one of the running jobs has ended, or so many seconds."""
+        """Wait until at least one running job has ended, or until the timeout (seconds)."""
         finished = []
-        for awaited in self._ended(timeout):
-            job = self._jobs.pop(awaited)
+        for handle in self._ended(timeout):
+            job = self._jobs.pop(handle)
             duration = time.monotonic() - job.started
-            finished.append(FinishedJob(job.number, self._returned(awaited, job), duration))
+            finished.append(FinishedJob(job.number, self._returned(handle, job), duration))
         return finished
 
     @abstractmethod
     def close(self) -> None:
-        """Asks the running jobs to end, so that trainings save, and ends those that do not."""
+        """Terminate the running jobs, so that training runs save; kill jobs that do not end."""
 
     @abstractmethod
     def _begin(self, payload: bytes) -> tuple[Any, Any]:
-        """Starts a job; what one waits for, and its process."""
+        """Start a job; return its handle and its process."""
 
     @abstractmethod
-    def _ask_to_end(self, awaited: Any) -> None: ...
+    def _terminate(self, handle: Any) -> None: ...
 
     @abstractmethod
     def _ended(self, timeout: float | None) -> list[Any]:
-        """Waits for at least one job."""
+        """Wait for at least one job."""
 
     @abstractmethod
-    def _returned(self, awaited: Any, job: Job) -> JobReturn:
-        """What came of a job that has ended."""
+    def _returned(self, handle: Any, job: Job) -> JobReturn:
+        """Return the result of a job that has ended."""
 
 
 class LocalJobs(Jobs):
-    """Jobs in processes of this machine."""
+    """Jobs in local processes."""
 
     def __init__(self, launcher: LocalLauncher) -> None:
         super().__init__(launcher)
@@ -217,31 +217,31 @@ class LocalJobs(Jobs):
         # Not daemonic: jobs start processes of their own.
         process = self._context.Process(target=_serve_job, args=(payload, theirs, dict(os.environ), os.getcwd()))
         process.start()
-        theirs.close()  # only the job may hold it, or its death would not be seen
+        theirs.close()  # only the job holds it, so that its end is detected
         return ours, process
 
     @override(Jobs)
-    def _ask_to_end(self, awaited: Any) -> None:
-        self._jobs[awaited].process.terminate()
+    def _terminate(self, handle: Any) -> None:
+        self._jobs[handle].process.terminate()
 
     @override(Jobs)
     def _ended(self, timeout: float | None) -> list[Any]:
         return wait(list(self._jobs), timeout)
 
     @override(Jobs)
-    def _returned(self, awaited: Any, job: Job) -> JobReturn:
+    def _returned(self, handle: Any, job: Job) -> JobReturn:
         try:
-            job_return: JobReturn = cloudpickle.loads(awaited.recv_bytes())
+            job_return: JobReturn = cloudpickle.loads(handle.recv_bytes())
         except (EOFError, OSError):
             job.process.join()
             job_return = _lost(job)
-        awaited.close()
-        end(job.process, GRACE_PERIOD)  # a thread of the job's own may hold it back; its result is there
+        handle.close()
+        end(job.process, GRACE_PERIOD)  # the job's own threads may delay its end; its result has arrived
         return job_return
 
 
 def _context(preload_torch: bool) -> Any:
-    """How processes are started: from a server that has imported what all jobs need, where the system has that."""
+    """Return the start method: a server with all imports of the jobs, if the system supports it."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -250,6 +250,7 @@ def _context(preload_torch: bool) -> Any:
 
 
 def _lost(job: Job) -> JobReturn:
+    """Return the result of a job whose process ended before the job."""
     code = job.process.exitcode
     is_killed = code is not None and code < 0
     hint = " The operating system may have run out of memory; try a smaller hydra.launcher.n_jobs." if is_killed else ""
@@ -259,9 +260,9 @@ def _lost(job: Job) -> JobReturn:
 
 
 def lost_job(text: str) -> JobReturn:
-    """What comes of a job whose process is lost.
+    """Return the result of a job whose process is lost.
 
-    :param text: How that happened.
+    :param text: The reason.
     """
     return JobReturn(status=JobStatus.FAILED, _return_value=WorkerError(text))
 
@@ -271,7 +272,7 @@ def _n_cpus() -> int:
 
 
 def _serve_job(payload: bytes, connection: Connection, environment: Mapping[str, str], directory: str) -> None:
-    """Main function of a job's process."""
+    """Run the main function of a job's process."""
     threading.Thread(target=_end_with_parent, args=(connection,), daemon=True).start()
     os.environ.clear()
     os.environ.update(environment)
@@ -279,11 +280,11 @@ def _serve_job(payload: bytes, connection: Connection, environment: Mapping[str,
 
 
 def run_packed_job(payload: bytes, directory: str) -> bytes:
-    """Runs a job in the process that was started for it.
+    """Run a job in the process that was started for it.
 
-    :param payload: As :meth:`LocalLauncher.payload` packed it.
+    :param payload: The job as pickled by :meth:`LocalLauncher.payload`.
     :param directory: The sweep's working directory.
-    :return: The packed `JobReturn`.
+    :return: The pickled `JobReturn`.
     """
     os.chdir(directory)
     _use_one_thread()
@@ -309,15 +310,17 @@ def _packed(job_return: JobReturn) -> bytes:
         job_return.return_value = ExceptionReport(outcome(job_return)).exception
     try:
         packed: bytes = cloudpickle.dumps(job_return)
-    except Exception:  # what the job returned runs code of its class when it is pickled
-        job_return.return_value = ExceptionReport(TypeError("What the job returned cannot be pickled.")).exception
+    except Exception:  # pickling runs code of the returned object's class
+        job_return.return_value = ExceptionReport(
+            TypeError("The value returned by the job cannot be pickled.")
+        ).exception
         job_return.status = JobStatus.FAILED
         packed = cloudpickle.dumps(job_return)
     return packed
 
 
 def _use_one_thread() -> None:
-    """Several processes with several threads each get in one another's way."""
+    """Use one thread, unless `OMP_NUM_THREADS` is set: the CPUs are shared by all jobs."""
     n_threads = os.environ.setdefault("OMP_NUM_THREADS", "1")
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(int(n_threads) if n_threads.isdecimal() else 1)
@@ -334,7 +337,7 @@ def _redirect_output(directory: Path) -> None:
 
 
 def _end_with_parent(connection: Connection) -> None:
-    """Ends this process in order when the sweep's process is gone."""
+    """Terminate this process when the sweep's process has ended."""
     with suppress(EOFError, OSError):
         connection.recv_bytes()
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Runs the jobs of a sweep on Ray: `hydra/launcher=ray`."""
+"""Launcher that runs the jobs of a sweep on Ray: `hydra/launcher=ray`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ log = logging.getLogger(__name__)
 
 
 class RayLauncher(LocalLauncher):
-    """Distributes jobs over the machines of a cluster of Ray, one process for each job.
+    """Distributes jobs over the machines of a Ray cluster, one process for each job.
 
     Run directories are below the sweep's, on a file system that all machines share.
 
-    :param address: Where Ray is: `auto` or `<host>:<port>`; `None`: one is started on this machine.
-    :param n_jobs: Number of jobs at a time; -1: as many as there is room for.
-    :param cpus_per_job: CPUs that a job needs.
-    :param gpus_per_job: GPUs that a job needs; parts are possible.
+    :param address: Address of the cluster: `auto` or `<host>:<port>`; `None`: start Ray on this machine.
+    :param n_jobs: Number of concurrent jobs; -1: as many as the cluster's CPUs allow.
+    :param cpus_per_job: CPUs per job.
+    :param gpus_per_job: GPUs per job; may be fractional.
     :param ray_config: Further arguments of `ray.init`.
     """
 
@@ -47,7 +47,7 @@ class RayLauncher(LocalLauncher):
     @override(LocalLauncher)
     def _open_jobs(self) -> RayJobs:
         self._session.enter_context(ray_session(self._ray_config, self.cpus_per_job, key="hydra.launcher.address"))
-        require_cpus(self.cpus_per_job, "hydra.launcher: a job", "Ask for fewer: hydra.launcher.cpus_per_job.")
+        require_cpus(self.cpus_per_job, "hydra.launcher: a job", "Reduce hydra.launcher.cpus_per_job.")
         if not self._is_bounded:
             self.n_jobs = max(1, int(n_cpus() / max(self.cpus_per_job, 0.01)))
         return RayJobs(self)
@@ -58,7 +58,7 @@ class RayLauncher(LocalLauncher):
 
 
 class RayJobs(Jobs):
-    """Jobs in processes that Ray starts."""
+    """Jobs in processes started by Ray."""
 
     def __init__(self, launcher: RayLauncher) -> None:
         super().__init__(launcher)
@@ -83,17 +83,17 @@ class RayJobs(Jobs):
         return self._task.remote(payload, os.getcwd()), None
 
     @override(Jobs)
-    def _ask_to_end(self, awaited: Any) -> None:
-        self._ray.cancel(awaited, force=False)
+    def _terminate(self, handle: Any) -> None:
+        self._ray.cancel(handle, force=False)
 
     @override(Jobs)
     def _ended(self, timeout: float | None) -> list[Any]:
         return list(self._ray.wait(list(self._jobs), timeout=timeout)[0])
 
     @override(Jobs)
-    def _returned(self, awaited: Any, job: Job) -> JobReturn:
+    def _returned(self, handle: Any, job: Job) -> JobReturn:
         try:
-            job_return: JobReturn = cloudpickle.loads(self._ray.get(awaited))
+            job_return: JobReturn = cloudpickle.loads(self._ray.get(handle))
         except self._ray.exceptions.RayError as error:
             reason = str(error).strip().split("\n", 1)[0]
             return lost_job(f"The process of job {job.number} is lost: {reason}")

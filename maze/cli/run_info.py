@@ -16,7 +16,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from maze.cli.errors import UsageError
-from maze.cli.sweeps.results import PREVIOUS_FORMAT, STUDY_FILE
+from maze.cli.sweeps.results import STUDY_FILE
 from maze.cli.wrapper_overrides import as_written
 from maze.core.utils.config_description import config_to_yaml
 from maze.core.utils.files import write_whole
@@ -27,7 +27,7 @@ PACKAGES = ("maze-rl", "torch", "numpy", "gymnasium", "hydra-core", "omegaconf",
 CONFIG_FILE = "hydra_config.yaml"
 COMMAND_FILE = "command.txt"
 VERSIONS_FILE = "versions.json"
-SWEEP_FILES = (STUDY_FILE, PREVIOUS_FORMAT, "multirun.yaml")
+SWEEP_FILES = (STUDY_FILE, "multirun.yaml")
 HYDRA_CONFIG = Path(".hydra") / "config.yaml"
 _RUN_FILES = (HYDRA_CONFIG.as_posix(), CONFIG_FILE, COMMAND_FILE)
 

@@ -1,43 +1,59 @@
-"""Policies side by side in the same episodes, and what that tells of their differences."""
+"""Comparison of policies on the same episodes: estimates of their differences as text, CSV and HTML page."""
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
+from maze.core.env.base_env_events import BaseEnvEvents
+from maze.core.log_stats.log_stats import LogStats
 from maze.core.utils.files import csv_text
 from maze.report.estimates import Estimate, Values, interquartile_mean_interval, mean_interval
+from maze.report.page import Cell, MarkedNumber, Page, number_text, page_section, table
 
 RETURN, LENGTH = "return", "steps"
-"""Measures that every episode has; the others are its KPIs."""
+"""Measures of every episode; the others are KPIs."""
 
 
 @dataclass(frozen=True)
 class PlayedEpisodes:
-    """What a policy reached, or several trainings of it.
+    """Measures of a policy in a set of episodes.
 
-    :param name: What it is called.
-    :param measures: Values `[n_trainings, n_episodes]` by name; a policy that was not trained counts as one training.
+    :param name: Name of the policy.
+    :param measures: Values `[n_runs, n_episodes]` by name; an untrained policy counts as one run.
     """
 
     name: str
     measures: Mapping[str, Values]
 
+    @classmethod
+    def of(cls, name: str, runs: Sequence[Sequence[Mapping[str, float]]]) -> PlayedEpisodes:
+        """Collect the measures that all episodes of all runs have.
+
+        :param name: Name of the policy.
+        :param runs: Measures of each episode of each run.
+        """
+        common = [measure for measure in runs[0][0] if all(measure in each for run in runs for each in run)]
+        values = {name: np.array([[each[name] for each in run] for run in runs], np.float64) for name in common}
+        return cls(name, values)
+
 
 class ComparedMeasure(NamedTuple):
-    """One policy and one measure.
+    """Estimates of one measure of one policy.
 
     :param policy: Name of the policy.
     :param measure: Name of the measure.
-    :param mean: Mean over trainings and episodes.
-    :param interquartile_mean: Mean of the middle half of them.
-    :param difference: How much larger the mean is than that of the reference, in the same episodes.
-    :param improvement: Probability of a better value than the reference's in the same episode; of measures without a
-        goal, of a larger one.
+    :param mean: Mean over runs and episodes.
+    :param interquartile_mean: Mean of the middle half of the values.
+    :param difference: Difference of the mean from that of the reference policy, in the same episodes.
+    :param improvement: Probability of a better value than the reference policy's in the same episode; for measures
+        without a goal, of a larger value.
     """
 
     policy: str
@@ -50,14 +66,15 @@ class ComparedMeasure(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Policies in the same episodes.
+    """Comparison of policies on the same episodes.
 
-    Intervals cover episodes and, of policies with several runs, runs; see :mod:`maze.report.estimates`. All policies
-    play the same episodes, so that what makes an episode hard or easy cancels out of their differences.
+    Intervals cover the variation over episodes and, for policies with several runs, over runs; see
+    :mod:`maze.report.estimates`. The same episodes for all policies (common random numbers) reduce the variance of the
+    differences.
 
-    :param played: What the policies reached, all in the same episodes; the first one is the reference.
-    :param minimized: Measures of which less is better.
-    :param maximized: Measures of which more is better, unless they are minimized.
+    :param played: Measures of the policies in the same episodes; the first policy is the reference.
+    :param minimized: Measures for which less is better.
+    :param maximized: Measures for which more is better, unless they are minimized.
     """
 
     played: Sequence[PlayedEpisodes]
@@ -66,43 +83,43 @@ class Comparison:
 
     @property
     def measures(self) -> list[str]:
-        """The measures that all policies have."""
+        """Measures that all policies have."""
         first, *others = self.played
         return [name for name in first.measures if all(name in other.measures for other in others)]
 
     @property
     def n_episodes(self) -> int:
-        """How many episodes there are."""
+        """Number of episodes."""
         return int(next(iter(self.played[0].measures.values())).shape[1])
 
     @cached_property
     def table(self) -> list[ComparedMeasure]:
-        """A row for each measure and policy."""
+        """One row for each measure and policy."""
         return [row for measure in self.measures for row in self._rows(measure)]
 
     def rows_of(self, measure: str) -> list[ComparedMeasure]:
-        """The rows of one measure, in the order of the policies."""
+        """Return the rows of one measure, in the order of the policies."""
         return [row for row in self.table if row.measure == measure]
 
-    def is_told_apart(self, row: ComparedMeasure) -> bool:
-        """Whether the interval of the difference from the reference leaves out zero."""
+    def is_significant(self, row: ComparedMeasure) -> bool:
+        """Return whether the interval of the difference from the reference excludes zero."""
         return row.difference is not None and (row.difference.low > 0 or row.difference.high < 0)
 
     def goal(self, measure: str) -> str:
-        """In words, whether more of a measure counts as better, for headings."""
+        """Return the goal of a measure for headings; empty: none is stated."""
         if measure in self.minimized:
             return " (less is better)"
         return " (more is better)" if measure in self.maximized else ""
 
     def improvement_name(self, measure: str) -> str:
-        """Heading of the probability of improvement."""
+        """Return the heading of the probability of improvement."""
         return "P(better)" if self.goal(measure) else "P(more)"
 
     def _cells(self, row: ComparedMeasure) -> tuple[str, ...]:
         cells = (row.policy, _short(row.mean.value), _interval(row.mean), _short(row.interquartile_mean.value))
         if row.difference is None or row.improvement is None:
             return (*cells, "", "", "")
-        difference = f"{row.difference.value:+.5g}{'*' * self.is_told_apart(row)}"
+        difference = f"{row.difference.value:+.5g}{'*' * self.is_significant(row)}"
         return (*cells, difference, _interval(row.difference), f"{row.improvement.value:.2f}")
 
     def _rows(self, measure: str) -> Iterator[ComparedMeasure]:
@@ -120,7 +137,7 @@ class Comparison:
             )
 
     def as_csv(self) -> str:
-        """The table, a line for each measure and policy."""
+        """Return the table, one line for each measure and policy."""
         names = ("mean", "interquartile_mean", "difference", "improvement")
         header = [column for name in names for column in (name, f"{name}_low", f"{name}_high")]
         lines: list[list[object]] = [["policy", "measure", *header]]
@@ -133,36 +150,35 @@ class Comparison:
     def episodes_as_csv(
         self, facts: Sequence[tuple[object, ...]], names: Sequence[str] = ("env_seed", "agent_seed")
     ) -> str:
-        """The episodes, a line for each training and episode.
+        """Return the episodes, one line for each run and episode.
 
-        :param facts: What else is known of each episode, by default the seeds of environment and agent.
-        :param names: Names of the facts.
+        :param facts: Further columns of each episode, by default the seeds of environment and agent.
+        :param names: Names of these columns.
         """
         lines: list[list[object]] = [["policy", "training", "episode", *names, *self.measures]]
         for played in self.played:
-            n_trainings = next(iter(played.measures.values())).shape[0]
-            for training in range(n_trainings):
+            for run in range(len(next(iter(played.measures.values())))):
                 for episode, known in enumerate(facts):
-                    values = [repr(float(played.measures[name][training, episode])) for name in self.measures]
-                    lines.append([played.name, training, episode, *known, *values])
+                    values = [repr(float(played.measures[name][run, episode])) for name in self.measures]
+                    lines.append([played.name, run, episode, *known, *values])
         return csv_text(lines)
 
     def text(self) -> str:
-        """The table for the console, measure by measure."""
+        """Return the table for the console, measure by measure."""
         reference = self.played[0].name
         header = ("policy", "mean", "95 % interval", "IQM", f"difference from {reference}", "95 % interval")
         parts = []
         for measure in self.measures:
             rows = [(*header, self.improvement_name(measure)), *map(self._cells, self.rows_of(measure))]
             parts += [f"{measure}{self.goal(measure)}", *aligned(rows), ""]
-        parts.append(f"{self.n_episodes} episodes, the same for all; * the interval of the difference leaves out 0.")
+        parts.append(f"{self.n_episodes} episodes, the same for all; * the interval of the difference excludes 0.")
         return "\n".join(parts)
 
 
 def _improvement(ours: Values, theirs: Values) -> Estimate:
-    """Probability that one is better in an episode, over all pairs of runs; ties count half."""
+    """Estimate the probability that ours is better in an episode, over all pairs of runs; ties count half."""
     pairs = (ours[:, np.newaxis] > theirs) + 0.5 * (ours[:, np.newaxis] == theirs)
-    # What is subtracted has the mean 0, and the differences between the runs of the other policy.
+    # The subtrahend has mean 0 and contributes the variation between the runs of the other policy.
     return Estimate.of(mean_interval(pairs.mean(1), pairs.mean((0, 1)) - pairs.mean(0), (0.0, 1.0)))
 
 
@@ -175,9 +191,9 @@ def _interval(estimate: Estimate) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lines of a table for the console, whose first column is a name.
+    """Yield the lines of a table for the console, whose first column is a name.
 
-    :param rows: Cells, the heading first.
+    :param rows: Cells; the first row is the heading.
     """
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
@@ -186,3 +202,154 @@ def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
             for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         yield "  ".join(cells).rstrip()
+
+
+def measures_of(stats: LogStats) -> dict[str, float]:
+    """Extract return, length and KPIs of an episode from its statistics."""
+    measures: dict[str, float] = {}
+    kpis: dict[str, float] = {}
+    for key, value in stats.items():
+        if key.event is BaseEnvEvents.reward and key.output_name in ("sum", "count"):
+            measures[RETURN if key.output_name == "sum" else LENGTH] = float(value)
+        elif key.event is BaseEnvEvents.kpi and key.group:
+            kpis[str(key.group[0])] = float(value)
+    return {**dict(sorted(measures.items())), **kpis}
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+_WIDTH, _SIDE, _NAME, _ROW, _BOTTOM = 500, 14, 18, 48, 24
+"""Width of a figure, horizontal margin, height of a name, of a row, and of the axis."""
+_N_DOTS = 200
+
+
+def comparison_page(comparison: Comparison, written: datetime) -> Page:
+    """Build the HTML report: for each measure the policies with intervals, and their differences from the first one.
+
+    :param comparison: The comparison.
+    :param written: Time that the page shows.
+    """
+    names = [played.name for played in comparison.played]
+    return Page(
+        title=" / ".join(names) if len(names) <= 4 else f"{len(names)} policies",
+        subtitle=f"{comparison.n_episodes} episodes, the same for all policies; differences are from {names[0]}",
+        note=f"written {written:%Y-%m-%d %H:%M:%S}; 95 % intervals over episodes and runs; "
+        "IQM: mean of the middle half (Agarwal et al. 2021)",
+        sections=[page_section("Overview", _overview(comparison)), *_measures(comparison)],
+    )
+
+
+def _overview(comparison: Comparison) -> str:
+    rows: list[list[Cell]] = []
+    for played in comparison.played:
+        row: list[Cell] = [played.name]
+        for measure in comparison.measures:
+            found = next(each for each in comparison.rows_of(measure) if each.policy == played.name)
+            row.append(MarkedNumber(found.mean.value, _verdict(comparison, found)))
+        rows.append(row)
+    marks = "▲ better, ▼ worse, * different from the first policy: the interval of the difference excludes 0"
+    return table(["policy", *comparison.measures], rows, f"Means over episodes; {marks}")
+
+
+def _verdict(comparison: Comparison, row: ComparedMeasure) -> str:
+    if row.difference is None or not comparison.is_significant(row):
+        return ""
+    if not comparison.goal(row.measure):
+        return " *"
+    is_less = row.difference.value < 0
+    return " ▲" if is_less == (row.measure in comparison.minimized) else " ▼"
+
+
+def _measures(comparison: Comparison) -> Iterator[str]:
+    header = ("policy", "mean", "95 %", "IQM", "95 % of IQM", "difference", "95 % of difference")
+    for measure in comparison.measures:
+        rows = [_row(row) for row in comparison.rows_of(measure)]
+        figures = _means_figure(comparison, measure) + _differences_figure(comparison, measure)
+        yield page_section(
+            f"{measure}{comparison.goal(measure)}",
+            f'<div class="pair">{figures}</div>\n',
+            facts=table(
+                (*header, comparison.improvement_name(measure), "95 % of P"),
+                rows,
+                f"{measure}: means, and differences from {comparison.played[0].name}",
+            ),
+        )
+
+
+def _row(row: ComparedMeasure) -> list[Cell]:
+    cells: list[Cell] = [row.policy]
+    for estimate in (row.mean, row.interquartile_mean, row.difference, row.improvement):
+        cells += [None, ""] if estimate is None else [estimate.value, _range_text(estimate)]
+    return cells
+
+
+def _range_text(estimate: Estimate) -> str:
+    return f"{number_text(estimate.low)} to {number_text(estimate.high)}" if estimate.is_known else ""
+
+
+def _means_figure(comparison: Comparison, measure: str) -> str:
+    dots = [played.measures[measure].mean(axis=0) for played in comparison.played]
+    rows = [(row.policy, row.mean) for row in comparison.rows_of(measure)]
+    return _figure("Episodes, and their mean with its interval", rows, dots, None)
+
+
+def _differences_figure(comparison: Comparison, measure: str) -> str:
+    reference, *others = comparison.played
+    centre = reference.measures[measure].mean(axis=0)
+    dots = [played.measures[measure].mean(axis=0) - centre for played in others]
+    rows = [(row.policy, row.difference) for row in comparison.rows_of(measure) if row.difference is not None]
+    return _figure(f"Difference from {reference.name} in the same episode", rows, dots, 0.0) if rows else ""
+
+
+def _figure(
+    title: str,
+    rows: list[tuple[str, Estimate]],
+    dots: list[Values],
+    line: float | None,
+) -> str:
+    """Draw a row for each policy: episodes as dots, the mean with its interval as a bar."""
+    values = np.concatenate([*dots, [end for _, estimate in rows for end in estimate], [] if line is None else [line]])
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    if not high > low:
+        low, high = low - 0.5, high + 0.5
+    height = _ROW * len(rows) + _BOTTOM
+
+    def x(value: float) -> float:
+        return _SIDE + (_WIDTH - 2 * _SIDE) * (value - low) / (high - low)
+
+    parts = [
+        f'<line class="axis" x1="{_SIDE}" x2="{_WIDTH - _SIDE}" y1="{height - _BOTTOM}" y2="{height - _BOTTOM}"/>',
+        f'<text x="{_SIDE}" y="{height - 6}">{html.escape(number_text(float(f"{low:.4g}")))}</text>',
+        f'<text x="{_WIDTH - _SIDE}" y="{height - 6}" text-anchor="end">{number_text(float(f"{high:.4g}"))}</text>',
+    ]
+    if line is not None:
+        parts.append(f'<line class="cursor" x1="{x(line):.1f}" x2="{x(line):.1f}" y1="0" y2="{height - _BOTTOM}"/>')
+    for index, ((name, estimate), points) in enumerate(zip(rows, dots, strict=True)):
+        y = _ROW * index + (_ROW + _NAME) / 2
+        colour = f"var(--c{(index + (line is not None)) % 10})"
+        parts.append(f'<text x="{_SIDE}" y="{_ROW * index + _NAME - 4}">{html.escape(_cut(name))}</text>')
+        shown = points[:: -(-len(points) // _N_DOTS)]
+        # Fixed vertical offsets, so that equal values do not hide each other.
+        offsets = (np.arange(len(shown)) * 0.618 % 1.0 - 0.5) * (_ROW - _NAME) * 0.7
+        parts += [
+            f'<circle cx="{x(value):.1f}" cy="{y + offset:.1f}" r="2" style="fill: {colour}" fill-opacity="0.35"/>'
+            for value, offset in zip(shown.tolist(), offsets.tolist(), strict=True)
+            if np.isfinite(value)
+        ]
+        if estimate.is_known:
+            parts.append(
+                f'<line x1="{x(estimate.low):.1f}" x2="{x(estimate.high):.1f}" y1="{y}" y2="{y}" '
+                f'style="stroke: {colour}" stroke-width="4" stroke-linecap="round"/>'
+            )
+        parts.append(
+            f'<circle cx="{x(estimate.value):.1f}" cy="{y}" r="5" style="fill: {colour}; stroke: var(--card)"/>'
+        )
+    label = "; ".join(f"{name} {number_text(estimate.value)}" for name, estimate in rows)
+    return (
+        f'<figure><figcaption>{html.escape(title)}</figcaption><svg viewBox="0 0 {_WIDTH} {height}" role="img" '
+        f'aria-label="{html.escape(label)}">{"".join(parts)}</svg></figure>'
+    )
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= 40 else f"{name[:39]}…"

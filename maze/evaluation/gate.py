@@ -1,4 +1,4 @@
-"""Whether a candidate may take the place of a baseline: what is tolerated, and what the same episodes tell of it."""
+"""Release gate: a test of non-inferiority of a candidate policy against a baseline."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ import numpy as np
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, GateNotPassedError, did_you_mean, unknown_key_error
-from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes, aligned
-from maze.evaluation.comparison_page import comparison_page
-from maze.evaluation.comparison_runner import PAGE_FILE, ComparisonRunner
+from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes, aligned, comparison_page
+from maze.evaluation.runners import PAGE_FILE, ComparisonRunner
 from maze.report.estimates import (
     Bounds,
     Estimate,
@@ -33,26 +32,26 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 MORE, LESS, NONE = "more", "less", "none"
-"""What is better of a measure."""
+"""Goals of a measure."""
 PASSED, WORSE, UNDECIDED, NOT_JUDGED = "passed", "worse", "undecided", "not judged"
 MARGIN = 0.02
 MIN_EPISODES = 200
-"""The gate decides from so many on about measures without a known range: `benchmarks/intervals.py`."""
+"""Smallest number of episodes for measures without a known range, see `benchmarks/intervals.py`."""
 _MOST_EPISODES = 1_000_000
 _ROUNDING = 1e-9
-"""Of means, relative to them."""
+"""Tolerance for rounding errors of means, relative to them."""
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """What is tolerated of a measure.
+    """Non-inferiority margin and limit of a measure.
 
-    :param goal: What is better, `more` or `less`.
-    :param margin: By which share of the baseline's mean the candidate may be worse; below 0, it has to be better.
-    :param absolute_margin: By how much it may be worse, in units of the measure, instead of a share.
-    :param limit: What the candidate's mean has to keep to, whatever the baseline does: a largest value where less is
-        better, else a smallest one.
-    :param range: The smallest and the largest value that an episode can have, where that is known.
+    :param goal: `more` or `less`, which is better.
+    :param margin: Share of the baseline's mean by which the candidate may be worse; negative: it has to be better.
+    :param absolute_margin: Margin in units of the measure, instead of a share.
+    :param limit: Bound for the candidate's mean, independent of the baseline: the largest value if less is better,
+        otherwise the smallest.
+    :param range: The smallest and the largest possible value of an episode, if known.
     """
 
     goal: str = MORE
@@ -62,7 +61,7 @@ class Threshold:
     range: Bounds | None = None
 
     def tolerated(self, baseline: float) -> float:
-        """By how much a candidate may be worse.
+        """Return the margin in units of the measure.
 
         :param baseline: Mean of the baseline.
         """
@@ -72,13 +71,13 @@ class Threshold:
 def read_thresholds(
     config: Mapping[str, Any], minimize: Sequence[str] = (), maximize: Sequence[str] = (), margin: float = MARGIN
 ) -> dict[str, Threshold]:
-    """Thresholds by measure; of the return, more is better unless something else is said.
+    """Read thresholds by measure; the goal of the return is `more` by default.
 
-    :param config: `goal`, `margin`, `absolute_margin`, `limit` and `range` by measure; `goal: none` leaves one out.
-    :param minimize: Measures of which less is better.
-    :param maximize: Measures of which more is better.
-    :param margin: That of measures without a margin of their own.
-    :raises ConfigError: A value is of another kind, or nobody says what is better of a measure.
+    :param config: `goal`, `margin`, `absolute_margin`, `limit` and `range` by measure; `goal: none` excludes a measure.
+    :param minimize: Measures for which less is better.
+    :param maximize: Measures for which more is better.
+    :param margin: Default margin.
+    :raises ConfigError: A value has a wrong type, or a measure has no goal.
     """
     if not isinstance(config, Mapping):
         raise ConfigError(
@@ -102,7 +101,7 @@ def read_thresholds(
         goal = entry.get("goal") or goals.get(measure)
         if goal not in (MORE, LESS, NONE):
             raise ConfigError(
-                f"{where}.goal: say what is better, `goal: {MORE}` or `goal: {LESS}`; `goal: {NONE}` does not judge it."
+                f"{where}.goal: expected {MORE} or {LESS}, which is better, or {NONE}, which excludes the measure."
                 f"{'' if goal is None else f' Found {goal!r}.'}"
             )
         if goal == NONE:
@@ -115,7 +114,7 @@ def read_thresholds(
 
 
 def require_episodes(n_episodes: int, thresholds: Mapping[str, Threshold]) -> None:
-    """Refuse to decide about measures without a known range after too few episodes.
+    """Require enough episodes for measures without a known range.
 
     :raises ConfigError: There are fewer than :data:`MIN_EPISODES`.
     """
@@ -123,25 +122,25 @@ def require_episodes(n_episodes: int, thresholds: Mapping[str, Threshold]) -> No
     if n_episodes < MIN_EPISODES and unbounded:
         example = f"thresholds={{{unbounded[0]}: {{range: [<smallest>, <largest>]}}}}"
         raise ConfigError(
-            f"runner.n_episodes: the gate decides about {', '.join(unbounded)} from {MIN_EPISODES} episodes on, found "
-            f"{n_episodes}. Fewer do not show rare losses. Play more, or state the range of an episode's values "
-            f"('{example}'), with which any number of episodes has a valid interval."
+            f"runner.n_episodes: expected at least {MIN_EPISODES} to judge {', '.join(unbounded)}, found {n_episodes}. "
+            f"Fewer episodes miss rare losses. Play more episodes, or state the range of an episode's value "
+            f"('{example}'), with which intervals are valid for any number of episodes."
         )
 
 
 class Judged(NamedTuple):
-    """One measure.
+    """Result for one measure.
 
     :param measure: Its name.
-    :param threshold: What is tolerated; `None`: it is not judged.
+    :param threshold: The threshold; `None`: the measure is not judged.
     :param baseline: Mean of the baseline.
     :param candidate: Mean of the candidate.
-    :param difference: How much larger the candidate's mean is, in the same episodes.
-    :param tolerated: By how much it may be worse.
-    :param reserve: How much better it is than tolerated; a share of the baseline's mean is as uncertain as that mean.
+    :param difference: Difference of the candidate's mean from the baseline's, in the same episodes.
+    :param tolerated: The margin in units of the measure.
+    :param reserve: Difference in the direction of the goal plus the margin, which is uncertain if it is relative.
     :param result: `passed`, `worse`, `undecided` or `not judged`.
-    :param keeps_limit: The same of the limit; `passed` where there is none.
-    :param n_needed: Estimated number of episodes that would decide; 0: unknown.
+    :param keeps_limit: The same for the limit; `passed` if there is none.
+    :param n_needed: Estimated number of episodes for a decision; 0: unknown.
     """
 
     measure: str
@@ -157,12 +156,12 @@ class Judged(NamedTuple):
 
     @property
     def passes(self) -> bool:
-        """Whether it speaks for the candidate, or says nothing."""
+        """Whether the measure passes or is not judged."""
         return self.result in (PASSED, NOT_JUDGED) and self.keeps_limit == PASSED
 
     @property
     def verdict(self) -> str:
-        """In words."""
+        """The result for reports."""
         if self.result in (PASSED, NOT_JUDGED) and self.keeps_limit != PASSED:
             return "beyond the limit" if self.keeps_limit == WORSE else "limit undecided"
         return self.result
@@ -170,17 +169,17 @@ class Judged(NamedTuple):
 
 @dataclass(frozen=True)
 class Gate:
-    """A candidate beside a baseline in the same episodes.
+    """Non-inferiority test of a candidate against a baseline in the same episodes.
 
-    A measure passes where the whole 95 % interval of its reserve, the difference plus what is tolerated, is not
-    negative (a test of non-inferiority, Piaggio et al. 2012). In simulations, a candidate exactly at the margin passes
-    in at most 3 % of cases with normal noise and 5 % with heavy tails. All measures have to pass, so that their number
-    makes the gate no more lenient. Assumptions: :mod:`maze.report.estimates`.
+    A measure passes if the whole 95 % interval of its reserve (difference plus margin) is not negative (Piaggio et al.
+    2012). In simulations, a candidate exactly at the margin passes in at most 3 % of cases with normal noise and 5 %
+    with heavy tails. All measures have to pass, so further measures never make the gate more lenient. Assumptions:
+    :mod:`maze.report.estimates`.
 
-    :param baseline: What the baseline reached.
-    :param candidate: What the candidate reached, in the same episodes.
-    :param thresholds: What is tolerated, by measure.
-    :raises ConfigError: The episodes lack a measure that is to be judged, are too few, or leave the stated range.
+    :param baseline: Measures of the baseline.
+    :param candidate: Measures of the candidate, in the same episodes.
+    :param thresholds: Thresholds by measure.
+    :raises ConfigError: The episodes lack a measure with a threshold, are too few, or leave the stated range.
     """
 
     baseline: PlayedEpisodes
@@ -192,11 +191,10 @@ class Gate:
         for name in self.thresholds:
             if name not in known:
                 raise ConfigError(
-                    f"The episodes have no {name}, which is to be judged.{did_you_mean(name, known)} There are "
-                    f"{', '.join(known)}."
+                    f"The episodes have no measure {name}.{did_you_mean(name, known)} There are {', '.join(known)}."
                 )
         if not self.thresholds:
-            raise ConfigError(f"There is nothing to judge. State the goal of one of {', '.join(known)}.")
+            raise ConfigError(f"thresholds: no measure has a goal. State the goal of one of {', '.join(known)}.")
         require_episodes(self.comparison.n_episodes, self.thresholds)
         for name, threshold in self.thresholds.items():
             values = np.concatenate([each.measures[name].ravel() for each in (self.baseline, self.candidate)])
@@ -208,7 +206,7 @@ class Gate:
 
     @cached_property
     def comparison(self) -> Comparison:
-        """Both side by side."""
+        """The comparison of both policies."""
         played = [self.baseline, self.candidate]
         goals = {name: threshold.goal for name, threshold in self.thresholds.items()}
         minimized, maximized = ([name for name in goals if goals[name] == goal] for goal in (LESS, MORE))
@@ -216,17 +214,17 @@ class Gate:
 
     @cached_property
     def judged(self) -> list[Judged]:
-        """All measures."""
+        """Results of all measures."""
         return [self._judged(measure) for measure in self.comparison.measures]
 
     @property
     def passes(self) -> bool:
-        """Whether the candidate may take the baseline's place."""
+        """Whether the candidate passes."""
         return all(each.passes for each in self.judged)
 
     @property
     def verdict(self) -> str:
-        """In a sentence."""
+        """The verdict as a sentence."""
         failed = [f"{each.measure} ({each.verdict})" for each in self.judged if not each.passes]
         if not failed:
             return "The candidate passes."
@@ -235,7 +233,7 @@ class Gate:
     def _judged(self, measure: str) -> Judged:
         baseline, candidate = self.comparison.rows_of(measure)
         difference = candidate.difference
-        assert difference is not None, "it is no baseline"
+        assert difference is not None, "the candidate is not the reference"
         threshold = self.thresholds.get(measure)
         facts = (measure, threshold, baseline.mean, candidate.mean, difference)
         if threshold is None:
@@ -256,24 +254,24 @@ class Gate:
         return Judged(*facts, threshold.tolerated(baseline.mean.value), reserve, result, keeps_limit, n_needed)
 
     def _reserve(self, measure: str, threshold: Threshold) -> Estimate:
-        """How much better the candidate is than tolerated."""
+        """Estimate the reserve."""
         ours, theirs = self.candidate.measures[measure], self.baseline.measures[measure]
         sign = 1.0 if threshold.goal == MORE else -1.0
         share = 0.0 if threshold.absolute_margin is not None else threshold.margin * math.copysign(1.0, theirs.mean())
         found = Estimate.of(_oriented(ours, theirs, sign, sign - share, threshold.range))
         if share and threshold.margin > 0:
-            # A share of a mean is not negative, however uncertain the mean is: what is no worse is within it.
+            # A relative margin is never negative, even if the mean is uncertain.
             no_worse = Estimate.of(_oriented(ours, theirs, sign, sign, threshold.range))
             found = found._replace(low=max(found.low, no_worse.low))
         return Estimate(*(end + (threshold.absolute_margin or 0.0) for end in found))
 
-    # -- words ------------------------------------------------------------------------------------------------------
+    # -- reports ----------------------------------------------------------------------------------------------------
 
     HEADER = ("measure", "better", "baseline", "candidate", "difference", "tolerated", "reserve, 95 %", "verdict")
     """Headings of :meth:`rows`."""
 
     def rows(self) -> list[tuple[str, ...]]:
-        """The table, a row for each measure."""
+        """Return the table, one row for each measure."""
         return [
             (
                 each.measure,
@@ -289,41 +287,41 @@ class Gate:
         ]
 
     def remarks(self) -> Iterator[str]:
-        """What has to be known besides, a sentence each."""
+        """Yield remarks on the result, one sentence each."""
         n_episodes = self.comparison.n_episodes
         for each in self.judged:
             if each.n_needed:
                 yield (
                     f"{each.measure} is undecided: {n_episodes} episodes are too few for its margin. About "
-                    f"{each.n_needed:,} would decide it, if the difference stays what it is (runner.n_episodes)."
+                    f"{each.n_needed:,} are needed if the difference stays the same (runner.n_episodes)."
                 )
             threshold = each.threshold
             is_share = threshold is not None and threshold.absolute_margin is None and threshold.margin != 0
             if is_share and each.baseline.low <= 0 <= each.baseline.high:
                 yield (
-                    f"The baseline's {each.measure} may as well be 0, and a share of that means little: give its "
-                    "threshold an absolute_margin."
+                    f"The baseline's {each.measure} does not differ significantly from 0, so a relative margin is "
+                    f"meaningless: set thresholds.{each.measure}.absolute_margin."
                 )
         if missing := [each.measure for each in self.judged if each.threshold is None and each.measure != LENGTH]:
             yield (
-                f"Not judged, since no goal is stated: {', '.join(missing)} (runner.minimize, runner.maximize or "
+                f"Not judged, because no goal is stated: {', '.join(missing)} (runner.minimize, runner.maximize or "
                 "thresholds)."
             )
         if any(threshold.range is None for threshold in self.thresholds.values()):
             yield (
-                f"Losses in fewer than {unseen_share(n_episodes):.2g} of the episodes may be missing among these "
-                f"{n_episodes:,}; one in a thousand takes {episodes_to_see(0.001):,} to be seen (97.5 %)."
+                f"Losses in fewer than {unseen_share(n_episodes):.2g} of the episodes may be missing in these "
+                f"{n_episodes:,}; one in a thousand needs {episodes_to_see(0.001):,} to occur (97.5 %)."
             )
 
     def text(self) -> str:
-        """The table for the console."""
+        """Return the table for the console."""
         rows = [self.HEADER, *self.rows()]
         return "\n".join((*aligned(rows), "", *self.remarks(), self.verdict))
 
     def markdown(self, facts: Sequence[str] = ()) -> str:
-        """The report for a pull request.
+        """Return the report for a pull request.
 
-        :param facts: Sentences on what was played.
+        :param facts: Sentences on policies and episodes.
         """
         lines = [f"# Gate: {'passed' if self.passes else 'not passed'}", "", _escaped(self.verdict), ""]
         lines += [f"* {_escaped(fact)}" for fact in facts]
@@ -335,14 +333,14 @@ class Gate:
 
 
 HOW_IT_IS_JUDGED = (
-    "The reserve is the difference, turned so that more is better, plus what is tolerated. A measure passes where its "
-    "whole interval is not negative; it is worse where the whole interval is negative, and undecided in between. All "
-    "measures have to pass."
+    "The reserve is the difference, in the direction of the goal, plus the margin. A measure passes if its whole "
+    "interval is not negative; it is worse if the whole interval is negative, and undecided otherwise. All measures "
+    "have to pass."
 )
 
 
 def _oriented(ours: Values, theirs: Values, factor: float, their_factor: float, bounds: Bounds | None) -> Interval:
-    """The difference of two multiples."""
+    """Estimate the difference of two multiples."""
     known = None
     if bounds is not None:
         known = _range_of([factor * our_end - their_factor * end for our_end in bounds for end in bounds])
@@ -358,14 +356,14 @@ def _lies_in(values: Values, bounds: Bounds) -> bool:
 
 
 def _result(estimate: Estimate, bound: float) -> str:
-    """NaN is undecided."""
+    """Compare an interval with a bound; NaN is undecided."""
     if estimate.low >= bound:
         return PASSED
     return WORSE if estimate.high < bound else UNDECIDED
 
 
 def _rounded_up(n_episodes: float) -> int:
-    """Two digits: the number is a guess."""
+    """Round up to two digits."""
     digits: int = 10 ** max(0, math.floor(math.log10(n_episodes)) - 1)
     return math.ceil(n_episodes / digits) * digits
 
@@ -390,7 +388,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text as Markdown that shows nothing else, in a cell as well."""
+    """Escape text for Markdown, table cells included."""
     plain = " ".join(html.escape(text, quote=False).split())
     return "".join(f"\\{letter}" if letter in "\\`*_[]|" else letter for letter in plain)
 
@@ -417,21 +415,21 @@ MARKDOWN_FILE = "gate.md"
 
 @dataclass
 class GateRunner(ComparisonRunner):
-    """Plays the same episodes with a candidate and a baseline, and fails unless the candidate is good enough.
+    """Compare a candidate with a baseline and fail unless the candidate passes the gate.
 
-    Writes what a comparison writes, with the verdict in front, and `gate.md`.
+    Writes the files of a comparison, with the verdict first, and `gate.md`.
 
-    :param policies: The baseline and the candidate, in this order, as those of a comparison.
+    :param policies: The baseline and the candidate, in this order, as for a comparison.
     :param n_episodes: Number of episodes.
-    :param margin: By which share of the baseline's mean the candidate may be worse.
-    :param thresholds: What is tolerated of single measures, see :func:`read_thresholds`.
+    :param margin: Share of the baseline's mean by which the candidate may be worse.
+    :param thresholds: Thresholds of single measures, see :func:`read_thresholds`.
     """
 
     n_episodes: int = MIN_EPISODES
     margin: float = MARGIN
     thresholds: Mapping[str, Any] | None = None
     gate: Gate | None = field(default=None, init=False)
-    """The result, once the episodes have been played."""
+    """The result of :meth:`run`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -454,7 +452,7 @@ class GateRunner(ComparisonRunner):
     @override(Runner)
     def run(self, **kwargs: Any) -> None:
         super().run(**kwargs)
-        assert self.gate is not None, "it was compared"
+        assert self.gate is not None
         if not self.gate.passes:
             raise GateNotPassedError(self.gate.verdict)
 
@@ -464,15 +462,15 @@ class GateRunner(ComparisonRunner):
         ours, theirs = (self._rewards[each.name] for each in (baseline, candidate))
         if RETURN in self._thresholds and ours != theirs:
             raise ConfigError(
-                f"The returns cannot be compared: wrappers change the rewards of the baseline by {ours or 'nothing'}, "
-                f"those of the candidate by {theirs or 'nothing'}. Name the wrappers of both (wrappers=<option>), or "
-                f"judge KPIs alone: 'thresholds={{{RETURN}: {{goal: none}}}}' and runner.minimize or runner.maximize."
+                f"The returns cannot be compared: the reward wrappers of the baseline are {ours or 'none'}, those of "
+                f"the candidate {theirs or 'none'}. Set the wrappers of both (wrappers=<option>), or "
+                f"judge KPIs only: 'thresholds={{{RETURN}: {{goal: none}}}}' and runner.minimize or runner.maximize."
             )
         self.gate = Gate(baseline, candidate, self._thresholds)
         return self.gate.comparison
 
     @override(ComparisonRunner)
-    def _said(self, comparison: Comparison) -> str:
+    def _text(self, comparison: Comparison) -> str:
         assert self.gate is not None
         return self.gate.text()
 
@@ -484,7 +482,7 @@ class GateRunner(ComparisonRunner):
         verdict = page_section(
             "Verdict",
             table(gate.HEADER, gate.rows(), gate.verdict),
-            facts=f"<p>{HOW_IT_IS_JUDGED}</p>" + fact_list(("to know", each) for each in gate.remarks()),
+            facts=f"<p>{HOW_IT_IS_JUDGED}</p>" + fact_list(("remark", each) for each in gate.remarks()),
         )
         page = replace(
             compared,

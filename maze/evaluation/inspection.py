@@ -1,4 +1,4 @@
-"""Decisions of a policy, one by one: what it saw, what it considered, what it took, and what others would have done."""
+"""Decision inspector: observations, action distributions, values and the actions of other policies, step by step."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from maze.core.env.structured_env import ActorID
 
 MOST_ENTRIES, MOST_ROWS, MOST_COLUMNS = 256, 40, 12
-"""So much of an observation is written down; the page says how much there was."""
+"""Limits of the displayed part of an observation; the page states its full size."""
 _DIGITS = 5
 _MASK = "_mask"
 
 
 class InspectedEpisode(NamedTuple):
-    """An episode with the decisions in it.
+    """An episode with its decisions.
 
-    :param record: Its states, actions and events.
-    :param decisions: The decisions of each environment step, as plain values for a page; one for each sub-step.
+    :param record: States, actions and events.
+    :param decisions: The decisions of each environment step as plain values, one for each sub-step.
     """
 
     record: StateTrajectoryRecord
@@ -44,19 +44,19 @@ def inspected_episode(
     gamma: float,
     deterministic: bool,
 ) -> InspectedEpisode:
-    """Plays an episode and writes every decision down.
+    """Play an episode and record every decision.
 
-    :param env: The environment, seeded.
-    :param policy: Acts.
-    :param others: Are asked in each sub-step what they would do, by name.
-    :param actor_critic: The policy with its critic, for values; `None`: there are none.
+    :param env: The seeded environment.
+    :param policy: The policy that acts.
+    :param others: Policies by name that compute an action in each sub-step, which is not executed.
+    :param actor_critic: The policy with its critic, for values; `None`: no values.
     :param gamma: Discount factor of temporal-difference errors.
-    :param deterministic: Take the most probable actions.
+    :param deterministic: Take deterministic actions instead of sampling.
     """
     env = TrajectoryRecordingWrapper.wrap(env)
     observation = env.reset()
     act = acting_in(env, policy, deterministic)
-    asked = {name: acting_in(env, other, True) for name, other in others.items()}
+    alternatives = {name: acting_in(env, other, True) for name, other in others.items()}
     decisions: list[list[dict[str, Any]]] = [[]]
     values: list[float | None] = []
     rewards: list[float] = [0.0]
@@ -73,7 +73,7 @@ def inspected_episode(
                 "actor": actor_text(actor),
                 "value": _rounded(value),
                 **_considered(policy, env, observation, actor, action),
-                "others": [_opinion(name, ask, observation, actor, action) for name, ask in asked.items()],
+                "others": [_alternative(name, each, observation, actor, action) for name, each in alternatives.items()],
             }
         )
         seen.append(observation)
@@ -95,7 +95,7 @@ def inspected_episode(
 def _temporal_differences(
     rewards: Sequence[float], values: Sequence[float | None], after: float | None, gamma: float
 ) -> list[float | None]:
-    """r + gamma V(next) - V of each step, where the values are known."""
+    """Return r + gamma V(next) - V of each step; `None`: a value is unknown."""
     following = [*values[1:], after]
     return [
         None if here is None or there is None else reward + gamma * there - here
@@ -106,7 +106,7 @@ def _temporal_differences(
 def _value(
     actor_critic: TorchActorCritic | None, observation: Any, actor: ActorID, seen: Sequence[Any]
 ) -> float | None:
-    """The critic's value; `None`: there is no critic, or it cannot be asked for one sub-step."""
+    """Return the critic's value; `None`: there is no critic, or it cannot value a single sub-step."""
     if actor_critic is None:
         return None
     batch, known = _batch(observation), [_batch(each) for each in seen]
@@ -117,7 +117,7 @@ def _value(
 
 
 def _considered(policy: Policy, env: Any, observation: Any, actor: ActorID, action: Any) -> dict[str, Any]:
-    """Observation with the importance of its entries, and action heads with what was considered in them."""
+    """Describe the observation with the importance of its entries, and the distributions of the action heads."""
     from maze.core.agent.torch_policy import TorchPolicy
 
     importance: Mapping[str, Any] = {}
@@ -133,7 +133,7 @@ def _considered(policy: Policy, env: Any, observation: Any, actor: ActorID, acti
 def _gradients(
     policy: Any, env: Any, observation: Any, actor: ActorID, action: Any
 ) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    """How strongly the action's log-probability reacts to each entry (saliency, Simonyan et al. 2014)."""
+    """Return absolute gradients of the action's log-probability (saliency, Simonyan et al. 2014), and distributions."""
     import torch
 
     tensors = {
@@ -157,7 +157,7 @@ def _gradients(
 
 
 def _seen(name: str, value: np.ndarray[Any, Any], importance: Any) -> dict[str, Any]:
-    """An entry of an observation as the page shows it: bars, an image, a table, or which actions a mask allows."""
+    """Describe an entry of an observation for the page: as bars, image, table, or the actions that a mask allows."""
     shown: dict[str, Any] = {"name": name, "shape": list(value.shape)}
     if name.endswith(_MASK):
         allowed = np.flatnonzero(value.reshape(-1)).tolist()
@@ -167,7 +167,7 @@ def _seen(name: str, value: np.ndarray[Any, Any], importance: Any) -> dict[str, 
         return shown if importance is None else {**shown, "importance_png": _png(np.asarray(importance), is_sum=True)}
     if value.ndim >= 2:
         rows = value.reshape(value.shape[0], -1)
-        # What stands in no row, such as the empty places of an inventory, is left out at the end.
+        # Trailing rows of zeros, such as the free slots of an inventory, are left out.
         n_used = int(np.flatnonzero(rows.any(axis=1)).max(initial=-1)) + 1
         weights = None if importance is None else importance.reshape(rows.shape)
         shown.update(kind="table", n_rows=n_used, n_columns=rows.shape[1], values=_table(rows[:n_used]))
@@ -185,10 +185,10 @@ def _is_image(value: np.ndarray[Any, Any]) -> bool:
 
 
 def _png(pixels: np.ndarray[Any, Any], is_sum: bool = False) -> bytes:
-    """An image, or the last one of a stack of images, as PNG.
+    """Encode an image, or the last one of a stack, as PNG.
 
-    :param pixels: Its values.
-    :param is_sum: Show the sum over the colours, or over the stack.
+    :param pixels: The values.
+    :param is_sum: Show the sum over the channels, or over the stack.
     """
     from PIL import Image
 
@@ -208,7 +208,7 @@ def _png(pixels: np.ndarray[Any, Any], is_sum: bool = False) -> bytes:
 
 
 def _head(name: str, taken: Any, distribution: Any) -> dict[str, Any]:
-    """An action head: probabilities of all choices, or the range that is typical of a density."""
+    """Describe an action head: probabilities of all choices, or the typical range of a density."""
     from maze.distributions.bernoulli import BernoulliProbabilityDistribution
     from maze.distributions.categorical import CategoricalProbabilityDistribution
     from maze.distributions.multi_categorical import MultiCategoricalProbabilityDistribution
@@ -230,14 +230,14 @@ def _probabilities(distribution: Any) -> list[float | None]:
     return _list(distribution.dist.probs.detach().cpu().numpy()[0].reshape(-1))
 
 
-def _opinion(
-    name: str, ask: Callable[[Any, ActorID], Any], observation: Any, actor: ActorID, action: Any
+def _alternative(
+    name: str, act: Callable[[Any, ActorID], Any], observation: Any, actor: ActorID, action: Any
 ) -> dict[str, Any]:
-    """What another policy would have done."""
+    """Describe the action of another policy."""
     try:
-        answer = ask(observation, actor)
-    except Exception as error:  # one that needs other wrappers, or another state
-        return {"name": name, "differs": False, "action": f"cannot say: {type(error).__name__}: {error}"[:200]}
+        answer = act(observation, actor)
+    except Exception as error:  # a policy that needs other wrappers or another state
+        return {"name": name, "differs": False, "action": f"no action: {type(error).__name__}: {error}"[:200]}
     differs = any(
         not np.allclose(answer[head], action[head], rtol=1e-3, atol=1e-6) for head in action if head in answer
     )
@@ -259,7 +259,7 @@ def _list(values: np.ndarray[Any, Any]) -> list[float | None]:
 
 
 def _rounded(value: float | None) -> float | None:
-    """In few digits; `None`: no finite number."""
+    """Round to a few digits; `None`: no finite number."""
     if value is None or not np.isfinite(value):
         return None
     return value if isinstance(value, (bool, int)) else float(f"{value:.{_DIGITS}g}")

@@ -1,4 +1,4 @@
-"""Recorded episodes under another reward or other KPIs, and what would have become of them after another action."""
+"""Replay of recorded episodes: recomputed rewards and KPIs, and counterfactual episodes after another action."""
 
 from __future__ import annotations
 
@@ -35,24 +35,23 @@ from maze.core.trajectory_recording.records.state_record import StateRecord
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
-from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes, aligned
-from maze.evaluation.comparison_runner import measures_of
+from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes, aligned, measures_of
 from maze.utils.env_checks.acting import same
 
 RECORDED, REPLAYED, WHAT_IF = "recorded", "replayed", "what if"
 
 
-# -- rewards and KPIs, without simulating again -----------------------------------------------------------------------
+# -- rewards and KPIs, without simulation -----------------------------------------------------------------------------
 
 
 def replayed_rewards(episode: StateTrajectoryRecord, reward_aggregator: RewardAggregatorInterface) -> list[float]:
-    """The rewards that an aggregator gives for what was recorded, one for each environment step.
+    """Compute the rewards of an aggregator from a recording, one for each environment step.
 
-    It gets the events of the step and the state after it, as in the simulation. Where a step has sub-steps of the
-    simulation itself, it is asked once, with the events of all of them.
+    The aggregator gets the events of the step and the state after it, as in the simulation. It is called once for a
+    step with several sub-steps of the simulation, with the events of all of them.
 
     :param episode: The episode.
-    :param reward_aggregator: A copy of it is used.
+    :param reward_aggregator: The aggregator; a copy of it is used.
     :raises ConfigError: The aggregator fails.
     """
     aggregator = copy.deepcopy(reward_aggregator)
@@ -79,12 +78,11 @@ def replayed_measures(
     rewards: Sequence[float],
     kpi_calculator: KpiCalculator | None,
 ) -> dict[str, float]:
-    """Return, length and KPIs of a recorded episode.
+    """Compute return, length and KPIs of a recorded episode.
 
     :param episode: The episode.
     :param rewards: One for each environment step.
-    :param kpi_calculator: Gets the events that the environment has fired, and these rewards as `BaseEnvEvents.reward`;
-        `None`: there are no KPIs.
+    :param kpi_calculator: Gets the recorded events, and these rewards as `BaseEnvEvents.reward`; `None`: no KPIs.
     :raises ConfigError: The calculator fails.
     """
     measures = {RETURN: float(np.sum(rewards)), LENGTH: float(len(rewards))}
@@ -106,11 +104,11 @@ def replayed_measures(
 
 
 class RewardReplay(NamedTuple):
-    """Recorded episodes beside themselves under another reward or other KPIs.
+    """Comparison of recorded episodes with the same episodes under another reward or other KPIs.
 
     :param comparison: The measures that both have.
-    :param further: KPIs that only the other calculator knows; `None`: there are none.
-    :param remarks: What makes the result doubtful.
+    :param further: KPIs of the other calculator only; `None`: there are none.
+    :param remarks: Reservations about the result.
     """
 
     comparison: Comparison
@@ -124,16 +122,16 @@ def reward_replay(
     kpi_calculator: KpiCalculator | None = None,
     env: MazeEnv[Any] | None = None,
 ) -> RewardReplay:
-    """Returns and KPIs of recorded episodes under another reward aggregator or KPI calculator.
+    """Compute returns and KPIs of recorded episodes under another reward aggregator or KPI calculator.
 
-    Nothing is simulated: everything comes from the recorded events and states.
+    Nothing is simulated: the recorded events and states are used.
 
     :param episodes: At least one episode.
     :param reward_aggregator: Computes rewards; `None`: they stay as recorded.
-    :param kpi_calculator: Computes KPIs; `None`: the environment's own does.
-    :param env: The environment that the episodes were recorded in, which is not stepped. Its own KPI calculator gives
-        the KPIs to compare with, and its own reward aggregator has to give the rewards that were recorded.
-    :raises ConfigError: There is no episode, or one without events.
+    :param kpi_calculator: Computes KPIs; `None`: that of the environment.
+    :param env: The environment of the recording, which is not stepped. Its KPI calculator computes the KPIs of the
+        recorded episodes, and its reward aggregator should reproduce the recorded rewards.
+    :raises ConfigError: There is no episode, or an episode has no events.
     """
     if not episodes:
         raise ConfigError("trajectory_data: expected at least one recorded episode, found none.")
@@ -143,28 +141,23 @@ def reward_replay(
     for episode in episodes:
         if not _taken(episode) or any(record.step_event_log is None for record in _taken(episode)):
             raise ConfigError(
-                f"Episode {episode.id} has no steps, or steps without events; rewards are computed from events, which "
-                f"rollouts record with runner.record_trajectory=true."
+                f"Episode {episode.id} has no steps, or steps without events, which rewards are computed from. Record "
+                f"it with runner.record_trajectory=true."
             )
         rewards = _recorded_rewards(episode)
         before.append(replayed_measures(episode, rewards, own_kpis))
         if reward_aggregator is not None:
             rewards = replayed_rewards(episode, reward_aggregator)
         after.append(replayed_measures(episode, rewards, kpi_calculator or own_kpis))
-    old, new = _joined(RECORDED, before), _joined(REPLAYED, after)
+    old, new = PlayedEpisodes.of(RECORDED, [before]), PlayedEpisodes.of(REPLAYED, [after])
     others = {name: values for name, values in new.measures.items() if name not in old.measures}
     further = Comparison([PlayedEpisodes(REPLAYED, others)]) if others else None
-    remarks = [*_unreproduced(episodes, env), *_unheard(episodes, reward_aggregator)]
+    remarks = [*_unreproduced(episodes, env), *_missing_events(episodes, reward_aggregator)]
     return RewardReplay(Comparison([old, new]), further, remarks)
 
 
-def _joined(name: str, measures: Sequence[Mapping[str, float]]) -> PlayedEpisodes:
-    common = [measure for measure in measures[0] if all(measure in each for each in measures)]
-    return PlayedEpisodes(name, {each: np.array([[found[each] for found in measures]]) for each in common})
-
-
 def _unreproduced(episodes: Sequence[StateTrajectoryRecord], env: MazeEnv[Any] | None) -> Iterator[str]:
-    """Says where the environment's own aggregator gives another reward than was recorded."""
+    """Yield the first step in which the environment's aggregator does not reproduce the recorded reward."""
     parts: Mapping[str, Any] = {} if env is None else vars(env.core_env)
     own = [part for part in parts.values() if isinstance(part, RewardAggregatorInterface)]
     if len(own) != 1:
@@ -174,24 +167,25 @@ def _unreproduced(episodes: Sequence[StateTrajectoryRecord], env: MazeEnv[Any] |
         for step, (found, recorded) in enumerate(zip(replayed_rewards(episode, own[0]), rewards, strict=True)):
             if not np.isclose(found, recorded):
                 yield (
-                    f"The environment's own {type(own[0]).__name__} gives {found:.6g} in step {step} of episode "
-                    f"{episode.id}, where {recorded:.6g} was recorded. Recorded and replayed returns differ by more "
-                    f"than the change: wrappers have changed rewards or skipped steps, or the aggregator had other "
-                    f"arguments."
+                    f"The environment's {type(own[0]).__name__} gives {found:.6g} in step {step} of episode "
+                    f"{episode.id}, but {recorded:.6g} was recorded. Recorded and replayed returns differ by more than "
+                    f"the new reward: wrappers changed rewards or skipped steps, or the aggregator had other arguments."
                 )
                 return
 
 
-def _unheard(episodes: Sequence[StateTrajectoryRecord], aggregator: RewardAggregatorInterface | None) -> Iterator[str]:
+def _missing_events(
+    episodes: Sequence[StateTrajectoryRecord], aggregator: RewardAggregatorInterface | None
+) -> Iterator[str]:
     interfaces = [] if aggregator is None else aggregator.get_interfaces()
     fired = (event.interface_class for episode in episodes for record in _taken(episode) for event in _events(record))
     if interfaces and not any(interface in interfaces for interface in fired):
         names = ", ".join(interface.__name__ for interface in interfaces)
-        yield f"{type(aggregator).__name__} asks for events of {names}, of which none was recorded."
+        yield f"{type(aggregator).__name__} uses events of {names}, of which none was recorded."
 
 
 def _taken(episode: StateTrajectoryRecord) -> list[StateRecord]:
-    """The records of steps, without the one of the last state."""
+    """Return the records of steps, without that of the last state."""
     return [record for record in episode.step_records if record.reward is not None]
 
 
@@ -208,16 +202,16 @@ def _events(record: StateRecord) -> Sequence[EventRecord]:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """An episode, and what becomes of it after a change.
+    """A recorded episode and its counterfactual after a change.
 
-    :param recorded: The episode, played again.
-    :param other: The same episode up to the change, and what has followed it.
+    :param recorded: The replayed episode.
+    :param other: The same episode up to the change, and the steps after it.
     :param step: Environment step of the change.
-    :param substep: Which of the agent's sub-steps of that step it is.
-    :param change: The change in words.
+    :param substep: Index of the decision within that step.
+    :param change: Description of the change.
     :param measures: Return, length and KPIs of both.
-    :param agreement: How many of the decisions before the change the policy would have taken, and of how many; `None`:
-        there is no policy.
+    :param agreement: Number of decisions before the change in which the policy agrees, and the number of all of them;
+        `None`: there is no policy.
     """
 
     recorded: StateTrajectoryRecord
@@ -229,7 +223,7 @@ class WhatIf:
     agreement: tuple[int, int] | None
 
     def summary(self) -> list[tuple[str, float, float]]:
-        """What both have come to: return, return and events from the change on, length, KPIs."""
+        """Return name and values of both: return, return and events from the change on, length, KPIs."""
         one, other = self.measures
         rows = [(name, one[name], other[name]) for name in one if name in other]
         futures = self.recorded, self.other
@@ -245,29 +239,27 @@ class WhatIf:
         ]
 
     def text(self) -> str:
-        """The summary for the console."""
-        rows = [("", RECORDED, WHAT_IF, "difference")]
-        rows += [(name, f"{a:.6g}", f"{b:.6g}", f"{b - a:+.6g}" if b != a else "") for name, a, b in self.summary()]
-        return "\n".join([self.headline(), *aligned(rows)])
+        """Return the summary for the console."""
+        return "\n".join([self.headline(), *aligned([("", RECORDED, WHAT_IF, "difference"), *self._rows()])])
+
+    def _rows(self) -> list[tuple[str, str, str, str]]:
+        return [(name, f"{a:.6g}", f"{b:.6g}", f"{b - a:+.6g}" if b != a else "") for name, a, b in self.summary()]
 
     def headline(self) -> str:
-        """What was changed, and how far the policy is the one that was recorded."""
+        """Describe the change and the agreement of the policy with the recorded actions."""
         text = f"Step {self.step}, decision {self.substep}: {self.change}."
         if self.agreement is not None and self.agreement[1]:
-            text += " Of the {1} decisions before, the policy would have taken {0} as they were.".format(
-                *self.agreement
-            )
+            text += " The policy agrees with {} of the {} decisions before.".format(*self.agreement)
         return text
 
     def write_page(self, path: str | Path, title: str | None = None, every_k_states: int = 1) -> Path:
-        """Writes both futures side by side as one page.
+        """Write an HTML page with both futures side by side.
 
-        :param path: The page.
-        :param title: Shown at the top; `None`: the episode's id.
-        :param every_k_states: Draw only every so many states.
+        :param path: The file.
+        :param title: Heading; `None`: the episode's id.
+        :param every_k_states: Draw only every k-th state.
         """
-        rows = [(name, f"{a:.6g}", f"{b:.6g}", f"{b - a:+.6g}" if b != a else "") for name, a, b in self.summary()]
-        other = OtherFuture(self.other, (RECORDED, WHAT_IF), self.step, self.substep, rows, self.headline())
+        other = OtherFuture(self.other, (RECORDED, WHAT_IF), self.step, self.substep, self._rows(), self.headline())
         return write_trajectory_page(self.recorded, path, title=title, other=other, every_k_states=every_k_states)
 
 
@@ -282,28 +274,28 @@ def what_if(
     deterministic: bool = True,
     versions: str = "",
 ) -> WhatIf:
-    """Plays a recorded episode again, changes a decision, or who decides, and plays on.
+    """Replay a recorded episode with another action, or with another policy from a decision on.
 
-    The state in which it changes is reached by playing from the episode's seed with the recorded actions, all of which
-    have to lead where they led. So the random numbers after it are those of the recorded episode as far as the
-    environment draws them independently of what was done.
+    The state of the change is reached from the episode's seed by the recorded actions, which have to reproduce the
+    recording. The random numbers after the change are those of the recorded episode as far as the environment draws
+    them independently of the actions.
 
-    :param env: The environment and the wrappers that the episode was recorded in.
+    :param env: The environment with the wrappers of the recording.
     :param episode: The episode.
-    :param step: Environment step of the change, from 0 on.
-    :param action: The action taken there; of a dictionary, only the heads that change. `None`: the policy's.
-    :param policy: Decides from there on. `None`: the recorded actions go on, where they still can.
-    :param substep: Which of the agent's sub-steps of that step it is.
-    :param agent_seed: Seed of the policy, which is asked from the beginning of the episode on: with the seed that it
-        had, the one that was recorded draws the same.
-    :param deterministic: Take the most probable actions.
+    :param step: Environment step of the change, from 0.
+    :param action: The action of that step; of a dictionary, only the heads that change. `None`: the policy's.
+    :param policy: Acts after the change. `None`: the recorded actions, as long as they are valid.
+    :param substep: Index of the decision within the step, from 0.
+    :param agent_seed: Seed of the policy, which computes actions from the beginning of the episode: with its recorded
+        seed, the recorded policy samples the same actions.
+    :param deterministic: Take deterministic actions instead of sampling.
     :param versions: Differences of versions, for messages.
-    :raises CheckpointError: The record has no seed or no actions, or is of another environment.
+    :raises CheckpointError: The record has no seed or no actions, or belongs to another environment.
     :raises ConfigError: There is no such step, or no such action.
-    :raises EnvironmentContractError: The environment is not deterministic, or the recorded actions cannot go on.
+    :raises EnvironmentContractError: The environment is not deterministic, or the recorded actions become invalid.
     """
     if action is None and policy is None:
-        raise ConfigError("what_if: name an action, a policy, or both; nothing would change.")
+        raise ConfigError("what_if: expected action, policy, or both; found none of them.")
     player = _Player(env, episode)
     recorded = player.as_recorded(versions)
     if (step, substep) not in recorded.places:
@@ -329,17 +321,17 @@ def what_if(
             chosen = _merged(action, player.actions[position][1], observation, actor, player.env, step)
             taken.append(f"{text_of(chosen)} in place of {text_of(player.actions[position][1])}")
             return chosen
-        return player.goes_on(position, observation, actor) if act is None else own
+        return player.recorded_action(position, observation, actor) if act is None else own
 
     other = player.play(decide)
-    change = ", then ".join([*taken, "the recorded actions go on" if policy is None else f"{_name(policy)} decides"])
+    change = ", then ".join([*taken, "the recorded actions" if policy is None else type(policy).__name__])
     agreement = None if act is None else (sum(agreed), len(agreed))
     measures = recorded.measures, other.measures
     return WhatIf(recorded.record, other.record, step, substep, change, measures, agreement)
 
 
 class _Played(NamedTuple):
-    """An episode that was played.
+    """A replayed episode.
 
     :param places: Step and sub-step of each decision.
     """
@@ -350,15 +342,14 @@ class _Played(NamedTuple):
 
 
 class _Player:
-    """Plays a recorded episode again."""
+    """Replay a recorded episode."""
 
     def __init__(self, env: MazeEnv[Any], episode: StateTrajectoryRecord) -> None:
         record = episode.action_record
         if record is None or record.seed is None or not len(record):
             raise CheckpointError(
-                f"Episode {episode.id} was recorded without its seed and actions, from which it could be played again. "
-                f"Rollouts of this release record them; episodes that others record have to be seeded (`env.seed`) one "
-                f"by one, before each reset."
+                f"Episode {episode.id} was recorded without its seed and actions, which a replay needs. Rollouts of "
+                f"this release record them; in your own loop, call `env.seed` before each reset."
             )
         self.episode = episode
         self.seed: int = record.seed
@@ -370,10 +361,9 @@ class _Player:
                     self.env = wrapper(self.env)
 
     def play(self, decide: Callable[[int, Any, ActorID], Any]) -> _Played:
-        """Plays the episode.
+        """Play the episode.
 
-        :param decide: Takes the number of the decision, the observation and the actor; gives an action, or `None`: the
-            end.
+        :param decide: Maps the number of the decision, the observation and the actor to an action; `None`: the end.
         """
         env = self.env
         places: list[tuple[int, int]] = []
@@ -396,7 +386,7 @@ class _Player:
         return _Played(record, measures_of(env.get_stats(LogStatsLevel.EPISODE).last_stats), places)
 
     def as_recorded(self, versions: str) -> _Played:
-        """Plays it as it was, and compares it with the record.
+        """Play the recorded actions and compare the result with the record.
 
         :param versions: Differences of versions, for messages.
         """
@@ -408,7 +398,7 @@ class _Player:
             recorded_actor, action = self.actions[position]
             problem = _problem(action, self.env.action_space)
             if tuple(actor) != tuple(recorded_actor):
-                problem = f"it is the turn of {actor}, recorded was {recorded_actor}"
+                problem = f"the actor is {actor}, recorded was {recorded_actor}"
             departures.extend([f"at decision {position}, {problem}"] if problem else [])
             return None if problem else action
 
@@ -419,41 +409,40 @@ class _Player:
         between = _difference(played.record, self.play(decide).record)
         if between is not None:
             raise EnvironmentContractError(
-                f"Episode {self.episode.id}: the environment is not deterministic. Seeded with {self.seed} and given "
-                f"the same actions twice, it went two ways ({between}); only an environment whose randomness comes "
-                f"from its seed alone can be played again."
+                f"Episode {self.episode.id}: the environment is not deterministic. Two replays with the seed "
+                f"{self.seed} and the same actions differ ({between}). Use generators that `seed` sets."
             )
         raise CheckpointError(
-            f"Episode {self.episode.id} goes another way than was recorded ({found}). It is of another environment, of "
-            f"other arguments or wrappers, or of another version of the simulator{versions and f': {versions}'}."
+            f"Episode {self.episode.id}: the replay differs from the record ({found}). The environment, its arguments, "
+            f"the wrappers or the version of the simulator differ from the recording{versions and f': {versions}'}."
         )
 
-    def goes_on(self, position: int, observation: Any, actor: ActorID) -> Any:
-        """The recorded action after a change; `None`: there is none any more.
+    def recorded_action(self, position: int, observation: Any, actor: ActorID) -> Any:
+        """Return the recorded action after a change; `None`: the record has ended.
 
-        :raises EnvironmentContractError: It cannot be taken now.
+        :raises EnvironmentContractError: It is invalid after the change.
         """
         if position == len(self.actions):
             return None
         recorded_actor, action = self.actions[position]
         problem = _problem(action, self.env.action_space) or _masked(action, observation, self.env.action_space)
         if tuple(actor) != tuple(recorded_actor):
-            problem = f"it is the turn of {actor}, recorded was {recorded_actor}"
+            problem = f"the actor is {actor}, recorded was {recorded_actor}"
         if problem:
             raise EnvironmentContractError(
-                f"Episode {self.episode.id}: the recorded actions cannot go on at decision {position} after the change "
-                f"({problem}). Name a policy that goes on, what_if.policy=<option or run>."
+                f"Episode {self.episode.id}: the recorded action of decision {position} is invalid after the change "
+                f"({problem}). Set a policy that acts after the change, what_if.policy=<option or run>."
             )
         return action
 
 
 def _problem(action: Any, space: spaces.Space[Any]) -> str | None:
-    """Why an action that somebody took is none of a space; environments clip what policies draw beyond its bounds."""
+    """Describe why a recorded action is invalid; `None`: it is valid after clipping to the bounds of the space."""
     return action_problem(ActionBounds(space).clip(action), space)
 
 
 def _difference(expected: StateTrajectoryRecord, found: StateTrajectoryRecord) -> str | None:
-    """The first difference between two recordings of an episode."""
+    """Describe the first difference between two recordings of an episode."""
     pairs = enumerate(zip(expected.step_records, found.step_records, strict=False))
     for step, (one, other) in pairs:
         if len(one.by_substep()) != len(other.by_substep()):
@@ -471,7 +460,7 @@ def _difference(expected: StateTrajectoryRecord, found: StateTrajectoryRecord) -
 
 
 def _merged(action: Any, before: Any, observation: Any, actor: ActorID, env: Any, step: int) -> Any:
-    """The action that is taken in place of a recorded one, in the types of its space."""
+    """Merge an action into the recorded one, in the types of the space."""
     space = env.action_space
     where = f"what_if.action: step {step}, sub-step {actor.step_key!r}, agent {actor.agent_id}"
     if isinstance(space, spaces.Dict):
@@ -479,7 +468,9 @@ def _merged(action: Any, before: Any, observation: Any, actor: ActorID, env: Any
             action = dict.fromkeys(space.spaces, action)
         known = f"{where} has the actions {', '.join(space.spaces)}"
         if not isinstance(action, Mapping):
-            raise ConfigError(f"{known}; name them, such as {{{next(iter(space.spaces))}: 0}}. Found {action!r}.")
+            raise ConfigError(
+                f"{known}; expected a mapping such as {{{next(iter(space.spaces))}: 0}}, found {action!r}."
+            )
         if unknown := [str(head) for head in action if head not in space.spaces]:
             raise ConfigError(f"{known}, found {', '.join(unknown)}. what_if.substep chooses another sub-step.")
         action = {**ActionBounds(space).clip(before), **action}
@@ -496,7 +487,7 @@ def _typed(value: Any, space: spaces.Space[Any]) -> Any:
 
 
 def _masked(action: Any, observation: Any, space: spaces.Space[Any]) -> str | None:
-    """Which choice a mask forbids; `None`: none."""
+    """Describe the choice that a mask forbids; `None`: there is none."""
     if not isinstance(space, spaces.Dict) or not isinstance(observation, Mapping):
         return None
     shapes = {name: np.shape(value) for name, value in observation.items()}
@@ -506,7 +497,3 @@ def _masked(action: Any, observation: Any, space: spaces.Space[Any]) -> str | No
         if int(action[head]) not in allowed:
             return f"action `{head}`: {action[head]} is masked by `{mask}`, which allows {', '.join(map(str, allowed))}"
     return None
-
-
-def _name(policy: Policy) -> str:
-    return type(policy).__name__

@@ -567,6 +567,11 @@ class PettingZooCoreEnv(CoreEnv):
             raise EnvironmentContractError(f"{env!r} cannot be cloned: {error}") from error
         vars(self).update(copy.deepcopy({name: value for name, value in vars(env).items() if name not in own}))
 
+    @override(CoreEnv)
+    def new_future(self, seed: int) -> None:
+        """Replace `np_random`, the generator that most environments have; others stay."""
+        self.env.unwrapped.np_random = np.random.default_rng(seed)
+
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "env": whole(self.env), "renderer": None}
 

@@ -13,7 +13,7 @@ from maze.core.errors import ConfigError
 from maze.core.utils.config_utils import EnvFactory, whole_number
 from maze.core.utils.factory import TARGET_KEY, plain_container
 from maze.core.utils.seeding import MazeSeeding, set_seeds_globally
-from maze.core.wrappers.observation_normalization.observation_normalization_utils import estimated_statistics
+from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import estimated_statistics
 from maze.perception.models.space_config import SpacesConfig
 from maze.rllib.algorithms import configured, find_algorithm, require_ray
 from maze.runner import Runner

@@ -15,7 +15,7 @@ from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.errors import ConfigError, MazeError, did_you_mean
 from maze.core.utils.checkpoint import load_state
 from maze.core.utils.seeding import MazeSeeding
-from maze.core.wrappers.return_normalization_reward_wrapper import FrozenEnvFactory
+from maze.core.wrappers.reward_wrappers import FrozenEnvFactory
 from maze.perception.models.model_composer import BaseModelComposer
 from maze.rllib.algorithms import RLlibAlgorithm, validated
 from maze.rllib.environment import EnvConfig, MazeMultiAgentEnv, MazeRLlibEnv, ModuleOfAgent, module_id, network_keys

@@ -17,7 +17,7 @@ class BColors:
 
     @staticmethod
     def format_colored(string: str, color: str) -> str:
-        """The text in a colour.
+        """Return the text in a colour.
 
         :param string: The text.
         :param color: One of this class's escape sequences.
@@ -26,7 +26,7 @@ class BColors:
 
     @staticmethod
     def print_colored(string: str, color: str) -> None:
-        """Prints the text in a colour.
+        """Print the text in a colour.
 
         :param string: The text.
         :param color: One of this class's escape sequences.

@@ -1,4 +1,4 @@
-"""Finds faults of structured environments before a training does.
+"""Environment checker: finds faults of structured environments before training.
 
 >>> from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 >>> check_env(lambda: GymMazeEnv("CartPole-v1"), n_steps=20).findings
@@ -16,7 +16,7 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.errors import EnvironmentContractError
 from maze.core.utils.config_utils import EnvFactory
 from maze.core.wrappers.maze_gym_env_wrapper import env_name
-from maze.utils.env_checks.acting import CheckReport, check_cloning, check_determinism, check_pickling
+from maze.utils.env_checks.acting import CheckReport, check_cloning, check_determinism, check_futures, check_pickling
 from maze.utils.env_checks.mask_checks import IsInvalid, check_masks, looks_invalid
 from maze.utils.env_checks.step_checks import check_declarations, check_steps
 
@@ -29,16 +29,16 @@ def check_env(
     is_invalid: IsInvalid = looks_invalid,
     raise_on_findings: bool = False,
 ) -> CheckReport:
-    """Acts at random in an environment and compares what it does with what it promises.
+    """Take random actions in an environment and compare its behaviour with the contract.
 
     Checked are actors and their order, spaces and observations, rewards, `done` and `info`, determinism under a
-    seed, pickling and cloning, the round trips of conversions, and action masks.
+    seed, pickling, cloning and new futures of clones, the round trips of conversions, and action masks.
 
-    :param env: The environment with its wrappers, or a class, a function, a configuration or an id that makes one. An
-        environment is left in an undefined state.
+    :param env: The environment with its wrappers, or a class, a function, a configuration or an id that makes one. The
+        state of a given environment is undefined afterwards.
     :param n_steps: Sub-steps to take.
     :param seed: Seed of environment and actions.
-    :param masks: Which action each mask is for, where their sizes do not tell.
+    :param masks: Action head of each mask that its size does not determine.
     :param is_invalid: Whether the action of a step (environment, reward, info) was invalid. By default: the info has an
         entry `error`, or an event with `invalid` in its name was fired.
     :param raise_on_findings: Raise an :class:`EnvironmentContractError` with all findings.
@@ -47,15 +47,15 @@ def check_env(
     make_env = EnvFactory(env if is_made else _copies_of(env))
     report = CheckReport(str(_name_of(make_env())))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what environments warn of is checked below
+        warnings.simplefilter("ignore")  # the warnings of environments are about faults that are checked below
         subject = make_env()
         if check_declarations(report, subject):
             masks = dict(masks or {})
-            is_sound = check_steps(report, subject, n_steps, seed, masks)
-            if is_sound:
+            if check_steps(report, subject, n_steps, seed, masks):
                 check_determinism(report, make_env, n_steps, seed, masks)
                 check_pickling(report, make_env, n_steps, seed, masks)
                 if check_cloning(report, make_env, n_steps, seed, masks):
+                    check_futures(report, make_env, n_steps, seed, masks)
                     check_masks(report, make_env, n_steps, seed, masks, is_invalid)
         subject.close()
     if raise_on_findings and report.findings:
@@ -77,7 +77,7 @@ def _copies_of(env: Any) -> Callable[[], Any]:
 
 
 def _name_of(env: Any) -> str:
-    """The id or class of the environment inside all wrappers."""
+    """Return the id or class of the environment inside all wrappers."""
     while "_wrapped_env" in getattr(env, "__dict__", {}) and hasattr(env.env, "action_spaces_dict"):
         env = env.env
     return env_name(env) if isinstance(env, MazeEnv) else type(env).__name__

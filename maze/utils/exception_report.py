@@ -7,11 +7,11 @@ import traceback
 
 
 class ExceptionReport:
-    """An exception with its traceback as text, in a form that can always be pickled.
+    """Hold an exception with its traceback as text, in a form that can always be pickled.
 
     An exception that cannot be pickled, or not be restored, is replaced by a `RuntimeError` with its type and text.
 
-    :param exception: The exception, best while it is handled, so that it has its traceback.
+    :param exception: The exception; only a raised one has a traceback.
     """
 
     def __init__(self, exception: BaseException) -> None:

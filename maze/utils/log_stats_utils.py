@@ -1,4 +1,4 @@
-"""Setting up statistics logging."""
+"""Set-up of statistics logging."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 
 class SimpleStatsLoggingSetup:
-    """Prints the statistics of an environment when the `with` block ends.
+    """Print the statistics of an environment when the `with` block ends.
 
-    The episode in progress is finished and counted. The block has a statistics context of its own.
+    The episode in progress is finished and counted. The block has its own statistics context.
 
     :param env: The environment, wrapped in a `LogStatsWrapper` with a logging prefix.
     :param log_dir: Directory for TensorBoard event files; `None`: console only.
@@ -70,18 +70,18 @@ def setup_logging(
     tensorboard_render_figure: bool = True,
     verbose: int | None = None,
 ) -> None:
-    """Logs the active context's statistics on the console and for TensorBoard, or with the trackers of a configuration.
+    """Log the statistics of the active context on the console and with TensorBoard, or with the configured trackers.
 
-    The configuration of a training also fills TensorBoard's HPARAMS tab.
+    The configuration of a training run also fills TensorBoard's HPARAMS tab.
 
-    Called again in the same context it closes the writers that it had set up and starts at log step 1 again.
+    A second call in the same context closes the writers of the first one and restarts at log step 1.
 
     :param job_config: Shown in TensorBoard's TEXT tab together with the command line; a configuration or its YAML text.
     :param log_dir: Directory of the event files.
     :param tensorboard_render_figure: Whether to draw the figures of `define_plot`.
-    :param verbose: 0: print nothing; 1: a short table for each epoch; 2: every statistic. `None`: as the configuration
-        says, or else 2.
-    :raises ConfigError: `verbose` is something else.
+    :param verbose: 0: print nothing; 1: a short table for each epoch; 2: every statistic. `None`: the value of the
+        configuration, by default 2.
+    :raises ConfigError: `verbose` has another value.
     """
     context = StatsContext.active()
     _remove_earlier_setup(context)
@@ -105,7 +105,7 @@ def _begin_tensorboard(
     context = StatsContext.active()
     if hyperparameters:
         results = HyperparametersWriter(tensorboard, hyperparameters)
-        register_log_stats_writer(results)  # first: what it adds to the event file is flushed with the rest
+        register_log_stats_writer(results)  # first, so that its entries of the event file are flushed with the others
         context.guarded(results, results.start)
     register_log_stats_writer(tensorboard)
     if config is not None:
@@ -116,7 +116,7 @@ def _begin_tensorboard(
 
 
 def _trackers(configured: Any, log_dir: str | Path, draws_figures: bool) -> Iterator[LogStatsWriter]:
-    """The trackers that a configuration names in `tracking`; TensorBoard if it has no such key."""
+    """Yield the trackers that a configuration names in `tracking`; TensorBoard if it has no such key."""
     if configured is None:
         yield LogStatsWriterTensorboard(log_dir, draws_figures)
         return
@@ -140,7 +140,7 @@ def _tracked_run(settings: Mapping[str, Any], hyperparameters: Mapping[str, bool
 
 
 def clear_global_state() -> None:
-    """Closes all writers of the active context, forgets its hooks and sets its log step back to 1."""
+    """Close all writers of the active context, remove its hooks and reset its log step to 1."""
     StatsContext.active().reset()
 
 
@@ -149,7 +149,7 @@ def _remove_earlier_setup(context: StatsContext) -> None:
     earlier: list[LogStatsWriter] = [
         writer
         for writer in context.writers
-        if isinstance(writer, kinds) and getattr(writer, "output", None) is None  # that of a front door stays
+        if isinstance(writer, kinds) and getattr(writer, "output", None) is None  # not of `maze-run`
     ]
     for writer in earlier:
         context.writers.remove(writer)
@@ -167,9 +167,9 @@ def _console(settings: Mapping[str, Any], verbose: int | None) -> LogStatsWriter
 
 
 def _hyperparameters(text: str | None) -> dict[str, bool | float | str]:
-    """Those of a training; empty for other jobs, whose results depend on more than their configuration.
+    """Return the hyperparameters of a training run; empty for other jobs.
 
-    :param text: The configuration as YAML, in which objects among the values are plain data.
+    :param text: The configuration as YAML; objects among the values are plain data.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -179,7 +179,7 @@ def _hyperparameters(text: str | None) -> dict[str, bool | float | str]:
     described = OmegaConf.create(text)
     try:
         config = OmegaConf.to_container(described, resolve=True)
-    except OmegaConfBaseException:  # refers to what only the command line knows
+    except OmegaConfBaseException:  # refers to values that only the command line has
         config = OmegaConf.to_container(described)
     if not isinstance(config, dict) or not config.get("algorithm"):
         return {}

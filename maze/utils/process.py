@@ -1,4 +1,4 @@
-"""Processes that start fast, and hand back what their function returned or raised."""
+"""Child processes that return the result or the exception of their function."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from maze.utils.exception_report import ExceptionReport
 
 
 def depend_on_parent() -> None:
-    """In a worker process: it is the parent that decides what a signal means, or a console that takes nothing more.
+    """Leave signals and closed consoles to the parent; call it in a worker process.
 
-    Signals often reach the whole group. The parent may want to finish an update first, for which it needs its workers.
+    Signals often reach the whole process group. The parent may finish an update first, for which it needs its workers.
     It ends them by `kill`.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -32,14 +32,14 @@ def depend_on_parent() -> None:
 
 
 def use_one_thread() -> None:
-    """In a worker process: several processes with several threads each get in one another's way."""
+    """Set one thread for torch; call it in a worker process, where threads of several processes compete."""
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(1)
 
 
 @contextmanager
 def handlers_kept() -> Iterator[None]:
-    """Context in which others set handlers of SIGINT and SIGTERM, and afterwards they are what they were."""
+    """Context that restores the handlers of SIGINT and SIGTERM at its end."""
     numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
     handlers = {number: signal.getsignal(number) for number in numbers}
     try:
@@ -51,7 +51,7 @@ def handlers_kept() -> Iterator[None]:
 
 
 def version_of(package: str) -> str | None:
-    """The version of a package; `None`: it is not installed."""
+    """Return the version of a package; `None`: it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -59,7 +59,7 @@ def version_of(package: str) -> str | None:
 
 
 class Process(multiprocessing.Process):
-    """Runs a function in a process of its own and brings back its result or exception.
+    """Run a function in a child process and return its result or exception.
 
     :param target: The function.
     :param args: Its positional arguments.
@@ -91,10 +91,10 @@ class Process(multiprocessing.Process):
         self._sender.close()
 
     def result(self) -> Any:
-        """Waits for the function to finish and gives what it returned.
+        """Wait for the function to finish and return its result.
 
-        :raises BaseException: what the function raised; its original traceback is the cause.
-        :raises WorkerError: if the process ended without either.
+        :raises BaseException: The exception of the function; its original traceback is the cause.
+        :raises WorkerError: The process ended without result or exception.
         """
         has_returned, value = self._wait()
         if has_returned:
@@ -102,7 +102,7 @@ class Process(multiprocessing.Process):
         raise value.exception from WorkerError(f"Traceback of process {self.pid}:\n{value.traceback}")
 
     def exception(self) -> BaseException | None:
-        """Waits for the function to finish and gives what it raised; `None` if it returned."""
+        """Wait for the function to finish and return its exception; `None` if it returned."""
         has_returned, value = self._wait()
         return None if has_returned else value.exception
 
@@ -122,7 +122,7 @@ class Process(multiprocessing.Process):
 
 
 def end(process: BaseProcess, timeout: float) -> None:
-    """Waits for a process; one that has not ended in time is killed."""
+    """Wait for a process; kill it after the timeout (seconds)."""
     process.join(max(0.0, timeout))
     if process.is_alive():
         process.kill()
@@ -130,7 +130,7 @@ def end(process: BaseProcess, timeout: float) -> None:
 
 
 def exit_text(exit_code: int | None) -> str:
-    """How a process ended, in words; a negative exit code is the signal that killed it."""
+    """Describe how a process ended; a negative exit code is the signal that killed it."""
     if exit_code is not None and exit_code < 0:
         name = next((known.name for known in signal.Signals if known == -exit_code), "unknown")
         return f"was killed by signal {-exit_code} ({name})"
@@ -138,20 +138,20 @@ def exit_text(exit_code: int | None) -> str:
 
 
 def preload(context: Any, modules: Iterable[str]) -> None:
-    """Has the fork server import what its processes need, once for all, and outlive signals to its process group.
+    """Import modules once in the fork server, and make it ignore signals to its process group.
 
-    A signal to the whole group ends the fork server, and multiprocessing takes the processes that come from it for dead
-    as well. It belongs to the parent to end them, which may have an update to finish first.
+    A signal to the whole group would end the fork server, and multiprocessing would then regard its processes as dead.
+    The parent ends them, after the update that it may have to finish first.
 
     :param context: A multiprocessing context.
-    :param modules: What to import.
+    :param modules: Modules to import.
     """
     context.set_forkserver_preload([__name__, *modules])
 
 
 def _ignore_termination() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # what comes from this server may not be ours, and has the usual ways
+    # processes of this server may belong to other code, which expects the default handler
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 

@@ -1,4 +1,4 @@
-"""Reads TensorBoard event files."""
+"""Reader of TensorBoard event files."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _LENGTH = struct.Struct("<Q")
 
 
 def tensorboard_to_pandas(file_path: str | Path) -> pd.DataFrame:
-    """The scalars of an event file as a table with the index `(tag, step)` and the column `value`.
+    """Return the scalars of an event file as a table with the index `(tag, step)` and the column `value`.
 
-    A damaged or cut-off file is read as far as possible; the loss is logged as a warning and stands in
-    `attrs["n_damaged"]` (places) and `attrs["n_lost_bytes"]` of the table.
+    A damaged or truncated file is read as far as possible. The loss is logged as a warning and stored in
+    `attrs["n_damaged"]` (number of damaged positions) and `attrs["n_lost_bytes"]` of the table.
 
     :param file_path: The event file, or a directory with event files, which are read in the order of their names.
     """
@@ -38,7 +38,7 @@ def tensorboard_to_pandas(file_path: str | Path) -> pd.DataFrame:
         n_lost_bytes += content.n_lost_bytes
         if content.n_damaged:
             _LOGGER.warning(
-                "%s is damaged in %d place(s): %d of %d bytes could not be read, %d events could.",
+                "%s is damaged at %d position(s): %d of %d bytes could not be read; %d events were read.",
                 file,
                 content.n_damaged,
                 content.n_lost_bytes,
@@ -58,8 +58,8 @@ def _event_files(path: Path) -> list[Path]:
     files = sorted(path.glob("events.out.tfevents.*"))
     if not files:
         raise ConfigError(
-            f"{path} is no TensorBoard event file and no directory that holds one "
-            f"(`events.out.tfevents.*`). A training writes them into its output directory."
+            f"{path} is neither a TensorBoard event file nor a directory with one (`events.out.tfevents.*`). A "
+            "training run writes them into its output directory."
         )
     return files
 
@@ -73,8 +73,8 @@ class EventFileContent:
     """The readable records of an event file.
 
     :param events: The events, `tensorboard.compat.proto.event_pb2.Event`.
-    :param n_damaged: Number of places at which records could not be read.
-    :param n_lost_bytes: Bytes of the file that hold no readable record.
+    :param n_damaged: Number of positions at which records could not be read.
+    :param n_lost_bytes: Number of bytes without a readable record.
     """
 
     events: list[Any]
@@ -83,7 +83,7 @@ class EventFileContent:
 
 
 def read_event_file(file: str | Path) -> EventFileContent:
-    """Reads an event file; what is damaged or cut off is skipped and counted."""
+    """Read an event file; damaged or truncated records are skipped and counted."""
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from tensorboard.compat.proto.event_pb2 import Event
 
@@ -107,7 +107,7 @@ def read_event_file(file: str | Path) -> EventFileContent:
 
 
 def _records(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Start, end and content of each intact record; after damage the search goes on at the next plausible header."""
+    """Yield start, end and content of each intact record; damage is skipped up to the next plausible header."""
     position = 0
     while position + _HEADER.size <= len(data):
         length, length_checksum = _HEADER.unpack_from(data, position)

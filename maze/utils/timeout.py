@@ -10,12 +10,11 @@ from typing import Any
 
 
 class Timeout:
-    """Raises `TimeoutError` when the `with` block takes too long.
+    """Raise `TimeoutError` when the `with` block takes too long.
 
-    Built on `SIGALRM`: main thread of a Unix process only. Time limits may be nested; the one that ends first
-    counts.
+    Built on `SIGALRM`: main thread of a Unix process only. Time limits may be nested; the first to expire applies.
 
-    :param seconds: The limit; fractions are allowed, 0 means none.
+    :param seconds: The limit; fractions are allowed, 0: no limit.
     :param error_message: Text of the error.
     """
 
@@ -30,7 +29,7 @@ class Timeout:
         self._is_armed = False
 
     def handle_timeout(self, signum: int, frame: FrameType | None) -> None:
-        """Signal handler: raises the error in the block."""
+        """Raise the error in the block; the handler of the signal."""
         raise TimeoutError(self.error_message)
 
     def __enter__(self) -> Timeout:

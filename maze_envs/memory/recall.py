@@ -49,6 +49,15 @@ class Recall(BatchedCoreEnv):
         self.items[rows] = (drawn * self.n_symbols).astype(np.int64)
 
     @override(BatchedCoreEnv)
+    def new_futures(self, rows: np.ndarray | slice, scenarios: np.ndarray | int, seed: int) -> None:
+        """Draw the symbols again that have not been shown."""
+        super().new_futures(rows, scenarios, seed)
+        rows = self._rows[rows]
+        drawn = self.random.uniform(rows, self.n_items).reshape(len(rows), self.n_items) * self.n_symbols
+        is_shown = np.arange(self.n_items) <= self.elapsed[rows, None]
+        self.items[rows] = np.where(is_shown, self.items[rows], drawn.astype(np.int64))
+
+    @override(BatchedCoreEnv)
     def step(self, actions: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         asked = self.elapsed - self.n_items - self.delay
         right = (asked >= 0) & (actions["symbol"] == self.items[self._rows, np.maximum(asked, 0)])

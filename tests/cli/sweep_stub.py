@@ -34,7 +34,7 @@ hydra:
 
 
 def write_root_config(directory: Path) -> list[str]:
-    """Writes the configuration; the beginning of the command that uses it."""
+    """Write the configuration; return the first arguments of the command that uses it."""
     (directory / "conf").mkdir()
     (directory / "conf" / "stub.yaml").write_text(ROOT_CONFIG)
     return ["-cd", str(directory / "conf"), "-cn", "stub", f"runner.directory={directory}"]
@@ -42,7 +42,7 @@ def write_root_config(directory: Path) -> list[str]:
 
 @dataclass
 class StubRunner(Runner):
-    """Its score is x + 10 * (the seed's last digit); ``events.json`` maps values of x to what happens instead."""
+    """Its score is x + 10 * (the seed's last digit); ``events.json`` maps values of x to injected events."""
 
     x: float
     y: float
@@ -66,13 +66,13 @@ class StubRunner(Runner):
         if event == "hang":
             Path("pid").write_text(str(os.getpid()))
             time.sleep(60)
-        if event == "report":  # as a training does, epoch by epoch
+        if event == "report":  # as a training run does after each epoch
             score = {"best_score": self.x, "violation": None, "minimized": False}
             write_record(Path.cwd(), "running", {"epoch": 1, **score})
             time.sleep(30)
         best = {"nan": float("nan"), "none": None}.get(str(event), self.x + 10 * (self.seed % 10))
         selection = SimpleNamespace(best_reward=best)
-        if event == "less":  # of a KPI of which less is better
+        if event == "less":  # a minimised KPI
             selection.best_reward, selection.maximize = -best, False
         if str(event).startswith("broken by"):
             selection.is_constrained, selection.best_violation = True, float(str(event).split()[-1])

@@ -46,7 +46,7 @@ def test_a_rollout_leaves_everything_that_makes_it_repeatable(
     first, second = output.splitlines()[:2]
     assert first == "-> starting -cn conf_rollout env=gym_env policy=random_policy runner=sequential"
     assert second == f"-> writing into {run.relative_to(tmp_path)}"
-    assert f"Everything is in {run.relative_to(tmp_path)}:\n" in output
+    assert f"Results are in {run.relative_to(tmp_path)}:\n" in output
     assert "_target_" not in output, "the configuration is in files, and printed with verbose=2"
     assert output.count("total_episode_count") == 1
     assert "rollout_stats" in output
@@ -185,7 +185,7 @@ def test_a_run_keeps_what_it_has_logged(tmp_path: Path, capfd: pytest.CaptureFix
     assert main([*QUICK, "runner=sequential", "hydra.run.dir=run"]) == 0
     first, *_, last = Path("run/maze_cli.log").read_text().splitlines()
     assert re.fullmatch(r"\[[\d :,-]+\]\[maze\]\[INFO\] - maze-run .*runner=sequential.*", first)
-    assert last.endswith("[maze][INFO] - The run has come to its end.")
+    assert last.endswith("[maze][INFO] - The run has ended.")
     assert list(logging.getLogger().handlers) == before, "the logging of the process is as it was"
 
 
@@ -206,7 +206,7 @@ def test_the_traceback_of_a_run_that_failed_is_in_its_log(
     command = [*QUICK, "runner=sequential", "runner.n_episodes=50", "policy._target_=broken_policy.Broken"]
     assert main([*command, "hydra.run.dir=run"]) == 1
     log = Path("run/maze_cli.log").read_text()
-    assert "[maze][ERROR] - The run has ended before its time.\nTraceback" in log
+    assert "[maze][ERROR] - The run has failed or was interrupted.\nTraceback" in log
     assert "no more ideas" in log.splitlines()[-1]
     assert "Traceback" not in capfd.readouterr().out
 

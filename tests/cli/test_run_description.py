@@ -1,4 +1,4 @@
-"""``maze-run --info``: what it says about runs and other places, and that the commands it gives work."""
+"""``maze-run --info``: the description of runs and other directories, and the commands that it prints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from maze.maze_cli import _split_flag, _what_to_show, main
+from maze.maze_cli import _arguments_of_flag, _split_flag, main
 
 TINY = (
     *("+experiment=cartpole_ppo", "runner.concurrency=2", "algorithm.n_epochs=2", "algorithm.epoch_length=1"),
@@ -21,7 +21,7 @@ SEEDS = ("seeding.env_base_seed=3", "seeding.agent_base_seed=4")
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a training and a rollout."""
+    """A directory with a training run and a rollout."""
     directory = tmp_path_factory.mktemp("runs")
     assert main(["-cn", "conf_train", *TINY, *SEEDS, f"hydra.run.dir={directory}/trained"]) == 0
     rollout = ["env.name=CartPole-v1", "runner=sequential", "runner.n_episodes=2", "runner.max_episode_steps=5"]
@@ -45,7 +45,7 @@ def info(directory: Path | str, capfd: pytest.CaptureFixture[str], status: int =
     return captured.out or captured.err
 
 
-def test_a_training_is_described_with_its_components_progress_and_files(
+def test_a_training_run_is_described_with_its_components_progress_and_files(
     copy: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     text = info(copy / "trained", capfd)
@@ -56,7 +56,7 @@ def test_a_training_is_described_with_its_components_progress_and_files(
     assert "name=CartPole-v1" in rows["env"].split(", ")
     assert rows["algorithm"] == "ppo"
     assert rows["seeds"] == "environment 3, agent 4"
-    assert rows["progress"] == "2 of 2 epochs done, the training came to its end"
+    assert rows["progress"] == "2 of 2 epochs done, the run has ended"
     assert float(rows["best score"].split()[0]) > 0
     assert "torch" in rows["versions"]
     for name in ("state_dict.pt", "latest.pt", "spaces_config.pkl", "hydra_config.yaml", "events.out.tfevents"):
@@ -67,7 +67,7 @@ def commands(text: str) -> list[list[str]]:
     return [shlex.split(line)[1:] for line in text.splitlines() if line.startswith("    maze-run ")]
 
 
-def test_the_commands_that_it_gives_work_as_they_are(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_printed_commands_work(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
     resume, roll_out, report = commands(info(copy / "trained", capfd))
     assert main(report) == 0
     assert "input_dir=outputs/trained" in resume
@@ -93,17 +93,15 @@ def damage(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_a_flipped_byte_is_found_and_what_is_left_is_named(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_flipped_byte_is_found_and_usable_files_are_named(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = copy / "trained"
     damage(run / "latest.pt")
     text = info(run, capfd, status=1)
     assert re.search(r"latest\.pt .*DAMAGED", text)
     assert "there is no readable latest.pt" in text
-    assert "Missing or damaged, and needed for that: latest.pt." in text
+    assert "Missing or damaged, and required for further commands: latest.pt." in text
     assert "resume=true" not in text
-    assert [command[0] for command in commands(text)[1:]] == ["--report"], (
-        "the best model can be rolled out all the same"
-    )
+    assert [command[0] for command in commands(text)[1:]] == ["--report"], "the best model can still be rolled out"
 
 
 @pytest.mark.parametrize(
@@ -117,7 +115,7 @@ def test_a_flipped_byte_is_found_and_what_is_left_is_named(copy: Path, capfd: py
     ],
     ids=["empty", "cut off", "a web page", "cut off spaces", "missing"],
 )
-def test_without_weights_or_spaces_no_rollout_is_promised(
+def test_without_weights_or_spaces_no_rollout_command_is_printed(
     name: str, how: object, copy: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = copy / "trained" / name
@@ -125,7 +123,7 @@ def test_without_weights_or_spaces_no_rollout_is_promised(
     how(path)
     text = info(copy / "trained", capfd, status=int(path.exists()))
     assert "policy=torch_policy" not in text
-    assert f"needed for that: {name}" in text
+    assert f"required for further commands: {name}" in text
 
 
 def test_damaged_logs_configurations_and_versions_are_reported(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -140,7 +138,7 @@ def test_damaged_logs_configurations_and_versions_are_reported(copy: Path, capfd
         (run / name).write_text("a: [1")
     text = info(run, capfd, status=1)
     assert "cannot be read" in text
-    assert "Without its configuration neither command can be given." in text
+    assert "There are no commands without the run's configuration." in text
 
 
 def test_a_rollout_is_described_and_a_cut_off_trajectory_found(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -153,7 +151,7 @@ def test_a_rollout_is_described_and_a_cut_off_trajectory_found(copy: Path, capfd
     assert f"DAMAGED: 1 of them, {trajectory.name}" in info(run, capfd, status=1)
 
 
-def test_what_is_no_run_is_refused_with_runs_nearby(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_another_directory_is_refused_and_similar_runs_are_named(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
     trained = Path("outputs") / "trained"
     rolled_out = Path("outputs") / "rolled_out"
     assert f"Did you mean {trained}?" in info("outputs/traind", capfd, status=2)
@@ -166,11 +164,9 @@ def test_what_is_no_run_is_refused_with_runs_nearby(copy: Path, capfd: pytest.Ca
     assert "for instance outputs/<name>/<time>.\n" in info("elsewhere", capfd, status=2)
 
 
-def test_an_interrupted_write_that_left_something_behind_is_mentioned(
-    copy: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_file_of_an_interrupted_write_is_listed(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (copy / "trained" / ".maze-unfinished-latest.pt-abc").write_bytes(b"half")
-    assert "left behind by a write that was interrupted" in info(copy / "trained", capfd)
+    assert "left by an interrupted write" in info(copy / "trained", capfd)
 
 
 def test_the_runs_of_a_sweep_are_listed(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -199,7 +195,7 @@ def test_the_runs_of_a_sweep_are_listed(copy: Path, capfd: pytest.CaptureFixture
         ([], None),
     ],
 )
-def test_hydras_own_info_stays_what_it_is(command: list[str], shown: tuple[str, list[str]] | None) -> None:
+def test_hydras_own_info_is_unchanged(command: list[str], shown: tuple[str, list[str]] | None) -> None:
     flag, arguments = _split_flag(command)
     expected = None if shown is None else shown[1]
-    assert _what_to_show(flag, arguments) == expected
+    assert _arguments_of_flag(flag, arguments) == expected

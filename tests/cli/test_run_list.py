@@ -25,11 +25,11 @@ def train(run_dir: str, algorithm: str, env: str) -> RunContext:
     return rc
 
 
-def test_trainings_are_listed_with_what_is_known_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_runs_are_listed_with_their_state(capsys: pytest.CaptureFixture[str]) -> None:
     first = train("outputs/a/1", "ppo", "CartPole-v1")
     train("outputs/a/2", "a2c", "Acrobot-v1")
     first.rollout(n_episodes=1, max_episode_steps=3, record_trajectory=False, record_event_logs=False)
-    # a checkpoint that cannot be read keeps nobody from listing
+    # checkpoints are not read, so that damaged ones do not matter
     Path("outputs/a/1/latest.pt").write_bytes(b"")
     record = Path("outputs/a/2") / RECORD_FILE
     record.write_text(record.read_text(encoding="utf-8").replace('"ended"', '"interrupted"'), encoding="utf-8")
@@ -46,9 +46,9 @@ def test_trainings_are_listed_with_what_is_known_of_them(capsys: pytest.CaptureF
     assert "interrupted, 16 environment steps" in capsys.readouterr().out
 
 
-def test_a_directory_without_trainings_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_without_training_runs_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--runs", str(tmp_path)]) == 0
-    assert "No trainings in" in capsys.readouterr().out
+    assert "No training runs in" in capsys.readouterr().out
     assert main(["--runs=nowhere"]) == 2
     assert "--runs: nowhere is no directory" in capsys.readouterr().err
 

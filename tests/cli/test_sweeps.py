@@ -33,8 +33,8 @@ def rows(directory: str = "sweep") -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def happening(**events: str) -> None:
-    """Has runs with these values of x do something else."""
+def inject(**events: str) -> None:
+    """Inject events into the runs with these values of x."""
     Path("events.json").write_text(json.dumps({name.strip("x"): event for name, event in events.items()}))
 
 
@@ -63,10 +63,10 @@ def test_a_grid_can_be_minimised_and_extended_in_the_configuration(command: list
 
 
 @pytest.mark.long
-def test_trials_that_fulfil_their_constraints_are_better_than_all_others(
+def test_trials_that_satisfy_their_constraints_rank_first(
     command: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    happening(x1="broken by 0", x2="broken by 0", x8="broken by 2.5", x9="broken by 0.5", x7="raise")
+    inject(x1="broken by 0", x2="broken by 0", x8="broken by 2.5", x9="broken by 0.5", x7="raise")
     assert main([*command, "runner.x=1,7,8,9,2"]) == 0
     assert [(row["objective"], row["violation"]) for row in rows()] == [
         ("2.0", "0.0"),
@@ -78,7 +78,7 @@ def test_trials_that_fulfil_their_constraints_are_better_than_all_others(
     output = capfd.readouterr().out
     assert "trial 2: 8 (constraints are broken by 2.5)" in output
     assert "Best: trial 4, 2: runner.x=2" in output
-    happening(x8="broken by 2.5", x9="broken by 0.5")
+    inject(x8="broken by 2.5", x9="broken by 0.5")
     assert main([*command, "runner.x=8,9", "hydra.sweep.dir=second"]) == 0
     assert "Best: trial 1, 9 (constraints are broken by 0.5): runner.x=9" in capfd.readouterr().out
     objective = "hydra.sweeper.objective=eval_BaseEnvEvents/reward/mean"
@@ -87,21 +87,19 @@ def test_trials_that_fulfil_their_constraints_are_better_than_all_others(
 
 
 @pytest.mark.parametrize("maximize", ["true", "false"])
-def test_a_kpi_of_which_the_runs_want_less_keeps_its_sign(command: list[str], maximize: str) -> None:
-    happening(x1="less", x3="less", x2="less")
+def test_a_kpi_that_the_runs_minimise_keeps_its_sign(command: list[str], maximize: str) -> None:
+    inject(x1="less", x3="less", x2="less")
     assert main([*command, "runner.x=1,3,2", f"hydra.sweeper.maximize={maximize}"]) == 0
     assert [row["objective"] for row in rows()] == ["1.0", "2.0", "3.0"]
 
 
-def test_the_sweeper_of_other_hydra_applications_stays_as_it_is(command: list[str]) -> None:
+def test_the_sweeper_of_other_hydra_applications_is_unchanged(command: list[str]) -> None:
     main([*command, "runner.x=1"])
     node = ConfigStore.instance().load("hydra/sweeper/basic.yaml").node
     assert node._target_ == "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 
-def test_a_value_that_no_group_has_is_found_before_the_first_run(
-    command: list[str], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_option_is_found_before_the_first_run(command: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     Path("conf/size").mkdir()
     Path("conf/size/small.yaml").write_text("n: 1")
     assert main([*command, "size=small,smal"]) == 2
@@ -109,8 +107,10 @@ def test_a_value_that_no_group_has_is_found_before_the_first_run(
     assert not Path("runs.txt").exists()
 
 
-def test_failed_trials_are_reported_and_the_others_go_on(command: list[str], capfd: pytest.CaptureFixture[str]) -> None:
-    happening(x1="raise", x2="nan")
+def test_failed_trials_are_reported_and_do_not_end_the_sweep(
+    command: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    inject(x1="raise", x2="nan")
     assert main([*command, "runner.x=1,2,3"]) == 0
     status = {row["runner.x"]: (row["status"], row["error"]) for row in rows()}
     assert status["1"] == ("failed", "RuntimeError: the reactor is hot")
@@ -121,40 +121,40 @@ def test_failed_trials_are_reported_and_the_others_go_on(command: list[str], cap
     assert "SweepFailedError: all trials of the sweep failed; the first one: RuntimeError" in capfd.readouterr().err
 
 
-def test_a_killed_job_takes_no_other_one_with_it(command: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_job_does_not_affect_the_others(command: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     local = ["hydra/launcher=local", "hydra.launcher.n_jobs=2"]
-    happening(x1="kill", x2="raise")
+    inject(x1="kill", x2="raise")
     assert main([*command, "runner.x=1,2,3", *local]) == 0
     by_x = {row["runner.x"]: row for row in rows()}
     assert "was killed by signal 9 (SIGKILL)" in by_x["1"]["error"]
     assert by_x["2"]["error"] == "RuntimeError: the reactor is hot"
     assert "Traceback" in Path("sweep/1/console.log").read_text()
     assert by_x["3"]["objective"] == "3.0"
-    assert "_target_" not in capfd.readouterr().out, "what jobs print belongs into their directories"
+    assert "_target_" not in capfd.readouterr().out, "the output of jobs belongs into their directories"
 
 
-def test_a_search_ends_trials_that_do_worse_than_others(
+def test_a_pruner_ends_bad_trials(
     command: list[str], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("optuna")
-    monkeypatch.setattr("maze.cli.sweeps.sweep.LOOK_INTERVAL", 0.1)
-    heard = []
+    monkeypatch.setattr("maze.cli.sweeps.sweep.POLL_INTERVAL", 0.1)
+    reported = []
     monkeypatch.setattr(
         "maze.cli.sweeps.study.SweepStudy.should_stop",
-        lambda self, trial, epoch, objective: heard.append((epoch, objective)) or objective < 2,
+        lambda self, trial, epoch, objective: reported.append((epoch, objective)) or objective < 2,
     )
-    happening(x1="report")
+    inject(x1="report")
     search = ["hydra/sweeper=optuna", "hydra.sweeper.optim.budget=4", "hydra.sweeper.optim.seed=1"]
     search += ["hydra.sweeper.optim.sampler=random", "runner.x=choice(1,3)", "hydra/launcher=local"]
     assert main([*command, *search, "hydra.sweeper.optim.pruner=median"]) == 0
     found = {(row["runner.x"], row["status"], row["objective"], row["error"]) for row in rows()}
     assert found == {("1", "pruned", "1.0", "after epoch 1"), ("3", "completed", "3.0", "")}
-    assert (1, 1.0) in heard
+    assert (1, 1.0) in reported
     output = capfd.readouterr().out
     assert "1, pruned after epoch 1" in output
     assert "FAILED" not in output
     n_runs = len(runs_so_far())
-    directory = "hydra.sweep.dir=sweep"  # resumed, nothing is left to be done
+    directory = "hydra.sweep.dir=sweep"  # resumed: all trials are finished
     assert main([*command, *search, "hydra.sweeper.optim.pruner=median", directory]) == 0
     assert len(runs_so_far()) == n_runs
 
@@ -167,7 +167,7 @@ def test_a_search_ends_trials_that_do_worse_than_others(
         (["hydra.sweeper.optim.pruner=median", "hydra/launcher=local", "hydra.sweeper.n_seeds=2"], "one run each"),
     ],
 )
-def test_what_trials_cannot_be_ended_early_by_is_said(
+def test_settings_that_exclude_a_pruner_are_named(
     command: list[str], capfd: pytest.CaptureFixture[str], options: list[str], what: str
 ) -> None:
     pytest.importorskip("optuna")
@@ -176,16 +176,14 @@ def test_what_trials_cannot_be_ended_early_by_is_said(
     assert not Path("sweep").exists()
 
 
-def test_an_interrupted_grid_goes_on_where_it_was_stopped(
-    command: list[str], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupted_grid_resumes(command: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     arguments = [*command, "runner.x=1,2,3,4"]
-    happening(x1="raise", x3="interrupt")
+    inject(x1="raise", x3="interrupt")
     assert main(arguments) == 130
     assert [row["status"] for row in rows()] == ["completed", "failed", "unfinished"]
     assert main([*arguments, "runner.y=1"]) == 2
     assert "was started with another overrides" in capfd.readouterr().err
-    happening()
+    inject()
     assert main(arguments) == 0
     assert runs_so_far() == [1, 2, 3, 1, 3, 4]
     assert [row["objective"] for row in rows()] == ["4.0", "3.0", "2.0", "1.0"]
@@ -193,9 +191,9 @@ def test_an_interrupted_grid_goes_on_where_it_was_stopped(
     assert len(runs_so_far()) == 6
 
 
-def test_a_sweep_that_was_killed_loses_only_the_run_it_was_at(command: list[str], tmp_path: Path) -> None:
+def test_a_killed_sweep_loses_only_the_current_run(command: list[str], tmp_path: Path) -> None:
     arguments = [*command, "runner.x=1,2,3"]
-    happening(x3="kill")
+    inject(x3="kill")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.run(
         [sys.executable, "-m", "maze.maze_cli", *arguments],
@@ -214,10 +212,10 @@ def test_a_sweep_that_was_killed_loses_only_the_run_it_was_at(command: list[str]
 
 
 @pytest.mark.long
-def test_jobs_end_when_the_process_of_the_sweep_is_gone(command: list[str]) -> None:
+def test_jobs_end_with_the_process_of_the_sweep(command: list[str]) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     arguments = [*command, "runner.x=1", "hydra/launcher=local"]
-    happening(x1="hang")
+    inject(x1="hang")
     process = subprocess.Popen(
         [sys.executable, "-m", "maze.maze_cli", *arguments], env=environment, stdout=subprocess.DEVNULL
     )
@@ -245,7 +243,7 @@ def is_alive(pid: int) -> bool:
 
 @pytest.mark.long
 @pytest.mark.parametrize("search", [["hydra/sweeper=nevergrad"], ["hydra/sweeper=optuna"]], ids=str)
-def test_a_resumed_search_proposes_what_it_would_have_proposed(search: list[str], command: list[str]) -> None:
+def test_a_resumed_search_makes_the_proposals_of_an_uninterrupted_one(search: list[str], command: list[str]) -> None:
     common = [*command, *search, "runner.x=interval(0,3)", "runner.name=choice(a,b)", "hydra.sweeper.optim.seed=3"]
     assert main([*common, "hydra.sweep.dir=whole", "hydra.sweeper.optim.budget=3"]) == 0
     assert main([*common, "hydra.sweep.dir=parts", "hydra.sweeper.optim.budget=1"]) == 0
@@ -260,7 +258,7 @@ def test_a_resumed_search_proposes_what_it_would_have_proposed(search: list[str]
 
 def test_failures_count_towards_the_budget_of_a_search(command: list[str]) -> None:
     search = ["hydra/sweeper=optuna", "hydra.sweeper.optim.budget=3", "+hydra.sweeper.parametrization={runner.x:[1,2]}"]
-    happening(x1="raise", x2="none")
+    inject(x1="raise", x2="none")
     assert main([*command, *search]) == 1
     assert {row["status"] for row in rows()} == {"failed"}
     assert any("has no objective" in row["error"] for row in rows()) or {row["runner.x"] for row in rows()} == {"1"}
@@ -302,20 +300,12 @@ def test_any_statistic_can_be_the_objective(command: list[str]) -> None:
     assert float(rows()[0]["objective"]) == 5.0
 
 
-def test_a_misspelt_objective_ends_the_sweep_with_the_first_run(
+def test_a_misspelt_objective_ends_the_sweep_after_the_first_run(
     command: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*command, "runner.x=1,2,3", "hydra.sweeper.objective=eval_BaseEnvEvents/reward/men"]) == 1
     assert "Did you mean `eval_BaseEnvEvents/reward/mean`?" in capfd.readouterr().err
     assert len(runs_so_far()) == 1
-
-
-def test_a_sweep_of_the_previous_format_is_refused(command: list[str], capfd: pytest.CaptureFixture[str]) -> None:
-    Path("sweep").mkdir()
-    Path("sweep/sweep.jsonl").write_text('{"event": "sweep", "settings": {}}')
-    assert main([*command, "runner.x=1"]) == 2
-    assert "holds a sweep of an earlier version of Maze (sweep.jsonl)" in capfd.readouterr().err
-    assert [path.name for path in Path("sweep").iterdir()] == ["sweep.jsonl"]
 
 
 def test_a_sweep_is_not_run_by_two_processes_at_once(command: list[str], capfd: pytest.CaptureFixture[str]) -> None:
@@ -325,7 +315,7 @@ def test_a_sweep_is_not_run_by_two_processes_at_once(command: list[str], capfd: 
     assert "another process runs the sweep" in capfd.readouterr().err
 
 
-def test_a_statistic_is_named_as_tensorboard_or_the_console_shows_it() -> None:
+def test_a_statistic_has_its_name_in_tensorboard_or_on_the_console() -> None:
     for name in ("eval_BaseEnvEvents/reward/mean", "eval BaseEnvEvents reward mean", "eval/BaseEnvEvents/reward/mean"):
         for step, expected in (("best", 6.0), ("last", 2.0), ("mean", 4.0)):
             recorder = ObjectiveRecorder(name, step=step)
@@ -355,7 +345,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), WRONG, ids=str)
-def test_a_wrong_sweep_gives_one_message_and_leaves_nothing(
+def test_an_invalid_sweep_gives_one_message_and_writes_nothing(
     arguments: list[str], message: str, command: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*command, *arguments]) == 2

@@ -86,7 +86,7 @@ def test_the_command_line_replaces_or_pins_entries_of_the_configuration() -> Non
 @pytest.mark.parametrize(
     ("parametrization", "message"),
     [
-        ({}, "Nothing to search"),
+        ({}, "search space is empty"),
         ({"a": {"lower": 2, "upper": 1}}, r"a: lower \(2\) must be smaller than upper \(1\)"),
         ({"a": {"lower": 1, "upper": 1}}, "must be smaller"),
         ({"a": {"lower": 0, "upper": 1, "log": True}}, "must be positive"),
@@ -96,7 +96,7 @@ def test_the_command_line_replaces_or_pins_entries_of_the_configuration() -> Non
         ({"a": {"lower": float("nan")}}, "expected a number"),
         ({"a": {"lower": 0, "log": 1}}, "a.log: expected true or false"),
         ({"a": {"lower": 0, "step": 0}}, "step must be positive"),
-        ({"a": []}, "nothing to choose from"),
+        ({"a": []}, "list of values is empty"),
         ({"a": 5}, "a: expected bounds"),
         ({"a": "b c]"}, "cannot read"),
     ],
@@ -178,9 +178,9 @@ def report(study: SweepStudy, trial: SweepTrial, objective: float | None, violat
 
 
 def play(study: SweepStudy, n_finished: int, n_parallel: int = 2) -> None:
-    """Goes on until so many trials are finished, with several open at a time; every fifth trial fails."""
-    while sum(trial.is_told for trial in study.trials.values()) < n_finished:
-        unfinished = [trial for trial in study.trials.values() if not trial.is_told]
+    """Continue until so many trials are finished, with several open trials; every fifth trial fails."""
+    while sum(trial.is_reported for trial in study.trials.values()) < n_finished:
+        unfinished = [trial for trial in study.trials.values() if not trial.is_reported]
         if len(unfinished) < n_parallel:
             assert study.propose() is not None
         else:
@@ -189,7 +189,7 @@ def play(study: SweepStudy, n_finished: int, n_parallel: int = 2) -> None:
 
 
 @pytest.mark.parametrize("name", SEARCHES)
-def test_a_resumed_search_goes_on_as_the_one_that_never_stopped(name: str, tmp_path: Path) -> None:
+def test_a_resumed_search_equals_an_uninterrupted_one(name: str, tmp_path: Path) -> None:
     with study_of(tmp_path / "whole", plan_of(name, 40, 2)) as study:
         play(study, 24)
         whole = [trial.params for trial in study.trials.values()]
@@ -203,7 +203,7 @@ def test_a_resumed_search_goes_on_as_the_one_that_never_stopped(name: str, tmp_p
 
 
 @pytest.mark.parametrize("name", SEARCHES)
-def test_a_search_that_cannot_be_repeated_goes_on_from_its_results(name: str, tmp_path: Path) -> None:
+def test_a_search_that_cannot_be_repeated_resumes_from_its_results(name: str, tmp_path: Path) -> None:
     with study_of(tmp_path, plan_of(name, 40, 2)) as study:
         play(study, 12)
         before = [trial.params for trial in study.trials.values()]
@@ -232,9 +232,7 @@ def test_a_search_finds_the_better_end(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("package", "name"), [("nevergrad", "OnePlusOne"), ("cmaes", "cmaes")])
-def test_a_missing_package_is_named_with_the_extra_that_has_it(
-    package: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_named_with_its_extra(package: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError, match=r'pip install "maze-rl\[hpo\]>=1"') as caught:
         plan_of(name, 1)
@@ -242,7 +240,7 @@ def test_a_missing_package_is_named_with_the_extra_that_has_it(
     assert f"needs the package {package}" in str(caught.value)
 
 
-def test_a_trial_that_is_worse_than_half_of_the_others_is_ended(tmp_path: Path) -> None:
+def test_the_median_pruner_ends_trials_below_the_median(tmp_path: Path) -> None:
     plan = plan_of("tpe", 10, pruner="median")
     with study_of(tmp_path, plan) as study:
         for reached in [1.0, 2.0, 3.0, 4.0, 5.0]:  # of the first five none is ended
@@ -292,7 +290,7 @@ def two_trials(directory: Path) -> None:
 def test_a_study_keeps_trials_and_runs(tmp_path: Path) -> None:
     two_trials(tmp_path)
     with SweepStudy(tmp_path) as study:
-        assert [trial.is_told for trial in study.trials.values()] == [True, False]
+        assert [trial.is_reported for trial in study.trials.values()] == [True, False]
         assert study.trials[0].result([None], needs_objective=True).objective == 2.0
         assert study.trials[1].seeds_to_run([None], retry_failed=False) == [None]
 
@@ -373,25 +371,25 @@ def a_result(trial: int, objective: float | None, **params: str) -> TrialResult:
     st.booleans(),
     st.booleans(),
 )
-def test_searches_hear_numbers_in_the_order_of_the_table(
+def test_reported_values_have_the_order_of_the_table(
     outcomes: list[tuple[float, float]], maximize: bool, minimized: bool
 ) -> None:
     results = [
         replace(a_result(number, objective), violation=violation, minimized=minimized)
         for number, (objective, violation) in enumerate(outcomes)
     ]
-    told = [result.told(maximize) for result in ranked(results, maximize)]
-    assert told == sorted(told, reverse=maximize)  # type: ignore[type-var]
+    reported = [result.reported(maximize) for result in ranked(results, maximize)]
+    assert reported == sorted(reported, reverse=maximize)  # type: ignore[type-var]
     best = ranked(results, maximize)[0]
     feasible = [objective for objective, violation in outcomes if violation == 0]
     if feasible:
         assert best.objective == (min(feasible) if minimized or not maximize else max(feasible))
     free = [replace(result, violation=None) for result in results]
     sign = -1 if minimized and maximize else 1
-    assert [result.told(maximize) for result in free] == [sign * objective for objective, _ in outcomes]
+    assert [result.reported(maximize) for result in free] == [sign * objective for objective, _ in outcomes]
 
 
-def test_a_trial_breaks_its_constraints_as_its_seeds_do_on_average() -> None:
+def test_the_violation_of_a_trial_is_the_mean_over_its_seeds() -> None:
     runs = [
         SweepRun(0, 1, "0", "completed", 1.0, 2.0, violation=0.0),
         SweepRun(1, 2, "1", "completed", 3.0, 1.0, violation=0.5),
@@ -403,7 +401,7 @@ def test_a_trial_breaks_its_constraints_as_its_seeds_do_on_average() -> None:
 
 
 @pytest.mark.parametrize("name", ["OnePlusOne", "tpe", "cmaes"])
-def test_a_search_stays_where_constraints_hold(name: str, tmp_path: Path) -> None:
+def test_a_search_satisfies_its_constraints(name: str, tmp_path: Path) -> None:
     values = []
     with study_of(tmp_path, plan_of(name, 60, seed=1)) as study:
         while (trial := study.propose()) is not None:
@@ -412,7 +410,7 @@ def test_a_search_stays_where_constraints_hold(name: str, tmp_path: Path) -> Non
     assert sum(value <= 1.1 for value in values[-20:]) > 12, "the objective alone would lead to 3"
 
 
-def test_optunas_own_tools_see_what_is_broken(tmp_path: Path) -> None:
+def test_optuna_reads_the_constraints_of_a_study(tmp_path: Path) -> None:
     with study_of(tmp_path, plan_of("random", 3)) as study:
         for objective, violation in [(3.0, 0.0), (9.0, 2.0), (5.0, 0.0)]:
             trial = study.propose()

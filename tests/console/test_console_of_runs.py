@@ -188,7 +188,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on() -> None:
     terminal.interrupt()
     assert terminal.status() == 128 + signal.SIGINT
     screen = terminal.screen()
-    assert "Everything is in run:" in screen
+    assert "Results are in run:" in screen
     assert any(line.startswith("Interrupted after ") for line in screen)
     assert any(line.endswith("input_dir=run resume=true") for line in screen)
     assert Path("run/latest.pt").is_file()

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from maze.evaluation.comparison import Comparison, PlayedEpisodes
-from maze.evaluation.comparison_page import comparison_page
+from maze.evaluation.comparison import Comparison, PlayedEpisodes, comparison_page
 from maze.maze_cli import main
 from tests.api.shorter import SHORTER
 from tests.report.browser import NARROW, WIDE, OpenPage, accessibility_faults, cut_off
@@ -36,7 +35,7 @@ def test_differences_are_those_within_an_episode() -> None:
     assert 1.0 < row.difference.low < 1.5 < row.difference.high < 2.0
     # (1 - p)^20 = 0.025: rarer defeats need not occur in 20 episodes
     assert row.improvement == pytest.approx((1.0, 0.025 ** (1 / 20), 1.0), abs=0.01)
-    assert comparison.is_told_apart(row)
+    assert comparison.is_significant(row)
     assert row.mean.high - row.mean.low > 3000, "of the means alone, nobody could tell"
 
 
@@ -46,7 +45,7 @@ def test_equal_policies_are_told_apart_as_rarely_as_the_intervals_say() -> None:
     for _ in range(200):
         values = rng.normal(size=(2, 30)) + 5 * rng.normal(size=30)
         comparison = Comparison([played("a", values[0].tolist()), played("b", values[1].tolist())])
-        n_told_apart += comparison.is_told_apart(comparison.table[1])
+        n_told_apart += comparison.is_significant(comparison.table[1])
     assert n_told_apart <= 16
 
 
@@ -57,7 +56,7 @@ def test_runs_that_are_as_good_on_average_are_told_apart_as_rarely_as_the_interv
     for _ in range(200):
         entries = [played(name, *(rng.normal(size=(3, 30)) + 3 * rng.normal(size=(3, 1))).tolist()) for name in "ab"]
         comparison = Comparison(entries)
-        n_told_apart += comparison.is_told_apart(comparison.table[1])
+        n_told_apart += comparison.is_significant(comparison.table[1])
     assert n_told_apart <= 14
 
 
@@ -137,7 +136,7 @@ def test_what_is_better_is_said_of_measures_that_have_a_goal() -> None:
 
 def test_of_a_single_episode_there_is_no_interval() -> None:
     comparison = Comparison([played("a", [1.0]), played("b", [2.0])])
-    assert not comparison.is_told_apart(comparison.table[1])
+    assert not comparison.is_significant(comparison.table[1])
     assert "nan" not in comparison.text()
     assert not re.search('="nan|>nan', comparison_page(comparison, datetime(2026, 1, 1)).text())
 
@@ -200,7 +199,7 @@ def test_kpis_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
         (["policies=[.]"], "nor does it hold any"),
         (["policies=[[]]"], "is neither an option"),
         (["policies=7"], "expected a list or names"),
-        ([], "expected policies to compare"),
+        ([], "expected policies by name"),
         (["policies=[random]", "runner.n_episodes=1"], "runner.n_episodes"),
     ],
 )

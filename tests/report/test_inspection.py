@@ -75,7 +75,7 @@ def test_each_step_has_its_decisions_and_other_policies_are_asked() -> None:
     (observation,) = decision["observation"]
     np.testing.assert_allclose(observation["values"], episode.record.step_records[0].maze_state, rtol=1e-3)
     assert decision["heads"][0]["kind"] == "action"
-    assert decision["others"][1]["action"].startswith("cannot say: KeyError")
+    assert decision["others"][1]["action"].startswith("no action: KeyError")
     assert decision["td_error"] is None
 
 
@@ -209,7 +209,7 @@ def test_every_kind_of_observation_and_action_is_shown(open_page: OpenPage, widt
     assert "the first 40 of 60 rows" in page.locator(".part", has_text="nodes").inner_text()
     images = page.locator("#decisions img")
     assert [image.evaluate("each => each.naturalWidth") for image in images.all()] == [24, 24]
-    assert "cannot say" in page.locator("#decisions").inner_text()
+    assert "no action" in page.locator("#decisions").inner_text()
     assert cut_off(page) == []
     assert accessibility_faults(page) == []
 
@@ -278,4 +278,4 @@ def test_the_typical_range_holds_most_of_what_is_drawn(distribution: Any, logits
 
 def test_nobody_acts(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-cn", "conf_inspect", "hydra.run.dir=inspected"]) in (1, 2)
-    assert "expected the policy that acts" in capsys.readouterr().err
+    assert "expected policies by name" in capsys.readouterr().err

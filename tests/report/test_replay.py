@@ -134,7 +134,7 @@ def test_the_reward_that_was_recorded_is_found_again_and_nothing_is_stepped(monk
 def test_rewards_that_wrappers_have_changed_are_told() -> None:
     env = RewardScalingWrapper.wrap(cutting(), scale=0.5)
     (remark,) = reward_replay([recorded(env)], RawPieceUsageRewardAggregator(1.0), None, env).remarks
-    assert re.search(r"own DefaultRewardAggregator gives -\d+ in step \d+ .*, where -[\d.]+ was recorded", remark)
+    assert re.search(r"DefaultRewardAggregator gives -\d+ in step \d+ .*, but -[\d.]+ was recorded", remark)
 
 
 class Fails(RawPieceUsageRewardAggregator):
@@ -147,7 +147,7 @@ def test_what_cannot_be_replayed_is_one_sentence() -> None:
     with pytest.raises(ConfigError, match=r"Fails raised KeyError: 'price' in step 0 of the recorded episode"):
         replayed_rewards(episode, Fails(1.0))
     (remark,) = reward_replay([episode], RawPieceUsageRewardAggregator(1.0)).remarks
-    assert remark == "RawPieceUsageRewardAggregator asks for events of InventoryEvents, of which none was recorded."
+    assert remark == "RawPieceUsageRewardAggregator uses events of InventoryEvents, of which none was recorded."
     with pytest.raises(ConfigError, match="at least one recorded episode"):
         reward_replay([])
     episode.step_records[3].step_event_log = None
@@ -263,7 +263,7 @@ class NoisyCartPole(GymMazeEnv):
             r"what_if.step: the episode has the steps 0 to \d+, found 99",
         ),
         (cartpole, {"step": 1, "action": 1, "substep": 3}, ConfigError, "step 1 has the sub-steps 0 to 0, found 3"),
-        (cartpole, {"step": 1}, ConfigError, "name an action, a policy, or both"),
+        (cartpole, {"step": 1}, ConfigError, "expected action, policy, or both"),
         (
             cartpole,
             {"step": 1, "action": 5},
@@ -271,7 +271,12 @@ class NoisyCartPole(GymMazeEnv):
             r"step 1, .*action `action`: expected an element of Discrete",
         ),
         (cartpole, {"step": 1, "action": {"push": 1}}, ConfigError, "has the actions action, found push"),
-        (lambda: cartpole(name="Acrobot-v1"), {"step": 1, "action": 1}, CheckpointError, "of another environment"),
+        (
+            lambda: cartpole(name="Acrobot-v1"),
+            {"step": 1, "action": 1},
+            CheckpointError,
+            "The environment, its arguments",
+        ),
         (lambda: cartpole(5), {"step": 1, "action": 1}, CheckpointError, r"done is True, recorded was False"),
         (lambda: NoisyCartPole("CartPole-v1"), {"step": 1, "action": 1}, EnvironmentContractError, "not deterministic"),
     ],
@@ -284,7 +289,9 @@ def test_what_cannot_be_done_is_one_sentence(
         what_if(make_env(), episode, versions="it was recorded with gymnasium 0.1, now 1.2", **arguments)
     assert "\n" not in str(raised.value)
     if error is CheckpointError:
-        assert "another version of the simulator: it was recorded with gymnasium 0.1, now 1.2." in str(raised.value)
+        assert "the simulator differ from the recording: it was recorded with gymnasium 0.1, now 1.2." in str(
+            raised.value
+        )
 
 
 def test_a_masked_action_is_refused_with_those_that_are_allowed() -> None:
@@ -297,7 +304,7 @@ def test_recorded_actions_that_are_impossible_after_a_change_are_refused() -> No
     episode = recorded(dispatching_env(horizon=30))
     waits = episode.action_record.actions[0][1]["order"] == 8  # type: ignore[union-attr]
     with pytest.raises(
-        EnvironmentContractError, match=r"cannot go on at decision \d+ .*what_if.policy=<option or run>"
+        EnvironmentContractError, match=r"recorded action of decision \d+ is invalid .*what_if.policy=<option or run>"
     ):
         what_if(dispatching_env(horizon=30), episode, 0, 0 if waits else 8)
 
@@ -392,14 +399,14 @@ def test_wrong_commands_are_one_sentence_each(capsys: pytest.CaptureFixture[str]
     for arguments, message in (
         ((), "trajectory_data: name the directory of a rollout"),
         (("trajectory_data=nowhere", "what_if.step=1"), "there are no trajectories"),
-        (("trajectory_data=rollout",), "Nothing is to be replayed"),
+        (("trajectory_data=rollout",), "Nothing to replay"),
         (("trajectory_data=rollout", "what_if.step=1"), "holds 2 episodes; name the file of one of them"),
         ((f"trajectory_data={episode}", "what_if.step=-1"), "what_if.step"),
         (
             (f"trajectory_data={episode}", "what_if.step=1", "what_if.policy=nobody"),
             "what_if.policy: nobody is neither",
         ),
-        ((f"trajectory_data={episode}", "what_if.step=1", "env.name=MountainCar-v0"), "another environment"),
+        ((f"trajectory_data={episode}", "what_if.step=1", "env.name=MountainCar-v0"), "replay differs from the record"),
     ):
         assert replay(*arguments) in (1, 2)
         (line,) = [line for line in capsys.readouterr().err.splitlines() if "Error: " in line]
@@ -413,7 +420,7 @@ def test_wrong_commands_are_one_sentence_each(capsys: pytest.CaptureFixture[str]
     bare = Path("bare.pkl")
     bare.write_bytes(episode.read_bytes())
     assert replay(f"trajectory_data={bare}", "what_if.step=1", "what_if.action=1") == 1
-    assert "name the environment that it was recorded in" in capsys.readouterr().err
+    assert "set the environment of the recording" in capsys.readouterr().err
     arguments = ("what_if.action=1", "what_if.policy=random", "env.name=CartPole-v1", "runner.max_episode_steps=6")
     assert replay(f"trajectory_data={bare}", "what_if.step=1", *arguments) == 0
 

@@ -16,11 +16,10 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.rollout.sequential_rollout_runner import SequentialRolloutRunner
-from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.core.wrappers.wrapper import ObservationWrapper, Wrapper
-from maze.evaluation.comparison_runner import played_measures
+from maze.evaluation.runners import played_measures
 from maze.interop import to_sb3
 from maze.serve.bundle import PolicyBundle
 from maze.serve.drift import DriftLimits
@@ -104,7 +103,7 @@ def test_a_whole_bundle_acts_as_its_networks_do_where_there_are_no_wrappers(
     bundle = PolicyBundle(content())
     returns = []
     for policy in (BundlePolicy(bundle), WholeBundlePolicy(bundle)):
-        wrapped = LogStatsWrapper.wrap(TimeLimitWrapper.wrap(env(), max_episode_steps=30))
+        wrapped = TimeLimitWrapper.wrap(env(), max_episode_steps=30)
         returns.append(
             played_measures(wrapped, policy, [(1, 2), (3, 4)], deterministic=False, episode_done=lambda: None)
         )

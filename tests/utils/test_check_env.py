@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from abc import ABC
 from functools import partial
@@ -13,6 +14,7 @@ import pytest
 from gymnasium import spaces
 
 from maze.core.env.action_conversion import ActionConversionInterface
+from maze.core.env.batched_maze_env import SingleCoreEnv
 from maze.core.env.core_env import CoreEnv
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.observation_conversion import ObservationConversionInterface
@@ -23,6 +25,7 @@ from maze.core.log_stats.event_decorators import define_episode_stats, define_ep
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.utils.check_env import check_env
+from maze_envs.inventory.lost_sales import LostSalesEnv
 
 N_DRAWERS = 4
 
@@ -235,13 +238,25 @@ def test_findings_can_be_raised_as_one_error():
         check_env(partial(drawer_env, "mask-legal"), raise_on_findings=True)
 
 
+def test_new_futures_of_copies_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_env(LostSalesEnv, n_steps=60).has_chance
+    assert not check_env(drawer_env, n_steps=60).has_chance
+    monkeypatch.setattr(SingleCoreEnv, "new_future", lambda self, seed: self.seed(secrets.randbits(60)))
+    report = check_env(LostSalesEnv, n_steps=60)
+    assert [finding.check for finding in report.findings] == ["futures"]
+    monkeypatch.setattr(SingleCoreEnv, "new_future", lambda self, seed: None)
+    report = check_env(LostSalesEnv, n_steps=60)
+    assert not report.has_chance
+    assert any("new_future() changes nothing" in note for note in report.skipped)
+
+
 def test_environments_that_cannot_be_cloned_are_checked_as_far_as_possible():
     report = check_env(lambda: GymMazeEnv("CartPole-v1"), n_steps=20)
     assert report.findings == []
 
 
 class Drawers(MazeEnv[DrawerCoreEnv]):
-    """An environment as a class, which is given where an environment is asked for."""
+    """An environment class that is passed in place of an environment."""
 
     def __init__(self) -> None:
         conversions = {"choose": ObserveDrawers(""), "reach": ObserveChosen()}

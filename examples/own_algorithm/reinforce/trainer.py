@@ -79,13 +79,15 @@ class Reinforce(EpochTrainer):
     def _losses(self, batch: Any) -> ReinforceLosses:
         losses = ReinforceLosses(torch.zeros((), device=self.model.device))
         for part in batch.parts:
-            policy, critic = self.model.compute_actor_critic_output(part.record)
-            log_probs = policy.joint_log_probs_for_actions(part.record.actions)
-            for index, output in enumerate(policy.substep_outputs):
-                advantage = part.advantages[index]  # return minus baseline
-                loss, entropy = -(log_probs[index] * advantage).mean(), output.entropy.mean()
-                losses.policy_loss.append((part.record.substep_keys[index], loss))
-                losses.policy_entropy.append((part.record.substep_keys[index], entropy))
+            policy, critic = part.evaluate(self.model)
+            for substep, output, advantage in zip(part.substeps, policy.substep_outputs, part.advantages, strict=True):
+                log_prob = output.prob_dist.joint_log_prob(substep.action)
+                loss, entropy = (
+                    -(log_prob * advantage).mean(),
+                    output.entropy.mean(),
+                )  # advantage: return minus baseline
+                losses.policy_loss.append((substep.actor_id.step_key, loss))
+                losses.policy_entropy.append((substep.actor_id.step_key, entropy))
                 losses.add(loss - self.config.entropy_coef * entropy)
             for value, target in zip(critic.values, part.targets, strict=True):
                 losses.baseline_loss = losses.baseline_loss + (value - target).square().mean()

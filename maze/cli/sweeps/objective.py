@@ -1,4 +1,4 @@
-"""The number that a sweep compares runs by."""
+"""The objective of a sweep: the number by which runs are compared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from maze.cli.errors import UsageError
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, did_you_mean
 from maze.core.log_stats.log_stats import LogStats, LogStatsWriter
@@ -21,22 +20,19 @@ STEPS = ("best", "last", "mean")
 
 
 class UnknownObjectiveError(ConfigError):
-    """The run logged no statistic of this name."""
+    """The run logged no statistic with this name."""
 
 
 class ObjectiveRecorder(LogStatsWriter):
-    """Follows the statistics of a run.
+    """Records a statistic of a run.
 
     :param name: The statistic, as TensorBoard (`eval_BaseEnvEvents/reward/mean`) or the console
         (`eval BaseEnvEvents reward mean`) shows it.
     :param maximize: Whether more is better.
-    :param step: Which log step counts: `best`, `last`, or the `mean` of all.
-    :raises UsageError: The step is none of those that an objective may be taken from.
+    :param step: The log step that counts: `best`, `last`, or the `mean` of all. The sweeper has checked it.
     """
 
     def __init__(self, name: str, maximize: bool = True, step: str = "best") -> None:
-        if step not in STEPS:
-            raise UsageError(f"hydra.sweeper.objective_step: expected one of {', '.join(STEPS)}, got {step!r}.")
         self.name = name
         self.maximize = maximize
         self.step = step
@@ -56,7 +52,7 @@ class ObjectiveRecorder(LogStatsWriter):
                 self._values.append(float(number))
 
     def take_rollout(self, runner: Any) -> None:
-        """Adds the statistics of a rollout, which are aggregated and printed apart from those of trainings."""
+        """Add the statistics of a rollout, which are not written to the writers of training statistics."""
         from maze.core.rollout.recording import STATS_PATH
 
         stats = getattr(runner, "stats", None)
@@ -64,7 +60,7 @@ class ObjectiveRecorder(LogStatsWriter):
             self.write(STATS_PATH, 1, stats)
 
     def value(self) -> float | None:
-        """The objective of the run; None: the statistic was never finite.
+        """Return the objective of the run; None: the statistic was never finite.
 
         :raises UnknownObjectiveError: The run has logged other statistics, but not this one.
         """
@@ -89,7 +85,7 @@ class ObjectiveRecorder(LogStatsWriter):
 
 
 def recorder_of_sweep() -> ObjectiveRecorder | None:
-    """Follows what the running sweep has set as its objective; None outside of sweeps, and for the default one."""
+    """Return a recorder of the running sweep's objective; None outside of sweeps, and for the default objective."""
     if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
         return None
     sweeper: Any = HydraConfig.get().sweeper
@@ -102,5 +98,5 @@ def recorder_of_sweep() -> ObjectiveRecorder | None:
 
 
 def _comparable(name: str) -> str:
-    """The same for all ways to write it: TensorBoard joins the prefix by an underscore, the console by blanks."""
+    """Return the same text for all spellings: TensorBoard joins the prefix by an underscore, the console by blanks."""
     return re.sub(r"[\s/_.]+", "/", name.strip())

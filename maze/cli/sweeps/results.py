@@ -17,21 +17,20 @@ from omegaconf import OmegaConf
 from maze.core.utils.files import write_whole
 
 STUDY_FILE = "optuna_study.log"
-"""The trials of a sweep, in its directory: a study of Optuna."""
-PREVIOUS_FORMAT = "sweep.jsonl"
-"""The trials in an earlier format, which cannot be resumed."""
+"""The Optuna study that holds the trials of a sweep, in the sweep's directory."""
 RESULTS_FILE = "results.csv"
 OPTIMUM_FILE = "optimization_results.yaml"
 MAX_CELL, MAX_ERROR = 28, 60
 
 COMPLETED, FAILED, UNFINISHED = "completed", "failed", "unfinished"
 PRUNED = "pruned"
-"""Ended early because others did better; what it had reached counts."""
+"""Ended early by the pruner; the best objective so far counts."""
+FINISHED = (COMPLETED, PRUNED)
 
 
 def has_study(directory: Path) -> bool:
-    """Whether a sweep was started in this directory."""
-    return any((directory / name).is_file() for name in (STUDY_FILE, PREVIOUS_FORMAT))
+    """Return whether a sweep was started in this directory."""
+    return (directory / STUDY_FILE).is_file()
 
 
 @dataclass
@@ -41,7 +40,7 @@ class SweepRun:
     :param number: Number of the job in the sweep; names its directory.
     :param seed: Base seed of the run; None: the configured one.
     :param duration: Seconds; None: the run has not ended.
-    :param violation: By how much the run breaks its constraints; None: it has none.
+    :param violation: Size of the constraint violation; None: the run has no constraints.
     :param minimized: Whether the run's own configuration minimises the objective.
     """
 
@@ -61,45 +60,44 @@ class SweepTrial:
     """One set of values.
 
     :param number: Counted from 0.
-    :param params: Keys of the configuration mapped to values, as they are written in overrides.
-    :param is_told: Whether the search has received the result.
+    :param params: Keys of the configuration mapped to values, as written in overrides.
+    :param is_reported: Whether the search has received the result.
     """
 
     number: int
     params: dict[str, str]
     runs: list[SweepRun] = field(default_factory=list)
-    is_told: bool = False
+    is_reported: bool = False
 
     @property
     def overrides(self) -> list[str]:
         return [f"{key}={text}" for key, text in self.params.items()]
 
     def run_of(self, seed: int | None) -> SweepRun | None:
-        """The latest run with this seed."""
+        """Return the latest run with this seed."""
         return next((run for run in reversed(self.runs) if run.seed == seed), None)
 
     def seeds_to_run(self, seeds: Sequence[int | None], retry_failed: bool) -> list[int | None]:
-        """Seeds without a finished run.
+        """Return the seeds without a finished run.
 
-        :param retry_failed: Whether a failed run counts as none.
+        :param retry_failed: Whether a failed run is repeated.
         """
-        done = (COMPLETED, PRUNED) if retry_failed else (COMPLETED, PRUNED, FAILED)
+        done = FINISHED if retry_failed else (*FINISHED, FAILED)
         return [seed for seed in seeds if (run := self.run_of(seed)) is None or run.status not in done]
 
     def result(self, seeds: Sequence[int | None], needs_objective: bool) -> TrialResult:
-        """The result over all seeds; a trial fails with any of its runs."""
+        """Return the result over all seeds; a trial fails if any of its runs fails."""
         runs = [run for run in map(self.run_of, seeds) if run is not None]
         errors = [run.error for run in runs if run.status == FAILED]
-        completed = [run for run in runs if run.status in (COMPLETED, PRUNED)]
-        values = [run.objective for run in completed if run.objective is not None]
-        violations = [run.violation for run in completed if run.violation is not None]
-        is_complete = len(completed) == len(seeds)
+        finished = [run for run in runs if run.status in FINISHED]
+        values = [run.objective for run in finished if run.objective is not None]
+        violations = [run.violation for run in finished if run.violation is not None]
         pruned = [run.error for run in runs if run.status == PRUNED]
-        status = FAILED if errors else UNFINISHED if not is_complete else PRUNED if pruned else COMPLETED
+        status = FAILED if errors else UNFINISHED if len(finished) < len(seeds) else PRUNED if pruned else COMPLETED
         error = next(iter(errors or pruned), "")
         if len(seeds) > 1 and errors:
             error = f"{len(errors)} of {len(seeds)} seeds failed: {error}"
-        has_all = status in (COMPLETED, PRUNED) and len(values) == len(seeds)
+        has_all = status in FINISHED and len(values) == len(seeds)
         if status == COMPLETED and needs_objective and not has_all:
             status, error = FAILED, "the run has no objective: nothing was evaluated."
         durations = [run.duration for run in runs if run.duration is not None]
@@ -114,7 +112,7 @@ class SweepTrial:
             error=error,
             run_dirs=tuple(run.directory for run in runs),
             violation=fmean(violations) if has_all and violations else None,
-            minimized=any(run.minimized for run in completed),
+            minimized=any(run.minimized for run in finished),
         )
 
 
@@ -122,10 +120,10 @@ class SweepTrial:
 class TrialResult:
     """The result of a trial.
 
-    :param objective: Mean over the seeds; None where there is none.
+    :param objective: Mean over the seeds; None: no objective.
     :param objective_std: Standard deviation over the seeds.
     :param duration: Seconds, summed over the seeds.
-    :param violation: By how much the constraints are broken, mean over the seeds; None: there are none.
+    :param violation: Mean constraint violation over the seeds; None: no constraints.
     :param minimized: Whether the runs' own configuration minimises the objective.
     """
 
@@ -142,14 +140,14 @@ class TrialResult:
     minimized: bool = False
 
     def signed(self, maximize: bool) -> float | None:
-        """The objective for a search in this direction: its negative where the runs minimise and the search maximises.
+        """Return the objective, negated if the runs minimise it and the sweep maximises.
 
         :param maximize: Direction of the sweep.
         """
         return -self.objective if self.objective is not None and self.minimized and maximize else self.objective
 
-    def told(self, maximize: bool) -> float | None:
-        """The objective as it is reported to a search in this direction.
+    def reported(self, maximize: bool) -> float | None:
+        """Return the value that is reported to a search, see :func:`reported_value`.
 
         :param maximize: Direction of the sweep.
         """
@@ -157,13 +155,13 @@ class TrialResult:
 
 
 def reported_value(objective: float | None, violation: float | None, maximize: bool) -> float | None:
-    """The value that is reported to a search: trials that fulfil their constraints are better than all others.
+    """Return the value that is reported to a search. Trials that satisfy their constraints rank above all others.
 
     No penalty ensures that for objectives of unknown size. With constraints, objectives are therefore squeezed into
-    (-1, 1), in their order, and violations lie beyond.
+    (-1, 1), in their order; violations lie beyond.
 
     :param objective: None: the trial failed.
-    :param violation: None: there are no constraints.
+    :param violation: None: no constraints.
     :param maximize: Direction of the sweep.
     """
     if objective is None or violation is None:
@@ -174,7 +172,7 @@ def reported_value(objective: float | None, violation: float | None, maximize: b
 
 
 def ranked(results: Sequence[TrialResult], maximize: bool) -> list[TrialResult]:
-    """Best first: without violation, then by violation; without an objective last."""
+    """Sort results: without violation first, then by violation; without an objective last."""
 
     def rank(result: TrialResult) -> tuple[bool, float, float, int]:
         value = result.signed(maximize)
@@ -185,7 +183,7 @@ def ranked(results: Sequence[TrialResult], maximize: bool) -> list[TrialResult]:
 
 
 def write_results(directory: Path, results: Sequence[TrialResult], maximize: bool) -> None:
-    """Writes `results.csv`: one line per trial, best first."""
+    """Write `results.csv`: one line per trial, best first."""
     keys = _keys(results)
     text = io.StringIO(newline="")
     table = csv.writer(text)
@@ -197,9 +195,7 @@ def write_results(directory: Path, results: Sequence[TrialResult], maximize: boo
                 result.trial,
                 *(_unquoted(result.params.get(key, "")) for key in keys),
                 " ".join(map(str, result.seeds)),
-                _exact(result.objective),
-                _exact(result.objective_std),
-                _exact(result.violation),
+                *(result.objective, result.objective_std, result.violation),
                 "" if result.duration is None else f"{result.duration:.3f}",
                 result.status,
                 result.error,
@@ -210,7 +206,7 @@ def write_results(directory: Path, results: Sequence[TrialResult], maximize: boo
 
 
 def write_optimum(directory: Path, name: str, results: Sequence[TrialResult], maximize: bool) -> None:
-    """Writes the best values found so far, in the form that Hydra's search plugins use."""
+    """Write the best values found so far in the format of Hydra's search plugins."""
     best = ranked(results, maximize)[0]
     if best.objective is None:
         return
@@ -222,24 +218,22 @@ def write_optimum(directory: Path, name: str, results: Sequence[TrialResult], ma
 
 
 def results_table(results: Sequence[TrialResult], maximize: bool, n_rows: int = 50) -> str:
-    """The table for the console.
+    """Return the table for the console.
 
-    :param n_rows: Further trials are only counted.
+    :param n_rows: Number of rows; further trials are only counted.
     """
     keys = _keys(results)
-    names = _short_names(keys)
+    ends = [key.rpartition(".")[2] for key in keys]
+    names = [end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)]
     has_constraints = any(result.violation is not None for result in results)
     header = ["trial", *names, "objective", *(["violation"] if has_constraints else []), "duration", "status", "run"]
-    rows = [_row(result, keys, has_constraints) for result in ranked(results, maximize)]
-    left_out = len(rows) - n_rows
-    rows = rows[:n_rows]
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    width = shutil.get_terminal_size((160, 24)).columns
-    lines = [" | ".join(f"{cell:>{size}}" for cell, size in zip(line, widths, strict=True)) for line in (header, *rows)]
-    lines.insert(1, "-+-".join("-" * size for size in widths))
-    lines = [line if len(line) <= max(width, 80) else line[: max(width, 80) - 1] + "…" for line in lines]
-    if left_out > 0:
-        lines.append(f"... and {left_out} more in {RESULTS_FILE}")
+    rows = [header, *(_row(result, keys, has_constraints) for result in ranked(results, maximize)[:n_rows])]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    width = max(80, shutil.get_terminal_size((160, 24)).columns)
+    lines = [_cut(" | ".join(map(str.rjust, row, widths)), width) for row in rows]
+    lines.insert(1, _cut("-+-".join("-" * size for size in widths), width))
+    if len(results) > n_rows:
+        lines.append(f"... and {len(results) - n_rows} more in {RESULTS_FILE}")
     return "\n".join(lines)
 
 
@@ -247,7 +241,7 @@ def number_text(value: float | None) -> str:
     return "-" if value is None else f"{value:.6g}"
 
 
-def broken_text(violation: float | None) -> str:
+def violation_text(violation: float | None) -> str:
     return f" (constraints are broken by {violation:.5g})" if violation else ""
 
 
@@ -268,12 +262,6 @@ def _keys(results: Sequence[TrialResult]) -> list[str]:
     return list(dict.fromkeys(key for result in results for key in result.params))
 
 
-def _short_names(keys: Sequence[str]) -> list[str]:
-    """The last part of each key, where it is unique."""
-    ends = [key.rpartition(".")[2] for key in keys]
-    return [end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)]
-
-
 def _unquoted(text: str) -> str:
     is_quoted = len(text) >= 2 and text[0] == text[-1] and text[0] in "'\""
     return text[1:-1] if is_quoted else re.sub(r"\\(.)", r"\1", text)
@@ -284,10 +272,6 @@ def _typed(text: str) -> int | float | str:
     if not is_number:
         return _unquoted(text)
     return int(text) if text.lstrip("+-").isdecimal() else float(text)
-
-
-def _exact(value: float | None) -> str:
-    return "" if value is None else repr(float(value))
 
 
 def _cut(text: str, length: int) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from importlib import import_module
 from typing import Any
 
 import optuna
@@ -20,7 +19,7 @@ from maze.cli.errors import UsageError
 from maze.cli.sweeps.results import reported_value
 from maze.cli.sweeps.space import ChoiceParameter, Parameter
 from maze.core.annotations import override
-from maze.core.errors import did_you_mean, install_command
+from maze.core.errors import did_you_mean, optional_package
 
 SAMPLERS: dict[str, Callable[..., BaseSampler]] = {"tpe": TPESampler, "cmaes": CmaEsSampler, "random": RandomSampler}
 """The samplers by their names in the configuration."""
@@ -29,68 +28,40 @@ PRUNERS: dict[str, Callable[[], BasePruner]] = {
     "halving": SuccessiveHalvingPruner,
     "hyperband": HyperbandPruner,
 }
-"""`median` ends trials that are worse than half of the others at the same epoch. `halving` continues ever fewer trials
-for ever more epochs, `hyperband` does so with several initial numbers of epochs."""
+"""`median` ends trials below the median of the others at the same epoch. `halving` continues ever fewer trials for ever
+more epochs, `hyperband` does so with several initial numbers of epochs."""
 COMMON_OPTIMIZERS = ("OnePlusOne", "TwoPointsDE", "CMA", "NGOpt", "TBPSA", "PSO", "RandomSearch", "ScrHammersleySearch")
 NO_RESULT_YET = 1e6
 """Loss of a failed trial for Nevergrad as long as no other trial has finished."""
 
 
-class MissingPackageError(UsageError, ImportError):
-    """A package of the extra `hpo` is not installed."""
+class ReplayedSampler(BaseSampler):
+    """Sampler with an optimizer whose state depends on all its proposals and reports.
 
+    In a resumed sweep, all earlier proposals and reports are repeated in their order. With the same random seed, the
+    optimizer is then in the state in which the sweep was interrupted. If it proposes other values than before (another
+    version of its package), the recorded values are reported. Its state is not stored: the states of these optimizers
+    are pickles.
 
-def required(package: str, purpose: str) -> Any:
-    """Imports a package of the extra `hpo`.
-
-    :param purpose: What needs it.
-    :raises MissingPackageError: It is not installed.
+    :param distributions: All parameters of the search.
     """
-    try:
-        return import_module(package)
-    except ModuleNotFoundError as error:
-        if error.name != package.partition(".")[0]:
-            raise
-        raise MissingPackageError(
-            f"{purpose} needs the package {package}, which is not installed: {install_command('hpo')}"
-        ) from error
 
-
-class StatefulOptimizer(ABC):
-    """An optimizer with a state of its own, which depends on all that it was asked and told."""
+    def __init__(self, distributions: Mapping[str, BaseDistribution]) -> None:
+        self._distributions = dict(distributions)
+        self._proposals: dict[int, Any] = {}
+        self._reported: set[int] = set()
 
     @abstractmethod
     def ask(self) -> tuple[Any, dict[str, Any]]:
-        """Proposes values.
-
-        :return: The proposal in the optimizer's form, and its values.
-        """
+        """Return a proposal in the optimizer's form, and its values."""
 
     @abstractmethod
     def tell(self, proposal: Any, params: Mapping[str, Any], value: float | None) -> None:
-        """Reports a result.
+        """Report a result to the optimizer.
 
         :param proposal: None: the optimizer did not propose these values.
         :param value: None: the trial failed.
         """
-
-
-class ReplayedSampler(BaseSampler):
-    """A sampler of Optuna whose optimizer repeats all proposals and reports of earlier trials in a resumed sweep.
-
-    With the same random seed, the optimizer is then in the state in which the sweep was interrupted. If it proposes
-    other values than before (another version of its package), it is told the recorded ones. Its state is not stored, as
-    the states of these optimizers are pickles.
-
-    :param optimizer: In its initial state.
-    :param distributions: All parameters of the search.
-    """
-
-    def __init__(self, optimizer: StatefulOptimizer, distributions: Mapping[str, BaseDistribution]) -> None:
-        self._optimizer = optimizer
-        self._distributions = dict(distributions)
-        self._proposals: dict[int, Any] = {}
-        self._told: set[int] = set()
 
     @override(BaseSampler)
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
@@ -103,17 +74,17 @@ class ReplayedSampler(BaseSampler):
         trials = study.get_trials(deepcopy=False)
         complete = [other for other in trials if len(other.params) == len(self._distributions)]
         values: dict[str, Any] = {}
-        for asked in [*(other for other in complete if other.number not in self._proposals), trial]:
+        for proposed in [*(other for other in complete if other.number not in self._proposals), trial]:
             for other in complete:
-                if _was_finished(other, asked) and other.number not in self._told:
-                    self._told.add(other.number)
+                if _was_finished(other, proposed) and other.number not in self._reported:
+                    self._reported.add(other.number)
                     value = reported_value(
                         other.value, other.constraints.get("violation"), study.direction is StudyDirection.MAXIMIZE
                     )
-                    self._optimizer.tell(self._proposals[other.number], other.params, value)
-            proposal, values = self._optimizer.ask()
-            is_repeated = asked is trial or values == asked.params
-            self._proposals[asked.number] = proposal if is_repeated else None
+                    self.tell(self._proposals[other.number], other.params, value)
+            proposal, values = self.ask()
+            is_repeated = proposed is trial or values == proposed.params
+            self._proposals[proposed.number] = proposal if is_repeated else None
         return values
 
     @override(BaseSampler)
@@ -123,29 +94,29 @@ class ReplayedSampler(BaseSampler):
         raise ValueError(f"{param_name}: the optimizer proposed a value outside of {param_distribution}")
 
 
-def _was_finished(trial: FrozenTrial, asked: FrozenTrial) -> bool:
-    """Whether the result of a trial was there when another trial was asked for."""
-    ended, started = trial.datetime_complete, asked.datetime_start
-    return trial.number < asked.number and ended is not None and started is not None and ended <= started
+def _was_finished(trial: FrozenTrial, proposed: FrozenTrial) -> bool:
+    """Return whether the result of a trial was known when another trial was proposed."""
+    ended, started = trial.datetime_complete, proposed.datetime_start
+    return trial.number < proposed.number and ended is not None and started is not None and ended <= started
 
 
-class CmaEs(StatefulOptimizer):
+class CmaEs(ReplayedSampler):
     """CMA-ES in a study in memory: Optuna's sampler would read pickles from a stored study."""
 
     def __init__(self, seed: int, distributions: Mapping[str, BaseDistribution], maximize: bool) -> None:
-        required("cmaes", "hydra.sweeper.optim.sampler=cmaes")
-        self._distributions = dict(distributions)
+        super().__init__(distributions)
+        optional_package("cmaes", "hpo", "hydra.sweeper.optim.sampler=cmaes needs the package cmaes")
         self._study = optuna.create_study(
             sampler=CmaEsSampler(seed=seed, warn_independent_sampling=False),
             direction="maximize" if maximize else "minimize",
         )
 
-    @override(StatefulOptimizer)
+    @override(ReplayedSampler)
     def ask(self) -> tuple[Any, dict[str, Any]]:
         trial = self._study.ask(self._distributions)
         return trial, trial.params
 
-    @override(StatefulOptimizer)
+    @override(ReplayedSampler)
     def tell(self, proposal: Any, params: Mapping[str, Any], value: float | None) -> None:
         state = TrialState.FAIL if value is None else TrialState.COMPLETE
         if proposal is not None:
@@ -156,10 +127,10 @@ class CmaEs(StatefulOptimizer):
         )
 
 
-class Nevergrad(StatefulOptimizer):
+class Nevergrad(ReplayedSampler):
     """An optimizer of Nevergrad. A failed trial counts as the worst result so far.
 
-    :param parameters: What is searched.
+    :param parameters: The searched parameters.
     :param optimizer: Name in Nevergrad's registry.
     :param noisy: Whether results of the same values differ; some optimizers then evaluate them again.
     :raises UsageError: Nevergrad has no such optimizer.
@@ -168,20 +139,22 @@ class Nevergrad(StatefulOptimizer):
     def __init__(
         self,
         seed: int,
-        parameters: Sequence[Parameter],
+        distributions: Mapping[str, BaseDistribution],
         maximize: bool,
+        parameters: Sequence[Parameter],
         optimizer: str,
         noisy: bool,
         budget: int,
         num_workers: int,
     ) -> None:
-        ng = required("nevergrad", "hydra/sweeper=nevergrad")
+        super().__init__(distributions)
+        ng = optional_package("nevergrad", "hpo", "hydra/sweeper=nevergrad needs the package nevergrad")
         registry = ng.optimizers.registry
         if optimizer not in registry:
             raise UsageError(
                 f"hydra.sweeper.optim.optimizer={optimizer}: Nevergrad has no such optimizer."
-                f"{did_you_mean(optimizer, registry)} Often used: {', '.join(COMMON_OPTIMIZERS)}; it has "
-                f"{len(registry)} in all (nevergrad.optimizers.registry)."
+                f"{did_you_mean(optimizer, registry)} Often used: {', '.join(COMMON_OPTIMIZERS)}; all "
+                f"{len(registry)}: nevergrad.optimizers.registry."
             )
         self._not_supported = ng.errors.TellNotAskedNotSupportedError
         self._parameters = parameters
@@ -192,7 +165,7 @@ class Nevergrad(StatefulOptimizer):
         parametrization.random_state.seed(seed)
         self._optimizer = registry[optimizer](parametrization=parametrization, budget=budget, num_workers=num_workers)
 
-    @override(StatefulOptimizer)
+    @override(ReplayedSampler)
     def ask(self) -> tuple[Any, dict[str, Any]]:
         candidate = self._optimizer.ask()
         values = {}
@@ -202,7 +175,7 @@ class Nevergrad(StatefulOptimizer):
             values[p.key] = p.value(text)
         return candidate, values
 
-    @override(StatefulOptimizer)
+    @override(ReplayedSampler)
     def tell(self, proposal: Any, params: Mapping[str, Any], value: float | None) -> None:
         loss = self._worst if value is None else self._sign * value
         self._worst = max(self._worst, loss)

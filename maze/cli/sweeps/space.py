@@ -1,4 +1,4 @@
-"""What a sweep varies: parsed from `hydra.sweeper.parametrization` and from the command line."""
+"""The parameters of a sweep: parsed from `hydra.sweeper.parametrization` and from the command line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ScalarParameter:
     """A number.
 
     :param key: Path of the configuration value.
-    :param step: Size of a typical change (Nevergrad), distance of the values that are tried (Optuna).
+    :param step: Size of a typical change (Nevergrad), distance between the values (Optuna).
     """
 
     key: str
@@ -41,14 +41,14 @@ class ScalarParameter:
         if self.lower is not None and self.upper is not None and self.lower >= self.upper:
             raise UsageError(f"{where}: lower ({self.lower:g}) must be smaller than upper ({self.upper:g}).")
         if self.init is not None and not self._contains(self.init):
-            raise UsageError(f"{where}: init ({self.init:g}) does not lie between lower and upper.")
+            raise UsageError(f"{where}: init ({self.init:g}) must lie between lower and upper.")
         if self.step is not None and self.step <= 0:
             raise UsageError(f"{where}: step must be positive, got {self.step:g}.")
         if self.log and any(bound is not None and bound <= 0 for bound in (self.lower, self.upper, self.init)):
             raise UsageError(f"{where}: values of a logarithmic scale (log: true) must be positive.")
 
     def text(self, value: float) -> str:
-        """The value as it is written in an override: within the bounds, six digits."""
+        """Return the value as written in an override: within the bounds, six digits."""
         if self.lower is not None:
             value = max(value, self.lower)
         if self.upper is not None:
@@ -56,14 +56,14 @@ class ScalarParameter:
         return str(round(value)) if self.integer else f"{value:.6g}"
 
     def value(self, text: str) -> float:
-        """The value of such a text."""
+        """Return the value of such a text."""
         value = int(text) if self.integer else float(text)
         lower = -math.inf if self.lower is None else self.lower
         upper = math.inf if self.upper is None else self.upper
         return min(max(value, lower), upper)  # six digits may lie just beyond a bound
 
     def distribution(self, unbounded: bool = False) -> BaseDistribution:
-        """The values for Optuna.
+        """Return the distribution for Optuna.
 
         :param unbounded: Whether bounds may be missing, and the step does not restrict the values.
         :raises UsageError: Optuna has no such distribution.
@@ -96,8 +96,8 @@ class ChoiceParameter:
     """One of several values.
 
     :param key: Path of the configuration value, or a group.
-    :param options: The values as they are written in overrides.
-    :param ordered: Whether neighbours are alike.
+    :param options: The values as written in overrides.
+    :param ordered: Whether neighbouring values are similar.
     """
 
     key: str
@@ -106,18 +106,18 @@ class ChoiceParameter:
 
     def __post_init__(self) -> None:
         if not self.options:
-            raise UsageError(f"{PARAMETRIZATION}: {self.key}: there is nothing to choose from.")
+            raise UsageError(f"{PARAMETRIZATION}: {self.key}: the list of values is empty.")
 
     def text(self, value: Any) -> str:
-        """The value as it is written in an override."""
+        """Return the value as written in an override."""
         return str(value)
 
     def value(self, text: str) -> str:
-        """The value of such a text."""
+        """Return the value of such a text."""
         return text
 
     def distribution(self, unbounded: bool = False) -> BaseDistribution:
-        """The values for Optuna."""
+        """Return the distribution for Optuna."""
         return CategoricalDistribution(self.options)
 
     def examples(self) -> list[str]:
@@ -129,9 +129,9 @@ Parameter = ScalarParameter | ChoiceParameter
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """What is searched.
+    """The space of a sweep.
 
-    :param parameters: What varies.
+    :param parameters: The varied parameters.
     :param fixed: The overrides that all trials have in common.
     """
 
@@ -139,18 +139,18 @@ class SearchSpace:
     fixed: tuple[str, ...]
 
     def examples(self) -> Iterable[dict[str, str]]:
-        """Few sets of values in which every value that can be listed occurs."""
+        """Yield few sets of values in which each listed value occurs."""
         listed = [parameter.examples() for parameter in self.parameters]
         for index in range(max(map(len, listed), default=1)):
             yield {p.key: values[index % len(values)] for p, values in zip(self.parameters, listed, strict=True)}
 
 
 def parse_space(parametrization: Mapping[str, Any], arguments: Sequence[str], parser: OverridesParser) -> SearchSpace:
-    """Reads the space of a search; arguments of the command line replace or pin entries of the parametrisation.
+    """Read the space of a search; arguments of the command line replace or pin entries of the parametrisation.
 
     :param parametrization: Keys mapped to scalars, lists and texts in Hydra's grammar; keys may be nested.
-    :param arguments: The command's overrides, sweeps among them.
-    :raises UsageError: Nothing varies, or a parameter is described in a way that cannot be searched.
+    :param arguments: The command's overrides, including sweeps.
+    :raises UsageError: There are no parameters, or a parameter cannot be searched.
     """
     parameters = {key: _from_config(key, entry, parser) for key, entry in _flat(parametrization).items()}
     fixed = []
@@ -164,17 +164,17 @@ def parse_space(parametrization: Mapping[str, Any], arguments: Sequence[str], pa
             fixed.append(_override_text(override))
     if not parameters:
         raise UsageError(
-            f"Nothing to search: name what varies in {PARAMETRIZATION}, or on the command line, for instance "
+            f"The search space is empty: add parameters to {PARAMETRIZATION}, or on the command line, for instance "
             "'algorithm.lr=tag(log, interval(0.0001, 0.01))'."
         )
     return SearchSpace(tuple(parameters.values()), tuple(fixed))
 
 
 def parse_grid(params: Mapping[str, str], arguments: Sequence[str], parser: OverridesParser) -> SearchSpace:
-    """Reads the space of a grid; arguments of the command line replace entries of `params`.
+    """Read the space of a grid; arguments of the command line replace entries of `params`.
 
     :param params: Keys mapped to values as on the command line.
-    :param arguments: The command's overrides, sweeps among them.
+    :param arguments: The command's overrides, including sweeps.
     :raises UsageError: The values of a key cannot be listed.
     """
     listed = [f"{key}={text}" for key, text in params.items()]
@@ -190,7 +190,7 @@ def parse_grid(params: Mapping[str, str], arguments: Sequence[str], parser: Over
 
 
 def _override_text(override: Override) -> str:
-    """An override without a sweep, as the jobs get it."""
+    """Return an override without a sweep, as it is passed to the jobs."""
     key = override.get_key_element()
     if override.is_delete() and override.value() is None:
         return key
@@ -198,20 +198,20 @@ def _override_text(override: Override) -> str:
 
 
 def _swept_texts(override: Override) -> list[str]:
-    """The values of a discrete sweep, as they are written in overrides.
+    """Return the values of a discrete sweep, as written in overrides.
 
     :raises UsageError: The sweep is an interval, whose values cannot be listed.
     """
     if not override.is_discrete_sweep():
         raise UsageError(
-            f"{override.input_line}: a grid needs values that can be listed. To search an interval, choose "
+            f"{override.input_line}: a grid needs a list of values. To search an interval, choose "
             "hydra/sweeper=nevergrad or hydra/sweeper=optuna."
         )
     return [str(text) for text in override.sweep_string_iterator()]
 
 
 def _flat(parametrization: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Entries by their whole path; a nested entry completes or changes one that is written with dots."""
+    """Return entries by their whole path; a nested entry completes or changes an entry with dots in its key."""
     flat: dict[str, Any] = {}
     for name, entry in parametrization.items():
         key = f"{prefix}{name}"
@@ -241,7 +241,7 @@ def _from_config(key: str, entry: Any, parser: OverridesParser) -> Parameter:
             return _from_override(key, override)
     raise UsageError(
         f"{PARAMETRIZATION}: {key}: expected bounds ({{lower: 0.1, upper: 1}}), a list of values, or a text such as "
-        f"interval(0.1, 1) or choice(a, b); got {entry!r}. A value that does not vary belongs into the configuration."
+        f"interval(0.1, 1) or choice(a, b); got {entry!r}. A constant value belongs into the configuration."
     )
 
 

@@ -19,10 +19,10 @@ from optuna.distributions import BaseDistribution
 from optuna.pruners import NopPruner
 from optuna.samplers import BaseSampler
 from optuna.storages.journal import BaseJournalBackend
-from optuna.trial import TrialState, create_trial
+from optuna.trial import TrialState
 
 from maze.cli.errors import UsageError, suggestion
-from maze.cli.sweeps.results import PREVIOUS_FORMAT, STUDY_FILE, SweepRun, SweepTrial, TrialResult
+from maze.cli.sweeps.results import STUDY_FILE, SweepRun, SweepTrial, TrialResult
 from maze.cli.sweeps.samplers import PRUNERS, SAMPLERS, CmaEs, Nevergrad, ReplayedSampler
 from maze.cli.sweeps.space import SearchSpace
 from maze.core.annotations import override
@@ -34,10 +34,10 @@ STUDY_NAME = "sweep"
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
-class SealedJournal(BaseJournalBackend):
-    """Optuna's journal file, with a checksum in each line, locked as long as it is open.
+class ChecksummedJournal(BaseJournalBackend):
+    """Optuna's journal file with a checksum in each line, locked as long as it is open.
 
-    Optuna's own backend reads the file: it ignores the checksums. A torn last line, which a killed process may leave,
+    Optuna's own backend reads the file and ignores the checksums. A torn last line, which a killed process may leave,
     is overwritten. Nothing is written before the first :meth:`one_write`.
     """
 
@@ -47,11 +47,10 @@ class SealedJournal(BaseJournalBackend):
         """Number of the line that was read last."""
         self._is_held = True
         self._unwritten: list[bytes] = []
-        if not path.exists():
-            path.touch()
-        self._locked: IO[bytes] = open(path, "rb")  # noqa: SIM115 (closed with the study)
+        self._locked: IO[bytes] = open(path, "ab+")  # noqa: SIM115 (closed with the study)
         try:
             self._lock()
+            self._locked.seek(0)
             whole, newline, _ = self._locked.read().rpartition(b"\n")
             self._lines = whole.split(b"\n") if newline else []
             self._size = len(whole + newline)
@@ -75,7 +74,7 @@ class SealedJournal(BaseJournalBackend):
 
     @contextmanager
     def one_write(self) -> Iterator[None]:
-        """Writes and synchronises all that is appended in this context at its end; nothing after an error."""
+        """Write and synchronise all lines appended in this context when it ends; none after an error."""
         self._is_held = True
         try:
             yield
@@ -93,7 +92,7 @@ class SealedJournal(BaseJournalBackend):
             file.truncate(self._size)
             file.seek(self._size)
             if file.write(content) != len(content):
-                raise OSError(f"{self.path}: the disk is full. The sweep can be resumed when there is room.")
+                raise OSError(f"{self.path}: the disk is full. Free some space, then resume the sweep.")
             os.fsync(file.fileno())
         self._size += len(content)
         self._unwritten.clear()
@@ -107,17 +106,17 @@ class SealedJournal(BaseJournalBackend):
             fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise ConfigError(
-                f"hydra.sweep.dir: another process runs the sweep in {self.path.parent}. Wait for it to end, or name "
+                f"hydra.sweep.dir: another process runs the sweep in {self.path.parent}. Wait until it ends, or choose "
                 "another directory."
             ) from error
 
 
 @dataclass
 class Plan:
-    """What a sweep tries, and in what order.
+    """The trials of a sweep and their order.
 
     :param name: `grid`, `optuna` or `nevergrad`.
-    :param space: What varies.
+    :param space: The varied parameters.
     :param maximize: Whether a larger objective is better.
     :param options: Further options of a search, see :class:`maze.cli.sweeps.sweepers.SearchSweep`.
     """
@@ -151,7 +150,7 @@ class Plan:
 
     @property
     def n_parallel(self) -> int | None:
-        """Number of trials at the same time; None: any number."""
+        """Number of concurrent trials; None: unlimited."""
         return self.options.get("num_workers")
 
     @property
@@ -160,7 +159,7 @@ class Plan:
         return ("seeds",) if self.is_grid else ("budget", "num_workers")
 
     def settings(self) -> dict[str, Any]:
-        """What the sweep is, for the comparison when it is resumed; JSON."""
+        """Return the settings that are compared when the sweep is resumed; JSON."""
         if self.is_grid:
             return {}
         space = [[type(parameter).__name__, vars(parameter)] for parameter in self.space.parameters]
@@ -184,26 +183,24 @@ class Plan:
         return math.prod(len(parameter.examples()) for parameter in self.space.parameters)
 
     def sampler(self, number: int) -> BaseSampler:
-        """The sampler of a search for its next trial.
+        """Return the sampler for the next trial of a search.
 
-        Samplers without a state of their own get another seed for each trial, so that a resumed search goes on alike.
+        Samplers without a state of their own get another seed for each trial, so that a resumed search makes the same
+        proposals.
 
         :param number: Number of the trial.
         """
         seed = self.options["seed"] % 2**32
         if self.name == "nevergrad":
-            names = ("optimizer", "noisy", "budget", "num_workers")
-            options = {name: self.options[name] for name in names}
-            optimizer = Nevergrad(seed, self.space.parameters, self.maximize, **options)
-            return ReplayedSampler(optimizer, self.distributions)
+            options = {name: self.options[name] for name in ("optimizer", "noisy", "budget", "num_workers")}
+            return Nevergrad(seed, self.distributions, self.maximize, self.space.parameters, **options)
         if self.options["sampler"] == "cmaes":
-            return ReplayedSampler(CmaEs(seed, self.distributions, self.maximize), self.distributions)
-        seed = (seed + number * 0x9E3779B1) % 2**32
-        return SAMPLERS[self.options["sampler"]](seed=seed)
+            return CmaEs(seed, self.distributions, self.maximize)
+        return SAMPLERS[self.options["sampler"]](seed=(seed + number * 0x9E3779B1) % 2**32)
 
     @contextmanager
     def quietly(self) -> Iterator[None]:
-        """Ignores warnings of Optuna and Nevergrad, and names the option in their errors."""
+        """Ignore warnings of Optuna and Nevergrad, and name the option in their errors."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
@@ -214,7 +211,7 @@ class Plan:
                 option = "optimizer" if self.name == "nevergrad" else "sampler"
                 raise ConfigError(
                     f"hydra.sweeper.optim.{option}={self.options.get(option)} does not work with this search "
-                    f"({type(error).__name__}: {error}). Try another one."
+                    f"({type(error).__name__}: {error}). Choose another one."
                 ) from error
 
 
@@ -226,21 +223,15 @@ class SweepStudy:
 
     :param directory: Directory of the sweep.
     :param maximize: Direction of a new study.
-    :raises UsageError: The directory holds a sweep of a previous format.
     :raises CheckpointError: The file is damaged.
     """
 
     def __init__(self, directory: Path, maximize: bool = True) -> None:
-        if (directory / PREVIOUS_FORMAT).is_file():
-            raise UsageError(
-                f"hydra.sweep.dir: {directory} holds a sweep of an earlier version of Maze ({PREVIOUS_FORMAT}), which "
-                "this version cannot resume. Name another directory to start the sweep anew."
-            )
         self.trials: dict[int, SweepTrial] = {}
         """By their number."""
         self._open: dict[int, optuna.Trial] = {}
         self._sampler: BaseSampler | None = None
-        self._journal = SealedJournal(directory / STUDY_FILE)
+        self._journal = ChecksummedJournal(directory / STUDY_FILE)
         try:
             self._storage = optuna.storages.JournalStorage(self._journal)
             self._study = optuna.create_study(
@@ -271,7 +262,7 @@ class SweepStudy:
         return [run for trial in self.trials.values() for run in trial.runs]
 
     def begin(self, plan: Plan, settings: Mapping[str, Any]) -> None:
-        """Stores the settings of a new sweep; checks that a resumed sweep has those it was started with.
+        """Store the settings of a new sweep; check that a resumed sweep has the settings it was started with.
 
         :param settings: Settings besides those of the plan.
         :raises UsageError: The resumed sweep was started with other settings.
@@ -282,7 +273,7 @@ class SweepStudy:
                 raise UsageError(
                     f"hydra.sweep.dir: the sweep in {self._journal.path.parent} was started with another {name}: "
                     f"{_short(self.settings.get(name))}, now {_short(plain[name])}. Resume it with the command it was "
-                    "started with (its multirun.yaml has all overrides), or name another directory."
+                    "started with (its multirun.yaml has all overrides), or choose another directory."
                 )
         with self._journal.one_write():
             self._study.set_user_attr("settings", plain)
@@ -294,46 +285,46 @@ class SweepStudy:
             self._study.pruner = plan.pruner
 
     def propose(self) -> SweepTrial | None:
-        """The next trial; None: there are no more."""
+        """Return the next trial; None: no trials are left."""
         number = len(self.trials)
-        if self.plan.is_grid:
-            params = next(self._combinations, None)
-            return None if params is None else self._add(SweepTrial(number, params), params, self.plan.distributions)
-        if number >= self.plan.n_trials:
-            return None
         with self.plan.quietly(), self._journal.one_write():
-            if not isinstance(self._sampler, ReplayedSampler):
+            if self.plan.is_grid:
+                params = next(self._combinations, None)
+                if params is None:
+                    return None
+                self._study.enqueue_trial(params)
+            elif number >= self.plan.n_trials:
+                return None
+            elif not isinstance(self._sampler, ReplayedSampler):
                 self._sampler = self._study.sampler = self.plan.sampler(number)
-            asked = self._study.ask(self.plan.distributions)
-            parameters = self.plan.space.parameters
-            trial = SweepTrial(number, {p.key: p.text(asked.params[p.key]) for p in parameters})
-            for name, value in _attributes(trial).items():
-                asked.set_user_attr(name, value)
-        self.trials[number], self._open[number] = trial, asked
-        return trial
+            proposed = self._study.ask(self.plan.distributions)
+            texts = {p.key: p.text(proposed.params[p.key]) for p in self.plan.space.parameters}
+            return self._add(SweepTrial(number, texts), proposed)
 
     def reopen(self, trial: SweepTrial) -> None:
-        """Prepares a finished trial of a grid for further runs."""
+        """Prepare a finished trial of a grid for further runs."""
         stored = self._study.get_trials(deepcopy=False)
         previous = next(s for s in reversed(stored) if s.user_attrs.get("trial") == trial.number)
-        self._add(trial, previous.params, previous.distributions)
+        with self._journal.one_write():
+            self._study.enqueue_trial(previous.params)
+            self._add(trial, self._study.ask(previous.distributions))
 
     def save(self, trial: SweepTrial) -> None:
-        """Stores the runs of an unfinished trial."""
+        """Store the runs of an unfinished trial."""
         self._open[trial.number].set_user_attr("runs", _attributes(trial)["runs"])
 
     def finish(self, trial: SweepTrial, result: TrialResult) -> None:
-        """Stores the result of a trial, which the search takes into account from then on."""
+        """Store the result of a trial, which the search takes into account from then on."""
         stored = self._open.pop(trial.number)
         value = result.signed(self.plan.maximize)
         with self.plan.quietly(), self._journal.one_write():
             if result.violation is not None:
                 stored.set_constraint("violation", result.violation)
             self._study.tell(stored, value, TrialState.FAIL if value is None else TrialState.COMPLETE)
-        trial.is_told = True
+        trial.is_reported = True
 
     def should_stop(self, trial: SweepTrial, epoch: int, objective: float) -> bool:
-        """Whether a running trial is to be ended.
+        """Return whether the pruner ends a running trial.
 
         :param epoch: Number of epochs so far.
         :param objective: The best objective so far, see :func:`reported_value`.
@@ -342,38 +333,27 @@ class SweepStudy:
             self._open[trial.number].report(objective, epoch)
             return self._open[trial.number].should_prune()
 
-    def _read_trials(self) -> None:
-        for stored in self._study.get_trials(deepcopy=False):
-            attributes = stored.user_attrs
-            if "runs" not in attributes:  # interrupted while the trial was written
-                if not stored.state.is_finished():
-                    self._study.tell(stored.number, state=TrialState.FAIL)
-                continue
-            runs = [SweepRun(**run) for run in attributes["runs"]]
-            trial = SweepTrial(attributes["trial"], dict(attributes["overrides"]), runs, stored.state.is_finished())
-            self.trials[trial.number] = trial
-            if not trial.is_told:
-                self._open[trial.number] = self._trial_of_study(stored.number)
-
-    def _add(
-        self, trial: SweepTrial, values: Mapping[str, Any], distributions: Mapping[str, BaseDistribution]
-    ) -> SweepTrial:
-        self._study.add_trial(
-            create_trial(
-                state=TrialState.RUNNING,
-                params=dict(values),
-                distributions=dict(distributions),
-                user_attrs=_attributes(trial),
-            )
-        )
-        self._open[trial.number] = self._trial_of_study(len(self._study.get_trials(deepcopy=False)) - 1)
-        self.trials[trial.number] = trial
-        trial.is_told = False
+    def _add(self, trial: SweepTrial, proposed: optuna.Trial) -> SweepTrial:
+        for name, value in _attributes(trial).items():
+            proposed.set_user_attr(name, value)
+        self.trials[trial.number], self._open[trial.number] = trial, proposed
+        trial.is_reported = False
         return trial
 
-    def _trial_of_study(self, number: int) -> optuna.Trial:
+    def _read_trials(self) -> None:
         study_id = self._storage.get_study_id_from_name(STUDY_NAME)
-        return optuna.Trial(self._study, self._storage.get_trial_id_from_study_id_trial_number(study_id, number))
+        for stored in self._study.get_trials(deepcopy=False):
+            attributes, is_finished = stored.user_attrs, stored.state.is_finished()
+            trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, stored.number)
+            if "runs" not in attributes:  # interrupted while the trial was written
+                if not is_finished:
+                    self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
+                continue
+            runs = [SweepRun(**run) for run in attributes["runs"]]
+            trial = SweepTrial(attributes["trial"], dict(attributes["overrides"]), runs, is_finished)
+            self.trials[trial.number] = trial
+            if not is_finished:
+                self._open[trial.number] = optuna.Trial(self._study, trial_id)
 
 
 def _attributes(trial: SweepTrial) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The part of one process in a sweep: starts jobs, reports and records their results."""
+"""The loop of a sweep: starts jobs, reports and records their results."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from maze.cli.sweeps.results import (
     SweepRun,
     SweepTrial,
     TrialResult,
-    broken_text,
     number_text,
     ranked,
     results_table,
+    violation_text,
     write_optimum,
     write_results,
 )
@@ -42,14 +42,14 @@ from maze.core.errors import MazeError, WorkerError
 from maze.train.trainers.common.model_selection.best_model_selection import BestScore
 from maze.train.utils.training_record import read_record
 
-LOOK_INTERVAL = 1.0
-"""Seconds between two inspections of running trials by a search that ends trials early."""
+POLL_INTERVAL = 1.0
+"""Seconds between two inspections of running trials by a search with a pruner."""
 RESULTS_INTERVAL = 1.0
 """Seconds between two versions of the results table while the sweep runs."""
 
 
 class BatchedJobs:
-    """Jobs of launchers that take batches only: started jobs wait for :meth:`wait`, which runs them all.
+    """Jobs of launchers that only take batches: :meth:`wait` runs all jobs started before.
 
     :param launcher: Any launcher of Hydra.
     """
@@ -86,12 +86,12 @@ class BatchedJobs:
 
 
 class SweepInProgress:
-    """One process's part in a sweep.
+    """A running sweep.
 
-    :param study: The trials so far, of which some may be unfinished.
+    :param study: The trials so far; some may be unfinished.
     :param launcher: Starts the runs.
     :param seeds: Seeds of each trial, with the overrides that set them.
-    :param batch_size: Number of runs given at once to a launcher that takes batches only; None: as many as are ready.
+    :param batch_size: Number of runs per batch for launchers that only take batches; None: all runs that are ready.
     """
 
     def __init__(
@@ -114,12 +114,12 @@ class SweepInProgress:
         self.open_trials: dict[int, SweepTrial] = {}
         self._table_written = -math.inf
         self._epochs: dict[int, int] = {}
-        """Epochs that the search knows of, by run."""
+        """Epochs reported to the search, by run."""
         self._pruned: dict[int, SweepRun] = {}
-        """What runs had reached when they were ended early."""
+        """State of runs when the pruner ended them."""
 
     def run(self) -> list[TrialResult]:
-        """Runs what is left of the sweep.
+        """Run the remaining trials.
 
         :return: The results of all trials in their order.
         """
@@ -133,7 +133,7 @@ class SweepInProgress:
                     self._start(jobs, *job)
                 if not jobs.n_running:
                     break
-                for finished in jobs.wait(LOOK_INTERVAL if self.plan.prunes else None):
+                for finished in jobs.wait(POLL_INTERVAL if self.plan.prunes else None):
                     self._finish(finished)
                 if self.plan.prunes:
                     self._prune(jobs)
@@ -144,7 +144,7 @@ class SweepInProgress:
         print(f"\n{results_table(results, maximize)}\n")
         best = next((result for result in ranked(results, maximize) if result.objective is not None), None)
         if best is not None:
-            shown = number_text(best.objective) + broken_text(best.violation)
+            shown = number_text(best.objective) + violation_text(best.violation)
             print(f"Best: trial {best.trial}, {shown}: {_shown(best.params)}")
         print(f"All results: {self.directory / RESULTS_FILE}", flush=True)
         return results
@@ -160,7 +160,7 @@ class SweepInProgress:
         return trial.result(self.seeds, not self.plan.is_grid)
 
     def _open_jobs(self) -> tuple[Jobs | BatchedJobs, int]:
-        """The jobs of the launcher, and the number of jobs to be started before waiting."""
+        """Return the jobs of the launcher, and the number of jobs to start before waiting."""
         if isinstance(self.launcher, LocalLauncher):
             jobs: Jobs = self.launcher.open()
             return jobs, self.launcher.n_jobs
@@ -170,16 +170,16 @@ class SweepInProgress:
         return BatchedJobs(self.launcher), 1 if is_sequential else size
 
     def _restore(self) -> None:
-        """Takes over the results of an earlier process; its unfinished runs are run again."""
+        """Take over the results of an earlier process; repeat its unfinished runs."""
         trials = self.study.trials
         if not trials:
             return
         for trial in list(trials.values()):
             missing = trial.seeds_to_run(self.seeds, self.plan.is_grid)
-            if not missing and not trial.is_told:
-                self._tell(trial)
+            if not missing and not trial.is_reported:
+                self._finish_trial(trial)
             elif missing:
-                if trial.is_told:
+                if trial.is_reported:
                     self.study.reopen(trial)
                 self._open(trial, missing)
         n_done = len(trials) - len(self.open_trials)
@@ -223,13 +223,13 @@ class SweepInProgress:
         if isinstance(value, UnknownObjectiveError) and not any(r.status == COMPLETED for r in self.study.runs):
             raise value  # a misspelt name: all other runs would fail as well
         if not trial.seeds_to_run(self.seeds, retry_failed=False):
-            self._tell(trial)
+            self._finish_trial(trial)
             del self.open_trials[trial.number]
         if time.monotonic() - self._table_written > RESULTS_INTERVAL:
             self._write_table()
 
     def _prune(self, jobs: Jobs | BatchedJobs) -> None:
-        """Reports the progress of running trials to the search, and ends those that it gives up."""
+        """Report the progress of running trials to the pruner, and end the trials that it selects."""
         for trial in self.open_trials.values():
             run = trial.runs[-1] if trial.runs else None
             if run is None or run.duration is not None or run.number in self._pruned:
@@ -241,19 +241,19 @@ class SweepInProgress:
             self._epochs[run.number] = epoch
             so_far = replace(run, status=PRUNED, error=f"after epoch {epoch}", objective=score)
             so_far.violation, so_far.minimized = progress.get("violation"), bool(progress.get("minimized"))
-            told = self._result(replace(trial, runs=[so_far])).told(self.plan.maximize)
-            if told is not None and self.study.should_stop(trial, epoch, told):
+            value = self._result(replace(trial, runs=[so_far])).reported(self.plan.maximize)
+            if value is not None and self.study.should_stop(trial, epoch, value):
                 self._pruned[run.number] = so_far
                 jobs.stop(run.number)
 
-    def _tell(self, trial: SweepTrial) -> None:
+    def _finish_trial(self, trial: SweepTrial) -> None:
         self.study.finish(trial, self._result(trial))
 
     def _announce(self, trial: SweepTrial, run: SweepRun, job_return: JobReturn) -> None:
         n_ended = sum(run.duration is not None for run in self.study.runs)
         seed = "" if run.seed is None else f", seed {run.seed}"
         what = f"FAILED: {run.error}" if run.status == FAILED else number_text(run.objective)
-        what += broken_text(run.violation) + (f", pruned {run.error}" if run.status == PRUNED else "")
+        what += violation_text(run.violation) + (f", pruned {run.error}" if run.status == PRUNED else "")
         print(
             f"[{n_ended}/{self._n_trials * len(self.seeds)}] trial {trial.number}{seed}: {what} "
             f"({run.duration:.1f} s; {_shown(trial.params)})",
@@ -274,7 +274,7 @@ class SweepInProgress:
 
 
 def _ended(run: SweepRun, job_return: JobReturn, needs_objective: bool) -> SweepRun:
-    """The run with the status, objective and error of its job."""
+    """Return the run with the status, objective and error of its job."""
     value = outcome(job_return)
     if job_return.status is not JobStatus.COMPLETED:
         message = translated(value) or value if isinstance(value, BaseException) else value

@@ -16,7 +16,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from maze.cli.errors import UsageError, suggestion
+from maze.cli.errors import UsageError
 from maze.cli.local_launcher import CONSOLE_FILE, LocalLauncher
 from maze.cli.sweeps.objective import STEPS
 from maze.cli.sweeps.results import FAILED, TrialResult, has_study
@@ -37,12 +37,12 @@ class SweepFailedError(MazeError):
 class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
     """Runs the trials of a plan with all seeds and records them.
 
-    :param objective: Statistic that trials are compared by; None: the statistic that selects a training run's best
+    :param objective: Statistic by which trials are compared; None: the statistic that selects a run's best
         evaluation, the mean reward unless its configuration names another one.
-    :param objective_step: Which log step of the statistic counts: `best`, `last`, or the `mean` of all.
+    :param objective_step: The log step of the statistic that counts: `best`, `last`, or the `mean` of all.
     :param n_seeds: Number of runs with different seeds per trial.
     :param seeds: The seeds, in place of `n_seeds`.
-    :param strict: Whether a failed trial makes the whole command fail at the end.
+    :param strict: Whether one failed trial makes the command fail at the end.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
         self.objective = objective
         self.objective_step = objective_step
         self.n_seeds = n_seeds
-        self.given_seeds = seeds
+        self.given_seeds = _plain(seeds)
         self.strict = strict
         self.batch_size: int | None = None
         self.config: DictConfig
@@ -64,13 +64,10 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
         self.launcher: Launcher
 
     def check_options(self) -> None:
-        """Raises an error for an invalid option; Hydra would wrap an error of the constructor."""
-        n_seeds: Any = self.n_seeds
+        """Raise an error for an invalid option. Hydra would wrap an error of the constructor."""
         seeds: Any = self.given_seeds
-        if not isinstance(n_seeds, int) or n_seeds < 1:
-            raise UsageError(f"hydra.sweeper.n_seeds: expected a whole number of at least 1, got {n_seeds!r}.")
-        is_list = isinstance(seeds, Sequence) and not isinstance(seeds, str)
-        if seeds is not None and not (is_list and seeds and all(type(seed) is int for seed in seeds)):
+        _check_number("n_seeds", self.n_seeds)
+        if seeds is not None and not (isinstance(seeds, list) and seeds and all(type(seed) is int for seed in seeds)):
             raise UsageError(f"hydra.sweeper.seeds: expected a list of whole numbers, got {seeds!r}.")
         if self.objective_step not in STEPS:
             raise UsageError(
@@ -85,10 +82,10 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
 
     @abstractmethod
     def make_plan(self, arguments: list[str], parser: OverridesParser, seed: int) -> Plan:
-        """What the sweep tries.
+        """Return the plan of the sweep.
 
         :param arguments: The command's overrides.
-        :param seed: For random numbers; the same when the sweep is resumed.
+        :param seed: Seed of random numbers; the same when the sweep is resumed.
         """
 
     def sweep(self, arguments: list[str]) -> list[TrialResult]:
@@ -103,9 +100,9 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
             seed = study.settings.get("seed") if study else None
             plan = self.make_plan(list(arguments), parser, seed if isinstance(seed, int) else secrets.randbits(31))
             seeds = self._seeds()
-            self._check_that_it_can_prune(plan, seeds)
-            self._check_that_it_composes(plan, seeds)
-            if study is None:  # created after the checks: a wrong command leaves nothing behind
+            self._check_pruner(plan, seeds)
+            self._check_composition(plan, seeds)
+            if study is None:  # created after the checks: a wrong command leaves no directory
                 directory.mkdir(parents=True, exist_ok=True)
                 study = stack.enter_context(SweepStudy(directory, plan.maximize))
             settings = {"seeds": seeds, "objective": self.objective, "objective_step": self.objective_step}
@@ -133,15 +130,15 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
         return [(first or 0) + index for index in range(self.n_seeds)]
 
     def _seed_overrides(self, seed: int | None) -> list[str]:
-        """Overrides for the seed of a run; the agents' seed keeps its distance from the environments' seed."""
+        """Return the overrides for the seed of a run; both seeds keep their difference."""
         if seed is None:
             return []
         env_seed, agent_seed = (OmegaConf.select(self.config, key) for key in SEED_KEYS)
-        distance = 0 if env_seed is None or agent_seed is None else agent_seed - env_seed
-        return [f"{SEED_KEYS[0]}={seed}", f"{SEED_KEYS[1]}={seed + distance}"]
+        difference = 0 if env_seed is None or agent_seed is None else agent_seed - env_seed
+        return [f"{SEED_KEYS[0]}={seed}", f"{SEED_KEYS[1]}={seed + difference}"]
 
-    def _check_that_it_composes(self, plan: Plan, seeds: Sequence[int | None]) -> None:
-        """Finds unknown keys and options before anything is started: with one value of each key, and all of groups."""
+    def _check_composition(self, plan: Plan, seeds: Sequence[int | None]) -> None:
+        """Find unknown keys and options before the first run: with one value of each key, and all options of groups."""
         groups = set(self.config.hydra.runtime.choices)
         checked: set[tuple[str, ...]] = set()
         for params in plan.space.examples():
@@ -153,12 +150,12 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
             overrides = for_hydra(overrides + self._seed_overrides(seeds[0]))
             apply_overrides(self.hydra_context.config_loader.load_sweep_config(self.config, overrides))
 
-    def _check_that_it_can_prune(self, plan: Plan, seeds: Sequence[int | None]) -> None:
+    def _check_pruner(self, plan: Plan, seeds: Sequence[int | None]) -> None:
         if not plan.prunes:
             return
         obstacle = ""
         if not isinstance(self.launcher, LocalLauncher):
-            obstacle = "jobs have to be in processes of their own; use hydra/launcher=local or ray"
+            obstacle = "jobs must run in separate processes; use hydra/launcher=local or ray"
         elif self.objective is not None:
             obstacle = "trials are compared by their best evaluation; leave hydra.sweeper.objective out"
         elif len(seeds) > 1:
@@ -171,7 +168,7 @@ class GridSweep(MazeSweeper):
     """All combinations of the values that the command line and `params` list.
 
     :param params: Keys mapped to values as on the command line, for instance `"0.1,0.2"`.
-    :param max_batch_size: Number of runs given at once to a launcher that takes batches only.
+    :param max_batch_size: Number of runs per batch for launchers that only take batches.
     :param maximize: Whether a larger objective is better.
     """
 
@@ -182,7 +179,7 @@ class GridSweep(MazeSweeper):
         maximize: bool = True,
         **common: Any,
     ) -> None:
-        super().__init__(**_plain(common))
+        super().__init__(**common)
         self.params = dict(params or {})
         self.batch_size = max_batch_size
         self.maximize = maximize
@@ -199,29 +196,24 @@ class SearchSweep(MazeSweeper):
     """A search for good values.
 
     :param optim: Options of the search: `budget`, `num_workers`, `maximize`, `seed` and those of its kind.
-    :param parametrization: What is searched.
+    :param parametrization: The search space.
     """
 
     name: ClassVar[str]
-    options: ClassVar[Mapping[str, Any]] = {"budget": 100, "num_workers": 1, "maximize": True, "seed": None}
-    """Options of `optim` and their defaults."""
 
-    def __init__(
-        self, optim: Mapping[str, Any] | None = None, parametrization: Mapping[str, Any] | None = None, **common: Any
-    ) -> None:
-        super().__init__(**_plain(common))
-        self.optim = {**self.options, **_plain(dict(optim or {}))}
-        self.parametrization = _plain(dict(parametrization or {}))
+    def __init__(self, optim: Mapping[str, Any], parametrization: Mapping[str, Any], **common: Any) -> None:
+        super().__init__(**common)
+        self.optim: dict[str, Any] = _plain(optim)
+        self.parametrization: dict[str, Any] = _plain(parametrization)
 
     @override(MazeSweeper)
     def check_options(self) -> None:
         super().check_options()
-        for name, value in self.optim.items():
-            if name not in self.options:
-                raise UsageError(f"hydra.sweeper.optim.{name}: unknown key.{suggestion(name, self.options)}")
-            if name in ("budget", "num_workers") and (type(value) is not int or value < 1):
-                raise UsageError(f"hydra.sweeper.optim.{name}: expected a whole number of at least 1, got {value!r}.")
-            if name in ("maximize", "noisy") and not isinstance(value, bool):
+        for name in ("budget", "num_workers"):
+            _check_number(f"optim.{name}", self.optim[name])
+        for name in ("maximize", "noisy"):
+            value = self.optim.get(name, False)
+            if not isinstance(value, bool):
                 raise UsageError(f"hydra.sweeper.optim.{name}: expected true or false, got {value!r}.")
 
     @override(MazeSweeper)
@@ -239,18 +231,18 @@ class NevergradSweep(SearchSweep):
     """Search with an optimizer of Nevergrad."""
 
     name = "nevergrad"
-    options: ClassVar[Mapping[str, Any]] = {**SearchSweep.options, "optimizer": "OnePlusOne", "noisy": False}
 
 
 class OptunaSweep(SearchSweep):
     """Search with a sampler of Optuna."""
 
     name = "optuna"
-    options: ClassVar[Mapping[str, Any]] = {**SearchSweep.options, "sampler": "tpe", "pruner": None}
+
+
+def _check_number(name: str, value: Any) -> None:
+    if type(value) is not int or value < 1:
+        raise UsageError(f"hydra.sweeper.{name}: expected a whole number of at least 1, got {value!r}.")
 
 
 def _plain(node: Any) -> Any:
-    """Converts the configurations that Hydra passes into plain Python values."""
-    if OmegaConf.is_config(node):
-        return OmegaConf.to_container(node, resolve=True)
-    return {name: _plain(value) for name, value in node.items()} if isinstance(node, dict) else node
+    return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node

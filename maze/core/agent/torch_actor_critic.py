@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
 from maze.core.agent.networks import as_float_tensors, check_network_weights
-from maze.core.agent.state_critic_input_output import StateCriticInput, StateCriticOutput
+from maze.core.agent.state_critic_input_output import StateCriticInput, StateCriticOutput, StateCriticStepInput
 from maze.core.agent.torch_model import TorchModel
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.agent.torch_policy_output import PolicyOutput
@@ -28,6 +28,16 @@ class ModelRuns(NamedTuple):
 
     policy: Sequence[Run]
     critic: Sequence[Run]
+
+
+class Observed(Protocol):
+    """An actor and its observations: a record or rows of one sub-step."""
+
+    @property
+    def actor_id(self) -> ActorID | None: ...
+
+    @property
+    def observation(self) -> dict[str, Any] | None: ...
 
 
 class TorchActorCritic(TorchModel):
@@ -92,13 +102,34 @@ class TorchActorCritic(TorchModel):
         :param temperature: See :meth:`TorchPolicy.compute_substep_policy_output`.
         :param runs: Of a recurrent model, where its hidden states come from.
         """
+        return self.evaluate(record.substep_records, temperature, runs)
+
+    def evaluate(
+        self, substeps: Sequence[Observed], temperature: float = 1.0, runs: ModelRuns | None = None
+    ) -> tuple[PolicyOutput, StateCriticOutput]:
+        """Compute the outputs of policy and critic for the sub-steps of environment steps.
+
+        The arguments are those of :meth:`compute_actor_critic_output`, with the sub-steps instead of a record.
+
+        :raises ValueError: A sub-step has no observation.
+        """
         critic = self._state_critic()
-        of_policy, of_critic = (None, ()) if runs is None else runs
-        policy_output = self.policy.compute_policy_output(record, temperature, of_policy)
-        self._shares_embeddings = any(embedding is not None for embedding in policy_output.embedding_logits)
-        critic_input = StateCriticInput.build(policy_output, record)
-        for item, run in zip(critic_input.substep_inputs, of_critic, strict=False):
-            item.run = run
+        policy_output, critic_input = PolicyOutput(), StateCriticInput()
+        for index, substep in enumerate(substeps):
+            observation, actor = substep.observation, substep.actor_id
+            if observation is None:
+                raise ValueError(f"The record of actor {actor} has no observation.")
+            if runs is None:
+                output = self.policy.compute_substep_policy_output(observation, actor, temperature=temperature)
+            else:
+                with self.policy.running_for(actor, runs.policy[index]):
+                    output = self.policy.compute_substep_policy_output(observation, actor, temperature=temperature)
+            policy_output.append(output)
+            item = StateCriticStepInput.build(output, observation)
+            if runs is not None and index < len(runs.critic):
+                item.run = runs.critic[index]
+            critic_input.append(item)
+            self._shares_embeddings = output.embedding_logits is not None or (index > 0 and self._shares_embeddings)
         return policy_output, critic.predict_values(critic_input)
 
     def bootstrap_values(

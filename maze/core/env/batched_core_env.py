@@ -24,20 +24,54 @@ _BLOCK = 512
 _ONE = np.array(1)
 """An array: a number would be converted each time."""
 
+_WORD = 2**64 - 1
+_STRIDE = np.uint64(0x9E3779B97F4A7C15)
+_DRAWS_OF_STEP = np.uint64(2**32 - 1)
+_FUTURE = 0x6D617A655F706C61
+"""Keeps the numbers of a planner apart from those of an environment with the same seed."""
+
+
+def _mixed(word: int) -> int:
+    """Hash 64 bits: the output function of SplitMix64 (Steele, Lea and Flood 2014)."""
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & _WORD
+    word = (word ^ word >> 27) * 0x94D049BB133111EB & _WORD
+    return word ^ word >> 31
+
+
+def _mix(words: np.ndarray) -> np.ndarray:
+    """Hash words in place, as :func:`_mixed` does."""
+    words ^= words >> np.uint64(30)
+    words *= np.uint64(0xBF58476D1CE4E5B9)
+    words ^= words >> np.uint64(27)
+    words *= np.uint64(0x94D049BB133111EB)
+    words ^= words >> np.uint64(31)
+    return words
+
+
+def scenario_seed(seed: int, scenario: int) -> int:
+    """The seed of a scenario, 31 bits, for generators of single environments."""
+    return _mixed(_mixed(int(seed) % 2**64) + int(scenario) * int(_STRIDE) & _WORD) >> 33
+
 
 class RowStreams:
-    """Uniform random numbers for simulations that are stepped together.
+    """Row streams: uniform random numbers of simulations that are stepped together.
 
-    Each row has a stream of its own that depends on its seed and on how many numbers it has taken, on nothing else: not
-    on the number of rows, not on what the others take. Where a stream stands is two numbers.
+    The numbers of a row depend on its seed and on how many it has taken: not on the number of rows, not on what other
+    rows take. :meth:`new_futures` replaces a row's stream by that of a scenario, whose numbers depend on the scenario
+    and on the step only, so that rows of the same scenario share them.
     """
 
     def __init__(self, n_rows: int) -> None:
-        self._seeds = [int.from_bytes(os.urandom(8), "little") for _ in range(n_rows)]
+        self._seeds = np.frombuffer(os.urandom(8 * n_rows), np.uint64).copy()
         self._blocks = np.full(n_rows, -1)
         self._positions = np.full(n_rows, _BLOCK)
         self._numbers = np.zeros((n_rows, _BLOCK))
         self._all = np.arange(n_rows)
+        self._has_scenarios = False
+        self._is_scenario = np.zeros(n_rows, np.bool_)
+        self._keys = np.zeros(n_rows, np.uint64)
+        self._counters = np.zeros(n_rows, np.uint64)
+        """By row of a scenario, the step in the upper and the numbers taken in it in the lower 32 bits."""
 
     def seed(self, row: int, seed: int) -> None:
         """Begins the stream of a row anew.
@@ -45,9 +79,38 @@ class RowStreams:
         :param row: The row.
         :param seed: Any integer.
         """
-        self._seeds[row] = int(seed)
+        self._seeds[row] = int(seed) % 2**64
         self._blocks[row] = -1
         self._positions[row] = _BLOCK
+        self._is_scenario[row] = False
+
+    def new_futures(self, rows: np.ndarray | slice, scenarios: np.ndarray | int, seed: int) -> None:
+        """Replace the streams of rows by those of scenarios.
+
+        Number `k` of step `t` after this call is a hash of seed, scenario, `t` and `k` (counter-based, SplitMix64).
+
+        :param rows: Indices of the rows, `[n_rows]`.
+        :param scenarios: Their scenarios, `[n_rows]`, or one for all.
+        :param seed: Seed of the scenarios, any integer.
+        """
+        key = np.uint64(_mixed(_mixed(int(seed) % 2**64) ^ _FUTURE))
+        words = np.atleast_1d(np.asarray(scenarios, np.uint64)) * _STRIDE
+        words += key
+        self._keys[rows] = _mix(words)
+        self._counters[rows] = 0
+        self._is_scenario[rows] = self._has_scenarios = True
+
+    def begin_step(self) -> None:
+        """Align rows of scenarios: the coming step has the same numbers in all rows of a scenario."""
+        if self._has_scenarios:
+            self._counters |= _DRAWS_OF_STEP
+            self._counters += np.uint64(1)
+
+    def copy(self, source: RowStreams, rows: np.ndarray, into: np.ndarray | slice) -> None:
+        """Take over streams: the rows `into` draw what `rows` of another object would draw."""
+        self._has_scenarios = self._has_scenarios or source._has_scenarios
+        for name in ("_seeds", "_blocks", "_positions", "_numbers", "_is_scenario", "_keys", "_counters"):
+            _copy_rows(getattr(source, name), rows, getattr(self, name), into)
 
     def uniform(self, rows: np.ndarray | None = None, count: int = 1) -> np.ndarray:
         """The next numbers of some rows, in [0, 1).
@@ -57,6 +120,25 @@ class RowStreams:
         :return: `[n_rows]` for a single number, else `[n_rows, count]`.
         """
         rows = self._all if rows is None else rows
+        if not self._has_scenarios:
+            return self._of_blocks(rows, count)
+        numbers = self._of_scenarios(rows, count)
+        others = np.flatnonzero(~self._is_scenario[rows])
+        if len(others):
+            numbers[others] = self._of_blocks(rows[others], count)
+        return numbers
+
+    def _of_scenarios(self, rows: np.ndarray, count: int) -> np.ndarray:
+        counters = self._counters[rows]
+        self._counters[rows] = counters + np.uint64(count)
+        words = counters * _STRIDE
+        words += self._keys[rows]
+        if count > 1:
+            words = words[:, None] + np.arange(count, dtype=np.uint64) * _STRIDE
+        numbers: np.ndarray = (_mix(words) >> np.uint64(11)) * 2.0**-53
+        return numbers
+
+    def _of_blocks(self, rows: np.ndarray, count: int) -> np.ndarray:
         positions = self._positions[rows]
         spent = rows[positions + count > _BLOCK]
         if len(spent):
@@ -72,11 +154,22 @@ class RowStreams:
 
     def state(self, row: int) -> dict[str, int]:
         """Where the stream of a row stands."""
-        return {"seed": self._seeds[row], "block": int(self._blocks[row]), "position": int(self._positions[row])}
+        state = {
+            "seed": int(self._seeds[row]),
+            "block": int(self._blocks[row]),
+            "position": int(self._positions[row]),
+        }
+        if self._is_scenario[row]:
+            state |= {"key": int(self._keys[row]), "counter": int(self._counters[row])}
+        return state
 
     def load_state(self, row: int, state: Mapping[str, int]) -> None:
         """Goes on from where :meth:`state` was."""
-        self._seeds[row] = state["seed"]
+        self._is_scenario[row] = is_scenario = "key" in state
+        if is_scenario:
+            self._has_scenarios = True
+            self._keys[row], self._counters[row] = state["key"], state["counter"]
+        self._seeds[row] = state["seed"] % 2**64
         self._blocks[row] = state["block"] - 1
         self._refill([row])
         self._positions[row] = state["position"]
@@ -86,8 +179,15 @@ class RowStreams:
             block = int(self._blocks[row]) + 1
             self._blocks[row] = block
             if block >= 0:
-                self._numbers[row] = np.random.default_rng((self._seeds[row] % 2**64, block)).random(_BLOCK)
+                self._numbers[row] = np.random.default_rng((int(self._seeds[row]), block)).random(_BLOCK)
             self._positions[row] = 0 if block >= 0 else _BLOCK
+
+
+def _copy_rows(source: np.ndarray, rows: np.ndarray, target: np.ndarray, into: np.ndarray | slice) -> None:
+    if isinstance(into, slice) and source.dtype == target.dtype:
+        np.take(source, rows, axis=0, out=target[into], mode="clip")  # no array in between
+    else:
+        target[into] = source[rows]
 
 
 class FiredEvent(NamedTuple):
@@ -218,6 +318,7 @@ class BatchedCoreEnv(ABC):
             was); `[n_envs]` each.
         """
         self.fired.clear()
+        self.random.begin_step()
         rewards, terminated, *others = self.step(actions)
         self.substep = (self.substep + 1) % len(self.step_keys)
         if self.substep:
@@ -260,6 +361,57 @@ class BatchedCoreEnv(ABC):
         :param seed: Any integer.
         """
         self.random.seed(row, seed)
+
+    def copy_rows(
+        self, source: BatchedCoreEnv, rows: np.ndarray, into: np.ndarray | slice, with_random: bool = True
+    ) -> None:
+        """Take over simulations; a row may be copied many times.
+
+        All simulations of this object are then at the sub-step of `source`.
+
+        :param source: Simulations of the same problem, of any number; may be this object.
+        :param rows: Indices of simulations of `source`, `[n_rows]`.
+        :param into: Indices of the simulations that become copies of them, `[n_rows]`; a slice is fastest.
+        :param with_random: Copy the random streams, so that copies have the future that `source` is going to have.
+            False: the caller replaces them with :meth:`new_futures`, as planning needs it.
+        """
+        if (problem := source.why_not_kept()) is not None:
+            raise EnvironmentContractError(f"{type(source).__name__} cannot be copied: {problem}.")
+        if not self.seeds_rows and source.n_envs > 1:
+            raise EnvironmentContractError(
+                f"{type(self).__name__} cannot be copied by rows: its simulations share one state; take single ones."
+            )
+        self.substep = source.substep
+        if type(self).row_state is not BatchedCoreEnv.row_state:  # there is more to its state than arrays
+            states = [source.row_state(row) for row in rows.tolist()]
+            for row, state in zip(np.arange(self.n_envs)[into].tolist(), states, strict=True):
+                self.load_row_state(row, state)
+            return
+        theirs = source.arrays()
+        for name, array in self.arrays().items():
+            _copy_rows(theirs[name], rows, array, into)
+        if "elapsed" not in theirs:
+            self.elapsed[into] = source.elapsed[rows]
+        if with_random:
+            self.random.copy(source.random, rows, into)
+
+    def new_futures(self, rows: np.ndarray | slice, scenarios: np.ndarray | int, seed: int) -> None:
+        """Replace what chance is going to bring; the state stays.
+
+        Chance then depends on the scenario and on the number of the step (since this call) only: simulations of the
+        same scenario share it, whatever they do. A simulation that draws its future in advance, such as all demands
+        of an episode at its reset, overrides this and draws the undisclosed part again.
+
+        :param rows: Indices of the simulations, `[n_rows]`.
+        :param scenarios: Their scenarios, integers `[n_rows]`, or one for all.
+        :param seed: Seed of the scenarios: any integer.
+        """
+        if not self.seeds_rows:
+            raise EnvironmentContractError(
+                f"{type(self).__name__}: its simulations have no random numbers of their own, so that copies cannot "
+                "get new futures. Plan with single environments (without runner.placement=batched)."
+            )
+        self.random.new_futures(rows, scenarios, seed)
 
     def close(self) -> None:
         """Gives back what the simulations hold. Default: nothing."""

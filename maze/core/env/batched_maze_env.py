@@ -16,7 +16,6 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.env.observation_conversion import ObservationConversionInterface
 from maze.core.env.space_arrays import dict_specs
 from maze.core.env.structured_env import ActorID, StepKeyType
-from maze.core.errors import EnvironmentContractError
 from maze.core.events.pubsub import Pubsub
 from maze.core.log_events.kpi_calculator import KpiCalculator
 
@@ -139,10 +138,11 @@ class SingleCoreEnv(CoreEnv):
 
     @override(CoreEnv)
     def clone_from(self, env: SingleCoreEnv) -> None:  # type: ignore[override]
-        if (problem := env.simulation.why_not_kept()) is not None:
-            raise EnvironmentContractError(f"{type(env.simulation).__name__} cannot be cloned: {problem}.")
-        self.simulation.load_row_state(0, env.simulation.row_state(0))
-        self.simulation.substep = env.simulation.substep
+        self.simulation.copy_rows(env.simulation, _ONLY_ROW, _ONLY_ROW)
+
+    @override(CoreEnv)
+    def new_future(self, seed: int) -> None:
+        self.simulation.new_futures(_ONLY_ROW, 0, seed)
 
 
 class _Action(ActionConversionInterface):

@@ -115,5 +115,15 @@ class CoreEnv(StructuredEnv, EventEnvMixin, SerializableEnvMixin, TimeEnvMixin, 
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be cloned; implement `clone_from` to plan with it.")
 
+    def new_future(self, seed: int) -> None:
+        """Replace the random numbers of the running episode; the state stays.
+
+        Default: :meth:`seed`. Override this where `seed` takes effect with the next reset only, and where the future
+        is drawn in advance (such as all orders of an episode at its reset): draw the undisclosed part again then.
+
+        :param seed: Copies of one state with the same seed and the same actions take the same course.
+        """
+        self.seed(seed)
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

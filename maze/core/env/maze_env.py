@@ -19,6 +19,7 @@ from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_state import MazeStateType
 from maze.core.env.observation_conversion import ObservationConversionInterface, ObservationType
 from maze.core.env.recordable_env_mixin import RecordableEnvMixin
+from maze.core.env.simulated_env_mixin import Future
 from maze.core.env.space_arrays import ActionBounds, action_problem, check_in_space
 from maze.core.env.structured_env import ActorID, StepKeyType, StructuredEnv
 from maze.core.env.structured_env_spaces_mixin import StructuredEnvSpacesMixin
@@ -253,10 +254,11 @@ class MazeEnv(
             del self.converted_actor
 
     @override(Wrapper)
-    def clone_from(self, env: MazeEnv[CoreEnvType]) -> None:
+    def clone_from(self, env: MazeEnv[CoreEnvType], future: Future = "same") -> None:
         self.context.clone_from(env.context)
         self.last_maze_action = env.get_maze_action()
         self.env.clone_from(env.core_env)
+        self.renew_future(future)
 
 
 class _StepPath:

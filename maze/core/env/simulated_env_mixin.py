@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
+import secrets
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Literal
+
+from maze.core.errors import ConfigError
+
+Future = Literal["same", "new"]
+"""Whether a copy has the random numbers of the original (`same`), or other ones (`new`)."""
 
 
 class SimulatedEnvMixin(ABC):
     """Environment that can take over the state of another instance of its kind."""
 
     @abstractmethod
-    def clone_from(self, env: Any) -> None:
-        """Takes over the state of `env`; afterwards both go on independently.
+    def clone_from(self, env: Any, future: Future = "same") -> None:
+        """Take over the state of `env`; afterwards both continue independently.
 
         :param env: Environment of the same type and configuration, wrapped in the same way.
+        :param future: `same`: random generators are copied too, so that the copy repeats what the original is going
+            to do, as replay needs it. `new`: the copy gets other random numbers, as planning needs it.
         """
+
+    @abstractmethod
+    def new_future(self, seed: int) -> None:
+        """Replace the random numbers of the running episode; the state stays.
+
+        :param seed: Copies of one state with the same seed and the same actions take the same course.
+        """
+
+    def renew_future(self, future: Future) -> None:
+        """Complete :meth:`clone_from`: draw a new future if it is wanted."""
+        if future not in ("same", "new"):
+            raise ConfigError(f"clone_from: `future` must be 'same' or 'new', got {future!r}.")
+        if future == "new":
+            self.new_future(secrets.randbits(63))
 
     def set_fast_step(self, do_fast_step: bool) -> None:
         """Asks the environment to leave out what simulated steps do not need (logging, costly observations).

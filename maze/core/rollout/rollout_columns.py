@@ -266,6 +266,14 @@ class RolloutColumns:
         """Whether in all environments the same actors act in the same fixed order."""
         return self.actor_sequence is not None
 
+    def rows_by_substep(self) -> Iterator[tuple[ActorID, SubstepColumns, slice]]:
+        """Yield the actor, the columns and their rows of each sub-step of a dense rollout."""
+        step_keys = [actor.step_key for actor in self.actor_sequence or ()]
+        for position, actor in enumerate(self.actor_sequence or ()):
+            columns, step_key = self.substeps[actor.step_key], actor.step_key
+            first, stride = step_keys[:position].count(step_key), step_keys.count(step_key)
+            yield actor, columns, slice(first, columns.n_rows, stride)
+
     def structured_record(self) -> StructuredSpacesRecord:
         """A dense rollout as one record per sub-step, with views `[n_steps, n_envs, ...]` of the columns.
 
@@ -277,13 +285,9 @@ class RolloutColumns:
                 "Use `substeps` with their `entries()`, or `to_record()`."
             )
         n_actors = len(self.actor_sequence)
-        rewards = self._told_rewards()
+        rewards = self._rewards_of_actors()
         record = StructuredSpacesRecord()
-        for position, actor in enumerate(self.actor_sequence):
-            columns = self.substeps[actor.step_key]
-            stride = sum(other.step_key == actor.step_key for other in self.actor_sequence)
-            first = sum(other.step_key == actor.step_key for other in self.actor_sequence[:position])
-            rows = slice(first, columns.n_rows, stride)
+        for position, (actor, columns, rows) in enumerate(self.rows_by_substep()):
             ticks = slice(position, self.n_ticks, n_actors)
             shape = [self.n_ticks // n_actors, self.n_envs]
             record.append(self._spaces_record(actor, columns, rows, ticks, shape, rewards))
@@ -299,7 +303,7 @@ class RolloutColumns:
         :param id: Id of the trajectory.
         """
         trajectory = SpacesTrajectoryRecord(id)
-        rewards = self._told_rewards()
+        rewards = self._rewards_of_actors()
         next_row = dict.fromkeys(self.substeps, 0)
         length = len(self.actor_sequence) if self.actor_sequence else 1
         step_record = StructuredSpacesRecord()
@@ -317,8 +321,8 @@ class RolloutColumns:
             self._add_next_observations(trajectory)
         return trajectory
 
-    def _told_rewards(self) -> np.ndarray:
-        """What each actor was told that it earned: its own share of a completed step's reward, where there are any."""
+    def _rewards_of_actors(self) -> np.ndarray:
+        """Per-actor rewards where the environment reports them and the step is complete, else the rewards."""
         if self.actor_rewards is None:
             return self.rewards
         return np.where(has_known_reward(self.step_complete), self.actor_rewards, self.rewards)

@@ -1,4 +1,4 @@
-"""Where the time of an update goes."""
+"""Time profile of an update."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from maze.core.utils.files import write_whole
 
 COLLECTING, WAITING, TRANSFER, LEARNING = "collecting", "waiting", "transfer", "learning"
 MEANINGS = {
-    COLLECTING: "acting, stepping environments, and joining what they tell, in this process",
-    WAITING: "for worker processes and for the actors of a cluster",
+    COLLECTING: "acting, stepping environments and joining their results, in this process",
+    WAITING: "for worker processes and Ray actors",
     TRANSFER: "weights and rollouts between processes: sending, receiving, copying",
-    LEARNING: "all the rest: values, losses, gradients, the optimizer",
+    LEARNING: "everything else: values, losses, gradients, the optimizer",
 }
 """The parts of an update, which do not overlap."""
 N_FUNCTIONS = 25
 _REMARKS = (
-    "This was the first update, in which much is set up. Where a second one follows, it is measured instead.",
-    "The update after this one shows the functions as well; none has come to its end.",
+    "This was the first update, which includes set-up. A second update is measured instead, if there is one.",
+    "The next update adds the table of functions; none has been completed.",
 )
-"""What the file lacks after the first and after the second update."""
+"""Remarks on the file after the first and after the second update."""
 PROFILE_FILE = "profile.txt"
-"""Where the profile is, in the directory of a run."""
+"""Name of the profile in the run directory."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,7 +42,7 @@ _running: Parts | None = None
 
 
 class Parts:
-    """Seconds and calls of each part; of parts within another one, the inner one counts."""
+    """Count seconds and calls of each part; nested parts count as the inner one."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = dict.fromkeys(MEANINGS, 0.0)
@@ -52,13 +52,13 @@ class Parts:
         self._since = time.perf_counter()
 
     def enter(self, part: str) -> None:
-        """A part begins, within the one before."""
+        """Begin a part within the current one."""
         self._count()
         self.calls[part] += part != self._open[-1]
         self._open.append(part)
 
     def leave(self) -> None:
-        """The latest part ends."""
+        """End the current part."""
         self._count()
         self._open.pop()
 
@@ -69,7 +69,7 @@ class Parts:
 
 
 def timed(part: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Counts the time that a function takes to a part of the update; costs next to nothing while nobody profiles.
+    """Attribute the time of a function to a part of the update; the cost is negligible without a profile.
 
     :param part: One of `MEANINGS`.
     """
@@ -78,7 +78,7 @@ def timed(part: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         @functools.wraps(function)
         def counted(*args: P.args, **kwargs: P.kwargs) -> R:
             parts = _running
-            if parts is None or parts.thread != threading.get_ident():  # others do it beside the update
+            if parts is None or parts.thread != threading.get_ident():  # not the thread of the update
                 return function(*args, **kwargs)
             parts.enter(part)
             try:
@@ -92,13 +92,12 @@ def timed(part: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 class UpdateProfile:
-    """Profiles two updates of a training: where the time of one goes, and which functions another one spends it in.
+    """Profile two updates of a run: the parts of the second one and the functions of the third one.
 
-    These are the second and the third: in the first much is set up, so that it counts only until the second is over.
-    Functions are looked at in an update of their own, because that makes it slower. Where the training ends before, the
-    file says what is missing.
+    The first update includes set-up and is replaced by the second one. Functions are profiled in a separate update,
+    because the profiler slows it down. If the run ends earlier, the file states which part is missing.
 
-    :param file: Where it is written.
+    :param file: The file to write.
     """
 
     def __init__(self, file: Path) -> None:
@@ -108,14 +107,14 @@ class UpdateProfile:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is left to profile."""
+        """Whether both updates have been profiled."""
         return self._n_updates > len(_REMARKS)
 
     @contextmanager
     def one_update(self, number: int) -> Iterator[None]:
         """Context of an update.
 
-        :param number: Which one of the training it is, from 1.
+        :param number: Number of the update in the run, from 1.
         """
         self._n_updates += 1
         if self._n_updates <= len(_REMARKS):
@@ -132,7 +131,7 @@ class UpdateProfile:
 
 @contextmanager
 def _counted() -> Iterator[Parts]:
-    global _running  # noqa: PLW0603  # what runs in this process is profiled, whoever calls it
+    global _running  # noqa: PLW0603  # all code of this process is profiled
     _running = parts = Parts()
     try:
         yield parts
@@ -143,7 +142,7 @@ def _counted() -> Iterator[Parts]:
 
 def _table(parts: Parts, number: int) -> str:
     total = sum(parts.seconds.values())
-    lines = [f"Where the time of update {number} went, in the process that learns: {total * 1e3:,.1f} ms", ""]
+    lines = [f"Time of update {number} in the learning process: {total * 1e3:,.1f} ms", ""]
     for part, meaning in MEANINGS.items():
         seconds, calls = parts.seconds[part], parts.calls[part]
         times = "" if part == LEARNING else f"{calls:,} times"
@@ -155,5 +154,5 @@ def _functions(profile: cProfile.Profile, number: int) -> str:
     text = io.StringIO()
     pstats.Stats(profile, stream=text).strip_dirs().sort_stats("tottime").print_stats(N_FUNCTIONS)
     lines = [line.rstrip() for line in text.getvalue().splitlines() if line.strip()]
-    header = f"The functions that update {number} spent most time in (itself slower, because each call is watched)"
+    header = f"The most expensive functions of update {number} (slower than others, because each call is profiled)"
     return "\n".join([header, "", *lines]) + "\n"

@@ -10,15 +10,13 @@ from gymnasium import spaces
 
 from maze.core.annotations import override
 from maze.core.env.maze_env import MazeEnv
-from maze.core.errors import ConfigValueError, did_you_mean
-from maze.core.wrappers.substep_wrappers import Action, SubstepActionWrapper, entry_names, spaces_of_entry
+from maze.core.errors import ConfigValueError
+from maze.core.wrappers.substep_wrappers import Action, SubstepActionWrapper, checked_entry, known_spaces
 from maze.core.wrappers.wrapper import ActionWrapper
-
-_KEYS = ("num_actions", "num_bins", "low", "high")
 
 
 class _Grid(NamedTuple):
-    """The values that one action may take."""
+    """The values of one discretised action."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -27,7 +25,7 @@ class _Grid(NamedTuple):
 
 
 class DiscretizeActionsWrapper(SubstepActionWrapper):
-    """Has the agent choose among evenly spaced values of continuous actions.
+    """Replace continuous actions by a choice among evenly spaced values.
 
     A Box action of one number becomes Discrete, of several MultiDiscrete; the name stays.
 
@@ -51,13 +49,10 @@ class DiscretizeActionsWrapper(SubstepActionWrapper):
             raise ConfigValueError(f"discretization_config: expected a mapping, got {discretization_config!r}.")
         step_spaces = {key: dict(space.spaces) for key, space in env.action_spaces_dict.items()}
         self.grids: dict[str, _Grid] = {}
-        """The values that the choices of each action stand for."""
-        known = entry_names(env.action_spaces_dict)
+        """The values of each discretised action."""
         for name, config in discretization_config.items():
             where = f"discretization_config.{name}"
-            if name not in known:
-                raise ConfigValueError(f"{where}: there is no such action.{did_you_mean(name, known)} Known: {known}.")
-            of_action = list(spaces_of_entry(env.action_spaces_dict, name).values())
+            of_action = list(known_spaces(env.action_spaces_dict, name, where, "action").values())
             if any(space != of_action[0] for space in of_action):
                 raise ConfigValueError(f"{where}: the action has different spaces in different sub-steps, {of_action}.")
             self.grids[name] = grid = _grid(of_action[0], config, where)
@@ -78,7 +73,7 @@ class DiscretizeActionsWrapper(SubstepActionWrapper):
 
     @override(ActionWrapper)
     def reverse_action(self, action: Action) -> Action:
-        """The nearest choices; inverse of :meth:`action` for values on the grid."""
+        """Return the nearest choices; inverse of :meth:`action` for values on the grid."""
         discrete = dict(action)
         for name, (_, _, values) in self.grids.items():
             if name in action:
@@ -95,11 +90,9 @@ def _grid(space: spaces.Space[Any], config: Any, where: str) -> _Grid:
         raise ConfigValueError(
             f"{where}: expected a mapping with `num_actions` (or `num_bins`), `low` and `high`, got {config!r}."
         )
-    for key in config:
-        if key not in _KEYS:
-            raise ConfigValueError(f"{where}: unknown key `{key}`.{did_you_mean(key, _KEYS)}")
-    size = int(np.prod(space.shape))
     key = "num_actions" if "num_actions" in config else "num_bins"
+    checked_entry(config, where, (key,), ("low", "high"))
+    size = int(np.prod(space.shape))
     counts = _per_entry(config[key], size, f"{where}.{key}")
     low = _per_entry(_or_default(config.get("low"), space.low), size, f"{where}.low")
     high = _per_entry(_or_default(config.get("high"), space.high), size, f"{where}.high")
@@ -128,7 +121,7 @@ def _or_default(value: Any, default: np.ndarray) -> Any:
 
 
 def _per_entry(value: Any, size: int, where: str) -> np.ndarray:
-    """One number for each entry of the action."""
+    """Return one number for each entry of the action."""
     try:
         numbers = np.asarray(value, dtype=np.float64).reshape(-1)
     except (TypeError, ValueError) as error:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from maze.core.annotations import override
 from maze.core.env.maze_env import MazeEnv
+from maze.core.env.simulated_env_mixin import Future
 from maze.core.events.event_collection import EventCollection
 from maze.core.events.event_record import EventRecord
 from maze.core.log_events.episode_event_log import EpisodeEventLog
@@ -31,6 +32,7 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
     """
 
     keeps_observations_and_actions = True
+    records_only = True
 
     def __init__(self, env: MazeEnv[Any], logging_prefix: str | None = None) -> None:
         self.epoch_stats = LogStatsAggregator(LogStatsLevel.EPOCH)
@@ -156,8 +158,8 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
         )
 
     @override(Wrapper)
-    def clone_from(self, env: LogStatsWrapper) -> None:
-        super().clone_from(env)
+    def clone_from(self, env: LogStatsWrapper, future: Future = "same") -> None:
+        super().clone_from(env, future)
         self._recorder.clone_from(env._recorder)
 
 

@@ -263,6 +263,11 @@ class GymCoreEnv(CoreEnv):
         self._maze_state = copy.deepcopy(env.get_maze_state())
         self.next_seed = env.next_seed
 
+    @override(CoreEnv)
+    def new_future(self, seed: int) -> None:
+        """Replace `np_random`, gymnasium's generator; generators that an environment has beside it stay."""
+        self.env.unwrapped.np_random = np.random.default_rng(seed)
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({gym_env_name(self.env)})"
 

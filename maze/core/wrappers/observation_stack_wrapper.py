@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,11 +12,16 @@ from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.maze_state import MazeStateType
 from maze.core.env.structured_env import ActorID, StepKeyType
-from maze.core.errors import ConfigValueError, did_you_mean
-from maze.core.wrappers.substep_wrappers import Observation, SubstepObservationWrapper, entry_names, is_mask
+from maze.core.errors import ConfigValueError
+from maze.core.wrappers.substep_wrappers import (
+    Observation,
+    SubstepObservationWrapper,
+    checked_entry,
+    checked_list,
+    is_mask,
+    known_spaces,
+)
 from maze.core.wrappers.wrapper import ObservationsAndActions
-
-_ENTRY_KEYS = ("observation", "keep_original", "tag", "delta", "stack_steps")
 
 History = dict[tuple[Any, str], np.ndarray]
 """The latest observations `[stack_steps, ...]`, oldest first, by actor and name of the stacked observation."""
@@ -35,10 +39,9 @@ class _Stack(NamedTuple):
 
 
 class ObservationStackWrapper(SubstepObservationWrapper):
-    """Stacks the latest observations of an actor along a new first axis, the oldest first.
+    """Stack the latest observations of an actor along a new first axis, the oldest first.
 
-    At the beginning of an episode, the first observation stands for those that are missing. Every actor has a history
-    of its own.
+    At the beginning of an episode, the first observation is repeated. Every actor has a history of its own.
 
     :param env: The environment to wrap.
     :param stack_config: One mapping for each observation to stack: `observation` (name), `stack_steps` (how many),
@@ -52,13 +55,10 @@ class ObservationStackWrapper(SubstepObservationWrapper):
 
     def __init__(self, env: MazeEnv[Any], stack_config: list[dict[str, Any]]) -> None:
         super().__init__(env)
-        is_list: Any = isinstance(stack_config, (list, tuple))
-        if not is_list:
-            raise ConfigValueError(f"stack_config: expected a list of mappings, got {stack_config!r}.")
         step_spaces = {key: dict(space.spaces) for key, space in env.observation_spaces_dict.items()}
         self.stacks: dict[StepKeyType, list[_Stack]] = {key: [] for key in step_spaces}
         """The stacked entries of each sub-step."""
-        for index, entry in enumerate(stack_config):
+        for index, entry in enumerate(checked_list(stack_config, "stack_config")):
             self._add(entry, f"stack_config[{index}]", step_spaces)
         self._observation_spaces = {key: spaces.Dict(entries) for key, entries in step_spaces.items()}
         self._is_one_actor = len(step_spaces) == 1 and list(env.agent_counts_dict.values()) == [1]
@@ -80,7 +80,7 @@ class ObservationStackWrapper(SubstepObservationWrapper):
     def get_observation_and_action_dicts(
         self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
     ) -> ObservationsAndActions:
-        """See :class:`Wrapper`; states have to come in their order. The history of the running episode is another."""
+        """See :class:`Wrapper`; states must be given in order. Their history is not that of the running episode."""
         observations, actions = self.env.get_observation_and_action_dicts(
             maze_state, maze_action, first_step_in_episode
         )
@@ -98,16 +98,13 @@ class ObservationStackWrapper(SubstepObservationWrapper):
         return stacked, actions
 
     def _add(self, entry: Any, where: str, step_spaces: dict[StepKeyType, dict[str, spaces.Space[Any]]]) -> None:
-        """Applies an entry of the configuration to all sub-steps with its observation, and updates their spaces."""
-        known = entry_names({key: spaces.Dict(entries) for key, entries in step_spaces.items()})
-        _check_entry(entry, where, known)
+        """Apply an entry of the configuration to all sub-steps with its observation, and update their spaces."""
+        _check_entry(entry, where)
         name, tag = entry["observation"], entry.get("tag")
         target = f"{name}-{tag}" if tag else name
         keeps_original, is_delta = bool(entry.get("keep_original", False)), bool(entry.get("delta", False))
-        for step_key, entries in step_spaces.items():
-            if name not in entries:
-                continue
-            space = entries[name]
+        for step_key, space in known_spaces(step_spaces, name, where, "observation").items():
+            entries = step_spaces[step_key]
             if not isinstance(space, spaces.Box):
                 raise ConfigValueError(f"{where}: `{name}` must have a Box space to be stacked, found {space}.")
             if target != name and target in entries:
@@ -149,21 +146,12 @@ def _stacked_space(space: spaces.Box, n_steps: int, is_delta: bool) -> spaces.Bo
     return spaces.Box(np.stack([*lows, low]), np.stack([*highs, high]), dtype=dtype)
 
 
-def _check_entry(entry: Any, where: str, known: Sequence[str]) -> None:
-    if not isinstance(entry, Mapping) or "observation" not in entry or "stack_steps" not in entry:
-        raise ConfigValueError(
-            f"{where}: expected a mapping with `observation` and `stack_steps`, and optionally `keep_original`, `tag` "
-            f"and `delta`; got {entry!r}."
-        )
-    for key in entry:
-        if key not in _ENTRY_KEYS:
-            raise ConfigValueError(f"{where}: unknown key `{key}`.{did_you_mean(key, _ENTRY_KEYS)}")
+def _check_entry(entry: Any, where: str) -> None:
+    checked_entry(entry, where, ("observation", "stack_steps"), ("keep_original", "tag", "delta"))
     name, n_steps = entry["observation"], entry["stack_steps"]
-    if name not in known:
-        raise ConfigValueError(f"{where}: there is no observation `{name}`.{did_you_mean(name, known)} Known: {known}.")
     if is_mask(name):
         raise ConfigValueError(f"{where}: `{name}` is an action mask; masks are never stacked.")
     if isinstance(n_steps, bool) or not isinstance(n_steps, int) or n_steps < 1:
         raise ConfigValueError(f"{where}: `stack_steps` must be a positive integer, got {n_steps!r}.")
     if entry.get("keep_original") and not entry.get("tag"):
-        raise ConfigValueError(f"{where}: `keep_original: true` needs a `tag` that tells stack and original apart.")
+        raise ConfigValueError(f"{where}: `keep_original: true` needs a `tag` to tell the stack from the original.")

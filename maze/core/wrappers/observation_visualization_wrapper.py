@@ -85,6 +85,7 @@ class ObservationVisualizationWrapper(Wrapper[MazeEnv[Any]]):
     """
 
     keeps_observations_and_actions = True
+    records_only = True
 
     CLONED = ("_observation",)
 

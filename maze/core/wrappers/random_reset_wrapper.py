@@ -8,6 +8,7 @@ from typing import Any, Union
 import numpy as np
 
 from maze.core.annotations import override
+from maze.core.env.simulated_env_mixin import Future
 from maze.core.env.structured_env import StructuredEnv
 from maze.core.env.time_env_mixin import TimeEnvMixin
 from maze.core.errors import ConfigValueError
@@ -76,7 +77,7 @@ class RandomResetWrapper(Wrapper[Union[StructuredEnv, EnvType]]):
         return spaces[env.actor_id().step_key].sample()
 
     @override(Wrapper)
-    def clone_from(self, env: RandomResetWrapper[Any]) -> None:
-        super().clone_from(env)
+    def clone_from(self, env: RandomResetWrapper[Any], future: Future = "same") -> None:
+        super().clone_from(env, future)
         self._rng.set_state(env._rng.get_state())
         self._action_spaces = copy.deepcopy(env._action_spaces)

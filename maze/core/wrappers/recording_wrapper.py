@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import numpy as np
 from maze.core.annotations import override
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.maze_env import MazeEnv
+from maze.core.env.simulated_env_mixin import Future
 from maze.core.errors import ConfigError
+from maze.core.events.event_record import EventRecord
 from maze.core.rendering.offscreen import RecordedFramesRenderer
 from maze.core.rendering.renderer import Renderer
 from maze.core.trajectory_recording.records.action_record import ActionRecord, plain_seed
@@ -28,17 +31,18 @@ from maze.core.wrappers.wrapper import Wrapper
 
 
 class ActionRecordingWrapper(Wrapper[MazeEnv[Any]]):
-    """Writes the seed and the actions of each episode into a file, from which the episode can be run again.
+    """Write the seed and the actions of each episode into a file, from which the episode can be replayed.
 
-    `ReplayRecordedActionsPolicy` takes the actions once more. That gives the same episode in an environment whose
-    randomness comes from its seed alone. An episode is written when the next one begins, unless it was cloned from
-    another environment.
+    `ReplayRecordedActionsPolicy` repeats the actions. The episode is the same if the randomness of the environment
+    depends on its seed only. An episode is written when the next one begins, unless it was cloned from another
+    environment.
 
     :param env: The environment, with all wrappers that the agent acts through.
     :param output_dir: Directory of the files.
     """
 
     keeps_observations_and_actions = True
+    records_only = True
 
     def __init__(self, env: MazeEnv[Any], output_dir: str | Path = "action_records") -> None:
         self.output_dir = Path(output_dir)
@@ -48,7 +52,7 @@ class ActionRecordingWrapper(Wrapper[MazeEnv[Any]]):
         super().__init__(env)
 
     def seed(self, seed: Any) -> None:
-        """Seeds the environment, and remembers the seed for the coming episode."""
+        """Seed the environment, and store the seed for the next episode."""
         self._next_seed = plain_seed(seed)
         self.env.seed(seed)
 
@@ -69,9 +73,9 @@ class ActionRecordingWrapper(Wrapper[MazeEnv[Any]]):
         return observation
 
     @override(Wrapper)
-    def clone_from(self, env: ActionRecordingWrapper) -> None:
+    def clone_from(self, env: ActionRecordingWrapper, future: Future = "same") -> None:
         """Takes over the state, and the recording up to here."""
-        super().clone_from(env)
+        super().clone_from(env, future)
         self._next_seed = env._next_seed
         self.episode_record = None if env.episode_record is None else env.episode_record.copy()
 
@@ -82,7 +86,7 @@ _PICTURE_MODES = ("rgb_array", "rgb_array_list")
 
 
 def draws_frames_only(env: Any) -> bool:
-    """Whether an environment draws its current state alone, as pictures, and no frames are recorded of it yet.
+    """Return whether an environment can only draw its current state, as pictures, and no frames of it are recorded.
 
     :param env: A Maze environment.
     """
@@ -95,10 +99,10 @@ def draws_frames_only(env: Any) -> bool:
 
 
 def with_frames(env: Any, every_k_steps: int = 1) -> Any:
-    """Wrap an environment that draws its current state alone in a :class:`FrameRecordingWrapper`.
+    """Wrap an environment that can only draw its current state in a :class:`FrameRecordingWrapper`.
 
-    Other environments are returned as they are. Where a library that the environment draws with is not installed, its
-    episodes are recorded without pictures.
+    Other environments are returned as they are. If a library for drawing is not installed, episodes are recorded
+    without pictures.
 
     :param env: A Maze environment.
     :param every_k_steps: Record a frame only every so many environment steps.
@@ -109,7 +113,7 @@ def with_frames(env: Any, every_k_steps: int = 1) -> Any:
 
 
 def missing_for_drawing(env: Any) -> str | None:
-    """Return what gymnasium says is not installed for drawing an environment; `None`: nothing is missing.
+    """Return gymnasium's message about a library for drawing that is not installed; `None`: nothing is missing.
 
     :param env: A Maze environment.
     """
@@ -131,28 +135,29 @@ def missing_for_drawing(env: Any) -> str | None:
 
 
 class FrameRecordingWrapper(Wrapper[MazeEnv[Any]]):
-    """Records a frame for each state of an episode, so that recorded trajectories can be viewed afterwards.
+    """Record a frame for each state of an episode, so that recorded trajectories can be viewed.
 
     gymnasium environments draw their current state only. With this wrapper their renderer shows the frames of the
-    episode, and is stored with its trajectory. Environments with a Maze renderer need none of this: they draw any
-    recorded state.
+    episode, and is stored with its trajectory. Environments with a Maze renderer do not need it: they draw any recorded
+    state.
 
     :param env: A Maze environment made of a gymnasium one that renders "rgb_array"; one that was made from an id
-        without such a render mode is made again with it.
+        without this render mode is made again with it.
     :param every_k_steps: Record a frame only every so many environment steps.
     :param is_optional: Record episodes without frames where a library for drawing is not installed.
     :raises ConfigError: The environment draws no pictures, or `every_k_steps` is below 1.
     """
 
     keeps_observations_and_actions = True
+    records_only = True
 
     def __init__(self, env: MazeEnv[Any], every_k_steps: int = 1, is_optional: bool = False) -> None:
         if every_k_steps < 1:
             raise ConfigError(f"FrameRecordingWrapper: `every_k_steps` must be at least 1, got {every_k_steps}.")
         if not isinstance(env.get_renderer(), GymRenderer):
             raise ConfigError(
-                f"FrameRecordingWrapper: {env!r} is no gymnasium environment. Its recorded states can be drawn by its "
-                f"renderer at any time; frames are not needed."
+                f"FrameRecordingWrapper: expected a gymnasium environment, got {env!r}, whose renderer draws recorded "
+                f"states; frames are not needed."
             )
         self.every_k_steps = every_k_steps
         self.is_optional = is_optional
@@ -177,13 +182,13 @@ class FrameRecordingWrapper(Wrapper[MazeEnv[Any]]):
     @override(Wrapper)
     def reset(self) -> Any:
         observation = self._env_reset()
-        # A new one: the last episode's frames belong to its trajectory, which may be read later.
+        # A new one: the frames of the last episode are part of its trajectory.
         self._renderer = RecordedFramesRenderer()
         self._take_frame(self.env.get_env_time())
         return observation
 
     def get_renderer(self) -> Renderer:
-        """Shows the frames of the current episode."""
+        """Return the renderer that shows the frames of the current episode."""
         return self._renderer
 
     def _take_frame(self, env_time: int) -> None:
@@ -194,7 +199,7 @@ class FrameRecordingWrapper(Wrapper[MazeEnv[Any]]):
         except gymnasium.error.DependencyNotInstalled as error:
             if self.is_optional:
                 self._can_draw = False
-                print(f"Episodes are recorded as numbers, without pictures: {error}", flush=True)
+                print(f"Episodes are recorded without pictures: {error}", flush=True)
                 return
             raise ConfigError(f"FrameRecordingWrapper: {self.env!r} cannot be drawn: {error}") from error
         if isinstance(picture, list):
@@ -213,117 +218,33 @@ class FrameRecordingWrapper(Wrapper[MazeEnv[Any]]):
         return super().__getstate__()
 
     def _release_surfaces(self) -> None:
-        """Drops what pygame drew on, which can be neither pickled nor copied; it is made anew for the next frame."""
+        """Drop pygame's surfaces, which cannot be pickled or copied; they are created again for the next frame."""
         env = self._gym_env().unwrapped
         for name, value in vars(env).items():
             if type(value).__module__.partition(".")[0] == "pygame":
                 setattr(env, name, None)
 
     @override(Wrapper)
-    def clone_from(self, env: FrameRecordingWrapper) -> None:
+    def clone_from(self, env: FrameRecordingWrapper, future: Future = "same") -> None:
         env._release_surfaces()
-        super().clone_from(env)
+        super().clone_from(env, future)
         self._renderer = RecordedFramesRenderer()
         self._renderer.frames = dict(env._renderer.frames)
 
 
-class ParquetRecordingWrapper(Wrapper[MazeEnv[Any]]):
-    """Writes each episode as a table in a Parquet file, `<episode id>.parquet`, with a row for each sub-step.
-
-    :class:`~maze.core.trajectory_recording.writers.parquet.ParquetColumns` says which columns it has. Key performance
-    indicators are among them where a `LogStatsWrapper` is inside of this one. An episode is written when it is over,
-    or when it is left by a reset or by closing the environment; not where it was cloned from another environment. A
-    full disk costs tables and gives one warning.
-
-    :param env: Environment to record.
-    :param output_dir: Directory of the files.
-    :raises ConfigImportError: pyarrow is missing.
-    """
-
-    keeps_observations_and_actions = True
-
-    def __init__(self, env: MazeEnv[Any], output_dir: str | Path = "trajectory_parquet") -> None:
-        super().__init__(env)
-        self._directory: Path | None = Path(output_dir).absolute()
-        self._interfaces: tuple[type[Any], ...] = ()
-        self._columns = self._described_columns()
-        self._rows: list[SubstepRow] = []
-        self._observation: Any = None
-
-    @override(Wrapper)
-    def step(self, action: Any) -> tuple[Any, Any, bool, dict[Any, Any]]:
-        env = self.env
-        env.context.pre_step()  # also for sub-steps that a wrapper answers without stepping the environment
-        events = env.context.event_service.records
-        n_earlier, time = len(events), env.get_env_time()
-        substep = self._rows[-1].substep + 1 if self._rows and self._rows[-1].step == time else 0
-        record = SpacesRecord(env.actor_id(), self._observation, copy.deepcopy(action))
-        observation, reward, done, info = self._env_step(action)
-        record.reward, record.done, record.info = reward, done, dict(info)
-        self._observation = copy.deepcopy(observation)
-        self._rows.append(SubstepRow(time, substep, record, events[n_earlier:]))
-        if done:
-            self.publish_trajectory()
-        return observation, reward, done, info
-
-    @override(Wrapper)
-    def reset(self) -> Any:
-        self.publish_trajectory()
-        observation = self._env_reset()
-        self._observation = copy.deepcopy(observation)
-        if self._interfaces != tuple(self.env.context.event_service.topics):  # some are announced by the first reset
-            self._columns = self._described_columns()
-        return observation
-
-    def publish_trajectory(self) -> None:
-        """Writes the current episode, if it is the environment's own and has any steps that are not written."""
-        rows, self._rows = self._rows, []
-        if not rows or self._directory is None or self.env.context.is_copied:
-            return
-        episode_id = str(self.env.get_episode_id())
-        name = re.sub(r"[^\w.@=+-]", "_", episode_id)
-        kpis = self._kpis() if rows[-1].record.done else {}
-        try:
-            self._columns.write(self._directory / f"{name}.parquet", episode_id, rows, kpis)
-        except OSError as error:
-            _LOGGER.warning("Episode %s cannot be written (%s); no more tables are.", episode_id, error)
-            self._directory = None
-
-    def close(self) -> None:
-        """Writes an episode that was not finished, and closes the environment."""
-        self.publish_trajectory()
-        self.env.close()
-
-    @override(Wrapper)
-    def clone_from(self, env: ParquetRecordingWrapper) -> None:
-        """Takes over the state, and the recording up to here."""
-        super().clone_from(env)
-        self._rows, self._observation = list(env._rows), copy.deepcopy(env._observation)
-
-    def _described_columns(self) -> ParquetColumns:
-        env = self.env
-        self._interfaces = tuple(env.context.event_service.topics)
-        return ParquetColumns(env.observation_spaces_dict, env.action_spaces_dict, self._interfaces)
-
-    def _kpis(self) -> dict[str, float]:
-        episode_event_log = getattr(self.env, "get_episode_event_log", None)
-        if episode_event_log is None:
-            return {}
-        return {event.name: event.value for event in episode_event_log().query_events(BaseEnvEvents.kpi)}
-
-
 class SpacesRecordingWrapper(Wrapper[MazeEnv[Any]]):
-    """Records what the agent observes, does and gets, as it passes this wrapper, and writes one file per episode.
+    """Record observations, actions and rewards as they pass this wrapper, and write one file per episode.
 
     One :class:`StructuredSpacesRecord` per environment step, with a record for each sub-step. An episode is written
-    when it is over, or when it is left by a reset or by closing the environment; not where it was cloned from another
+    when it ends, and at a reset or when the environment is closed before its end; not if it was cloned from another
     environment.
 
     :param env: Environment to record.
-    :param output_dir: Directory of the files; None: episodes are only kept in `episode_record`.
+    :param output_dir: Directory of the files; `None`: episodes are only kept in `episode_record`.
     """
 
     keeps_observations_and_actions = True
+    records_only = True
 
     def __init__(self, env: MazeEnv[Any], output_dir: str | None = "space_records") -> None:
         super().__init__(env)
@@ -337,18 +258,16 @@ class SpacesRecordingWrapper(Wrapper[MazeEnv[Any]]):
     @override(Wrapper)
     def step(self, action: Any) -> tuple[Any, Any, bool, dict[Any, Any]]:
         env = self.env
-        env.context.pre_step()  # also for sub-steps that a wrapper answers without stepping the environment
-        actor_id = env.actor_id()
-        taken = copy.deepcopy(action)
+        env.context.pre_step()  # a wrapper may answer a sub-step without stepping the environment
+        events = env.context.event_service.records
+        n_earlier, time = len(events), env.get_env_time()
+        record = SpacesRecord(env.actor_id(), self._observation, copy.deepcopy(action))
         observation, reward, done, info = self._env_step(action)
-        record = SpacesRecord(actor_id, self._observation, taken, reward, done, copy.deepcopy(info))
+        record.reward, record.done, record.info = reward, done, copy.deepcopy(info)
         record.next_observation = self._observation = copy.deepcopy(observation)
-        self._step.append(record)
-        if self.episode_record is not None and (done or env.context.is_step_complete):
-            self.episode_record.append(self._step)
-            self._step = StructuredSpacesRecord()
-            if done:
-                self.publish_trajectory()
+        self._add(record, time, events[n_earlier:])
+        if done:
+            self.publish_trajectory()
         return observation, reward, done, info
 
     @override(Wrapper)
@@ -356,30 +275,27 @@ class SpacesRecordingWrapper(Wrapper[MazeEnv[Any]]):
         self.publish_trajectory()
         observation = self._env_reset()
         self._observation = copy.deepcopy(observation)
-        self._step = StructuredSpacesRecord()
-        self.episode_record = SpacesTrajectoryRecord(self.env.get_episode_id())
-        self._is_written = False
+        self._begin_episode()
         return observation
 
     def publish_trajectory(self) -> None:
-        """Writes the current episode, once, if it is the environment's own and has any steps."""
+        """Write the current episode, once, if it has any steps and was not cloned from another environment."""
         record = self.episode_record
         if self._writer is None or self._is_written or record is None or not record.step_records:
             return
-        if self.env.context.is_copied:
-            return
-        self._writer.write(record)  # type: ignore[arg-type]  # it stores any record with an id
-        self._is_written = True
+        if not self.env.context.is_copied:
+            self._writer.write(record)  # type: ignore[arg-type]  # it stores any record with an id
+            self._is_written = True
 
     def close(self) -> None:
-        """Writes an episode that was not finished, and closes the environment."""
+        """Write an unfinished episode, and close the environment."""
         self.publish_trajectory()
         self.env.close()
 
     @override(Wrapper)
-    def clone_from(self, env: SpacesRecordingWrapper) -> None:
+    def clone_from(self, env: SpacesRecordingWrapper, future: Future = "same") -> None:
         """Takes over the state, and the recording up to here."""
-        super().clone_from(env)
+        super().clone_from(env, future)
         self._observation = copy.deepcopy(env._observation)
         self._step = copy.deepcopy(env._step)
         self._is_written = env._is_written
@@ -387,3 +303,80 @@ class SpacesRecordingWrapper(Wrapper[MazeEnv[Any]]):
         if env.episode_record is not None:
             self.episode_record = SpacesTrajectoryRecord(env.episode_record.id)
             self.episode_record.extend(env.episode_record)
+
+    def _begin_episode(self) -> None:
+        self._step = StructuredSpacesRecord()
+        self.episode_record = SpacesTrajectoryRecord(self.env.get_episode_id())
+        self._is_written = False
+
+    def _add(self, record: SpacesRecord, time: int, events: Sequence[EventRecord]) -> None:
+        """Add a sub-step.
+
+        :param record: The sub-step.
+        :param time: Environment time before it.
+        :param events: The events that it fired.
+        """
+        self._step.append(record)
+        if self.episode_record is not None and (record.done or self.env.context.is_step_complete):
+            self.episode_record.append(self._step)
+            self._step = StructuredSpacesRecord()
+
+
+class ParquetRecordingWrapper(SpacesRecordingWrapper):
+    """Write each episode as a table in a Parquet file, `<episode id>.parquet`, with a row for each sub-step.
+
+    :class:`~maze.core.trajectory_recording.writers.parquet.ParquetColumns` documents the columns. Key performance
+    indicators are among them if a `LogStatsWrapper` is inside of this one. Episodes are written as by
+    :class:`SpacesRecordingWrapper`. If the disk is full, one warning is logged and no more tables are written.
+
+    :param env: Environment to record.
+    :param output_dir: Directory of the files.
+    :raises ConfigImportError: pyarrow is missing.
+    """
+
+    def __init__(self, env: MazeEnv[Any], output_dir: str | Path = "trajectory_parquet") -> None:
+        super().__init__(env, None)
+        self._directory: Path | None = Path(output_dir).absolute()
+        self._interfaces: tuple[type[Any], ...] = ()
+        self._columns = self._described_columns()
+        self._rows: list[SubstepRow] = []
+
+    @override(SpacesRecordingWrapper)
+    def publish_trajectory(self) -> None:
+        rows, self._rows = self._rows, []
+        if not rows or self._directory is None or self.env.context.is_copied:
+            return
+        episode_id = str(self.env.get_episode_id())
+        name = re.sub(r"[^\w.@=+-]", "_", episode_id)
+        kpis = self._kpis() if rows[-1].record.done else {}
+        try:
+            self._columns.write(self._directory / f"{name}.parquet", episode_id, rows, kpis)
+        except OSError as error:
+            _LOGGER.warning("Episode %s cannot be written (%s); no more tables are written.", episode_id, error)
+            self._directory = None
+
+    @override(SpacesRecordingWrapper)
+    def clone_from(self, env: ParquetRecordingWrapper, future: Future = "same") -> None:  # type: ignore[override]
+        super().clone_from(env, future)
+        self._rows = list(env._rows)
+
+    @override(SpacesRecordingWrapper)
+    def _begin_episode(self) -> None:
+        if self._interfaces != tuple(self.env.context.event_service.topics):  # some are created by the first reset
+            self._columns = self._described_columns()
+
+    @override(SpacesRecordingWrapper)
+    def _add(self, record: SpacesRecord, time: int, events: Sequence[EventRecord]) -> None:
+        substep = self._rows[-1].substep + 1 if self._rows and self._rows[-1].step == time else 0
+        self._rows.append(SubstepRow(time, substep, record, events))
+
+    def _described_columns(self) -> ParquetColumns:
+        env = self.env
+        self._interfaces = tuple(env.context.event_service.topics)
+        return ParquetColumns(env.observation_spaces_dict, env.action_spaces_dict, self._interfaces)
+
+    def _kpis(self) -> dict[str, float]:
+        episode_event_log = getattr(self.env, "get_episode_event_log", None)
+        if episode_event_log is None:
+            return {}
+        return {event.name: event.value for event in episode_event_log().query_events(BaseEnvEvents.kpi)}

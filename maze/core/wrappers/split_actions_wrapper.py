@@ -10,13 +10,13 @@ from gymnasium import spaces
 
 from maze.core.annotations import override
 from maze.core.env.maze_env import MazeEnv
-from maze.core.errors import ConfigValueError, EnvironmentContractError, did_you_mean
-from maze.core.wrappers.substep_wrappers import Action, SubstepActionWrapper, entry_names, spaces_of_entry
+from maze.core.errors import ConfigValueError, EnvironmentContractError
+from maze.core.wrappers.substep_wrappers import Action, SubstepActionWrapper, checked_entry, known_spaces
 from maze.core.wrappers.wrapper import ActionWrapper
 
 
 class _Split(NamedTuple):
-    """How one action is composed of its parts."""
+    """Composition of one action."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -25,7 +25,7 @@ class _Split(NamedTuple):
 
 
 class SplitActionsWrapper(SubstepActionWrapper):
-    """Splits vector actions into separate ones, so that each gets a distribution of its own.
+    """Split vector actions into separate ones, each with a distribution of its own.
 
     Works for one-dimensional Box, MultiDiscrete and MultiBinary spaces. Parts of a Box are boxes, of MultiBinary are
     MultiBinary, of MultiDiscrete are Discrete where they have one index, and MultiDiscrete otherwise.
@@ -51,12 +51,7 @@ class SplitActionsWrapper(SubstepActionWrapper):
         step_spaces = {key: dict(space.spaces) for key, space in env.action_spaces_dict.items()}
         self.splits: dict[str, _Split] = {}
         """The parts of each split action."""
-        known = entry_names(env.action_spaces_dict)
         for name, parts in split_config.items():
-            if name not in known:
-                raise ConfigValueError(
-                    f"split_config: there is no action `{name}`.{did_you_mean(name, known)} Known: {known}."
-                )
             self.splits[name] = split = self._split_of(name, parts)
             for entries in step_spaces.values():
                 if name not in entries:
@@ -94,7 +89,7 @@ class SplitActionsWrapper(SubstepActionWrapper):
 
     def _split_of(self, name: str, parts: Any) -> _Split:
         where = f"split_config.{name}"
-        step_spaces = list(spaces_of_entry(self.env.action_spaces_dict, name).values())
+        step_spaces = list(known_spaces(self.env.action_spaces_dict, name, where, "action").values())
         space = step_spaces[0]
         if not isinstance(space, (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)) or len(space.shape) != 1:
             raise ConfigValueError(
@@ -102,11 +97,12 @@ class SplitActionsWrapper(SubstepActionWrapper):
             )
         if any(other.shape != space.shape or other.dtype != space.dtype for other in step_spaces):
             raise ConfigValueError(f"{where}: the action has different shapes or types in different sub-steps.")
-        if not isinstance(parts, Mapping) or not all(
-            isinstance(part, Mapping) and set(part) == {"indices"} for part in parts.values()
-        ):
+        if not isinstance(parts, Mapping):
             raise ConfigValueError(f"{where}: expected {{<new name>: {{indices: [...]}}, ...}}, got {parts!r}.")
-        indices = {str(part): [int(index) for index in entry["indices"]] for part, entry in parts.items()}
+        indices = {
+            str(part): [int(index) for index in checked_entry(entry, f"{where}.{part}", ("indices",))["indices"]]
+            for part, entry in parts.items()
+        }
         used = sorted(index for part in indices.values() for index in part)
         if used != list(range(space.shape[0])):
             raise ConfigValueError(

@@ -1,10 +1,10 @@
-"""Bases of wrappers that convert the entries of dictionary spaces, sub-step by sub-step."""
+"""Base classes of wrappers that convert entries of dictionary spaces by sub-step; checks of their configurations."""
 
 from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gymnasium import spaces
@@ -14,6 +14,7 @@ from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.maze_state import MazeStateType
 from maze.core.env.structured_env import StepKeyType
+from maze.core.errors import ConfigValueError, did_you_mean
 from maze.core.wrappers.wrapper import ActionWrapper, ObservationsAndActions, ObservationWrapper
 
 _MASK_NAME = re.compile(r"(.*_)?mask(-.*)?")
@@ -23,12 +24,12 @@ Action = dict[str, Any]
 
 
 def is_mask(name: str) -> bool:
-    """Whether an observation is an action mask, by its name: `mask` or `..._mask`, pre-processed or not."""
+    """Return whether an observation is an action mask, by its name: `mask` or `..._mask`, pre-processed or not."""
     return _MASK_NAME.fullmatch(name) is not None
 
 
 class SubstepObservationWrapper(ObservationWrapper[MazeEnv[Any]], ABC):
-    """Base of wrappers whose conversion depends on the sub-step that an observation belongs to.
+    """Base class of wrappers whose conversion depends on the sub-step of the observation.
 
     Subclasses set `_observation_spaces`, the converted spaces by sub-step key.
 
@@ -54,7 +55,7 @@ class SubstepObservationWrapper(ObservationWrapper[MazeEnv[Any]], ABC):
 
     @abstractmethod
     def convert(self, observation: Observation, step_key: StepKeyType) -> Observation:
-        """Converts an observation of the wrapped environment, which is left as it is.
+        """Convert an observation of the wrapped environment, which is not modified.
 
         :param observation: The observation.
         :param step_key: The sub-step that it belongs to.
@@ -86,7 +87,7 @@ class SubstepObservationWrapper(ObservationWrapper[MazeEnv[Any]], ABC):
 
 
 class SubstepActionWrapper(ActionWrapper[MazeEnv[Any]], ABC):
-    """Base of wrappers that replace entries of the action spaces.
+    """Base class of wrappers that replace entries of the action spaces.
 
     Subclasses set `_action_spaces`, the spaces of the agent's actions by sub-step key.
 
@@ -108,18 +109,65 @@ class SubstepActionWrapper(ActionWrapper[MazeEnv[Any]], ABC):
         return self._action_spaces
 
     def seed(self, seed: Any) -> None:
-        """Seeds the environment and the spaces of this wrapper, so that their samples repeat as well."""
+        """Seed the environment and the action spaces of this wrapper."""
         self.env.seed(seed)
         if seed is None or isinstance(seed, int):
             for space in self._action_spaces.values():
                 space.seed(seed)
 
 
-def spaces_of_entry(spaces_dict: Mapping[StepKeyType, spaces.Dict], name: str) -> dict[StepKeyType, spaces.Space[Any]]:
-    """The spaces of the entries with this name, by the key of the sub-steps that have one."""
-    return {key: space.spaces[name] for key, space in spaces_dict.items() if name in space.spaces}
+def known_spaces(
+    step_spaces: Mapping[StepKeyType, Mapping[str, spaces.Space[Any]]], name: str, where: str, kind: str
+) -> dict[StepKeyType, spaces.Space[Any]]:
+    """Return the spaces of the entries with a name, by the key of the sub-steps that have one.
+
+    :param step_spaces: Spaces by sub-step key and name.
+    :param name: Name in the configuration.
+    :param where: Key of the configuration, for the message.
+    :param kind: `observation` or `action`, for the message.
+    :raises ConfigError: No sub-step has such an entry.
+    """
+    # `in` of a space is whether it contains a value.
+    found = {key: entries[name] for key, entries in step_spaces.items() if name in tuple(entries)}
+    if not found:
+        known = entry_names(step_spaces)
+        raise ConfigValueError(f"{where}: there is no {kind} `{name}`.{did_you_mean(name, known)} Known: {known}.")
+    return found
 
 
-def entry_names(spaces_dict: Mapping[StepKeyType, spaces.Dict]) -> list[str]:
-    """The names of all sub-steps' entries, each once."""
-    return list(dict.fromkeys(name for space in spaces_dict.values() for name in space.spaces))
+def entry_names(step_spaces: Mapping[StepKeyType, Mapping[str, spaces.Space[Any]]]) -> list[str]:
+    """Return the names of all sub-steps' entries, each once."""
+    return list(dict.fromkeys(name for entries in step_spaces.values() for name in entries))
+
+
+def checked_list(value: Any, name: str) -> Sequence[Any]:
+    """Return a list of a wrapper's configuration.
+
+    :param value: The list.
+    :param name: Name of the argument.
+    :raises ConfigError: It is no list.
+    """
+    if not isinstance(value, list | tuple):
+        raise ConfigValueError(f"{name}: expected a list of mappings, got {value!r}.")
+    return value
+
+
+def checked_entry(
+    entry: Any, where: str, required: Sequence[str] = (), optional: Sequence[str] = ()
+) -> Mapping[str, Any]:
+    """Return an entry of a wrapper's configuration.
+
+    :param entry: The entry.
+    :param where: Key of the configuration.
+    :param required: Keys that it must have.
+    :param optional: Further keys that it may have.
+    :raises ConfigError: It is no mapping, lacks a key, or has an unknown one.
+    """
+    known = [*required, *optional]
+    if not isinstance(entry, Mapping) or any(key not in entry for key in required):
+        expected = f"`{'`, `'.join(required)}`" if required else f"keys among {known}"
+        raise ConfigValueError(f"{where}: expected a mapping with {expected}, got {entry!r}.")
+    for key in entry:
+        if key not in known:
+            raise ConfigValueError(f"{where}: unknown key `{key}`.{did_you_mean(key, known)} Known: {known}.")
+    return entry

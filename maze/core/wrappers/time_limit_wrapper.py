@@ -56,6 +56,13 @@ class TimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]], BaseEnv):
             )
         self._max_episode_steps = max_episode_steps or None
 
+    def remaining_steps(self) -> int | None:
+        """Environment steps until the episode is cut off; None: there is no limit."""
+        return None if self._max_episode_steps is None else self._max_episode_steps - self._elapsed()
+
+    def _elapsed(self) -> int:
+        return self._elapsed_steps if self._get_env_time is None else self._get_env_time()
+
     @override(BaseEnv)
     def step(self, action: Any) -> Any:
         result = self._env_step(action)
@@ -63,8 +70,7 @@ class TimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]], BaseEnv):
         limit = self._max_episode_steps
         if limit is None:
             return result
-        elapsed = self._elapsed_steps if self._get_env_time is None else self._get_env_time()
-        if elapsed < limit:
+        if self._elapsed() < limit:
             return result
         if self._context is not None:
             self._context.is_episode_over = True
@@ -115,6 +121,7 @@ class CallTimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]]):
     """
 
     keeps_observations_and_actions = True
+    records_only = True
 
     def __init__(self, env: BaseEnv | EnvType, seconds: float) -> None:
         self.seconds = checked_time_limit("seconds", seconds)

@@ -11,6 +11,7 @@ from maze.core.annotations import override
 from maze.core.env.core_env import CoreEnv
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.maze_state import MazeStateType
+from maze.core.env.simulated_env_mixin import Future
 from maze.core.env.structured_env import ActorID
 from maze.core.events.event_collection import EventCollection
 from maze.core.log_events.step_event_log import StepEventLog
@@ -35,6 +36,7 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
     """
 
     keeps_observations_and_actions = True
+    records_only = True
 
     def __init__(self, env: gymnasium.Env[Any, Any] | MazeEnv[Any]) -> None:
         if not isinstance(env, MazeEnv):
@@ -127,9 +129,9 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
         renderer.render(last.maze_state, last.maze_action, last.step_event_log, **kwargs)
 
     @override(Wrapper)
-    def clone_from(self, env: TrajectoryRecordingWrapper) -> None:
+    def clone_from(self, env: TrajectoryRecordingWrapper, future: Future = "same") -> None:
         """Takes over the state, and the recording up to here."""
-        super().clone_from(env)
+        super().clone_from(env, future)
         self.episode_record = None
         if env.episode_record is not None:
             self.episode_record = StateTrajectoryRecord(env.episode_record.id, renderer=self._renderer())

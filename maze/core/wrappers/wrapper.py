@@ -15,7 +15,7 @@ from typing_extensions import Self
 from maze.core.annotations import override
 from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_state import MazeStateType
-from maze.core.env.simulated_env_mixin import SimulatedEnvMixin
+from maze.core.env.simulated_env_mixin import Future, SimulatedEnvMixin
 from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import EnvironmentContractError
 
@@ -121,6 +121,9 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
     keeps_observations_and_actions: ClassVar[bool] = False
     """Says that the agent observes and does what it would without this wrapper, of recorded states as well."""
 
+    records_only: ClassVar[bool] = False
+    """Says that nothing an agent notices depends on this wrapper: copies for planning leave it out."""
+
     def __init__(self, env: EnvType) -> None:
         self.env = env
 
@@ -198,11 +201,11 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
         return dicts
 
     @override(SimulatedEnvMixin)
-    def clone_from(self, env: Any) -> None:
+    def clone_from(self, env: Any, future: Future = "same") -> None:
         """Takes over the state of an environment wrapped in the same way.
 
         A wrapper names the attributes that are its state in `CLONED`; one that has more than that takes it over
-        itself, and calls this.
+        itself, and calls this. :meth:`new_future` is passed on to the environment.
 
         :raises EnvironmentContractError: The other environment is wrapped in another way.
         """
@@ -215,6 +218,12 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
         inner.clone_from(env.env)
         for name in self.CLONED:
             setattr(self, name, copy.copy(getattr(env, name)))
+        self.renew_future(future)
+
+    @override(SimulatedEnvMixin)
+    def new_future(self, seed: int) -> None:
+        inner: Any = self.env
+        inner.new_future(seed)
 
     @override(SimulatedEnvMixin)
     def set_fast_step(self, do_fast_step: bool) -> None:

@@ -104,14 +104,14 @@ def _class_of_short_name(name: str, config_path: str) -> type[Wrapper[Any]]:
         found = getattr(importlib.import_module(path), name, None)
         if isinstance(found, type) and issubclass(found, Wrapper):
             return found
-    imported = {klass for klass in _subclasses(Wrapper) if klass.__name__ == name}
+    imported = {klass for klass in subclasses_of(Wrapper) if klass.__name__ == name}
     if len(imported) == 1:
         return imported.pop()
     if imported:
         paths = sorted(f"{klass.__module__}.{klass.__qualname__}" for klass in imported)
         raise ConfigError(f"{config_path}: `{name}` may be any of {paths}; name one by its dotted path.")
     known = [_camel_case(path.rpartition(".")[2]) for path in built_in if path.endswith("_wrapper")]
-    known += [klass.__name__ for klass in _subclasses(Wrapper)]
+    known += [klass.__name__ for klass in subclasses_of(Wrapper)]
     raise ConfigError(
         f"{config_path}: there is no built-in or imported wrapper `{name}`.{did_you_mean(name, known)} Name your own "
         "by their dotted path."
@@ -127,8 +127,9 @@ def _camel_case(snake_case: str) -> str:
     return "".join(word.capitalize() for word in snake_case.split("_"))
 
 
-def _subclasses(klass: type) -> Iterator[type[Any]]:
+def subclasses_of(klass: type) -> Iterator[type[Any]]:
+    """Yield the imported subclasses of a class, direct or not."""
     subclasses: list[type[Any]] = klass.__subclasses__()
     for subclass in subclasses:
         yield subclass
-        yield from _subclasses(subclass)
+        yield from subclasses_of(subclass)

@@ -1,16 +1,19 @@
-"""The interface of all perception blocks."""
+"""Base classes of perception blocks."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
 from torch import nn
 
+from maze.core.annotations import override
 from maze.core.errors import ConfigAssertionError, ConfigError
+from maze.perception.program.network_program import Array, Places, ProgramReader
 
 Keys: TypeAlias = str | list[str]
 """One key, or one per tensor."""
@@ -25,14 +28,14 @@ _SHAPE_INFERENCE_BATCH = 2
 
 
 class PerceptionBlock(ABC, nn.Module):
-    """A network component from a dictionary of tensors to a dictionary of tensors.
+    """A network component that maps a dictionary of tensors to a dictionary of tensors.
 
-    A block knows the shapes of its inputs, and infers those of its outputs, so that models can be derived from
+    A block knows the shapes of its inputs and infers those of its outputs, so that models can be derived from
     observation spaces. Shapes never include the batch dimension.
 
-    A block whose `forward` is made of a few well-known operations says so by a method `describe_forward` (see
-    :mod:`maze.perception.program.network_program`), and acts without the overhead of tensors. A class that replaces
-    `forward` or `normalized_forward` is described only where it defines that method too.
+    A block whose `forward` consists of a few known operations may define `describe_forward` (see
+    :mod:`maze.perception.program.network_program`) and is then evaluated in NumPy, without the overhead of tensors. A
+    subclass that replaces `forward` or `normalized_forward` has to define that method, too.
 
     :param in_keys: Keys of the input tensors.
     :param out_keys: Keys of the output tensors.
@@ -42,8 +45,8 @@ class PerceptionBlock(ABC, nn.Module):
 
     def __init__(self, in_keys: Keys, out_keys: Keys, in_shapes: Shapes) -> None:
         nn.Module.__init__(self)
-        self.in_keys: list[str] = [in_keys] if isinstance(in_keys, str) else list(in_keys)
-        self.out_keys: list[str] = [out_keys] if isinstance(out_keys, str) else list(out_keys)
+        self.in_keys: list[str] = key_list(in_keys)
+        self.out_keys: list[str] = key_list(out_keys)
         self.in_shapes: list[Sequence[int]] = shape_list(in_shapes, n_keys=len(self.in_keys))
         self._out_shapes: list[Sequence[int]] | None = None
 
@@ -62,7 +65,7 @@ class PerceptionBlock(ABC, nn.Module):
 
     @abstractmethod
     def forward(self, block_input: TensorDict) -> TensorDict:
-        """Computes the output tensors.
+        """Compute the output tensors.
 
         :param block_input: Holds at least `in_keys`; each tensor has its shape of `in_shapes` behind any number of
             leading batch dimensions.
@@ -70,25 +73,25 @@ class PerceptionBlock(ABC, nn.Module):
         """
 
     def out_shapes(self) -> list[Sequence[int]]:
-        """Shapes of the outputs without batch, in the order of `out_keys`; inferred once by a forward pass."""
+        """Return the shapes of the outputs without batch, in the order of `out_keys`; inferred by one forward pass."""
         if self._out_shapes is None:
             self._out_shapes = self._infer_out_shapes()
         return list(self._out_shapes)
 
     def get_num_of_parameters(self) -> int:
-        """Number of parameters; one that is shared within the block counts once."""
+        """Return the number of parameters; shared parameters count once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     @property
     def block_name(self) -> str:
-        """How messages name this block: its class and what it produces."""
+        """Name of the block in messages: its class and its outputs."""
         return f"{type(self).__name__} ({', '.join(self.out_keys)})"
 
     def gather_inputs(self, block_input: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        """The input tensors in the order of `in_keys`.
+        """Return the input tensors in the order of `in_keys`.
 
         :raises ConfigError: One is missing.
-        :return: Each `[batch, ...]` as the shape it was declared with says.
+        :return: Each `[batch, ...]` with its declared shape.
         """
         try:
             return [block_input[key] for key in self.in_keys]
@@ -96,7 +99,7 @@ class PerceptionBlock(ABC, nn.Module):
             raise self.missing_input_error(block_input) from error
 
     def missing_input_error(self, block_input: Mapping[str, torch.Tensor]) -> ConfigError:
-        """The error that names the input keys that are not there."""
+        """Build the error that names the missing input keys."""
         missing = [key for key in self.in_keys if key not in block_input]
         return ConfigAssertionError(
             f"{self.block_name}: expected the input keys {self.in_keys}, but {missing} "
@@ -105,7 +108,7 @@ class PerceptionBlock(ABC, nn.Module):
         )
 
     def __repr__(self) -> str:
-        """The text in pictures of models: class, settings (`extra_repr`) and output shapes, line by line."""
+        """Return the text in model graphs: class, settings (`extra_repr`) and output shapes, line by line."""
         lines = [type(self).__name__, *filter(None, [self.extra_repr()]), f"Out Shapes: {self.out_shapes()}"]
         return "\n".join(lines)
 
@@ -119,7 +122,7 @@ class PerceptionBlock(ABC, nn.Module):
         return [tuple(outputs[key].shape[1:]) for key in self.out_keys]
 
     def _shape_inference_forward(self) -> Mapping[str, torch.Tensor]:
-        """One forward pass that leaves no trace: no gradients, evaluation mode, random state and modes restored."""
+        """Make one forward pass without side effects."""
         tensor = next(self.parameters(), None)
         device = torch.device("cpu") if tensor is None else tensor.device
         dtype = tensor.dtype if tensor is not None and tensor.is_floating_point() else torch.get_default_dtype()
@@ -128,25 +131,102 @@ class PerceptionBlock(ABC, nn.Module):
             key: torch.ones(_SHAPE_INFERENCE_BATCH, *shape, device=device, dtype=dtype)
             for key, shape in zip(self.in_keys, self.in_shapes, strict=True)
         }
-        in_training = [module for module in self.modules() if module.training]
-        cuda_devices = [device] if device.type == "cuda" else []
-        for module in in_training:
-            module.training = False
         try:
-            with torch.no_grad(), torch.random.fork_rng(cuda_devices):
+            with without_side_effects(self, [device] if device.type == "cuda" else []):
                 return self.forward(dummy_input)
         except RuntimeError as error:
             raise ConfigAssertionError(
                 f"{self.block_name}: its layers cannot process inputs of the shapes "
                 f"{dict(zip(self.in_keys, self.in_shapes, strict=True))}: {error}"
             ) from error
-        finally:
-            for module in in_training:
-                module.training = True
+
+
+class FunctionBlock(PerceptionBlock, ABC):
+    """Base of blocks that compute a function in torch and in NumPy.
+
+    See :class:`maze.perception.program.network_program.Function`.
+    """
+
+    @abstractmethod
+    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
+        """Compute the output from the inputs in the order of `in_keys`."""
+
+    @abstractmethod
+    def in_numpy(self, *arrays: Array) -> Array:
+        """Compute the same for arrays."""
+
+    @override(PerceptionBlock)
+    def forward(self, block_input: TensorDict) -> TensorDict:
+        return {self.out_keys[0]: self.in_torch(*self.gather_inputs(block_input))}
+
+    def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
+        if any(buffer.device.type != "cpu" for buffer in self.buffers()):
+            raise reader.unreadable()
+        return {self.out_keys[0]: reader.apply(self, *(inputs[key] for key in self.in_keys))}
+
+
+class ChainBlock(PerceptionBlock):
+    """Base of blocks that evaluate two blocks one after the other."""
+
+    stages: ClassVar[tuple[str, str]]
+    """Names of the attributes that hold the blocks."""
+
+    @override(PerceptionBlock)
+    def forward(self, block_input: TensorDict) -> TensorDict:
+        first, second = (getattr(self, name) for name in self.stages)
+        output: TensorDict = second(first(block_input))
+        return output
+
+    def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
+        first, second = (getattr(self, name) for name in self.stages)
+        return reader.module(second, reader.module(first, inputs))
+
+    @override(PerceptionBlock)
+    def extra_repr(self) -> str:
+        return "\n".join(filter(None, (getattr(self, name).extra_repr() for name in self.stages)))
+
+
+@contextmanager
+def without_side_effects(network: nn.Module, cuda_devices: Sequence[torch.device] = ()) -> Iterator[None]:
+    """Context without gradients and in evaluation mode, which restores modes and random states.
+
+    :param network: The network that is evaluated.
+    :param cuda_devices: CUDA devices whose random states are restored.
+    """
+    in_training = [module for module in network.modules() if module.training]
+    for module in in_training:
+        module.training = False
+    try:
+        with torch.no_grad(), torch.random.fork_rng(cuda_devices):
+            yield
+    finally:
+        for module in in_training:
+            module.training = True
+
+
+def key_list(keys: Keys) -> list[str]:
+    """Return the keys as a list, also of a single key."""
+    return [keys] if isinstance(keys, str) else list(keys)
+
+
+def count_keys(in_keys: Keys, out_keys: Keys, block: str, allowed: Collection[int], expected: str) -> tuple[int, int]:
+    """Return the numbers of input and output keys.
+
+    :param in_keys: Input keys.
+    :param out_keys: Output keys.
+    :param block: Class of the block, for messages.
+    :param allowed: Possible numbers of inputs.
+    :param expected: Their meaning, for messages.
+    :raises ConfigError: There is another number of inputs.
+    """
+    n_inputs = len(key_list(in_keys))
+    if n_inputs not in allowed:
+        raise ConfigAssertionError(f"{block} ({out_keys}): expected the keys of {expected}; found {in_keys}.")
+    return n_inputs, len(key_list(out_keys))
 
 
 def shape_list(in_shapes: Shapes, n_keys: int) -> list[Sequence[int]]:
-    """One tuple of built-in integers per key, whether one shape or a sequence of shapes was given."""
+    """Return one tuple of built-in integers per key, for one shape or a sequence of shapes."""
     shapes: list[Any] = list(in_shapes)
     if not shapes:
         return [()] if n_keys == 1 else []  # the one shape of a scalar, or no shape at all

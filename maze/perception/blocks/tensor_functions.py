@@ -1,4 +1,4 @@
-"""What several blocks compute with tensors: attention and pooling with masks, and axes counted from the end."""
+"""Functions shared by blocks: masked attention and pooling, and axes counted from the end."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from maze.perception.blocks.base import Shapes, shape_list
 
 
 def sequence_dims(in_shapes: Shapes, n_keys: int, n_dims: Sequence[int]) -> list[int]:
-    """The numbers of dimensions that attention expects of its inputs; flat ones are sequences of a single element.
+    """Return the numbers of dimensions of the inputs of attention; flat inputs are sequences of a single element.
 
-    :param in_shapes: Shapes of the inputs, as a block was given them.
+    :param in_shapes: Shapes of the inputs, as given to a block.
     :param n_keys: Number of inputs.
     :param n_dims: Numbers of dimensions, with one batch dimension, of inputs that are not flat.
     """
@@ -31,13 +31,13 @@ def masked_attention(
     valid: torch.Tensor | None,
     need_weights: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attention of each query to the valid keys. A query without any valid key gets zeros, where PyTorch gives NaN.
+    """Compute the attention of each query to the valid keys; zeros for a query without any valid key.
 
     :param attention: A module with `batch_first=True`.
     :param query: `(batch, queries, features)`.
     :param key: `(batch, keys, features)`.
     :param value: `(batch, keys, features)`.
-    :param valid: Positive where a key counts: `(batch, keys)`, or `(batch, queries, keys)`; None: all do.
+    :param valid: Positive for valid keys: `(batch, keys)`, or `(batch, queries, keys)`; None: all are valid.
     :param need_weights: Whether to return the weights as well, averaged over the heads: `(batch, queries, keys)`.
     """
     if valid is None:
@@ -47,7 +47,7 @@ def masked_attention(
     ignored = valid <= 0
     is_per_query = ignored.dim() == 3
     nothing_valid = ignored.all(dim=-1, keepdim=True)
-    ignored = ignored & ~nothing_valid  # all keys count for now, and the result is replaced below
+    ignored = ignored & ~nothing_valid  # avoids NaN; the result is replaced below
     output, weights = attention(
         query,
         key,
@@ -62,11 +62,19 @@ def masked_attention(
     return output.masked_fill(queries_without_key, 0.0), weights
 
 
+def check_heads(block_name: str, num_heads: int, n_features: int) -> None:
+    """Raise a `ConfigError` unless the attention heads divide the features."""
+    if n_features % num_heads:
+        raise ConfigAssertionError(
+            f"{block_name}: `num_heads` ({num_heads}) must divide the number of features ({n_features})."
+        )
+
+
 POOLING_FUNCTIONS = ("mean", "sum", "max", "min")
 
 
 def check_pooling_function(block_name: str, argument: str, name: str) -> None:
-    """Raises an error that names what there is."""
+    """Raise a `ConfigError` that lists the pooling functions if there is no such one."""
     if name not in POOLING_FUNCTIONS:
         raise ConfigAssertionError(
             f"{block_name}: `{argument}` must be one of {', '.join(POOLING_FUNCTIONS)}, found {name!r}."
@@ -74,7 +82,7 @@ def check_pooling_function(block_name: str, argument: str, name: str) -> None:
 
 
 def pool(features: torch.Tensor, name: str, dims: Sequence[int], valid: torch.Tensor | None = None) -> torch.Tensor:
-    """Pools `features` over `dims`; what is not valid does not count, and nothing valid gives zero.
+    """Pool the valid features over `dims`; zero where no feature is valid.
 
     :param features: The tensor to pool.
     :param name: One of `POOLING_FUNCTIONS`.
@@ -104,7 +112,7 @@ def pool(features: torch.Tensor, name: str, dims: Sequence[int], valid: torch.Te
 
 
 def axis_from_end(block_name: str, argument: str, axis: int, n_dims: int) -> int:
-    """The axis counted from the end (negative), which holds for any number of leading batch dimensions.
+    """Return the axis counted from the end (negative), valid for any number of leading batch dimensions.
 
     :param block_name: For the error message.
     :param argument: For the error message.
@@ -122,7 +130,7 @@ def axis_from_end(block_name: str, argument: str, axis: int, n_dims: int) -> int
 
 
 def index_from_start(block_name: str, argument: str, index: int, size: int) -> int:
-    """The non-negative form of an index into an axis with `size` entries.
+    """Return the non-negative form of an index into an axis with `size` entries.
 
     :raises ConfigError: The axis has no such entry.
     """

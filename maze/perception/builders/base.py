@@ -1,4 +1,4 @@
-"""What an architecture template is."""
+"""Base of architecture templates."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ PRESET_KEYS = ("hidden", "recurrence")
 
 
 class BaseModelBuilder(ABC):
-    """Builds the perception part of a network from an observation space.
+    """Build the perception part of a network from an observation space.
 
     :param modality_config: Block of each modality, and of the stages `hidden` and `recurrence`: a mapping with
-        `block_type` and `block_params`, or only the block type. Empty or `None`: there is no such stage.
+        `block_type` and `block_params`, or only the block type. Empty or `None`: no such stage.
     :param observation_modality_mapping: Modality of each observation.
-    :param shared_embedding_keys: Tensors that the critic takes from the policy instead of computing them again: a list
-        for all sub-steps, or one for each step key. `None`: policy and critic share nothing.
-    :param joint_observations: Further observations that the block of an observation takes after it, such as the mask of
-        a set (`items: [items_mask]`) or the adjacency of a graph. They need no modality of their own.
-    :param observation_scales: Factors that observations are multiplied by before anything else: one for all numbers, or
-        a list with one for each entry of the last dimension.
-    :param normalized_observations: Observations that are normalized with statistics which the trainer learns, see
+    :param shared_embedding_keys: Tensors that the critic takes from the policy instead of computing them: a list for
+        all sub-steps, or one for each step key. `None`: policy and critic share nothing.
+    :param joint_observations: Further inputs of the block of an observation, such as the mask of a set
+        (`items: [items_mask]`) or the adjacency of a graph. They need no modality.
+    :param observation_scales: Factors of observations: one for all entries, or a list with one for each entry of the
+        last dimension.
+    :param normalized_observations: Observations that are normalized with running statistics, see
         :class:`~maze.perception.blocks.general.input_conversion.RunningNormalizationBlock`.
     """
 
@@ -57,7 +57,7 @@ class BaseModelBuilder(ABC):
         self._shared_embedding_keys = plain_container(shared_embedding_keys, f"{WHERE}.shared_embedding_keys")
 
     def init_shared_embedding_keys(self, step_keys: Iterable[StepKeyType]) -> None:
-        """Settles `shared_embedding_keys` for each sub-step of an environment.
+        """Set `shared_embedding_keys` for each sub-step of an environment.
 
         :raises ConfigError: There are keys for an unknown sub-step, or they are no list.
         """
@@ -74,7 +74,7 @@ class BaseModelBuilder(ABC):
 
     @classmethod
     def to_recurrent_gym_space(cls, observation_space: spaces.Dict, rnn_steps: int) -> spaces.Dict:
-        """The space of observations of which the last `rnn_steps` are stacked in a new first dimension.
+        """Return the space of observations whose last `rnn_steps` are stacked in a new first dimension.
 
         >>> space = spaces.Dict({"observation": spaces.Box(-1.0, 1.0, (4,))})
         >>> BaseModelBuilder.to_recurrent_gym_space(space, 5)["observation"].shape
@@ -92,14 +92,14 @@ class BaseModelBuilder(ABC):
 
     @abstractmethod
     def from_observation_space(self, observation_space: spaces.Dict) -> InferenceBlock:
-        """The perception network of one sub-step, with weights of its own.
+        """Build the perception network of one sub-step, with new weights.
 
         :param observation_space: Observations of the sub-step.
         :return: A block from the observations to one latent tensor.
         """
 
     def check_observations(self, observation_spaces: Iterable[spaces.Dict]) -> None:
-        """Every observation needs a modality, and every mapped observation has to exist in some sub-step.
+        """Check that every observation has a modality, and that every mapped observation exists in a sub-step.
 
         :raises ConfigError: Names the observation.
         """
@@ -117,11 +117,11 @@ class BaseModelBuilder(ABC):
                 )
 
     def modality_of(self, observation_key: str) -> str:
-        """The modality that an observation, or the one that it was pre-processed from, is mapped to.
+        """Return the modality of an observation, or of the one that it was pre-processed from.
 
-        Pre-processors append their tags: `image-rgb2gray-resize_img` comes from `image`.
+        Pre-processors append their tags: `image-rgb2gray-resize_img` is derived from `image`.
 
-        :raises ConfigError: It has none.
+        :raises ConfigError: It has no modality.
         """
         mapped_key = self._mapped_key(observation_key)
         if mapped_key is None:
@@ -144,13 +144,13 @@ class BaseModelBuilder(ABC):
     def build_block(
         self, modality: str, in_keys: str | list[str], out_key: str, in_shapes: Sequence[Any]
     ) -> PerceptionBlock:
-        """The block of a modality or stage.
+        """Build the block of a modality or stage.
 
         :param modality: Key of the modality configuration, for which :meth:`has_stage` holds.
         :param in_keys: Input tensors.
         :param out_key: Output tensor.
         :param in_shapes: Their shapes without batch.
-        :raises ConfigError: The block does not take its arguments, or not its inputs; says where it is configured.
+        :raises ConfigError: The block does not take its arguments or inputs; names the key.
         """
         where = f"{WHERE}.modality_config.{modality}"
         block_type, block_params = self.modality_config[modality].values()
@@ -168,13 +168,13 @@ class BaseModelBuilder(ABC):
             raise ConfigError(f"{where}: {error}") from error
 
     def block_name(self, modality: str) -> str:
-        """Class name of the block of a modality or stage."""
+        """Return the class name of the block of a modality or stage."""
         block_type = self.modality_config[modality]["block_type"]
         return block_type.rpartition(".")[2] if isinstance(block_type, str) else str(block_type.__name__)
 
     @property
     def stacks_time_steps(self) -> bool:
-        """Whether observations carry several time steps in their first dimension, which the recurrence looks at."""
+        """Whether the first dimension of observations holds the time steps that the recurrence processes."""
         if not self.has_stage("recurrence"):
             return False
         where = f"{WHERE}.modality_config.recurrence.block_type"
@@ -183,19 +183,14 @@ class BaseModelBuilder(ABC):
         return not issubclass(block_type, RecurrentCellBlock)
 
     def has_stage(self, stage: str) -> bool:
-        """Whether the modality configuration has a block for this stage."""
+        """Return whether the modality configuration has a block for this stage."""
         return stage in self.modality_config
 
     def _modalities(self) -> list[str]:
         return [modality for modality in self.modality_config if modality not in PRESET_KEYS]
 
-    def _checked_mapping(self, mapping: Any) -> dict[str, str]:
-        mapping = plain_container(mapping, f"{WHERE}.observation_modality_mapping")
-        if not isinstance(mapping, Mapping):
-            raise ConfigError(
-                f"{WHERE}.observation_modality_mapping: expected a mapping from observations to modalities, "
-                f"found {mapping!r}."
-            )
+    def _checked_mapping(self, given: Any) -> dict[str, str]:
+        mapping: dict[str, str] = _mapping("observation_modality_mapping", given, "modalities")
         for observation, modality in mapping.items():
             if modality not in self._modalities():
                 reserved = " (this name belongs to a stage of the template)" if modality in PRESET_KEYS else ""
@@ -204,27 +199,26 @@ class BaseModelBuilder(ABC):
                     f"`{modality}`{reserved} in `modality_config`.{did_you_mean(modality, self._modalities())} "
                     f"Modalities: {', '.join(self._modalities()) or 'none'}."
                 )
-        return dict(mapping)
+        return mapping
 
     def _checked_joint_observations(self, joint_observations: Any) -> dict[str, list[str]]:
-        where = f"{WHERE}.joint_observations"
-        given = plain_container(joint_observations, where) or {}
-        if not isinstance(given, Mapping) or any(isinstance(others, str) for others in given.values()):
-            raise ConfigError(f"{where}: expected a mapping from observations to lists of others, found {given!r}.")
-        self._require_mapped(given, where)
+        given = _mapping("joint_observations", joint_observations or {}, "lists of others")
+        self._require_mapped(given, f"{WHERE}.joint_observations")
+        for key, others in given.items():
+            if isinstance(others, str):
+                raise ConfigError(f"{WHERE}.joint_observations.{key}: expected a list, found {others!r}.")
         return {key: list(others) for key, others in given.items()}
 
     def _checked_scales(self, observation_scales: Any) -> dict[str, float | list[float]]:
-        where = f"{WHERE}.observation_scales"
-        given = plain_container(observation_scales, where) or {}
-        if not isinstance(given, Mapping):
-            raise ConfigError(f"{where}: expected a mapping from observations to factors, found {given!r}.")
-        self._require_mapped(given, where)
+        given = _mapping("observation_scales", observation_scales or {}, "factors")
+        self._require_mapped(given, f"{WHERE}.observation_scales")
         for key, scale in given.items():
             factors = scale if isinstance(scale, Sequence) and not isinstance(scale, str) else [scale]
             if not all(isinstance(factor, int | float) and not isinstance(factor, bool) for factor in factors):
-                raise ConfigError(f"{where}.{key}: expected a number or a list of numbers, found {scale!r}.")
-        return dict(given)
+                raise ConfigError(
+                    f"{WHERE}.observation_scales.{key}: expected a number or a list of numbers, found {scale!r}."
+                )
+        return given
 
     def _checked_normalized(self, normalized_observations: Any) -> list[str]:
         where = f"{WHERE}.normalized_observations"
@@ -234,7 +228,7 @@ class BaseModelBuilder(ABC):
         self._require_mapped(given, where)
         for key in given:
             if key in self.observation_scales:
-                raise ConfigError(f"{where}: `{key}` is scaled already (`observation_scales`); choose one of the two.")
+                raise ConfigError(f"{where}: `{key}` is also scaled (`observation_scales`); choose one of the two.")
         return list(given)
 
     def _require_mapped(self, keys: Iterable[str], where: str) -> None:
@@ -245,9 +239,9 @@ class BaseModelBuilder(ABC):
 
 
 def free_name(name: str, taken: Container[str]) -> str:
-    """The name, with underscores behind it as long as something else is called like that.
+    """Append underscores to a name until it is unique.
 
-    :param name: What a tensor is to be called.
+    :param name: Name of a tensor.
     :param taken: Names of other tensors.
     """
     while name in taken:
@@ -256,28 +250,39 @@ def free_name(name: str, taken: Container[str]) -> str:
 
 
 def encoded_items_key(observation_key: str) -> str:
-    """What the items of a set are called after the layers that each of them goes through."""
+    """Return the name of the encoded items of a set."""
     return f"{observation_key}_SetAttentionBlock_items"
 
 
 def scaled_key(observation_key: str) -> str:
-    """What an observation is called when it is multiplied by its factor."""
+    """Return the name of an observation multiplied by its factor."""
     return f"{observation_key}_ScalingBlock"
 
 
 def normalized_key(observation_key: str) -> str:
-    """What an observation is called when it is normalized with running statistics."""
+    """Return the name of an observation normalized with running statistics."""
     return f"{observation_key}_RunningNormalizationBlock"
 
 
+def _mapping(name: str, given: Any, values: str, keys: str = "observations") -> dict[str, Any]:
+    """Check that an argument is a mapping.
+
+    :param name: The argument.
+    :param given: Its value.
+    :param values: Meaning of its values, for messages.
+    :param keys: Meaning of its keys.
+    """
+    given = plain_container(given, f"{WHERE}.{name}")
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{WHERE}.{name}: expected a mapping from {keys} to {values}, found {given!r}.")
+    return dict(given)
+
+
 def _checked_modality_config(modality_config: Any) -> dict[str, dict[str, Any]]:
-    """`block_type` and `block_params` by modality, without those that are empty."""
+    """Return `block_type` and `block_params` by modality, without empty entries."""
     where = f"{WHERE}.modality_config"
-    modality_config = plain_container(modality_config, where)
-    if not isinstance(modality_config, Mapping):
-        raise ConfigError(f"{where}: expected a mapping from modalities to blocks, found {modality_config!r}.")
     checked: dict[str, dict[str, Any]] = {}
-    for modality, entry in modality_config.items():
+    for modality, entry in _mapping("modality_config", modality_config, "blocks", "modalities").items():
         if not entry:
             continue
         if not isinstance(entry, Mapping):

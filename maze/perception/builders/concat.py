@@ -1,9 +1,8 @@
-"""A template that joins all observations by concatenation."""
+"""Architecture template that concatenates the features of all observations."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from gymnasium import spaces
 
@@ -18,40 +17,15 @@ from maze.perception.builders.base import WHERE, BaseModelBuilder, free_name, no
 
 
 class ConcatModelBuilder(BaseModelBuilder):
-    """Processes each observation by its modality's block, concatenates the results, then `hidden` and `recurrence`.
+    """Process each observation by its modality's block, concatenate the features, then apply `hidden` and `recurrence`.
 
-    The tensors are called `<observation>_ScalingBlock` (where there is a factor), or
-    `<observation>_RunningNormalizationBlock` (where it is normalized), `<observation>_<block>` (such as
-    `observation_DenseBlock`), `concat`, `hidden` and `recurrence`. What a modality's block returns is flattened first
-    where it is no vector. Where an observation has one of these names, an underscore follows. With a recurrence all
-    observations carry the time steps in their first dimension (see `ObservationStackWrapper`), which stays, unless it
-    is a `RecurrentCellBlock`, which carries its hidden state from step to step instead.
-
-    :param modality_config: See :class:`BaseModelBuilder`.
-    :param observation_modality_mapping: See :class:`BaseModelBuilder`.
-    :param shared_embedding_keys: See :class:`BaseModelBuilder`.
-    :param joint_observations: See :class:`BaseModelBuilder`.
-    :param observation_scales: See :class:`BaseModelBuilder`.
-    :param normalized_observations: See :class:`BaseModelBuilder`.
+    The arguments are those of :class:`BaseModelBuilder`. The tensors are called `<observation>_ScalingBlock` (if there
+    is a factor), `<observation>_RunningNormalizationBlock` (if it is normalized), `<observation>_<block>` (such as
+    `observation_DenseBlock`), `concat`, `hidden` and `recurrence`; an underscore is appended to the name of an
+    observation. Features that are no vectors are flattened. With a recurrence the first dimension of all observations
+    holds the time steps (see `ObservationStackWrapper`) and stays, unless the recurrence is a `RecurrentCellBlock`,
+    which carries its hidden state from step to step instead.
     """
-
-    def __init__(
-        self,
-        modality_config: dict[str, str | dict[str, Any]],
-        observation_modality_mapping: dict[str, str],
-        shared_embedding_keys: list[str] | dict[str, list[str]] | None,
-        joint_observations: Mapping[str, Sequence[str]] | None = None,
-        observation_scales: Mapping[str, float | Sequence[float]] | None = None,
-        normalized_observations: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__(
-            modality_config,
-            observation_modality_mapping,
-            shared_embedding_keys,
-            joint_observations,
-            observation_scales,
-            normalized_observations,
-        )
 
     @override(BaseModelBuilder)
     def from_observation_space(self, observation_space: spaces.Dict) -> InferenceBlock:
@@ -76,12 +50,12 @@ class ConcatModelBuilder(BaseModelBuilder):
     def _add_observation(
         self, blocks: dict[str, PerceptionBlock], key: str, in_shapes: Mapping[str, Sequence[int]]
     ) -> str:
-        """Adds the blocks of one observation; returns the key of its features."""
+        """Add the blocks of one observation and return the key of its features."""
         modality = self.modality_of(key)
         in_keys = [key, *self.joint_observations.get(key, ())]
         if missing := [other for other in in_keys if other not in in_shapes]:
             raise ConfigError(
-                f"{WHERE}.joint_observations.{key}: there is no observation {missing[0]!r} beside `{key}`."
+                f"{WHERE}.joint_observations.{key}: there is no observation {missing[0]!r} in the sub-step of `{key}`."
             )
         shapes = [in_shapes[other] for other in in_keys]
         if key in self.normalized_observations:

@@ -1,4 +1,4 @@
-"""Models that follow from the spaces of an environment, without a line of configuration."""
+"""Composer of models that are derived from the spaces of an environment."""
 
 from __future__ import annotations
 
@@ -24,50 +24,44 @@ if TYPE_CHECKING:
     from maze.core.utils.factory import ConfigType
 
 CARRIED = "carried"
-"""The recurrence whose hidden state goes from step to step."""
+"""Recurrence whose hidden state is carried from step to step."""
 MODEL_FILE = "model.yaml"
-"""Where the model that was derived is written, ready to be edited and used as an option of the group `model`."""
+"""File of the derived model, which can be edited and used as an option of the group `model`."""
 
 EMBED_FROM = 65
-"""Observations with so many categories or more get learned embeddings instead of unit vectors."""
+"""Number of categories from which observations get learned embeddings instead of unit vectors."""
 _EMBEDDING_DIM = 32
 _MOST_PLACES = 128
-"""Up to so many numbers, the items of a set are passed on in their order as well."""
+"""Largest number of entries of a set whose items are also passed on in their order."""
 _MOST_ATTENDING = 64
-"""Items of larger sets do not attend to each other, which costs the square of their number."""
+"""Largest number of items with attention, whose cost is quadratic."""
 _LARGE, _UNBOUNDED = 10.0, 1e6
-"""Numbers with bounds in between are scaled to the first of them, so that differences of a few percent are seen."""
+"""Observations with bounds between these are scaled to the first one, so that small differences have an effect."""
 _MOST_DETAILS = 64
-"""Scores of items depend on vectors of up to so many numbers directly, and on others by the latent representation."""
+"""Largest vector that scores of items depend on directly; others act through the latent representation."""
 _GRID_SIZE = 16
-"""Images smaller than this hold codes of what is in their cells, not intensities."""
+"""Smaller images hold codes of their cells, not intensities."""
 _FLATTEN_CONCAT = "maze.perception.models.built_in.flatten_concat"
-"""How the paths of the networks begin that flatten and concatenate all observations."""
-_SETTINGS = (
-    *("hidden_units", "non_lin", "recurrence", "shared_embedding", "action_masks", "attention"),
-    *("normalize_observations", "initialization", "state_dependent_std", "initial_std"),
-)
-_KEYS = (TARGET_KEY, "distribution_mapper_config", "policy", "critic", *_SETTINGS)
-_SPACES = ("action_spaces_dict", "observation_spaces_dict", "agent_counts_dict")
+"""Prefix of the paths of networks that flatten and concatenate all observations."""
 _BLOCKS = "maze.perception.blocks."
 _SCALED = ("feature", "set", "graph")
 
 
 class AutoModelComposer(TemplateModelComposer):
-    """Builds the networks of all sub-steps by a template that follows from their spaces.
+    """Build the networks of all sub-steps by a template that is derived from their spaces.
 
     * Discrete and MultiDiscrete observations become unit vectors, or learned embeddings from 65 values on;
     * images (layout recognised) are scaled and convolved;
-    * vectors stay as they are, and other arrays are flattened; what is bounded by more than 10 is scaled to 10 first;
-    * two-dimensional boxes `[n, features]` are sets: attention among their items and pooling; where there is an
-      observation `<name>_mask` of shape `[n]`, it says which items exist; a Discrete action with `n` choices chooses
-      one of them, by scores from the same layers for all;
-    * an observation `<head>_candidates` `[n, features]` holds what a Discrete action `<head>` chooses among (see
-      :func:`~maze.core.agent.random_policy.candidates_of`): scores decide alone, so that the networks act on any
-      number of candidates, in any order;
+    * vectors stay unchanged, and other arrays are flattened; entries bounded by more than 10 are scaled to 10 first;
+    * two-dimensional boxes `[n, features]` are sets: attention among their items and pooling; an observation
+      `<name>_mask` of shape `[n]` marks the items that exist; a Discrete action with `n` choices chooses one of them,
+      by scores from shared layers;
+    * an observation `<head>_candidates` `[n, features]` holds the candidates of a Discrete action `<head>` (see
+      :func:`~maze.core.agent.random_policy.candidates_of`): the logits are scores only, so that the networks act on
+      any number of candidates, in any order;
     * with an observation `<name>_adjacency` of shape `[n, n]` they are graphs;
-    * `<head>_mask`, `action_mask` where a sub-step has one action head, and others called `...mask` that have the
-      size of one discrete head only, mask actions, and are no features.
+    * `<head>_mask`, `action_mask` if a sub-step has one action head, and others called `...mask` that have the size of
+      exactly one discrete head, mask actions, and are no features.
 
     The template is written to `model.yaml` by :meth:`save_models`.
 
@@ -78,15 +72,15 @@ class AutoModelComposer(TemplateModelComposer):
     :param policy: A policy composer, or its configuration; `None`: there is no policy.
     :param critic: A critic composer, or its configuration; `None`: there is no critic. The networks of the built-in
         `flatten_concat` critics are replaced by those of the template.
-    :param hidden_units: Width of each dense layer behind the joined observations; those of items are half as wide.
+    :param hidden_units: Width of each dense layer after the concatenation; layers of items are half as wide.
     :param non_lin: Activation of dense layers.
     :param recurrence: Whether an LSTM follows. True: over stacked observations, which have the time steps in their
-        first dimension; `carried`: over single ones, its hidden state goes from step to step of an episode.
+        first dimension; `carried`: over single ones, with a hidden state that is carried from step to step.
     :param shared_embedding: Whether policy and critic share all but their outputs.
-    :param action_masks: For action heads, the observation with their mask, where the names do not say so.
+    :param action_masks: Observation with the mask of an action head, by head, if the names do not determine it.
     :param attention: Whether the items of sets of up to 64 attend to each other.
-    :param normalize_observations: Whether vectors and flattened arrays are normalized with running statistics, which
-        the trainer learns from what the policy observes, instead of scaled by their bounds.
+    :param normalize_observations: Whether vectors and flattened arrays are normalized with running statistics of the
+        observations, instead of scaled by their bounds.
     :param initialization: See :class:`~maze.perception.models.template_model_composer.TemplateModelComposer`.
     :param state_dependent_std: See there.
     :param initial_std: See there.
@@ -115,7 +109,7 @@ class AutoModelComposer(TemplateModelComposer):
             raise ConfigError(f"model.recurrence: expected true, false or `{CARRIED}`, found {recurrence!r}.")
         masks = {**recognised_masks(action_spaces_dict, observation_spaces_dict), **(action_masks or {})}
         self.remarks = _ambiguous_masks(action_spaces_dict, observation_spaces_dict, masks)
-        """What the names and sizes of the spaces do not tell, in a sentence each."""
+        """Ambiguities of the spaces, one sentence each."""
         self.template: dict[str, Any] = {
             "model_builder": model_builder_config(
                 action_spaces_dict,
@@ -146,11 +140,7 @@ class AutoModelComposer(TemplateModelComposer):
     @classmethod
     @override(TemplateModelComposer)
     def check_model_config(cls, model_config: ConfigType) -> None:
-        config = check_keys(model_config, (*_KEYS, *_SPACES), shown=_KEYS)
-        for part in ("policy", "critic"):
-            entry = config.get(part)
-            if isinstance(entry, Mapping) and TARGET_KEY not in entry:
-                raise ConfigError(f"model.{part}.{TARGET_KEY}: missing; found the keys {sorted(map(str, entry))}.")
+        check_keys(cls, model_config, {"policy": (TARGET_KEY,), "critic": (TARGET_KEY,)})
 
     @override(BaseModelComposer)
     def save_models(self, save_path: str | Path = ".") -> None:
@@ -160,7 +150,7 @@ class AutoModelComposer(TemplateModelComposer):
         (Path(save_path) / MODEL_FILE).write_text(self.as_yaml())
 
     def as_yaml(self) -> str:
-        """The template as a configuration of the group `model`; composers given as objects are left out."""
+        """Return the template as a configuration of the group `model`, without composers that were given as objects."""
         from omegaconf import OmegaConf
 
         target = f"{TemplateModelComposer.__module__}.{TemplateModelComposer.__qualname__}"
@@ -170,7 +160,7 @@ class AutoModelComposer(TemplateModelComposer):
 
 
 def is_flat(observation_spaces_dict: Mapping[StepKeyType, spaces.Dict]) -> bool:
-    """Whether all observations are vectors or single numbers, none of them categories."""
+    """Return whether all observations are vectors or single numbers, and none of them are categories."""
     found = [space for step in observation_spaces_dict.values() for space in step.spaces.values()]
     return all(
         (isinstance(space, spaces.Box) and len(space.shape) <= 1) or isinstance(space, spaces.MultiBinary)
@@ -181,8 +171,8 @@ def is_flat(observation_spaces_dict: Mapping[StepKeyType, spaces.Dict]) -> bool:
 def recognised_masks(
     action_spaces_dict: Mapping[StepKeyType, spaces.Dict], observation_spaces_dict: Mapping[StepKeyType, spaces.Dict]
 ) -> dict[str, str]:
-    """For action heads, the observation that masks them: `<head>_mask`, `action_mask` where there is one head, and any
-    other whose name ends with `mask` and that has as many entries as one discrete head has choices.
+    """Return the mask of each action head: `<head>_mask`, `action_mask` if there is one head, or any other observation
+    whose name ends with `mask` and whose size is the number of choices of one discrete head.
     """
     masks: dict[str, str] = {}
     for step_key, action_space in action_spaces_dict.items():
@@ -214,7 +204,7 @@ def _ambiguous_masks(
     observation_spaces_dict: Mapping[StepKeyType, spaces.Dict],
     masks: Mapping[str, str],
 ) -> list[str]:
-    """A sentence for each observation that may be the mask of several action heads."""
+    """Describe each observation that may be the mask of several action heads."""
     remarks = {}
     for step_key, action_space in action_spaces_dict.items():
         shapes = {key: tuple(space.shape or ()) for key, space in observation_spaces_dict[step_key].spaces.items()}
@@ -223,8 +213,8 @@ def _ambiguous_masks(
             size = shapes[key][0]
             heads = [head for head, space in action_space.spaces.items() if _mask_shape(space) == (size,)]
             remarks[key] = (
-                f"`{key}` may mask {' or '.join(f'`{head}`' for head in heads)}, so it is taken for a feature; say "
-                f"which by its name, `{heads[0]}_mask`, or by model.action_masks={{{heads[0]}: {key}}}."
+                f"`{key}` may mask {' or '.join(f'`{head}`' for head in heads)}, so it is used as a feature. Rename "
+                f"it to `{heads[0]}_mask`, or set model.action_masks={{{heads[0]}: {key}}}."
             )
     return list(remarks.values())
 
@@ -236,7 +226,7 @@ def _action_items(
     hidden_units: Sequence[int],
     non_lin: Any,
 ) -> dict[str, Any]:
-    """How the choices of action heads are scored that stand for the items of a set, in all sub-steps that have them."""
+    """Configure the scores of action heads whose choices are the items of a set in all sub-steps that have them."""
     found: dict[str, Any] = {}
     candidates = candidates_of(action_spaces_dict, observation_spaces_dict)
     for head in {head: None for space in action_spaces_dict.values() for head in space.spaces}:
@@ -268,12 +258,12 @@ def _action_items(
 
 
 def _units_of_items(hidden_units: Sequence[int]) -> list[int]:
-    """Layers that each item of a set goes through are half as wide: there are many, and each says little."""
+    """Return the widths of layers of items, half of the others: there are many items with little information each."""
     return [(units + 1) // 2 for units in hidden_units]
 
 
 def _scale(found: Sequence[spaces.Space[Any]]) -> float | list[float] | None:
-    """Factors that bring numbers with large bounds to 10: for all, or each entry of the last dimension."""
+    """Return factors that scale large bounds to 10: one for all entries, or one for each of the last dimension."""
     bounds = [
         np.maximum(abs(space.low), abs(space.high)).astype(np.float64)
         for space in found
@@ -303,7 +293,7 @@ def model_builder_config(
     attention: bool = True,
     normalize_observations: bool = False,
 ) -> dict[str, Any]:
-    """Configuration of a :class:`~maze.perception.builders.concat.ConcatModelBuilder` for these spaces.
+    """Derive the configuration of a :class:`~maze.perception.builders.concat.ConcatModelBuilder` from spaces.
 
     :param action_spaces_dict: Action spaces by step key.
     :param observation_spaces_dict: Observation spaces by step key.
@@ -334,13 +324,13 @@ def model_builder_config(
         if key not in joined and key not in masks.values()
     }
     if not modalities:
-        raise ConfigError("model: there are no observations to derive a model from, apart from masks of actions.")
+        raise ConfigError("model: expected an observation other than masks of actions, found none.")
     names = _names(modalities)
     normalized = [key for key, modality in modalities.items() if modality.kind == "feature" and normalize_observations]
     if normalize_observations and not normalized:
         raise ConfigError(
             "model.normalize_observations: expected a vector among the observations, found "
-            f"{ {key: modality.kind for key, modality in modalities.items()} }, which are scaled or encoded already. "
+            f"{ {key: modality.kind for key, modality in modalities.items()} }, which are scaled or encoded. "
             "Leave it false."
         )
     config: dict[str, Any] = {names[key]: modality.config() for key, modality in modalities.items()}
@@ -393,14 +383,14 @@ def _modality(
     attention: bool,
     holds_candidates: bool,
 ) -> _Modality:
-    """How an observation is processed.
+    """Choose the block of an observation.
 
     :param found: Its space in each sub-step that has it.
-    :param companions: What its block takes besides.
+    :param companions: Further observations that its block takes.
     :param dense: Settings of dense layers.
     :param n_time_dims: Number of leading dimensions that are time steps.
     :param attention: Whether items of small sets attend to each other.
-    :param holds_candidates: Whether an action chooses among its items.
+    :param holds_candidates: Whether the items are candidates of an action.
     """
     categories = _categories(found, n_time_dims)
     if categories is not None:
@@ -422,7 +412,7 @@ def _modality(
         return _Modality("image", "ImageDenseBlock", _image_params(space, shape, layout))
     if isinstance(space, spaces.Box) and len(shape) == 2 and (shape[0] > 1 or holds_candidates):
         dense = {**dense, "hidden_units": _units_of_items(dense["hidden_units"])}
-        # several heads cost several times as much where each has few items and a few numbers of each
+        # several heads would multiply the cost
         n_heads = int(attention and max(tuple(other.shape or ())[-2] for other in found) <= _MOST_ATTENDING)
         if holds_candidates:
             kept = {"keep_places": False, "keep_items": True}
@@ -433,7 +423,7 @@ def _modality(
 
 
 def _categories(found: Sequence[spaces.Space[Any]], n_time_dims: int) -> tuple[list[int], list[int]] | None:
-    """Number of categories and the first of them, for each entry of an observation; `None`: it has none."""
+    """Return number of categories and first category of each entry of an observation; `None`: it has no categories."""
     sizes: list[np.ndarray] = []
     starts: list[np.ndarray] = []
     for space in found:
@@ -457,9 +447,9 @@ def _categories(found: Sequence[spaces.Space[Any]], n_time_dims: int) -> tuple[l
 
 
 def image_layout(space: spaces.Box, shape: Sequence[int]) -> str | None:
-    """`HW`, `HWC` or `CHW` where an observation is an image, otherwise `None`.
+    """Return `HW`, `HWC` or `CHW` if an observation is an image, otherwise `None`.
 
-    Three dimensions are an image where the first or the last is small enough to be channels, two where they hold bytes.
+    Three dimensions are an image if the first or the last is small enough to be channels; two if they hold bytes.
 
     :param space: Its space.
     :param shape: Its shape without time steps.
@@ -499,7 +489,7 @@ def _companions(
     observation_spaces_dict: Mapping[StepKeyType, spaces.Dict],
     n_time_dims: int,
 ) -> dict[str, list[str]]:
-    """Masks of sets and adjacencies of graphs, by the observation that they belong to."""
+    """Return masks of sets and adjacencies of graphs, by the observation that they belong to."""
     companions: dict[str, list[str]] = {}
     for key, found in by_key.items():
         if not all(isinstance(space, spaces.Box) and len(space.shape) == n_time_dims + 2 for space in found):
@@ -518,7 +508,7 @@ def _companions(
 
 
 def _names(modalities: Mapping[str, _Modality]) -> dict[str, str]:
-    """A name for the modality of each observation: what it is, and whose where they differ."""
+    """Name the modality of each observation by its kind, and by the observation where settings differ."""
     names: dict[str, str] = {}
     for key, modality in modalities.items():
         same_kind = [other for other in modalities.values() if other.kind == modality.kind]
@@ -528,7 +518,7 @@ def _names(modalities: Mapping[str, _Modality]) -> dict[str, str]:
 
 
 def _mask_shape(space: spaces.Space[Any]) -> tuple[int, ...] | None:
-    """Shape of what masks an action head: an entry for each of its logits; `None`: it cannot be masked."""
+    """Return the shape of the mask of an action head, one entry per logit; `None`: it cannot be masked."""
     if isinstance(space, spaces.Discrete):
         return (int(space.n),)
     if isinstance(space, spaces.MultiDiscrete):
@@ -537,15 +527,15 @@ def _mask_shape(space: spaces.Space[Any]) -> tuple[int, ...] | None:
 
 
 def flat_networks(part: Any) -> list[Mapping[str, Any]]:
-    """The configurations of a policy's or critic's networks, where all of them flatten and concatenate."""
+    """Return the configurations of a policy's or critic's networks, if all of them flatten and concatenate."""
     networks = part.get("networks") if isinstance(part, Mapping) else None
     listed = list(networks.values() if isinstance(networks, Mapping) else networks or [])
     targets = [network.get(TARGET_KEY) if isinstance(network, Mapping) else None for network in listed]
     return listed if all(isinstance(path, str) and path.startswith(_FLATTEN_CONCAT) for path in targets) else []
 
 
-def told_apart(critic: Any) -> Any:
-    """The configuration of a critic that values each sub-step and agent by itself, where one was to see all flat."""
+def as_step_critic(critic: Any) -> Any:
+    """Replace a shared critic with flat networks by one that values each sub-step and agent separately."""
     critic = plain_container(critic)
     is_flat_shared = isinstance(critic, Mapping) and flat_networks(critic) and not critic.get("stack_observations")
     if not is_flat_shared or critic_composer_type(critic) is not SharedStateCriticComposer:
@@ -554,6 +544,6 @@ def told_apart(critic: Any) -> Any:
 
 
 def without_flat_networks(part: Any) -> Any:
-    """The configuration of a policy or critic without networks that would flatten and concatenate all observations."""
+    """Return the configuration of a policy or critic without networks that flatten and concatenate all observations."""
     part = plain_container(part)
     return {key: value for key, value in part.items() if key != "networks"} if flat_networks(part) else part

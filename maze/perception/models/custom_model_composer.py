@@ -1,17 +1,15 @@
-"""Composes models from networks that are named explicitly."""
+"""Composer of models with explicitly configured networks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gymnasium import spaces
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
 from maze.perception.models.critics import BaseStateActionCriticComposer, CriticComposerInterface
-from maze.perception.models.model_composer import BaseModelComposer, check_keys, critic_composer_type
+from maze.perception.models.model_composer import BaseModelComposer, check_keys, check_part, critic_composer_type
 from maze.perception.models.network_factory import embedding_spaces
 from maze.perception.models.policies.base_policy_composer import BasePolicyComposer
 
@@ -19,15 +17,14 @@ if TYPE_CHECKING:
     from maze.core.env.structured_env import StepKeyType
     from maze.core.utils.factory import ConfigType
 
-_KEYS = ("_target_", "distribution_mapper_config", "policy", "critic")
-_SPACES = ("action_spaces_dict", "observation_spaces_dict", "agent_counts_dict")
+_PART_KEYS = ("_target_", "networks")
 
 
 class CustomModelComposer(BaseModelComposer):
-    """Builds the networks that `policy.networks` and `critic.networks` name.
+    """Build the networks of `policy.networks` and `critic.networks`.
 
-    What a policy network returns besides its action heads is an embedding shared with the critic: the critic's network
-    for the same sub-step finds its shape in `obs_shapes`, and the tensor, with gradients, next to the observations.
+    Outputs of a policy network other than its action heads are embeddings shared with the critic: the critic's network
+    of the same sub-step gets their shapes in `obs_shapes`, and the tensors, with gradients, next to the observations.
 
     :param action_spaces_dict: Action spaces by step key.
     :param observation_spaces_dict: Observation spaces by step key.
@@ -53,9 +50,7 @@ class CustomModelComposer(BaseModelComposer):
     @classmethod
     @override(BaseModelComposer)
     def check_model_config(cls, model_config: ConfigType) -> None:
-        config = check_keys(model_config, (*_KEYS, *_SPACES), shown=_KEYS)
-        for part in ("policy", "critic"):
-            _check_part(config.get(part), f"model.{part}")
+        check_keys(cls, model_config, {"policy": _PART_KEYS, "critic": _PART_KEYS})
 
     @cached_property
     @override(BaseModelComposer)
@@ -67,11 +62,11 @@ class CustomModelComposer(BaseModelComposer):
     def _critic_composer(self) -> CriticComposerInterface | None:
         if self._critic_config is None:
             return None
-        _check_part(self._critic_config, "model.critic")
+        check_part(self._critic_config, "model.critic", _PART_KEYS)
         return self._compose_critic(self._critic_config, self._critic_observation_spaces())
 
     def _critic_observation_spaces(self) -> dict[StepKeyType, spaces.Dict]:
-        """Observations and, for a state critic, the embeddings that the policy shares."""
+        """Return observations and, for a state critic, the embeddings that the policy shares."""
         composer_type = critic_composer_type(self._critic_config)
         judges_actions = composer_type is not None and issubclass(composer_type, BaseStateActionCriticComposer)
         if self.policy is None or judges_actions:
@@ -81,14 +76,3 @@ class CustomModelComposer(BaseModelComposer):
             key: spaces.Dict({**space.spaces, **embeddings[key]}) if embeddings[key] else space
             for key, space in self.observation_spaces_dict.items()
         }
-
-
-def _check_part(config: Any, where: str) -> None:
-    if not isinstance(config, Mapping):
-        return
-    for key in ("_target_", "networks"):
-        if key not in config:
-            raise ConfigError(
-                f"{where}.{key}: missing; found the keys {sorted(map(str, config))}. Only a template model (such as "
-                "`model=vector_obs`) builds networks that are not named."
-            )

@@ -11,10 +11,10 @@ from gymnasium import spaces
 from maze.core.annotations import override
 from maze.perception.models.auto_model_composer import (
     AutoModelComposer,
+    as_step_critic,
     flat_networks,
     is_flat,
     recognised_masks,
-    told_apart,
     without_flat_networks,
 )
 from maze.perception.models.custom_model_composer import CustomModelComposer
@@ -60,7 +60,7 @@ class FlattenConcatModelComposer(BaseModelComposer):
         self._composer: BaseModelComposer
         if self.handed_over:
             self._composer = AutoModelComposer(
-                *given, without_flat_networks(policy), told_apart(critic), **_settings(networks[0])
+                *given, without_flat_networks(policy), as_step_critic(critic), **_settings(networks[0])
             )
         else:
             self._composer = CustomModelComposer(*given, policy, critic)

@@ -1,10 +1,11 @@
-"""What a model composer is."""
+"""Base of model composers."""
 
 from __future__ import annotations
 
+import inspect
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -14,7 +15,7 @@ from torch import nn
 
 from maze.core.agent.random_policy import candidates_of
 from maze.core.errors import ConfigError, did_you_mean
-from maze.core.utils.factory import Factory
+from maze.core.utils.factory import TARGET_KEY, Factory
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.perception.models.critics import BaseStateActionCriticComposer, CriticComposerInterface
 from maze.perception.models.network_factory import build
@@ -29,27 +30,30 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_SPACES = ("action_spaces_dict", "observation_spaces_dict", "agent_counts_dict")
+"""Arguments of composers that configurations do not state."""
+
 Critic: TypeAlias = "TorchStateCritic | TorchStateActionCritic"
 
 CriticKind = Literal["state", "sub-step state", "state-action"]
-"""What a critic values: states, states as each sub-step sees them, or pairs of states and actions."""
+"""Input of a critic: states, states as observed in each sub-step, or pairs of states and actions."""
 
 CRITIC_OPTIONS: Mapping[CriticKind, tuple[str, str]] = {
     "state": ("flatten_concat_shared", "template_state"),
     "sub-step state": ("flatten_concat_step", "template_state"),
     "state-action": ("flatten_concat_state_action", "template_state_action"),
 }
-"""Options of the group `critic` that are of a kind: with networks of their own, and by the template of the model."""
+"""Options of the group `critic` of each kind: with explicit networks, and by the template of the model."""
 
 SUITABLE_CRITICS: Mapping[CriticKind, str] = {
     kind: f"a {kind} critic, such as critic={own!r} or critic={template!r}"
     for kind, (own, template) in CRITIC_OPTIONS.items()
 }
-"""What to choose where a critic of this kind is needed."""
+"""Descriptions of suitable critics, for messages."""
 
 
 class BaseModelComposer(ABC):
-    """Builds the policy and the critic of a model configuration for the spaces of an environment.
+    """Build the policy and the critic of a model configuration for the spaces of an environment.
 
     :param action_spaces_dict: Action spaces by step key.
     :param observation_spaces_dict: Observation spaces by step key.
@@ -81,7 +85,7 @@ class BaseModelComposer(ABC):
     @classmethod
     @abstractmethod
     def check_model_config(cls, model_config: ConfigType) -> None:
-        """Checks what can be checked without an environment.
+        """Check the configuration as far as possible without an environment.
 
         :raises ConfigError: Names the key.
         """
@@ -110,10 +114,10 @@ class BaseModelComposer(ABC):
         return self._distribution_mapper
 
     def parts_for(self, trainer: str, critic_kind: CriticKind | None) -> tuple[TorchPolicy, Critic | None]:
-        """Policy and critic for a trainer.
+        """Return policy and critic for a trainer.
 
         :param trainer: The trainer's name, for messages.
-        :param critic_kind: The kind of critic that it needs; `None`: none.
+        :param critic_kind: Kind of critic that it needs; `None`: no critic.
         :raises ConfigError: The model lacks one of them, or its critic is of another kind.
         """
         from maze.core.agent.torch_state_action_critic import TorchStateActionCritic
@@ -134,9 +138,9 @@ class BaseModelComposer(ABC):
         return policy, critic
 
     def save_models(self, save_path: str | Path = ".") -> None:
-        """Draws the inference graph of every network that has one, e.g. `policy_0.pdf`.
+        """Draw the inference graph of every network that has one, e.g. `policy_0.pdf`.
 
-        :param save_path: Directory to write to.
+        :param save_path: Output directory.
         """
         from maze.perception.blocks.inference import InferenceBlock, InferenceGraph
 
@@ -149,13 +153,13 @@ class BaseModelComposer(ABC):
                 name = "_".join(map(str, key)) if isinstance(key, tuple) else str(key)
                 try:
                     InferenceGraph(block).save(f"{kind}_{name}", save_path, formats=("pdf",))
-                except Exception as error:  # a picture never ends a training, whatever a drawing library is missing
+                except Exception as error:  # a missing drawing library never ends a run
                     logger.warning("The inference graph %s_%s could not be drawn: %s", kind, name, error)
 
     def _compose_policy(self, config: Any, **networks: Any) -> BasePolicyComposer:
-        """Builds the policy composer of a configuration.
+        """Build the policy composer of a configuration.
 
-        :param networks: `networks`, where the configuration need not name them.
+        :param networks: Default of `networks`.
         """
         return build(
             BasePolicyComposer,
@@ -171,10 +175,10 @@ class BaseModelComposer(ABC):
     def _compose_critic(
         self, config: Any, observation_spaces_dict: Mapping[StepKeyType, spaces.Dict], **networks: Any
     ) -> CriticComposerInterface:
-        """Builds the critic composer of a configuration.
+        """Build the critic composer of a configuration.
 
-        :param observation_spaces_dict: What the critic gets to see.
-        :param networks: `networks`, where the configuration need not name them.
+        :param observation_spaces_dict: Inputs of the critic.
+        :param networks: Default of `networks`.
         """
         arguments: dict[str, Any] = {"observation_spaces_dict": observation_spaces_dict, **networks}
         composer_type = critic_composer_type(config)
@@ -191,34 +195,51 @@ class BaseModelComposer(ABC):
 
 
 def critic_composer_type(config: Any) -> type[CriticComposerInterface] | None:
-    """The class that a critic's configuration names; `None`: there is none to tell."""
-    target = config.get("_target_") if isinstance(config, Mapping) else None
+    """Return the class that a critic's configuration names; `None`: it names none."""
+    target = config.get(TARGET_KEY) if isinstance(config, Mapping) else None
     if target is None:
         return None if config is None or isinstance(config, Mapping) else type(config)
     factory = Factory(CriticComposerInterface)  # type: ignore[type-abstract]  # the target is a concrete one
     return factory.type_from_name(target, config_path="model.critic._target_")
 
 
-def check_keys(model_config: Any, known: Iterable[str], shown: Iterable[str]) -> Mapping[str, Any]:
-    """Passes a model configuration through, but refuses one that is no mapping or has unknown keys.
+def check_keys(composer: type[BaseModelComposer], model_config: Any, parts: Mapping[str, Sequence[str]]) -> None:
+    """Check the keys of a model configuration, which are the arguments of its composer.
 
-    :param known: All keys there may be.
-    :param shown: Those that a configuration usually states.
-    :raises ConfigError: Names the key.
+    :param composer: Class of the composer.
+    :param model_config: The configuration.
+    :param parts: Keys that a part of the configuration needs, if it is a mapping.
+    :raises ConfigError: It is no mapping, or a key is unknown or missing; names the key.
     """
     if not isinstance(model_config, Mapping):
         raise ConfigError(f"model: expected a mapping, found {model_config!r}.")
-    known = list(known)
+    known = [TARGET_KEY, *inspect.signature(composer).parameters]
     for key in model_config:
         if key not in known:
-            raise ConfigError(f"model.{key}: unknown key.{did_you_mean(key, known)} Known: {', '.join(shown)}.")
+            shown = ", ".join(name for name in known if name not in _SPACES)
+            raise ConfigError(f"model.{key}: unknown key.{did_you_mean(key, known)} Known: {shown}.")
     if model_config.get("policy") is None:
         raise ConfigError("model.policy: missing. Choose a model, e.g. `model=flatten_concat`.")
-    return model_config
+    for part, needed in parts.items():
+        check_part(model_config.get(part), f"model.{part}", needed)
+
+
+def check_part(config: Any, where: str, needed: Sequence[str]) -> None:
+    """Check that a part of a model configuration has the keys that it needs, if it is a mapping.
+
+    :param config: The part.
+    :param where: Its key, for messages.
+    :param needed: The keys.
+    :raises ConfigError: Names the missing key.
+    """
+    for key in needed if isinstance(config, Mapping) else ():
+        if key not in config:
+            template = "" if key == TARGET_KEY else " Only a template model (such as model=auto) makes its networks."
+            raise ConfigError(f"{where}.{key}: missing; found the keys {sorted(map(str, config))}.{template}")
 
 
 def joint_action_space(action_spaces_dict: Mapping[StepKeyType, spaces.Dict]) -> spaces.Dict:
-    """The action heads of all sub-steps.
+    """Merge the action heads of all sub-steps.
 
     :raises ConfigError: Two sub-steps use one name for different spaces.
     """

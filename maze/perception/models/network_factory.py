@@ -12,7 +12,7 @@ from torch import nn
 
 from maze.core.errors import ConfigError
 from maze.core.utils.factory import Factory
-from maze.perception.blocks.base import PerceptionBlock
+from maze.perception.blocks.base import PerceptionBlock, without_side_effects
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
@@ -114,20 +114,14 @@ def _output_shapes(network: nn.Module, observation_space: spaces.Dict, where: st
     in_shapes = {key: tuple(space.shape or ()) for key, space in observation_space.spaces.items()}
     parameter = next(network.parameters(), torch.empty(0))
     inputs = {key: torch.ones(_BATCH_SIZE, *shape, device=parameter.device) for key, shape in in_shapes.items()}
-    in_training = [module for module in network.modules() if module.training]
-    for module in in_training:
-        module.training = False
     try:
-        with torch.no_grad(), torch.random.fork_rng([]):
+        with without_side_effects(network):
             outputs = network(inputs)
     except Exception as error:
         raise ConfigError(
             f"{where}: {type(network).__name__} cannot process observations of the shapes {in_shapes} in a batch of "
             f"{_BATCH_SIZE}: {type(error).__name__}: {error}"
         ) from error
-    finally:
-        for module in in_training:
-            module.training = True
     if not isinstance(outputs, Mapping):
         raise ConfigError(
             f"{where}: {type(network).__name__} returned {type(outputs).__name__}, expected a dictionary of tensors."

@@ -1,4 +1,4 @@
-"""Composes models from observation and action spaces by an architecture template."""
+"""Composer of models by an architecture template."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gymnasium import spaces
 from maze.core.agent.torch_state_action_critic import encoded_size, merged_action_space, q_values_key
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
-from maze.core.utils.factory import Factory
+from maze.core.utils.factory import TARGET_KEY, Factory
 from maze.perception.blocks.general.concat import ConcatenationBlock
 from maze.perception.blocks.inference import InferenceBlock
 from maze.perception.blocks.output.linear import LinearOutputBlock
@@ -41,17 +41,11 @@ if TYPE_CHECKING:
     from maze.core.env.structured_env import StepKeyType
     from maze.core.utils.factory import ConfigType
 
-_KEYS = (
-    *("_target_", "distribution_mapper_config", "model_builder", "policy", "critic"),
-    *("action_masks", "action_items", "initialization", "state_dependent_std", "initial_std"),
-)
-_SPACES = ("action_spaces_dict", "observation_spaces_dict", "agent_counts_dict")
-
 
 class TemplateModelComposer(BaseModelComposer):
-    """Builds the networks of all sub-steps from their spaces, by the template of a model builder.
+    """Build the networks of all sub-steps from their spaces, by the template of a model builder.
 
-    A part (`policy`, `critic`) whose configuration names `networks` gets those instead.
+    `networks` in the configuration of a part (`policy`, `critic`) replace those of the template.
 
     :param action_spaces_dict: Action spaces by step key.
     :param observation_spaces_dict: Observation spaces by step key.
@@ -60,20 +54,19 @@ class TemplateModelComposer(BaseModelComposer):
     :param model_builder: A model builder, or its configuration.
     :param policy: A policy composer, or its configuration; `None`: there is no policy.
     :param critic: A critic composer, or its configuration; `None`: there is no critic.
-    :param action_masks: For action heads, the observation that tells which actions are valid (positive) and which are
-        not (zero). Such an observation is no feature of the networks unless it is mapped to a modality, too.
+    :param action_masks: Observation with the mask of an action head, by head: positive for valid actions, zero for
+        others. It is no feature of the networks unless it is also mapped to a modality.
     :param action_items: For `Discrete` action heads that choose one of the items of an observation `[n, features]`:
-        `observations` (that one, and vectors that the choice depends on besides), `hidden_units` and `non_lin` of the
-        layers that score each item; `by_place: false` where nothing but these scores decides.
-    :param initialization: How linear and convolution layers begin: `normc`, random directions of length 1, or
-        `orthogonal`, perpendicular ones of length sqrt(2), as is usual for PPO. The weights of policy outputs have
-        length 0.01, those of values 1 in both cases.
+        `observations` (the items, and further vectors that the choice depends on), `hidden_units` and `non_lin` of the
+        layers that score each item; `by_place: false` if the logits are these scores only.
+    :param initialization: Initial weights of linear and convolution layers: `normc`, random directions of length 1, or
+        `orthogonal`, orthogonal ones of length sqrt(2), as is usual for PPO. The weights of policy outputs have length
+        0.01, those of values 1.
     :param state_dependent_std: Whether the standard deviations of (squashed) Gaussian action heads depend on the
-        observation; otherwise there is one for each component of an action, learned as a parameter.
-    :param initial_std: What these standard deviations are at first, above 0 and in the unit of the action (before it is
-        squashed, where it is). Where bounds are [-1, 1], 0.4 or so keeps most first actions inside of them, and the
-        environment does what the policy meant (Andrychowicz et al. 2021, What matters for on-policy deep actor-critic
-        methods, found 0.5 to be best).
+        observation; otherwise each component of an action has one learned parameter.
+    :param initial_std: Initial standard deviation, above 0 and in the unit of the action (before squashing). With
+        bounds [-1, 1], about 0.4 keeps most initial actions within them (Andrychowicz et al. 2021, What matters for
+        on-policy deep actor-critic methods, found 0.5 to be best).
     """
 
     def __init__(
@@ -117,20 +110,16 @@ class TemplateModelComposer(BaseModelComposer):
     @classmethod
     @override(BaseModelComposer)
     def check_model_config(cls, model_config: ConfigType) -> None:
-        config = check_keys(model_config, (*_KEYS, *_SPACES), shown=_KEYS)
-        if config.get("model_builder") is None:
+        check_keys(cls, model_config, dict.fromkeys(("model_builder", "policy", "critic"), (TARGET_KEY,)))
+        if isinstance(model_config, Mapping) and model_config.get("model_builder") is None:
             raise ConfigError(
                 f"{WHERE}: missing. Name a template, e.g. `_target_: maze.perception.builders.ConcatModelBuilder`."
             )
-        for part in ("model_builder", "policy", "critic"):
-            entry = config.get(part)
-            if isinstance(entry, Mapping) and "_target_" not in entry:
-                raise ConfigError(f"model.{part}._target_: missing; found the keys {sorted(map(str, entry))}.")
 
     # -- networks -----------------------------------------------------------------------------------------------------
 
     def template_perception_net(self, observation_space: spaces.Dict) -> InferenceBlock:
-        """A perception network with weights of its own.
+        """Build a perception network with new weights.
 
         :param observation_space: Observations of one sub-step.
         """
@@ -142,7 +131,7 @@ class TemplateModelComposer(BaseModelComposer):
     def template_policy_net(
         self, observation_space: spaces.Dict, action_space: spaces.Dict, shared_embedding_keys: list[str]
     ) -> tuple[InferenceBlock, InferenceBlock]:
-        """The policy network of one sub-step.
+        """Build the policy network of one sub-step.
 
         :param observation_space: Its observations.
         :param action_space: Its action heads.
@@ -168,7 +157,7 @@ class TemplateModelComposer(BaseModelComposer):
         shared_embedding_keys: list[str] | None = None,
         perception_net: InferenceBlock | None = None,
     ) -> InferenceBlock:
-        """A network that returns `value`.
+        """Build a network that returns `value`.
 
         :param observation_space: Its observations; not needed with `perception_net`.
         :param shared_embedding_keys: Tensors that the network takes as inputs instead of computing them.
@@ -190,15 +179,15 @@ class TemplateModelComposer(BaseModelComposer):
         only_discrete_spaces: bool,
         perception_net: InferenceBlock | None = None,
     ) -> InferenceBlock:
-        """A network of state-action values, see :mod:`maze.core.agent.torch_state_action_critic`.
+        """Build a network of state-action values, see :mod:`maze.core.agent.torch_state_action_critic`.
 
-        Where actions are inputs they join the latent representation, and another `hidden` stage processes both.
+        Actions as inputs are concatenated with the latent representation and processed by another `hidden` stage.
 
         :param observation_space: Its observations; not needed with `perception_net`.
-        :param action_space: Action heads that it judges.
+        :param action_space: Action heads that it values.
         :param only_discrete_spaces: Return the values of all actions of each head instead of taking actions as inputs.
         :param perception_net: Perception network to use, together with its weights; `None`: a new one.
-        :raises ConfigError: The model has no stage `hidden`, or an action is called like a tensor of the network.
+        :raises ConfigError: The model has no stage `hidden`, or an action has the name of a tensor of the network.
         """
         perception_net = perception_net or self._new_perception_net(observation_space)
         blocks, latent = dict(perception_net.perception_blocks), perception_net.out_keys[0]
@@ -215,8 +204,8 @@ class TemplateModelComposer(BaseModelComposer):
             taken = {*perception_net.tensor_shapes(), *actions}
             if clash := [action for action in actions if action in perception_net.tensor_shapes()]:
                 raise ConfigError(
-                    f"model.critic: the networks have tensors that are called {clash}, like actions, which they take "
-                    "besides. Rename the actions in the action conversion."
+                    f"model.critic: {clash} are names of actions and of tensors of the networks. Rename the "
+                    "actions in the action conversion."
                 )
             in_shapes |= actions
             concat, hidden, q_value = (free_name(n, taken) for n in ("concat_action", "hidden_action", "q_value"))
@@ -257,7 +246,7 @@ class TemplateModelComposer(BaseModelComposer):
             networks = {0: {"_target_": self._shared_q_value_net}}
         return self._compose_critic(self._critic_config, self.observation_spaces_dict, networks=networks)
 
-    # Composers of policies and critics call these with the shapes that networks of a user get.
+    # Composers of policies and critics call these with the arguments of networks.
 
     def _policy_net(self, step_key: StepKeyType, obs_shapes: Any, action_logits_shapes: Any) -> InferenceBlock:
         shared = self.model_builder.shared_embedding_keys[step_key]
@@ -273,8 +262,8 @@ class TemplateModelComposer(BaseModelComposer):
         counts = self.agent_counts_dict
         if shared and [counts.get(key) for key in self.action_spaces_dict] != [1]:
             raise ConfigError(
-                f"{WHERE}.shared_embedding_keys: a shared critic sees the observations of all sub-steps and agents in "
-                f"one network, which has no place for embeddings of each policy ({shared}). Use "
+                f"{WHERE}.shared_embedding_keys: a shared critic has one network for all sub-steps and agents, which "
+                f"cannot take the embeddings of several policy networks ({shared}). Use "
                 "maze.perception.models.critics.StateCriticComposer, or share no embeddings."
             )
         boxes: dict[str, spaces.Space[Any]] = {
@@ -300,7 +289,7 @@ class TemplateModelComposer(BaseModelComposer):
         )
 
     def _candidates(self, in_keys: Collection[str], shared_embedding_keys: Sequence[str]) -> dict[str, Candidates]:
-        """What heads choose among; embeddings that networks share may have a row for each, and keep them all."""
+        """Return the candidates of action heads; none with shared embeddings, which may have a row for each of them."""
         if shared_embedding_keys:
             return {}
         return self._heads.candidates(in_keys, self.model_builder.joint_observations)
@@ -311,7 +300,7 @@ class TemplateModelComposer(BaseModelComposer):
         return self.template_perception_net(observation_space)
 
     def _features(self, observation_space: spaces.Dict) -> spaces.Dict:
-        """Observations that the perception part processes: all but the masks that have no modality."""
+        """Return the observations of the perception part: all but the masks that have no modality."""
         masks = self._heads.masks.values()
         joined = self.model_builder.joint_observations.values()
         mapped = {*self.model_builder.observation_modality_mapping, *(key for others in joined for key in others)}

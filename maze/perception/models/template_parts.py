@@ -1,4 +1,4 @@
-"""Parts of template networks: action heads with masks, and cuts where embeddings are shared."""
+"""Parts of template networks: action heads with masks, and shared embeddings."""
 
 from __future__ import annotations
 
@@ -32,43 +32,43 @@ from maze.perception.weight_init import Initialization
 _MASKS = "model.action_masks"
 _ITEMS = "model.action_items"
 _MANY_ROWS = 4096
-"""Of all sets of a batch: finding those that exist takes longer than computing fewer."""
+"""Number of rows of a batch below which gathering costs more than it saves."""
 _SHARE_WORTH_IT = 0.75
-"""Of its rows, where the fullest set of a batch has no more, they are worth being gathered."""
+"""Share of rows of the largest set of a batch up to which gathering pays."""
 _GAUSSIAN = (DiagonalGaussianProbabilityDistribution, SquashedGaussianProbabilityDistribution)
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Where the rows of sets went, `(n_rows,)` each."""
+    """Indices of gathered rows of sets, `(n_rows,)` each."""
 
     batch: torch.Tensor
-    """Index of the set, in the flattened batch."""
+    """Index of the set in the flattened batch."""
     before: torch.Tensor
-    """Index in it."""
+    """Index of the row in the set before gathering."""
     now: torch.Tensor
-    """The same after they were gathered."""
+    """Index of the row in the set after gathering."""
     n_before: int
-    """How many rows a set had."""
+    """Number of rows of a set before gathering."""
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """What an action head chooses among: as many rows as there may ever be, of which a batch often needs few."""
+    """The candidates of an action head: the largest possible number of rows, of which a batch often needs few."""
 
     items: str
-    """The observation `(batch, n, features)` that has a row for each of them."""
+    """Observation `(batch, n, features)` with a row for each candidate."""
     masks: tuple[str, ...]
-    """Observations `(batch, n)`: which rows there are, and which may be chosen."""
+    """Observations `(batch, n)`: rows that exist, and rows that may be chosen."""
 
     def gathered(self, inputs: TensorDict) -> tuple[TensorDict, _Rows] | None:
-        """The inputs with no more rows than the fullest set of the batch has.
+        """Reduce the inputs to the number of rows of the largest set of the batch.
 
-        :param inputs: With any leading batch dimensions.
-        :return: The inputs, and where their rows went. None: it is not worth it.
+        :param inputs: Inputs with any leading batch dimensions.
+        :return: The inputs and the indices of their rows. None: it does not pay.
         """
         if torch.compiler.is_compiling() or not all(key in inputs for key in (self.items, *self.masks)):
-            return None  # graphs cannot branch on values; the blocks say better what they miss
+            return None  # graphs cannot branch on values; blocks report missing inputs
         mask = inputs[self.masks[0]]
         if mask.numel() < _MANY_ROWS or mask.is_cuda:
             return None
@@ -91,13 +91,13 @@ class Candidates:
 
 
 class _TemplateNetwork(InferenceBlock):
-    """A network that returns tensors under other names than they have inside.
+    """A network whose outputs have other names than its tensors.
 
-    Where a head chooses among candidates, sets are computed with no more rows than the batch has: what rows that are
-    not there would become has no influence, and often most of them are not.
+    Sets of candidates are computed with no more rows than the batch has: rows that do not exist have no influence on
+    the outputs.
 
-    :param names: What each of the `out_keys` is called outside.
-    :param candidates: By head, where rows that are not there have no influence.
+    :param names: Name of each of the `out_keys` in the outputs.
+    :param candidates: Candidates of action heads.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class _TemplateNetwork(InferenceBlock):
 
 
 def _spread(logits: torch.Tensor, rows: _Rows) -> torch.Tensor:
-    """Logits at the places that their rows had before; others are masked, as all that do not exist."""
+    """Restore the indices that the rows of logits had before gathering; the other logits are masked."""
     flat = logits.flatten(0, -2)
     spread = flat.new_full((len(flat), rows.n_before), torch.finfo(flat.dtype).min)
     spread = spread.index_put((rows.batch, rows.before), flat[rows.batch, rows.now])
@@ -144,12 +144,12 @@ def network_of(
     outputs: Mapping[str, str],
     candidates: Mapping[str, Candidates] | None = None,
 ) -> InferenceBlock:
-    """The network of some blocks, whose outputs may be called like its inputs.
+    """Build a network of blocks, whose outputs may have the names of inputs.
 
     :param in_shapes: Shapes of its inputs, by key.
     :param blocks: The blocks by name.
-    :param outputs: What each output is called among the tensors of the blocks.
-    :param candidates: What heads choose among, where rows that are not there have no influence on any output.
+    :param outputs: Tensor of each output.
+    :param candidates: Candidates of action heads, if rows that do not exist have no influence on the outputs.
     """
     arguments = (list(in_shapes), list(outputs.values()), list(in_shapes.values()), blocks)
     if not candidates and all(name == key for key, name in outputs.items()):
@@ -159,21 +159,19 @@ def network_of(
 
 
 class ActionHeads:
-    """Builds the output blocks of policy and state-action value networks.
+    """Build the output blocks of policy and state-action value networks.
 
-    :param distribution_mapper: Knows how many logits each action head needs.
-    :param masks: For action heads, the observation with their mask.
+    :param distribution_mapper: Distributions of the action heads.
+    :param masks: Observation with the mask of an action head, by head.
     :param items: For action heads that choose one of the items of an observation `[n, features]`, a mapping with
-        `observations` (that one, and vectors that the choice depends on), `hidden_units` and `non_lin` of an
-        :class:`~maze.perception.blocks.joint_blocks.set_blocks.ItemScoresBlock`. With `by_place: false` there is
-        nothing but its scores: no logit of its own for each place, so that neither the order of the items nor their
-        number matters.
-    :param initialization: How their layers begin.
+        `observations` (the items, and vectors that the choice depends on), `hidden_units` and `non_lin` of an
+        :class:`~maze.perception.blocks.joint_blocks.set_blocks.ItemScoresBlock`. With `by_place: false` the logits are
+        its scores, without a learned logit for each index, so that order and number of the items do not matter.
+    :param initialization: Initialization of the layers.
     :param state_dependent_std: Whether the standard deviations of normal distributions depend on the observation.
-    :param initial_std: What these are at first, above 0 and in the unit of the action (before it is squashed, where it
-        is).
-    :raises ConfigError: There are no normal distributions that an option could be for, or one over something else than
-        a vector whose standard deviations are not to depend on the observation.
+    :param initial_std: Initial standard deviation, above 0 and in the unit of the action (before squashing).
+    :raises ConfigError: An option for normal distributions is set, but there are none, or standard deviations that do
+        not depend on the observation are set for an action that is no vector.
     """
 
     def __init__(
@@ -216,7 +214,7 @@ class ActionHeads:
     def check_masks(
         self, action_spaces: Mapping[Any, spaces.Dict], observation_spaces: Mapping[Any, spaces.Dict]
     ) -> None:
-        """Compares the masks with the spaces.
+        """Compare the masks with the spaces.
 
         :raises ConfigError: Names the action head, and the sub-step.
         """
@@ -236,7 +234,7 @@ class ActionHeads:
     def check_items(
         self, action_spaces: Mapping[Any, spaces.Dict], observation_spaces: Mapping[Any, spaces.Dict]
     ) -> None:
-        """Compares the items that are chosen among with the spaces.
+        """Compare the configuration of items with the spaces.
 
         :raises ConfigError: Names the action head, and the sub-step.
         """
@@ -265,17 +263,16 @@ class ActionHeads:
             raise ConfigError(f"{where}.{head}: there is no such action head. Known: {known}.")
 
     def mask_keys(self, action_space: spaces.Dict) -> list[str]:
-        """Observations that mask heads of this space."""
+        """Return the observations that mask heads of a space."""
         return list(dict.fromkeys(mask for head, mask in self.masks.items() if head in action_space.spaces))
 
     def candidates(
         self, observation_keys: Collection[str], joint_observations: Mapping[str, Sequence[str]]
     ) -> dict[str, Candidates]:
-        """What heads choose among by scores alone, with masks of what exists and of what may be chosen.
+        """Return the candidates of heads whose logits are scores only, with their masks.
 
         :param observation_keys: Observations of a network.
-        :param joint_observations: Those that come with others, see
-            :class:`~maze.perception.builders.base.BaseModelBuilder`.
+        :param joint_observations: See :class:`~maze.perception.builders.base.BaseModelBuilder`.
         """
         found = {}
         for head, settings in self.items.items():
@@ -290,9 +287,9 @@ class ActionHeads:
     def blocks(
         self, action_space: spaces.Dict, perception_net: InferenceBlock, obs_shapes: Mapping[str, Sequence[int]]
     ) -> tuple[dict[str, PerceptionBlock], dict[str, str]]:
-        """The blocks from the latent representation to the logits of all heads.
+        """Build the blocks from the latent representation to the logits of all heads.
 
-        :return: The blocks, and what the logits of each head are called.
+        :return: The blocks, and the name of the logits of each head.
         """
         blocks: dict[str, PerceptionBlock] = {}
         names: dict[str, str] = {}
@@ -306,7 +303,7 @@ class ActionHeads:
             if len(shape) != 1:
                 stages.insert(0, f"{head}_flat_logits")
             stages = [free_name(stage, taken) for stage in stages]
-            # starts close to the uniform policy
+            # the small initial norm gives a nearly uniform policy
             if head in self._own_std:
                 latent, shapes = perception_net.out_keys[0], perception_net.out_shapes()
                 means = GaussianOutputBlock(latent, stages[0], shapes, shape[0] // 2, self._log_std)
@@ -331,13 +328,13 @@ class ActionHeads:
     def output(
         self, head: str, name: str, perception_net: InferenceBlock, n_units: int, initial_norm: float
     ) -> dict[str, PerceptionBlock]:
-        """The blocks from the latent representation to one number for each choice.
+        """Build the blocks from the latent representation to one output for each choice.
 
         :param head: The action head.
-        :param name: What the numbers are called.
-        :param perception_net: Has the latent representation, and the items where the head chooses among some.
-        :param n_units: How many numbers.
-        :param initial_norm: Norm of the weights of each of them at first.
+        :param name: Name of the outputs.
+        :param perception_net: Network with the latent representation and the items.
+        :param n_units: Number of outputs.
+        :param initial_norm: Initial norm of the weights of each output.
         """
         latent, latent_shapes = perception_net.out_keys[0], perception_net.out_shapes()
         settings = self.items.get(head)
@@ -361,12 +358,12 @@ class ActionHeads:
     def _masking(
         self, head: str, names: Sequence[str], shape: tuple[int, ...], mask: str, mask_shape: tuple[int, ...]
     ) -> dict[str, PerceptionBlock]:
-        """The blocks that mask logits.
+        """Build the blocks that mask logits.
 
-        :param names: Of the logits, and of the masked ones.
+        :param names: Names of the logits and of the masked logits.
         """
         blocks: dict[str, PerceptionBlock] = {}
-        if mask_shape[1:] == shape:  # observations of several time steps: the present one decides
+        if mask_shape[1:] == shape:  # stacked observations: the mask of the last time step
             current = f"{head}_current_mask"
             blocks[current] = SliceBlock(mask, current, [mask_shape], slice_dim=-len(mask_shape), slice_idx=-1)
             mask, mask_shape = current, shape
@@ -389,7 +386,7 @@ class ActionHeads:
 
 
 def check_latent(perception_net: InferenceBlock) -> None:
-    """The template's outputs need one latent vector.
+    """Check that the perception network returns one latent vector.
 
     :raises ConfigError: The perception network returns something else.
     """
@@ -402,7 +399,7 @@ def check_latent(perception_net: InferenceBlock) -> None:
 
 
 def resolve_shared_keys(perception_net: InferenceBlock, shared_embedding_keys: Sequence[str]) -> list[str]:
-    """Checks the keys of shared embeddings; `latent` stands for the last tensor of the perception network.
+    """Resolve the keys of shared embeddings; `latent` is the last tensor of the perception network.
 
     :raises ConfigError: Names the key that no block produces.
     """
@@ -421,7 +418,7 @@ def resolve_shared_keys(perception_net: InferenceBlock, shared_embedding_keys: S
 def cut_at(
     perception_net: InferenceBlock, shared_keys: Sequence[str]
 ) -> tuple[dict[str, Sequence[int]], dict[str, PerceptionBlock]]:
-    """What is left of a perception network when some of its tensors are given.
+    """Return the part of a perception network that remains if some of its tensors are given.
 
     :return: Shapes of the inputs by key, and the blocks.
     """

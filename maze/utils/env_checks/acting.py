@@ -1,7 +1,8 @@
-"""Random actions that respect masks, reports of findings, and checks that repeat episodes."""
+"""Random masked actions, the report of findings, and the checks of determinism, pickling and cloning."""
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from maze.core.agent.random_policy import RandomPolicy, masked_heads
+from maze.core.errors import EnvironmentContractError
 
 
 @dataclass(frozen=True)
@@ -27,11 +29,11 @@ class Transition:
 
 
 class RandomActor:
-    """Draws actions uniformly from those that masks allow.
+    """Sample actions uniformly from those that masks allow.
 
-    :param env: Environment whose spaces are sampled; the spaces themselves are left alone.
+    :param env: Environment whose spaces are sampled; the random generators of the spaces are not used.
     :param seed: Seed of the actions.
-    :param masks: Which action each mask is for, where their sizes do not tell.
+    :param masks: Action head of each mask that its size does not determine.
     """
 
     def __init__(self, env: Any, seed: int, masks: Mapping[str, str]) -> None:
@@ -40,32 +42,32 @@ class RandomActor:
         self._policy.seed(seed)
 
     def sample(self, actor: Any) -> dict[str, Any]:
-        """An action that masks may forbid."""
+        """Sample an action that masks may forbid."""
         return dict(self._policy.compute_action(None, actor_id=actor))
 
     def __call__(self, actor: Any, observation: Any) -> dict[str, Any]:
-        """An action that masks allow."""
+        """Sample an action that masks allow."""
         return dict(self._policy.compute_action(observation, actor_id=actor))
 
 
 def masked_actions(env: Any, step_key: Any, masks: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Masks of a sub-step with the actions they are for, and masks that might be for several."""
+    """Return the masks of a sub-step with their action heads, and the masks that fit several heads."""
     shapes = {key: space.shape or () for key, space in env.observation_spaces_dict[step_key].items()}
     return masked_heads(shapes, env.action_spaces_dict[step_key], masks)
 
 
 def take(env: Any, actor: Any, action: Any) -> Transition:
-    """One sub-step."""
+    """Take one sub-step."""
     context = getattr(env, "context", None)
     if context is not None:
-        context.pre_step()  # a wrapper may answer the first sub-steps of a step by itself
+        context.pre_step()  # a wrapper may take the first sub-steps of a step itself
     observation, reward, done, info = env.step(action)
     is_step_complete = context is None or context.is_step_complete
     return Transition(actor, action, observation, reward, done, info, bool(is_step_complete), env.actor_id())
 
 
 def play(env: Any, n_steps: int, seed: int, masks: Mapping[str, str]) -> Iterator[Transition]:
-    """Random sub-steps from the first reset on; a new episode begins whenever one ends."""
+    """Yield random sub-steps from the first reset on; a new episode begins when one ends."""
     env.seed(seed)
     act = RandomActor(env, seed, masks)
     observation = env.reset()
@@ -77,7 +79,7 @@ def play(env: Any, n_steps: int, seed: int, masks: Mapping[str, str]) -> Iterato
 
 
 def difference(first: list[Transition], second: list[Transition]) -> str | None:
-    """The first difference between two sequences of sub-steps."""
+    """Describe the first difference between two sequences of sub-steps."""
     for index, (one, other) in enumerate(zip(first, second, strict=True)):
         for name in ("actor", "reward", "done", "observation"):
             if not same(getattr(one, name), getattr(other, name)):
@@ -94,9 +96,9 @@ def _different_key(one: Any, other: Any) -> str:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equality of nested values; numbers that are not a number equal each other.
+    """Compare nested values; NaN equals NaN.
 
-    Objects that have no equality of their own are compared by their attributes.
+    Objects whose class defines no equality are compared by their attributes.
     """
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return set(one) == set(other) and all(same(one[key], other[key]) for key in one)
@@ -114,12 +116,12 @@ def same(one: Any, other: Any) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """An exception in one line."""
+    """Describe an exception in one line."""
     return f"{type(error).__name__}: {error}".split("\n", maxsplit=1)[0]
 
 
 def report_exception(report: CheckReport, where: str, error: BaseException) -> None:
-    """Adds an exception that the environment raised as a finding."""
+    """Add an exception that the environment raised as a finding."""
     report.add("exception", where, f"raised {describe(error)}.")
 
 
@@ -141,7 +143,7 @@ REMEDIES: Mapping[str, str] = {
     "step-completion": "Return to the actor that started the step, or override CoreEnv.is_step_complete().",
     "substep-order": "Let each actor act once per step, or say by CoreEnv.is_step_complete() when a step is complete.",
 }
-"""What to do about findings of a kind, where that is always the same."""
+"""Remedy for each kind of finding that has only one."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ class Finding:
     found: str
     """What is wrong: expected and found."""
     fix: str
-    """What to do about it."""
+    """Remedy."""
 
     def __str__(self) -> str:
         return f"[{self.check}] {self.place}: {self.found} {self.fix}"
@@ -163,7 +165,7 @@ class Finding:
 
 @dataclass
 class CheckReport:
-    """All findings on an environment, and what could not be checked."""
+    """Findings on an environment, and the checks that were skipped."""
 
     env_name: str
     findings: list[Finding] = field(default_factory=list)
@@ -171,21 +173,23 @@ class CheckReport:
     """Checks that were not possible, with their reasons."""
     n_steps: int = 0
     """Sub-steps taken."""
+    has_chance: bool | None = None
+    """Whether copies of a state with other futures take other courses; None: copies could not be made."""
 
     def add(self, check: str, where: str, found: str, fix: str = "") -> None:
-        """Adds a finding; one of each kind and place is enough.
+        """Add a finding; further findings of the same kind and place are dropped.
 
         :param check: Kind of fault.
         :param where: Place within the environment; may be empty.
         :param found: What was expected and found.
-        :param fix: What to do, where that is not told by the kind.
+        :param fix: Remedy; empty: the entry of `REMEDIES` for the kind.
         """
         place = f"{self.env_name}, {where}" if where else self.env_name
         if all((finding.check, finding.place) != (check, place) for finding in self.findings):
             self.findings.append(Finding(check, place, found, fix or REMEDIES[check]))
 
     def skip(self, what: str, why: str) -> None:
-        """Notes that something was not checked."""
+        """Note that something was not checked."""
         note = f"{what}: {why}"
         if note not in self.skipped:
             self.skipped.append(note)
@@ -193,6 +197,9 @@ class CheckReport:
     def __str__(self) -> str:
         lines = [f"{self.env_name}: {len(self.findings)} finding(s) in {self.n_steps} sub-steps."]
         lines += [f"  {finding}" for finding in self.findings]
+        if self.has_chance is not None:
+            chance = "bring other courses (there is chance)" if self.has_chance else "all take the same course"
+            lines.append(f"  Copies of a state with new futures {chance}.")
         lines += [f"  (not checked) {note}" for note in self.skipped]
         return "\n".join(lines)
 
@@ -204,13 +211,13 @@ _N_STEPS_BEFORE = 25
 def check_determinism(
     report: CheckReport, make_env: Callable[[], Any], n_steps: int, seed: int, masks: Mapping[str, str]
 ) -> None:
-    """Two environments with the same seed, and one that is seeded again."""
+    """Compare two environments with the same seed, and one environment that is seeded twice."""
     first, second = make_env(), make_env()
     expected = list(play(first, n_steps, seed, masks))
     for who, env in (("another environment with the same seed", second), ("the environment, seeded again", first)):
         found = difference(expected, list(play(env, n_steps, seed, masks)))
         if found:
-            report.add("determinism", found, f"{who}, goes another way under the same actions.")
+            report.add("determinism", found, f"{who}, differs under the same actions.")
     first.close()
     second.close()
 
@@ -218,7 +225,7 @@ def check_determinism(
 def check_pickling(
     report: CheckReport, make_env: Callable[[], Any], n_steps: int, seed: int, masks: Mapping[str, str]
 ) -> None:
-    """A pickled environment goes on as the original does."""
+    """Check that an unpickled environment continues as the original does."""
     env = make_env()
     observation = _advance(env, seed, masks)
     try:
@@ -234,14 +241,17 @@ def check_pickling(
     found = _first_difference(env, twin, observation, min(n_steps, 50), seed, masks)
     if found:
         report.add(
-            "pickling", found, "the unpickled environment goes another way.", "Store the whole state in __getstate__."
+            "pickling",
+            found,
+            "the unpickled environment behaves differently.",
+            "Store the whole state in __getstate__.",
         )
 
 
 def check_cloning(
     report: CheckReport, make_env: Callable[[], Any], n_steps: int, seed: int, masks: Mapping[str, str]
 ) -> bool:
-    """A clone goes on as the original does; whether there are clones at all."""
+    """Check that a clone continues as the original does; return whether it does."""
     env, twin = make_env(), make_env()
     observation = _advance(env, seed, masks)
     twin.seed(seed + 1)
@@ -257,13 +267,75 @@ def check_cloning(
     found = _first_difference(env, twin, observation, min(n_steps, 50), seed, masks)
     if found:
         report.add(
-            "cloning", found, "the clone goes another way.", "Take over the whole state, random generators included."
+            "cloning", found, "the clone behaves differently.", "Take over the whole state, random generators included."
         )
     return not found
 
 
+_N_FUTURES = 4
+"""Futures, and episodes, that are compared with each other."""
+
+
+def check_futures(
+    report: CheckReport, make_env: Callable[[], Any], n_steps: int, seed: int, masks: Mapping[str, str]
+) -> None:
+    """Copies with the same new future take the same course; notes whether other futures bring other courses."""
+    env, one, other = make_env(), make_env(), make_env()
+    observation = _advance(env, seed, masks)
+    for twin in (one, other):
+        twin.seed(seed + 1)
+        twin.reset()
+
+    def difference_of(first: int, second: int) -> str | None:
+        for twin, future in ((one, first), (other, second)):
+            twin.clone_from(env)
+            twin.new_future(future)
+        return _first_difference(one, other, observation, min(n_steps, 50), seed, masks)
+
+    try:
+        found = difference_of(1, 1)
+        if found:
+            fix = "Have CoreEnv.new_future(seed) set every random generator that the running episode draws from."
+            report.add("futures", found, "two copies with the same new future go different ways.", fix)
+        report.has_chance = any(difference_of(1, future) for future in range(2, 2 + _N_FUTURES))
+    except (NotImplementedError, EnvironmentContractError) as error:
+        report.skip("new futures", describe(error))
+        return
+    except Exception as error:
+        fix = "Have CoreEnv.new_future(seed) replace the random numbers of the running episode."
+        report.add("futures", "new_future()", f"raised {describe(error)}.", fix)
+        return
+    if not report.has_chance and _is_chance_hidden(make_env(), n_steps, seed, masks):
+        report.skip(
+            "new futures",
+            "new_future() changes nothing, although episodes that begin alike take different courses; planning would "
+            "know the future. Where seed() takes effect with the next reset only, or the future is drawn in advance, "
+            "override CoreEnv.new_future(seed)",
+        )
+
+
+def _is_chance_hidden(env: Any, n_steps: int, seed: int, masks: Mapping[str, str]) -> bool:
+    """Whether episodes that begin with the same observation differ later under the same actions."""
+    courses: list[tuple[Any, list[Transition]]] = []
+    for episode in range(_N_FUTURES):
+        env.seed(seed + episode)
+        act = RandomActor(env, seed, masks)
+        first = observation = env.reset()
+        course: list[Transition] = []
+        while len(course) < min(n_steps, 50) and not (course and course[-1].done):
+            actor = env.actor_id()
+            course.append(take(env, actor, act(actor, observation)))
+            observation = course[-1].observation
+        for other_first, other in courses:
+            n_common = min(len(course), len(other))
+            if same(first, other_first) and difference(other[:n_common], course[:n_common]):
+                return True
+        courses.append((copy.deepcopy(first), copy.deepcopy(course)))
+    return False
+
+
 def _advance(env: Any, seed: int, masks: Mapping[str, str]) -> Any:
-    """Some random sub-steps; the observation of the next actor."""
+    """Take some random sub-steps and return the observation of the next actor."""
     env.seed(seed)
     act = RandomActor(env, seed, masks)
     observation = env.reset()
@@ -277,7 +349,7 @@ def _advance(env: Any, seed: int, masks: Mapping[str, str]) -> Any:
 def _first_difference(
     env: Any, twin: Any, observation: Any, n_steps: int, seed: int, masks: Mapping[str, str]
 ) -> str | None:
-    """Gives both the same actions until their episode ends."""
+    """Take the same actions in both environments until an episode ends; describe the first difference."""
     act = RandomActor(env, seed, masks)
     expected: list[Transition] = []
     found: list[Transition] = []

@@ -1,9 +1,8 @@
-"""Whether masks allow what is possible and forbid what is not, tried out with clones.
+"""Check that masks allow possible actions and forbid impossible ones, by trying actions in clones.
 
 An environment may refuse a forbidden action (an exception, an entry of the info or an event that no allowed action
-leads to), let it change nothing, or carry it out like any other, where the mask leaves out what is possible but not
-wanted. A forbidden action that is carried out is a finding only in an environment that refuses others, or documents an
-event of invalid actions.
+leads to), ignore it, or execute it like any other: a mask may forbid actions that are possible but undesirable. An
+executed forbidden action is a finding only in an environment that refuses others, or has an event for invalid actions.
 """
 
 from __future__ import annotations
@@ -21,24 +20,24 @@ IsInvalid = Callable[[Any, float, Mapping[Any, Any]], bool]
 
 _N_STATES = 12
 _N_TRIALS = 8
-"""Continuations tried before an action counts as impossible."""
+"""Number of continuations tried before an action counts as impossible."""
 _N_ACTIONS = 12
-"""Allowed and forbidden actions tried in each state."""
+"""Number of allowed and of forbidden actions tried in each state."""
 
 
 def looks_invalid(env: Any, reward: float, info: Mapping[Any, Any]) -> bool:
-    """Whether the info or an event of the step just completed calls the action invalid."""
+    """Return whether the info or an event of the completed step marks the action as invalid."""
     if "error" in info:
         return True
     return any("invalid" in event.interface_method.__name__ for event in env.get_step_events())
 
 
 class Outcome(Enum):
-    """What an environment makes of an action."""
+    """Effect of an action on an environment."""
 
     REFUSED = "refused"
     WITHOUT_EFFECT = "without effect"
-    CARRIED_OUT = "carried out"
+    EXECUTED = "executed"
 
 
 def check_masks(
@@ -49,7 +48,7 @@ def check_masks(
     masks: Mapping[str, str],
     is_invalid: IsInvalid,
 ) -> None:
-    """Tries allowed and forbidden actions in clones of states that random actions lead to."""
+    """Try allowed and forbidden actions in clones of states that random actions lead to."""
     env, clone = make_env(), make_env()
     act = RandomActor(env, seed, masks)
     if not any(act.masks_by_step.values()):
@@ -69,11 +68,11 @@ def check_masks(
                 where = f"sub-step {actor[0]!r}, observation `{mask}`"
                 allowed = np.asarray(observation[mask]) > 0
                 if not allowed.any():
-                    continue  # found already
+                    continue  # reported by the step checks
                 tried = trials.some(np.flatnonzero(allowed))
                 impossible = [v for v in tried if not trials.is_possible(env, observation, actor, head, v)]
                 if impossible:
-                    found = f"it allows {head}={impossible[0]}, but the environment calls it invalid, whatever follows."
+                    found = f"it allows {head}={impossible[0]}, but the environment always marks it as invalid."
                     report.add("mask-illegal", where, found)
                 outcomes = forbidden.setdefault((where, head), {})
                 for value in trials.some(np.flatnonzero(~allowed)):
@@ -82,20 +81,20 @@ def check_masks(
         if done:
             observation = env.reset()
     for (where, head), outcomes in forbidden.items():
-        if Outcome.CARRIED_OUT not in outcomes:
+        if Outcome.EXECUTED not in outcomes:
             continue
-        value = outcomes[Outcome.CARRIED_OUT]
+        value = outcomes[Outcome.EXECUTED]
         if Outcome.REFUSED in outcomes or is_invalid is not looks_invalid or _documents_invalid_actions(env):
             report.add(
                 "mask-legal",
                 where,
-                f"it forbids {head}={value}, which the environment carries out like any other action.",
+                f"it forbids {head}={value}, which the environment executes like any other action.",
             )
         else:
             report.skip(
                 f"forbidden actions, {where}",
-                f"the environment carries out {head}={value} like any other action, so nothing tells whether it has to "
-                "be forbidden; is_invalid=... tells",
+                f"the environment executes {head}={value} like any other action, so it is unknown whether the mask has "
+                "to forbid it; pass is_invalid=... to decide",
             )
 
 
@@ -104,7 +103,7 @@ def _documents_invalid_actions(env: Any) -> bool:
 
 
 def _signals_of_allowed(env: Any, n_steps: int, seed: int, masks: Mapping[str, str]) -> set[Any]:
-    """Entries of the info, and events, that occur with allowed actions."""
+    """Return the entries of the info and the events that occur with allowed actions."""
     signals = set().union(*(_signals(env, transition) for transition in play(env, n_steps, seed, masks)))
     env.close()
     return signals
@@ -116,10 +115,10 @@ def _signals(env: Any, transition: Transition) -> set[Any]:
 
 
 class _Trials:
-    """Tries actions out in a clone.
+    """Try actions in a clone.
 
     :param clone: Environment to clone states into.
-    :param masks: Which action each mask is for, where their sizes do not tell.
+    :param masks: Action head of each mask that its size does not determine.
     :param is_invalid: Whether an action in a completed step was invalid.
     :param signals_of_allowed: Entries of the info, and events, that occur with allowed actions.
     """
@@ -134,47 +133,47 @@ class _Trials:
         self._signals_of_allowed = signals_of_allowed
 
     def some(self, values: np.ndarray) -> list[int]:
-        """A few of the values."""
+        """Draw some of the values."""
         return [int(value) for value in self._rng.permutation(values)[:_N_ACTIONS]]
 
     def is_possible(self, env: Any, observation: Any, actor: Any, head: str, value: int) -> bool:
-        """Whether the environment accepts the action with at least one continuation of the step."""
+        """Return whether the environment accepts the action with at least one continuation of the step."""
         return any(
             self._outcome(env, observation, actor, head, value)[0] is not Outcome.REFUSED for _ in range(_N_TRIALS)
         )
 
     def of_forbidden(self, env: Any, observation: Any, actor: Any, head: str, value: int) -> Outcome:
-        """The most that comes of a forbidden action, whatever follows it in its step."""
+        """Return the strongest effect of a forbidden action over several continuations of its step."""
         outcomes = set()
         for _ in range(_N_TRIALS):
             outcome, signals = self._outcome(env, observation, actor, head, value)
             outcomes.add(outcome if signals <= self._signals_of_allowed else Outcome.REFUSED)
-            if Outcome.CARRIED_OUT in outcomes:
+            if Outcome.EXECUTED in outcomes:
                 break
         return next(outcome for outcome in reversed(list(Outcome)) if outcome in outcomes)
 
     def _outcome(self, env: Any, observation: Any, actor: Any, head: str, value: int) -> tuple[Outcome, set[Any]]:
-        """What comes of an action and random ones in the rest of its step, and the signals of the last sub-step."""
+        """Return the effect of an action followed by random ones, and the signals of the last sub-step."""
         clone = self._clone
         clone.clone_from(env)
-        clone.context.event_service.clear_events()  # those of the trial before
+        clone.context.event_service.clear_events()  # of the previous trial
         action = {**self._act(actor, observation), head: np.int64(value)}
         try:
             transition = take(clone, actor, action)
             while not transition.is_step_complete and not transition.done:
-                if self._has_no_way_on(transition, clone.actor_id()):
+                if self._is_dead_end(transition, clone.actor_id()):
                     return Outcome.REFUSED, set()
                 following = clone.actor_id()
                 transition = take(clone, following, self._act(following, transition.observation))
         except Exception:
-            # An environment may refuse an impossible action by raising; other errors were found before.
+            # An environment may refuse an impossible action by raising; other errors are found by the step checks.
             return Outcome.REFUSED, set()
         signals = _signals(clone, transition)
         if self._is_invalid(clone, transition.reward, transition.info if isinstance(transition.info, Mapping) else {}):
             return Outcome.REFUSED, signals
         has_effect = not same(transition.observation, observation)
-        return Outcome.CARRIED_OUT if has_effect else Outcome.WITHOUT_EFFECT, signals
+        return Outcome.EXECUTED if has_effect else Outcome.WITHOUT_EFFECT, signals
 
-    def _has_no_way_on(self, transition: Transition, actor: Any) -> bool:
+    def _is_dead_end(self, transition: Transition, actor: Any) -> bool:
         masks = self._act.masks_by_step[actor[0]]
         return any(not (np.asarray(transition.observation[mask]) > 0).any() for mask in masks)

@@ -1,4 +1,4 @@
-"""What an environment returns, sub-step by sub-step."""
+"""Check spaces, actors, observations, rewards and flags, sub-step by sub-step."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from maze.utils.env_checks.acting import (
 
 
 def check_steps(report: CheckReport, env: Any, n_steps: int, seed: int, masks: Mapping[str, str]) -> bool:
-    """Steps the environment; whether it can be stepped without an exception."""
+    """Step the environment; return whether it can be stepped without an exception."""
     for step_key in env.action_spaces_dict:
         for mask in masked_actions(env, step_key, masks)[1]:
             report.skip(
-                f"mask `{mask}` of sub-step {step_key!r}", "several actions have its size; name one (masks=...)"
+                f"mask `{mask}` of sub-step {step_key!r}", "several action heads have its size; name one (masks=...)"
             )
     episode = _Episode(report, env)
     act = RandomActor(env, seed, masks)
@@ -73,9 +73,9 @@ def check_steps(report: CheckReport, env: Any, n_steps: int, seed: int, masks: M
 
 
 class _Episode:
-    """Follows the environment steps of an episode.
+    """Check the order of the actors and the rewards of an episode.
 
-    :param report: Takes the findings.
+    :param report: Receives the findings.
     :param env: The environment, just reset.
     """
 
@@ -89,7 +89,7 @@ class _Episode:
         self.n_complete = 0
 
     def add(self, transition: Transition) -> None:
-        """Checks one sub-step."""
+        """Check one sub-step."""
         actor = tuple(transition.actor)
         where = f"sub-step {actor[0]!r}"
         self.n_taken += 1
@@ -115,7 +115,7 @@ class _Episode:
             self.actors, self.rewards = [], []
 
     def check_time(self) -> None:
-        """Whether environment steps were ever completed."""
+        """Check that environment steps are completed."""
         if self.n_taken >= 2 * max(len(self.env.action_spaces_dict), 10) and not self.n_complete:
             self.report.add(
                 "step-completion",
@@ -158,29 +158,29 @@ def _check_masks_of(report: CheckReport, act: RandomActor, actor: Any, observati
 
 
 def _is_next_actor_sound(report: CheckReport, env: Any) -> bool:
-    """Whether a step that failed left an actor behind that was declared; if not, that is the finding."""
+    """Return whether the next actor after a failed step is declared; otherwise report that instead of the exception."""
     try:
         return check_actor(report, env, env.actor_id())
     except Exception:
-        return True  # the exception of the step says what is wrong
+        return True  # the exception of the step is reported
 
 
 def _check_not_overwritten(report: CheckReport, given: Mapping[Any, tuple[Any, Any]]) -> None:
-    """An observation that changes after it was given falsifies what was collected.
+    """Check that returned observations do not change: collected data would be wrong.
 
-    :param given: The last observation of each sub-step, and the copy that was made of it.
+    :param given: The last observation of each sub-step, and a copy of it.
     """
     for step_key, (observation, kept) in given.items():
         if not same(observation, kept):
             report.add(
                 "observation-aliasing",
                 f"sub-step {step_key!r}",
-                "an observation changed after it had been given: the environment goes on writing into it.",
+                "an observation changed after it was returned: the environment continues to write into it.",
             )
 
 
 def _check_conversion(report: CheckReport, env: Any, step_key: Any) -> None:
-    """An action, converted to one of the simulation and back, is the same."""
+    """Check that an action converted to the simulation and back is the same."""
     maze_env = env
     while MazeEnv not in type(maze_env).__mro__:
         if "_wrapped_env" not in getattr(maze_env, "__dict__", {}):
@@ -201,11 +201,11 @@ def _check_conversion(report: CheckReport, env: Any, step_key: Any) -> None:
         report_exception(report, where, error)
         return
     if not same(action, restored):
-        report.add("action-conversion", where, f"{action} became {restored} on its way to the simulation and back.")
+        report.add("action-conversion", where, f"{action} became {restored} by conversion to the simulation and back.")
 
 
 def check_declarations(report: CheckReport, env: Any) -> bool:
-    """Spaces and agent counts before the first step; whether the environment can be stepped at all."""
+    """Check spaces and agent counts; return whether the environment can be stepped."""
     actions, observations = env.action_spaces_dict, env.observation_spaces_dict
     if set(actions) != set(observations):
         report.add(
@@ -255,7 +255,7 @@ def _check_agent_counts(report: CheckReport, counts: Any, step_keys: list[StepKe
 
 
 def check_actor(report: CheckReport, env: Any, actor: Any) -> bool:
-    """Whether the actor to act next is one that was declared."""
+    """Check the next actor; return whether it is declared."""
     if not isinstance(actor, tuple) or len(actor) != 2:
         report.add(
             "actor-id", "actor_id()", f"expected ActorID(step_key, agent_id), found {actor!r}.", "Return an ActorID."
@@ -277,7 +277,7 @@ def check_actor(report: CheckReport, env: Any, actor: Any) -> bool:
         report.add(
             "agent-id",
             f"sub-step {step_key!r}",
-            f"agent {agent_id!r} is to act, but agent_counts_dict promises {count} agent(s), counted from 0.",
+            f"agent {agent_id!r} acts next, but agent_counts_dict declares {count} agent(s), counted from 0.",
         )
     for name in ("action", "observation"):
         declared = getattr(env, f"{name}_spaces_dict")[step_key]
@@ -285,14 +285,14 @@ def check_actor(report: CheckReport, env: Any, actor: Any) -> bool:
             report.add(
                 "spaces",
                 f"sub-step {step_key!r}",
-                f"{name}_space is not the entry of {name}_spaces_dict for the actor to act.",
+                f"{name}_space is not the entry of {name}_spaces_dict for the next actor.",
                 f"Return {name}_spaces_dict[actor_id().step_key].",
             )
     return True
 
 
 def check_observation(report: CheckReport, env: Any, actor: ActorID, observation: Any) -> None:
-    """Whether an observation is an element of its space."""
+    """Check that an observation is an element of its space."""
     step_key = actor[0]
     space: spaces.Dict = env.observation_spaces_dict[step_key]
     where = f"sub-step {step_key!r}"
@@ -308,22 +308,18 @@ def check_observation(report: CheckReport, env: Any, actor: ActorID, observation
                 kind,
                 f"{where}, observation `{key}`",
                 found,
-                "Correct the conversion (`maze_to_space`) or the space it declares.",
+                "Correct the conversion (`maze_to_space`) or the space that it declares.",
             )
 
 
 def _problem(value: np.ndarray, space: spaces.Space[Any]) -> tuple[str, str] | None:
-    """Kind and description of what is wrong with a value."""
+    """Return the kind and the description of a fault of a value."""
     if space.shape is not None and value.shape != space.shape:
         return "observation-space", f"expected the shape {space.shape}, found {value.shape}."
     if np.issubdtype(value.dtype, np.floating) and not np.isfinite(value).all():
-        return "observation-space", "there are values that are not finite."
+        return "observation-space", "some values are not finite."
     if isinstance(space, spaces.Box) and value.dtype != space.dtype:
         return "observation-dtype", f"expected values of type {space.dtype}, found {value.dtype}."
-    if isinstance(space, spaces.Discrete):
-        is_inside = bool(space.contains(value.item()))
-    else:
-        is_inside = bool(space.contains(value))
-    if not is_inside:
+    if not space.contains(value.item() if isinstance(space, spaces.Discrete) else value):
         return "observation-space", f"values from {value.min()} to {value.max()} are not all in {space}."
     return None

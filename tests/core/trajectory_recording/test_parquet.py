@@ -198,9 +198,7 @@ def test_a_full_disk_costs_tables_and_gives_one_warning(
     monkeypatch.setattr("maze.core.trajectory_recording.writers.parquet.atomic_write", full)
     with caplog.at_level(logging.WARNING):
         played(counting_env(), tmp_path, n_episodes=3)
-    assert [record.getMessage().partition(" (")[2] for record in caplog.records] == [
-        "[Errno 28] No space left on device); no more tables are."
-    ]
+    assert ["No space left on device" in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_where_pyarrow_is_missing_it_is_said_what_brings_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,7 +149,7 @@ class TestRunsWithFiles:
         go_on = [f"input_dir={url}/first", "resume=true"]
         assert main([*TINY, "algorithm.n_epochs=2", *go_on, f"hydra.run.dir={url}/second"]) == 0
         assert '"epoch": 2' in (tmp_path / "there" / "second" / "run.json").read_text()
-        assert "come to its end" in (tmp_path / "there" / "second" / "maze_cli.log").read_text()
+        assert "The run has ended" in (tmp_path / "there" / "second" / "maze_cli.log").read_text()
 
     def test_a_place_that_holds_a_run_is_not_written_over(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

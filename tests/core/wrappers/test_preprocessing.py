@@ -14,7 +14,7 @@ from PIL import Image
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.observation_preprocessing.preprocessing_wrapper import PreProcessingWrapper
-from maze.core.wrappers.observation_preprocessing.preprocessors.resize_img import resampling_weights
+from maze.core.wrappers.observation_preprocessing.preprocessors.base import resampling_weights
 from maze.core.wrappers.wrapper_factory import WrapperFactory
 from maze.preprocessors import (
     FlattenPreProcessor,

@@ -46,9 +46,9 @@ from maze.core.wrappers.recording_wrapper import (
     ParquetRecordingWrapper,
     SpacesRecordingWrapper,
 )
-from maze.core.wrappers.return_normalization_reward_wrapper import ReturnNormalizationRewardWrapper
 from maze.core.wrappers.reward_clipping_wrapper import RewardClippingWrapper
 from maze.core.wrappers.reward_scaling_wrapper import RewardScalingWrapper
+from maze.core.wrappers.reward_wrappers import ReturnNormalizationRewardWrapper
 from maze.core.wrappers.sorted_spaces_wrapper import SortedSpacesWrapper
 from maze.core.wrappers.split_actions_wrapper import SplitActionsWrapper
 from maze.core.wrappers.step_skip_wrapper import StepSkipWrapper

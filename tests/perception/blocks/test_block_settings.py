@@ -65,7 +65,7 @@ def graph(shapes: list[tuple[int, ...]], **changed: object) -> object:
         (lambda: blocks.VGGConvolutionBlock("x", "out", (3, 7, 64), [8, 8, 8], nn.ReLU), "at least 8 pixels"),
         (lambda: blocks.VGGConvolutionBlock("x", "out", (3, 8, 8), [], nn.ReLU), "`hidden_channels` is empty"),
         (lambda: blocks.VGGConvolutionDenseBlock("x", "out", (64, 64), [8], [8], nn.ReLU), "input 'x' must have"),
-        (lambda: attention(num_heads=3), r"`num_heads` \(3\) must divide the 4 features of 'q'"),
+        (lambda: attention(num_heads=3), r"`num_heads` \(3\) must divide the number of features .4."),
         (lambda: attention(kdim=5), "`kdim` is 5, but the input has 4 features"),
         (lambda: attention(in_keys=["q", "k"]), "query, key, value"),
         (lambda: attention(use_key_padding_mask=True), "needs a fourth input key"),

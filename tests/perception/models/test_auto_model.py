@@ -319,8 +319,8 @@ def test_what_is_bounded_by_large_numbers_is_scaled_to_ten():
 def test_a_mask_of_either_of_two_actions_is_a_feature_until_somebody_says_whose_it_is(tmp_path, capsys):
     composed(INVENTORY, CUT).save_models(tmp_path)
     assert capsys.readouterr().out == (
-        "model=auto: `cut_mask` may mask `first` or `turn`, so it is taken for a feature; say which by its name, "
-        "`first_mask`, or by model.action_masks={first: cut_mask}.\n"
+        "model=auto: `cut_mask` may mask `first` or `turn`, so it is used as a feature. Rename it to "
+        "`first_mask`, or set model.action_masks={first: cut_mask}.\n"
     )
     model = composed(INVENTORY, CUT, action_masks={"turn": "cut_mask"})
     model.save_models(tmp_path)
@@ -448,7 +448,7 @@ def test_whatever_spaces_there_are_a_model_acts_values_and_learns(observations, 
 
 def test_an_environment_that_shows_only_masks_is_named():
     observations = spaces.Dict({"action_mask": spaces.Box(0, 1, (2,))})
-    with pytest.raises(ConfigError, match="no observations to derive a model from"):
+    with pytest.raises(ConfigError, match="expected an observation other than masks"):
         composed(observations, ACTIONS_ONE)
 
 

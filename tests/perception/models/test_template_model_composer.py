@@ -193,7 +193,7 @@ def test_a_shared_critic_shares_embeddings_in_flat_environments_only():
     config = model(critic=critic, model_builder__shared_embedding_keys=["hidden"])
     assert compose(config).critic.networks[0].in_keys == ["hidden"]
     config["model_builder"]["observation_modality_mapping"] = BOTH
-    with pytest.raises(ConfigError, match=r"shared_embedding_keys: a shared critic sees"):
+    with pytest.raises(ConfigError, match=r"shared_embedding_keys: a shared critic has one network"):
         compose(config, TWO_STEPS).critic
 
 

@@ -1,25 +1,28 @@
-"""Normalization of observations."""
+"""Normalization of observations: the wrapper, estimation and reuse of its statistics."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
-import logging
-from collections.abc import Mapping
+import pkgutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from maze.core.annotations import override
 from maze.core.env.maze_env import MazeEnv
+from maze.core.env.simulated_env_mixin import Future
 from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import CheckpointError, ConfigError, did_you_mean
+from maze.core.log_stats.log_stats_env import LogStatsEnv
 from maze.core.utils.factory import TARGET_KEY, ConfigType, Factory, plain_container
 from maze.core.utils.targets import locate
 from maze.core.wrappers.observation_normalization.normalization_strategies.base import (
     ObservationNormalizationStrategy,
-    StrategyRegistry,
     StructuredStatisticsType,
     load_statistics,
     save_statistics,
@@ -27,20 +30,20 @@ from maze.core.wrappers.observation_normalization.normalization_strategies.base 
 from maze.core.wrappers.substep_wrappers import (
     Observation,
     SubstepObservationWrapper,
+    checked_entry,
     entry_names,
     is_mask,
-    spaces_of_entry,
+    known_spaces,
 )
 from maze.core.wrappers.wrapper import ObservationWrapper
-
-logger = logging.getLogger(__name__)
+from maze.core.wrappers.wrapper_factory import subclasses_of
 
 _MANUAL_KEYS = ("strategy", "strategy_config", "statistics")
 _PLACE = "ObservationNormalizationWrapper"
 
 
 class ObservationNormalizationWrapper(SubstepObservationWrapper):
-    """Normalizes observations, each with a strategy and statistics of its own.
+    """Normalize observations, each with a strategy and statistics of its own.
 
     An observation that several sub-steps share is normalized alike in all of them. Action masks (`..._mask`) and
     observations without a Box space pass unchanged. Statistics come from the configuration, from
@@ -49,17 +52,16 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
     or from the file `statistics_dump`, if it exists when the wrapper is made.
 
     :param env: The environment to wrap.
-    :param default_strategy: Strategy of all observations without one of their own: path, registered name or class.
+    :param default_strategy: Strategy of all observations without one of their own: path, class, or name of a class that
+        is built in or imported.
     :param default_strategy_config: Its arguments, `clip_range` and `axis`.
     :param default_statistics: Statistics of all observations without a configuration of their own; None: estimated.
     :param statistics_dump: File that estimated statistics are written to and read from.
-    :param sampling_policy: Acts while statistics are estimated; a policy or the configuration of one.
+    :param sampling_policy: Policy that acts while statistics are estimated, or its configuration.
     :param exclude: Names of observations that stay as they are.
     :param manual_config: By name of the observation its `strategy`, `strategy_config` and `statistics`.
     :raises ConfigError: The configuration names an unknown observation, or the environment has such a wrapper already.
     """
-
-    _registry: ClassVar[StrategyRegistry] = StrategyRegistry()
 
     def __init__(
         self,
@@ -88,7 +90,7 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
         self._is_collecting = False
         self._samples: dict[str, list[np.ndarray]] = {}
         self.strategies = self._build_strategies()
-        """By normalised observation."""
+        """The strategy of each normalized observation."""
         self._configured = [name for name, strategy in self.strategies.items() if strategy.is_initialized()]
         self._file_error: CheckpointError | None = None
         self._normalizers: dict[StepKeyType, list[tuple[str, Any]]] | None = None
@@ -97,14 +99,21 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
 
     @classmethod
     def register_new_observation_normalization_strategy(cls, containing_submodule: Any) -> None:
-        """Makes the strategies of a module known by their class names alone.
+        """Import the strategies of a module, so that their class names alone identify them.
 
         :param containing_submodule: The module, a package of modules, or the path of either.
+        :raises ConfigError: It is no module.
         """
-        cls._registry.register(containing_submodule)
+        module = containing_submodule
+        if isinstance(module, str):
+            module = importlib.import_module(module)
+        if not isinstance(module, ModuleType):
+            raise ConfigError(f"Expected a module with normalization strategies, got {module!r}.")
+        for found in pkgutil.iter_modules(getattr(module, "__path__", ())):
+            importlib.import_module(f"{module.__name__}.{found.name}")
 
     def seed(self, seed: Any) -> None:
-        """Seeds the environment and the sampling policy, with different streams of random numbers."""
+        """Seed the environment and the sampling policy, with different random streams."""
         self.env.seed(seed)
         self._seed = int(seed) if isinstance(seed, (int, np.integer)) else None
         self._seed_policy(self.sampling_policy)
@@ -123,22 +132,22 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
         return normalized
 
     def set_observation_collection(self, status: bool) -> None:
-        """Switches on and off the collection of samples. Meanwhile observations are passed on as they are.
+        """Switch the collection of samples on or off. While it is on, observations are not normalized.
 
-        :param status: Whether to collect; switching on forgets what was collected before.
+        :param status: Whether to collect; switching on drops earlier samples.
         """
         self._is_collecting = bool(status)
         if status:
             self._samples = {name: [] for name in self.names_to_estimate()}
 
     def names_to_estimate(self) -> list[str]:
-        """Names of the observations whose statistics the configuration leaves to an estimation."""
+        """Return the names of the observations whose statistics are to be estimated."""
         return [name for name in self.strategies if name not in self._configured]
 
     def estimate_statistics(self) -> None:
-        """Calculates statistics from the samples collected, and drops these.
+        """Calculate statistics from the collected samples, and drop the samples.
 
-        :raises ConfigError: An observation was never seen.
+        :raises ConfigError: There are no samples of an observation.
         """
         estimated = {}
         for name in self.names_to_estimate():
@@ -153,7 +162,7 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
         self._set(estimated)
 
     def get_statistics(self) -> StructuredStatisticsType:
-        """The statistics of all normalized observations, by name.
+        """Return the statistics of all normalized observations, by name.
 
         :raises CheckpointError: There are none yet.
         """
@@ -162,26 +171,26 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
         return {name: dict(strategy.get_statistics() or {}) for name, strategy in self.strategies.items()}
 
     def set_normalization_statistics(self, stats: StructuredStatisticsType) -> None:
-        """Sets statistics.
+        """Set statistics.
 
-        :param stats: By name of the observation, as :meth:`get_statistics` gives them.
+        :param stats: By name of the observation, as :meth:`get_statistics` returns them.
         """
         self._check_names(stats)
         self._set(stats)
 
     def has_statistics(self) -> bool:
-        """Whether there are statistics of all observations to normalize."""
+        """Return whether there are statistics of all observations to normalize."""
         return self._normalizers is not None
 
     def dump_statistics(self) -> None:
-        """Writes the statistics to the configured file."""
+        """Write the statistics to the configured file."""
         if self.statistics_dump is not None:
             save_statistics(self.statistics_dump, self.get_statistics())
 
     def load_statistics(self, path: str | Path) -> None:
-        """Sets statistics from a file, except those that the configuration gives.
+        """Set statistics from a file, except those in the configuration.
 
-        :param path: The file, written by :meth:`dump_statistics` of an environment like this.
+        :param path: The file, written by :meth:`dump_statistics` of an environment of the same kind.
         :raises CheckpointError: The file cannot be read, or does not fit the environment.
         """
         loaded = load_statistics(Path(path))
@@ -192,10 +201,10 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
             raise CheckpointError(f"`{path}` does not fit the environment: {error}") from error
 
     def build_sampling_policy(self, action_spaces_dict: dict[StepKeyType, spaces.Dict]) -> Any:
-        """The policy that acts while statistics are estimated.
+        """Return the policy that acts while statistics are estimated.
 
-        :param action_spaces_dict: Action spaces of the environment that it acts in, for policies that ask for them.
-        :raises ConfigError: What is configured is no policy.
+        :param action_spaces_dict: Action spaces of the environment, for policies that take them as an argument.
+        :raises ConfigError: The configured object is no policy.
         """
         config, where = self.sampling_policy, f"{_PLACE}: sampling_policy"
         arguments = {}
@@ -214,13 +223,13 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
         return policy
 
     @override(ObservationWrapper)
-    def clone_from(self, env: ObservationNormalizationWrapper) -> None:
-        super().clone_from(env)
+    def clone_from(self, env: ObservationNormalizationWrapper, future: Future = "same") -> None:
+        super().clone_from(env, future)
         if env._normalizers is not None:
             self._set(env.get_statistics())
 
     def _build_strategies(self) -> dict[str, ObservationNormalizationStrategy]:
-        """The strategy of each observation that is to be normalized."""
+        """Return the strategy of each observation that is to be normalized."""
         inner_spaces = self.env.observation_spaces_dict
         known = entry_names(inner_spaces)
         for name in (*self.exclude, *self.manual_config):
@@ -228,7 +237,7 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
                 raise ConfigError(f"{_PLACE}: there is no observation `{name}`.{did_you_mean(name, known)}")
         strategies = {}
         for name in known:
-            step_spaces = spaces_of_entry(inner_spaces, name)
+            step_spaces = known_spaces(inner_spaces, name, _PLACE, "observation")
             space = next(iter(step_spaces.values()))
             if name in self.manual_config:
                 _check_is_normalizable(name, space)
@@ -245,17 +254,14 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
     def _build_strategy(self, name: str, space: spaces.Space[Any]) -> ObservationNormalizationStrategy:
         manual = self.manual_config.get(name)
         where = f"{_PLACE}: default_strategy" if manual is None else f"{_PLACE}: manual_config.{name}"
-        for key in manual or ():
-            if key not in _MANUAL_KEYS:
-                raise ConfigError(f"{where}: unknown key `{key}`.{did_you_mean(key, _MANUAL_KEYS)}")
-        choice = {} if manual is None else manual
-        strategy_type = self._registry.type_of(choice.get("strategy") or self.default_strategy, where)
+        choice = checked_entry({} if manual is None else manual, where, optional=_MANUAL_KEYS)
+        strategy_type = _strategy_type(choice.get("strategy") or self.default_strategy, where)
         config = choice.get("strategy_config")
         config = self.default_strategy_config if config is None else config
         statistics = self.default_statistics if manual is None else manual.get("statistics")
         target = {TARGET_KEY: strategy_type, "clip_range": (None, None), "axis": None, **config}
         try:
-            strategy = self._registry.instantiate(target, observation_space=space)
+            strategy = _STRATEGIES.instantiate(target, observation_space=space)
         except ConfigError as error:
             raise ConfigError(f"{where}, observation `{name}`: {error}") from error
         if statistics is not None:
@@ -268,7 +274,7 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
         try:
             self.load_statistics(self.statistics_dump)
         except CheckpointError as error:
-            # The file may belong to something else, as long as nobody asks for statistics before they are estimated.
+            # The file may belong to another environment; it is an error only if statistics are read before estimation.
             self._file_error = error
 
     def _check_names(self, stats: Mapping[str, Any]) -> None:
@@ -281,7 +287,7 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
             )
 
     def _set(self, stats: StructuredStatisticsType) -> None:
-        """Sets all of the statistics or, if there is a fault in any, none of them."""
+        """Set all of the statistics or, if one is invalid, none of them."""
         before = {name: self.strategies[name].get_statistics() for name in stats}
         try:
             for name, entry in stats.items():
@@ -293,7 +299,7 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
         self._update()
 
     def _update(self) -> None:
-        """Prepares normalization and spaces for the present statistics."""
+        """Prepare normalization and spaces for the current statistics."""
         inner_spaces = self.env.observation_spaces_dict
         strategies = self.strategies
         self._normalizers = None
@@ -329,7 +335,7 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
 
     def _seed_policy(self, policy: Any) -> None:
         if self._seed is not None and hasattr(policy, "seed"):
-            # The environment draws from a generator with the seed itself: the same stream would correlate with it.
+            # The environment is seeded with the seed itself: the same random stream would correlate with it.
             policy.seed(int(np.random.SeedSequence([self._seed, 1]).generate_state(1)[0] >> 1))
 
     def _missing_statistics(self) -> CheckpointError:
@@ -344,15 +350,41 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
         )
 
 
+_STRATEGIES = Factory[ObservationNormalizationStrategy](
+    ObservationNormalizationStrategy  # type: ignore[type-abstract]  # subclasses are built
+)
+
+
+def _strategy_type(strategy: Any, where: str) -> type[ObservationNormalizationStrategy]:
+    """Return the class of a strategy.
+
+    :param strategy: Dotted path, name of a built-in or imported class, class, or an instance.
+    :param where: Key of the configuration, for messages.
+    """
+    if isinstance(strategy, ObservationNormalizationStrategy):
+        return type(strategy)
+    if isinstance(strategy, str) and "." not in strategy:
+        known = {klass.__name__: klass for klass in subclasses_of(ObservationNormalizationStrategy)}
+        if strategy not in known:
+            raise ConfigError(
+                f"{where}: there is no normalization strategy `{strategy}`.{did_you_mean(strategy, known)} Name your "
+                "own by their dotted path."
+            )
+        return known[strategy]
+    return _STRATEGIES.type_from_name(strategy, config_path=where)
+
+
 def _check_is_normalizable(name: str, space: spaces.Space[Any]) -> None:
     if is_mask(name):
-        raise ConfigError(f"{_PLACE}: manual_config.{name}: action masks are never normalized. Rename what is none.")
+        raise ConfigError(
+            f"{_PLACE}: manual_config.{name}: action masks are never normalized. Rename other observations."
+        )
     if not isinstance(space, spaces.Box):
         raise ConfigError(f"{_PLACE}: manual_config.{name}: only Box spaces can be normalized, found {space}.")
 
 
 def _set_statistics(strategy: ObservationNormalizationStrategy, statistics: Mapping[str, Any], where: str) -> None:
-    """Sets statistics and tries them out: what a user's strategy needs is known to the strategy only."""
+    """Set statistics, and compute the normalized space: user-defined strategies may need further statistics."""
     try:
         strategy.set_statistics(statistics)
         strategy.normalized_space()
@@ -367,5 +399,119 @@ def _set_statistics(strategy: ObservationNormalizationStrategy, statistics: Mapp
 def _takes_action_spaces(target: Any) -> bool:
     try:
         return "action_spaces_dict" in inspect.signature(target).parameters
-    except (TypeError, ValueError):  # of extension types nobody knows the arguments
+    except (TypeError, ValueError):  # extension types have no signature
         return False
+
+
+def obtain_normalization_statistics(env: Any, n_samples: int) -> StructuredStatisticsType | None:
+    """Return the statistics for the normalization of an environment's observations.
+
+    Statistics that are not in its configuration are estimated, set in the environment and written to the file
+    `statistics_dump`.
+
+    :param env: The environment, with or without normalization.
+    :param n_samples: Number of (sub-)steps to take for an estimation.
+    :return: The statistics; None where the environment normalizes nothing.
+    """
+    if not isinstance(env, ObservationNormalizationWrapper):
+        return None
+    if env.names_to_estimate():
+        estimate_observation_normalization_statistics(env, n_samples)
+    env.dump_statistics()
+    return env.get_statistics()
+
+
+def estimate_observation_normalization_statistics(env: Any, n_samples: int) -> None:
+    """Estimate statistics from the observations of the wrapper's sampling policy.
+
+    :param env: Environment with an observation normalization wrapper somewhere in its stack.
+    :param n_samples: Number of (sub-)steps to take.
+    :raises ConfigError: The number of samples is not positive.
+    """
+    if type(n_samples) is not int or n_samples < 1:
+        raise ConfigError(f"The number of samples for normalization statistics must be positive, got {n_samples!r}.")
+    policy = env.build_sampling_policy(env.action_spaces_dict)
+    names = ", ".join(env.names_to_estimate())
+    print(
+        f"-> collecting {n_samples:,} environment steps to estimate normalization statistics of {names} ...", flush=True
+    )
+    env.set_observation_collection(True)
+    try:
+        _take_steps(env, policy, n_samples)
+    finally:
+        env.set_observation_collection(False)
+    env.estimate_statistics()
+    env.reset()  # completes the statistics of the last episode, where they are collected
+    if isinstance(env, LogStatsEnv):
+        env.clear_epoch_stats()
+
+
+def make_normalized_env_factory(
+    env_factory: Callable[[], Any], normalization_statistics: StructuredStatisticsType | None
+) -> Callable[[], Any]:
+    """Return a factory of environments that normalize with given statistics.
+
+    :param env_factory: Makes an environment.
+    :param normalization_statistics: The statistics; None where nothing is normalized.
+    """
+    return (
+        env_factory
+        if normalization_statistics is None
+        else _NormalizedEnvFactory(env_factory, normalization_statistics)
+    )
+
+
+class _NormalizedEnvFactory:
+    """Picklable factory of environments that normalize with given statistics.
+
+    :param env_factory: Makes an environment.
+    :param statistics: Its statistics.
+    """
+
+    def __init__(self, env_factory: Callable[[], Any], statistics: StructuredStatisticsType) -> None:
+        self.env_factory = env_factory
+        self.statistics = statistics
+
+    def __call__(self) -> Any:
+        env = self.env_factory()
+        env.set_normalization_statistics(self.statistics)
+        return env
+
+
+def _take_steps(env: Any, policy: Any, n_steps: int) -> None:
+    needs_state, needs_env = policy.needs_state(), policy.needs_env()
+    observation = env.reset()
+    for _ in range(n_steps):
+        action = policy.compute_action(
+            observation,
+            maze_state=env.get_maze_state() if needs_state else None,
+            env=env if needs_env else None,
+            actor_id=env.actor_id(),
+            deterministic=False,
+        )
+        observation, _, done, _ = env.step(action)
+        if done:
+            observation = env.reset()
+
+
+def estimated_statistics(
+    env: Any, env_factory: Callable[[], Any], n_samples: int, input_dir: str | None
+) -> tuple[StructuredStatisticsType | None, Callable[[], Any]]:
+    """Return the statistics of an environment with observation normalization, and a factory that uses them.
+
+    :param env: One environment, seeded.
+    :param env_factory: Makes such environments.
+    :param n_samples: Number of observations to estimate from.
+    :param input_dir: Directory of the run to resume, whose statistics are loaded; empty: none.
+    :return: The statistics (`None`: nothing is normalized), and the factory.
+    """
+    if not isinstance(env, ObservationNormalizationWrapper):
+        return None, env_factory
+    if input_dir and env.names_to_estimate():
+        file = env.statistics_dump or Path("statistics.pkl")
+        env.load_statistics(Path(input_dir) / file.name)
+        env.dump_statistics()
+        statistics: StructuredStatisticsType | None = env.get_statistics()
+    else:
+        statistics = obtain_normalization_statistics(env, n_samples=n_samples)
+    return statistics, make_normalized_env_factory(env_factory, statistics)

@@ -11,16 +11,20 @@ from gymnasium import spaces
 from maze.core.annotations import override
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.structured_env import StepKeyType
-from maze.core.errors import ConfigError, did_you_mean
+from maze.core.errors import ConfigError
 from maze.core.utils.factory import TARGET_KEY, Factory
 from maze.core.wrappers.observation_preprocessing.preprocessors.base import PreProcessor
-from maze.core.wrappers.substep_wrappers import Observation, SubstepObservationWrapper, entry_names
-
-_ENTRY_KEYS = ("observation", TARGET_KEY, "keep_original", "config")
+from maze.core.wrappers.substep_wrappers import (
+    Observation,
+    SubstepObservationWrapper,
+    checked_entry,
+    checked_list,
+    known_spaces,
+)
 
 
 class _Stage(NamedTuple):
-    """One pre-processor at work."""
+    """A pre-processor applied to one sub-step."""
 
     source: str
     target: str
@@ -29,7 +33,7 @@ class _Stage(NamedTuple):
 
 
 class PreProcessingWrapper(SubstepObservationWrapper):
-    """Converts observations with pre-processors, one after the other, and their spaces with them.
+    """Convert observations with pre-processors, one after the other, and their spaces with them.
 
     Each entry of the mapping adds the observation `<name>-<tag>`, which later entries may convert further. It applies
     to all sub-steps that have the observation.
@@ -43,15 +47,12 @@ class PreProcessingWrapper(SubstepObservationWrapper):
 
     def __init__(self, env: MazeEnv[Any], pre_processor_mapping: list[dict[str, Any]]) -> None:
         super().__init__(env)
-        is_list: Any = isinstance(pre_processor_mapping, (list, tuple))
-        if not is_list:
-            raise ConfigError(f"pre_processor_mapping: expected a list of mappings, got {pre_processor_mapping!r}.")
         step_spaces = {key: dict(space.spaces) for key, space in env.observation_spaces_dict.items()}
         self.stages: dict[StepKeyType, list[_Stage]] = {key: [] for key in step_spaces}
         """The pre-processing of each sub-step, in its order."""
         self.preprocessors: dict[StepKeyType, list[tuple[str, PreProcessor]]] = {key: [] for key in step_spaces}
         """By sub-step key the names of converted observations with their pre-processors, in the order of conversion."""
-        for index, entry in enumerate(pre_processor_mapping):
+        for index, entry in enumerate(checked_list(pre_processor_mapping, "pre_processor_mapping")):
             self._add(entry, f"pre_processor_mapping[{index}]", step_spaces)
         self._observation_spaces = {key: spaces.Dict(entries) for key, entries in step_spaces.items()}
 
@@ -63,16 +64,11 @@ class PreProcessingWrapper(SubstepObservationWrapper):
         return processed
 
     def _add(self, entry: Any, where: str, step_spaces: dict[StepKeyType, dict[str, spaces.Space[Any]]]) -> None:
-        """Applies an entry of the mapping to all sub-steps with its observation, and updates their spaces."""
-        _check_entry(entry, where)
+        """Apply an entry of the mapping to all sub-steps with its observation, and update their spaces."""
+        checked_entry(entry, where, ("observation", TARGET_KEY), ("keep_original", "config"))
         name, keeps_original = str(entry["observation"]), bool(entry.get("keep_original", False))
-        found = [key for key, entries in step_spaces.items() if name in entries]
-        if not found:
-            known = entry_names({key: spaces.Dict(entries) for key, entries in step_spaces.items()})
-            raise ConfigError(f"{where}: there is no observation `{name}`.{did_you_mean(name, known)} Known: {known}.")
-        for step_key in found:
+        for step_key, original in known_spaces(step_spaces, name, where, "observation").items():
             entries = step_spaces[step_key]
-            original = entries[name]
             processor = _build(entry, original, f"{where}: observation `{name}`")
             if not keeps_original:
                 del entries[name]
@@ -82,20 +78,6 @@ class PreProcessingWrapper(SubstepObservationWrapper):
             entries[target] = processor.processed_space()
             self.stages[step_key].append(_Stage(name, target, processor.process, keeps_original))
             self.preprocessors[step_key].append((name, processor))
-
-
-def _check_entry(entry: Any, where: str) -> None:
-    if not isinstance(entry, Mapping):
-        raise ConfigError(f"{where}: expected a mapping with the keys {list(_ENTRY_KEYS)}, got {entry!r}.")
-    missing = [key for key in ("observation", TARGET_KEY) if key not in entry]
-    if missing:
-        raise ConfigError(f"{where}: missing {', '.join(f'`{key}`' for key in missing)}; found {dict(entry)}.")
-    for key in entry:
-        if key not in _ENTRY_KEYS:
-            raise ConfigError(
-                f"{where}: unknown key `{key}`.{did_you_mean(key, _ENTRY_KEYS)} Arguments of the pre-processor belong "
-                "under `config`."
-            )
 
 
 def _build(entry: Mapping[str, Any], space: spaces.Space[Any], where: str) -> PreProcessor:

@@ -10,9 +10,8 @@ from torch import nn
 from torch.nn import functional
 
 from maze.core.annotations import override
-from maze.perception.activations import activation_type
 from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict
-from maze.perception.blocks.feed_forward.graph_conv import GraphAdjacencyMethods, check_graph_shapes, one_per_layer
+from maze.perception.blocks.feed_forward.graph_conv import GraphBlock
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 
 
@@ -53,11 +52,11 @@ class GraphAttentionLayer(nn.Module):
         return heads.mean(dim=-3) if self.average else heads.transpose(-3, -2).flatten(start_dim=-2)
 
 
-class GraphAttentionBlock(ShapeNormalizationBlock, GraphAdjacencyMethods):
+class GraphAttentionBlock(GraphBlock):
     """Stack of multi-head graph attentions, each followed by its activation.
 
-    Inputs node features `(batch, nodes, features)` and adjacency matrix `(batch, nodes, nodes)`, which tells by
-    entries other than zero what node `i` attends to; each node also attends to itself. Output `(batch, nodes,
+    Inputs node features `(batch, nodes, features)` and adjacency matrix `(batch, nodes, nodes)`, in which
+    node `i` attends to the nodes with entries other than zero; each node also attends to itself. Output `(batch, nodes,
     hidden_features[-1])` where the heads of the last layer are averaged, otherwise `n_heads` times as many features.
 
     :param in_keys: Keys of the node features and of the adjacency matrix.
@@ -81,25 +80,17 @@ class GraphAttentionBlock(ShapeNormalizationBlock, GraphAdjacencyMethods):
         avg_last_head_attentions: bool,
         attention_dropout: float | Sequence[float],
     ) -> None:
-        super().__init__(in_keys, out_keys, in_shapes, in_num_dims=3, out_num_dims=3)
-        check_graph_shapes(self)
-        self.input_features = self.in_shapes[0][-1]
-        self.hidden_features = list(hidden_features)
-        n_layers = len(self.hidden_features)
-        self.non_lins = [
-            activation_type(non_lin, f"{self.block_name}.non_lin")
-            for non_lin in one_per_layer(self.block_name, "non_lins", non_lins, n_layers)
-        ]
-        self.n_heads = one_per_layer(self.block_name, "n_heads", n_heads, n_layers)
-        self.attention_alpha = one_per_layer(self.block_name, "attention_alpha", attention_alpha, n_layers)
-        self.attention_dropout = one_per_layer(self.block_name, "attention_dropout", attention_dropout, n_layers)
+        super().__init__(in_keys, out_keys, in_shapes, hidden_features, non_lins)
+        self.n_heads = self._per_layer("n_heads", n_heads)
+        self.attention_alpha = self._per_layer("attention_alpha", attention_alpha)
+        self.attention_dropout = self._per_layer("attention_dropout", attention_dropout)
         self.avg_last_head_attentions = avg_last_head_attentions
         self.net = nn.ModuleDict(self.build_layer_dict())
         n_heads_joined = 1 if avg_last_head_attentions else self.n_heads[-1]
         self.output_features = self.hidden_features[-1] * n_heads_joined
 
     def build_layer_dict(self) -> OrderedDict[str, nn.Module]:
-        """The layers in order, by name."""
+        """Build the layers in order, by name."""
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         n_in = self.input_features
         for index, n_out in enumerate(self.hidden_features):

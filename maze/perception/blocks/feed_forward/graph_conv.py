@@ -12,47 +12,16 @@ from torch import nn
 from maze.core.annotations import override
 from maze.core.errors import ConfigAssertionError
 from maze.perception.activations import activation_type
-from maze.perception.blocks.base import Keys, NonLinearity, PerceptionBlock, Shapes, TensorDict
+from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 
 
-def one_per_layer(block_name: str, argument: str, value: Any, n_layers: int) -> list[Any]:
-    """The value of each layer, whether one for all or one each was given.
-
-    :raises ConfigError: There is no layer, or not one value for each.
-    """
-    if n_layers == 0:
-        raise ConfigAssertionError(f"{block_name}: `hidden_features` is empty; give one number per layer.")
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        return [value] * n_layers
-    if len(value) != n_layers:
-        raise ConfigAssertionError(
-            f"{block_name}: `{argument}` must be one value or one for each of the {n_layers} layers, "
-            f"found {len(value)}."
-        )
-    return list(value)
-
-
-def check_graph_shapes(block: PerceptionBlock) -> None:
-    """Raises an error unless the inputs are node features and an adjacency matrix of the same nodes."""
-    if len(block.in_keys) != 2:
-        raise ConfigAssertionError(
-            f"{block.block_name}: expected two input keys (node features, adjacency matrix), found {block.in_keys}."
-        )
-    features, adjacency = (tuple(shape) for shape in block.in_shapes)
-    if len(features) < 2 or adjacency[-2:] != (features[-2], features[-2]):
-        raise ConfigAssertionError(
-            f"{block.block_name}: expected node features {block.in_keys[0]!r} of shape (nodes, features) and adjacency "
-            f"matrix {block.in_keys[1]!r} of shape (nodes, nodes), found {features} and {adjacency}."
-        )
-
-
 class GraphAdjacencyMethods:
-    """Preparation of dense adjacency matrices `(batch, nodes, nodes)`; row `i` holds what node `i` receives."""
+    """Preparation of dense adjacency matrices `(batch, nodes, nodes)`; row `i` holds the inputs of node `i`."""
 
     @staticmethod
     def add_self_connections(adjacency: torch.Tensor, importance: float | torch.Tensor) -> torch.Tensor:
-        """Adds `importance` to the diagonal.
+        """Add `importance` to the diagonal.
 
         :param adjacency: `[..., nodes, nodes]`; the result has the same shape.
         """
@@ -61,7 +30,7 @@ class GraphAdjacencyMethods:
 
     @staticmethod
     def normalise(adjacency: torch.Tensor) -> torch.Tensor:
-        """Symmetric normalisation by the square roots of the degrees (Kipf and Welling 2017, eq. 2).
+        """Normalise symmetrically by the square roots of the degrees (Kipf and Welling 2017, eq. 2).
 
         A node without connections neither sends nor receives.
         """
@@ -73,12 +42,63 @@ class GraphAdjacencyMethods:
 
     @staticmethod
     def neighbourhood(adjacency: torch.Tensor) -> torch.Tensor:
-        """Boolean: whether node `i` attends to node `j`; each node attends to itself.
+        """Return whether node `i` attends to node `j`, boolean; each node attends to itself.
 
         :param adjacency: `[..., nodes, nodes]`; the result has the same shape.
         """
         eye = torch.eye(adjacency.shape[-1], dtype=torch.bool, device=adjacency.device)
         return (adjacency != 0) | eye
+
+
+class GraphBlock(ShapeNormalizationBlock, GraphAdjacencyMethods):
+    """Base of graph networks: node features `(batch, nodes, features)` and adjacency `(batch, nodes, nodes)`.
+
+    :param hidden_features: Number of features of each layer.
+    :param non_lins: The activation after each layer; one, or one per layer.
+    :raises ConfigError: There are not two inputs, their shapes do not fit, or there is no layer.
+    """
+
+    def __init__(
+        self,
+        in_keys: Keys,
+        out_keys: Keys,
+        in_shapes: Shapes,
+        hidden_features: Sequence[int],
+        non_lins: NonLinearity | Sequence[NonLinearity],
+    ) -> None:
+        super().__init__(in_keys, out_keys, in_shapes, in_num_dims=3, out_num_dims=3)
+        if len(self.in_keys) != 2:
+            raise ConfigAssertionError(
+                f"{self.block_name}: expected two input keys (node features, adjacency matrix), found {self.in_keys}."
+            )
+        features, adjacency = (tuple(shape) for shape in self.in_shapes)
+        if len(features) < 2 or adjacency[-2:] != (features[-2], features[-2]):
+            raise ConfigAssertionError(
+                f"{self.block_name}: expected node features {self.in_keys[0]!r} of shape (nodes, features) and "
+                f"adjacency matrix {self.in_keys[1]!r} of shape (nodes, nodes), found {features} and {adjacency}."
+            )
+        if not hidden_features:
+            raise ConfigAssertionError(f"{self.block_name}: `hidden_features` is empty; give one number per layer.")
+        self.input_features = self.in_shapes[0][-1]
+        self.hidden_features = list(hidden_features)
+        self.non_lins = [
+            activation_type(non_lin, f"{self.block_name}.non_lin") for non_lin in self._per_layer("non_lins", non_lins)
+        ]
+
+    def _per_layer(self, argument: str, value: Any) -> list[Any]:
+        """Return the value of each layer; one value holds for all layers.
+
+        :raises ConfigError: There is another number of values.
+        """
+        n_layers = len(self.hidden_features)
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            return [value] * n_layers
+        if len(value) != n_layers:
+            raise ConfigAssertionError(
+                f"{self.block_name}: `{argument}` must be one value or one for each of the {n_layers} layers, "
+                f"found {len(value)}."
+            )
+        return list(value)
 
 
 class GraphConvLayer(nn.Module):
@@ -99,7 +119,7 @@ class GraphConvLayer(nn.Module):
         return result if self.bias is None else result + self.bias
 
 
-class GraphConvBlock(ShapeNormalizationBlock, GraphAdjacencyMethods):
+class GraphConvBlock(GraphBlock):
     """Stack of graph convolutions (Kipf and Welling 2017), each followed by its activation.
 
     Inputs node features `(batch, nodes, features)` and adjacency matrix `(batch, nodes, nodes)`, output
@@ -130,22 +150,14 @@ class GraphConvBlock(ShapeNormalizationBlock, GraphAdjacencyMethods):
         trainable_node_self_importance: bool,
         preprocess_adj: bool,
     ) -> None:
-        super().__init__(in_keys, out_keys, in_shapes, in_num_dims=3, out_num_dims=3)
-        check_graph_shapes(self)
+        super().__init__(in_keys, out_keys, in_shapes, hidden_features, non_lins)
         if trainable_node_self_importance and not preprocess_adj:
             raise ConfigAssertionError(
                 f"{self.block_name}: `trainable_node_self_importance` has no effect without `preprocess_adj`, which "
                 "adds the self connections; set one of the two."
             )
-        self.input_features = self.in_shapes[0][-1]
-        self.hidden_features = list(hidden_features)
-        self.output_features = [self.input_features, *self.hidden_features][-1]
-        n_layers = len(self.hidden_features)
-        self.bias = one_per_layer(self.block_name, "bias", bias, n_layers)
-        self.non_lins = [
-            activation_type(non_lin, f"{self.block_name}.non_lin")
-            for non_lin in one_per_layer(self.block_name, "non_lins", non_lins, n_layers)
-        ]
+        self.output_features = self.hidden_features[-1]
+        self.bias = self._per_layer("bias", bias)
         self.preprocess_adj = preprocess_adj
         importance = torch.tensor(float(node_self_importance))
         if trainable_node_self_importance:
@@ -155,7 +167,7 @@ class GraphConvBlock(ShapeNormalizationBlock, GraphAdjacencyMethods):
         self.net = nn.ModuleDict(self.build_layer_dict())
 
     def build_layer_dict(self) -> OrderedDict[str, nn.Module]:
-        """The layers in order, by name."""
+        """Build the layers in order, by name."""
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         n_in = self.input_features
         for index, n_out in enumerate(self.hidden_features):

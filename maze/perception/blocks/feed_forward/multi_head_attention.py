@@ -6,9 +6,9 @@ from torch import nn
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigAssertionError
-from maze.perception.blocks.base import Keys, Shapes, TensorDict
+from maze.perception.blocks.base import Keys, Shapes, TensorDict, count_keys
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
-from maze.perception.blocks.tensor_functions import masked_attention, sequence_dims
+from maze.perception.blocks.tensor_functions import check_heads, masked_attention, sequence_dims
 
 
 class MultiHeadAttentionBlock(ShapeNormalizationBlock):
@@ -49,14 +49,9 @@ class MultiHeadAttentionBlock(ShapeNormalizationBlock):
         vdim: int | None,
         use_key_padding_mask: bool,
     ) -> None:
-        n_inputs = 1 if isinstance(in_keys, str) else len(in_keys)
-        if n_inputs not in (3, 4):
-            raise ConfigAssertionError(
-                f"MultiHeadAttentionBlock ({out_keys}): expected the keys of query, key, value and, optionally, mask; "
-                f"found {in_keys}."
-            )
+        expected = "query, key, value and, optionally, mask"
+        n_inputs, n_outputs = count_keys(in_keys, out_keys, type(self).__name__, (3, 4), expected)
         in_num_dims = sequence_dims(in_shapes, n_inputs, [3, 3, 3, 2 if use_key_padding_mask else 3][:n_inputs])
-        n_outputs = 1 if isinstance(out_keys, str) else len(out_keys)
         super().__init__(in_keys, out_keys, in_shapes, in_num_dims, out_num_dims=[in_num_dims[0], 3][:n_outputs])
         self._is_flat = [n_dims == 2 for n_dims in in_num_dims[:3]]
         self._is_flat += [n_dims == 2 and not use_key_padding_mask for n_dims in in_num_dims[3:]]
@@ -69,11 +64,7 @@ class MultiHeadAttentionBlock(ShapeNormalizationBlock):
                     f"{self.block_name}: `{name}` is {size}, but the input has {in_shape[-1]} features; "
                     "None takes it from the input."
                 )
-        if embed_dim % num_heads:
-            raise ConfigAssertionError(
-                f"{self.block_name}: `num_heads` ({num_heads}) must divide the {embed_dim} features of "
-                f"{self.in_keys[0]!r}."
-            )
+        check_heads(self.block_name, num_heads, embed_dim)
         self.num_heads = num_heads
         self.add_input_to_output = add_input_to_output
         self.self_attn = nn.MultiheadAttention(

@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigAssertionError
 from maze.perception.activations import activation_type
-from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict
+from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict, count_keys
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 from maze.perception.blocks.tensor_functions import check_pooling_function, pool
 
@@ -69,7 +68,7 @@ class AlignmentNet(nn.Module):
 
 
 class PointNetFeatureBlock(ShapeNormalizationBlock):
-    """Embeds sets of points of any size into a vector that does not depend on their order (PointNet).
+    """Embed sets of points of any size into a vector, independent of their order (PointNet).
 
     Input `(batch, points, features)` and optionally a mask `(batch, points)`, positive where a point counts; output
     `(batch, embedding_dim)`.
@@ -94,12 +93,8 @@ class PointNetFeatureBlock(ShapeNormalizationBlock):
         use_batch_norm: bool,
         non_lin: NonLinearity,
     ) -> None:
-        n_inputs = 1 if isinstance(in_keys, str) else len(in_keys)
-        if n_inputs not in (1, 2):
-            raise ConfigAssertionError(
-                f"PointNetFeatureBlock ({out_keys}): expected the key of the points and, optionally, of a mask; "
-                f"found {in_keys}."
-            )
+        expected = "the points and, optionally, of a mask"
+        n_inputs, _ = count_keys(in_keys, out_keys, type(self).__name__, (1, 2), expected)
         super().__init__(in_keys, out_keys, in_shapes, in_num_dims=[3, 2][:n_inputs], out_num_dims=2)
         check_pooling_function(self.block_name, "pooling_func_name", pooling_func_name)
         self.embedding_dim = self.output_units = embedding_dim

@@ -10,21 +10,21 @@ import torch
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigAssertionError, EnvironmentContractError
-from maze.perception.blocks.base import Keys, PerceptionBlock, TensorDict
+from maze.perception.blocks.base import FunctionBlock, Keys, PerceptionBlock
 from maze.perception.program.network_program import Array, Places, ProgramReader
 
 
-class ActionMaskingBlock(PerceptionBlock):
-    """Replaces the logits of invalid actions by the smallest finite number of their data type.
+class ActionMaskingBlock(FunctionBlock):
+    """Replace the logits of invalid actions by the smallest finite number of their data type.
 
     The first input holds the logits, the second the mask: positive where an action is valid, zero where it is not.
-    With several actors (`MultiDiscrete`: one for each of its actions) the logits of all of them lie one after the
-    other in the last dimension, or the actors have the dimension before it. The mask has the shape of the logits, or
-    that of one actor's actions, and then holds for all actors.
+    The logits of several actors (`MultiDiscrete`: one for each of its actions) are concatenated in the last dimension,
+    or the actors have the dimension before it. The mask has the shape of the logits, or that of one actor's actions,
+    and then applies to all actors.
 
-    An actor without any valid action is an error: it would otherwise be offered all of them with equal probability.
-    The check costs one reduction of the mask per forward pass (on a GPU also a synchronisation), and is no part of
-    exported or compiled graphs, which cannot branch on values. `MultiBinary` needs `require_valid_action=False`,
+    An actor without any valid action is an error: all its actions would otherwise have equal probability. The check
+    costs one reduction of the mask per forward pass (on a GPU also a synchronisation), and is left out of exported or
+    compiled graphs, which cannot branch on values. `MultiBinary` needs `require_valid_action=False`,
     because all bits at zero is an action.
 
     :param in_keys: Keys of the logits and of the mask.
@@ -60,12 +60,8 @@ class ActionMaskingBlock(PerceptionBlock):
         self._group_sizes = self._sizes_of_groups(logits_shape)
         self._spread_mask = self._spreading(logits_shape, mask_shape)
 
-    @override(PerceptionBlock)
-    def forward(self, block_input: TensorDict) -> TensorDict:
-        return {self.out_keys[0]: self.in_torch(*self.gather_inputs(block_input))}
-
+    @override(FunctionBlock)
     def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
-        """What the block computes, see :class:`maze.perception.program.network_program.Function`."""
         logits, mask = tensors
         valid = mask if mask.dtype is torch.bool else mask > 0
         if self.require_valid_action and not torch.compiler.is_compiling():
@@ -76,18 +72,18 @@ class ActionMaskingBlock(PerceptionBlock):
             valid = valid.unsqueeze(-2)
         return logits.masked_fill(~valid, torch.finfo(logits.dtype).min)
 
+    @override(FunctionBlock)
     def in_numpy(self, *arrays: Array) -> Array:
-        """The same for arrays, of logits and a mask of one shape."""
         logits, valid = arrays[0], arrays[1] > 0
         if self.require_valid_action and not valid.any(axis=-1).all():
             self._check_rows(torch.from_numpy(valid))
         return np.where(valid, logits, np.finfo(logits.dtype).min)
 
+    @override(FunctionBlock)
     def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
-        if len(self._group_sizes) > 1 or self._spread_mask is not None:
+        if len(self._group_sizes) > 1 or self._spread_mask is not None:  # `in_numpy` takes a mask of the logits' shape
             raise reader.unreadable()
-        logits, mask = (inputs[key] for key in self.in_keys)
-        return {self.out_keys[0]: reader.apply(self, logits, mask)}
+        return super().describe_forward(reader, inputs)
 
     @override(PerceptionBlock)
     def extra_repr(self) -> str:
@@ -111,7 +107,7 @@ class ActionMaskingBlock(PerceptionBlock):
             raise error
 
     def _sizes_of_groups(self, logits_shape: tuple[int, ...]) -> list[int]:
-        """How the last dimension of the logits divides into actors."""
+        """Return the sizes of the parts of the last dimension of the logits that belong to each actor."""
         n_last = logits_shape[-1]
         has_actor_dim = len(logits_shape) > 1 and self.num_actors > 1 and logits_shape[-2] == self.num_actors
         n_actions = self.num_of_actor_actions
@@ -133,7 +129,7 @@ class ActionMaskingBlock(PerceptionBlock):
     def _spreading(
         self, logits_shape: tuple[int, ...], mask_shape: tuple[int, ...]
     ) -> Literal["repeat", "broadcast"] | None:
-        """How the mask of one actor becomes that of all; None: the mask has the shape of the logits."""
+        """Return how to extend the mask of one actor to all actors; None: it has the shape of the logits."""
         if mask_shape == logits_shape:
             return None
         equal = len(set(self._group_sizes)) == 1

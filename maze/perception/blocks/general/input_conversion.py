@@ -1,4 +1,4 @@
-"""Blocks that prepare observations: encoding of categories, running normalisation, scaling."""
+"""Preparation of observations: encoding of categories, running normalisation, scaling."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from torch import nn
 from maze.core.annotations import override
 from maze.core.errors import ConfigAssertionError
 from maze.core.utils.stats_utils import CumulativeMovingMeanStd
-from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict
+from maze.perception.blocks.base import FunctionBlock, Keys, PerceptionBlock, Shapes
 from maze.perception.program.network_program import Array, Places, ProgramReader
 
 
-class CategoryEncodingBlock(PerceptionBlock):
-    """Encodes each category of an observation as a unit vector, or by a learned embedding.
+class CategoryEncodingBlock(FunctionBlock):
+    """Encode each category of an observation as a unit vector, or by a learned embedding.
 
-    Input `(..., *entries)` with whole numbers, output `(..., width)`: the encodings of all entries side by side,
-    each as wide as there are categories, or `embedding_dim` wide. A number outside its range is encoded as zeros.
-    Where there are fewer `num_categories` than entries they describe the last dimensions, and the others, such as
-    time steps, stay.
+    Input `(..., *entries)` with integers, output `(..., width)`: the concatenated encodings of all entries, whose
+    widths are the numbers of categories, or `embedding_dim`. A number outside its range is encoded as zeros. Fewer
+    `num_categories` than entries describe the last dimensions; leading dimensions, such as time steps, stay.
 
     :param in_keys: Key of the categories.
     :param num_categories: Number of categories, one for all entries of the input or one for each of them.
@@ -59,21 +58,17 @@ class CategoryEncodingBlock(PerceptionBlock):
         self.register_buffer("first", torch.tensor(self._one_for_each("start", start, n_entries)), persistent=False)
         self.register_buffer("limits", sizes, persistent=False)
         self.register_buffer("offsets", sizes.cumsum(0) - sizes, persistent=False)
-        # one row more than there are categories: that of numbers outside their range
+        # an additional row for numbers outside their range
         self.embedding = None if embedding_dim is None else nn.Embedding(int(sizes.sum()) + 1, embedding_dim)
 
-    @override(PerceptionBlock)
-    def forward(self, block_input: TensorDict) -> TensorDict:
-        (tensor,) = self.gather_inputs(block_input)
-        return {self.out_keys[0]: self.in_torch(tensor)}
-
+    @override(FunctionBlock)
     def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
-        if self.embedding is not None or self.first.device.type != "cpu":
+        if self.embedding is not None:
             raise reader.unreadable()
-        return {self.out_keys[0]: reader.apply(self, inputs[self.in_keys[0]])}
+        return super().describe_forward(reader, inputs)
 
+    @override(FunctionBlock)
     def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
-        """What the block computes, see :class:`maze.perception.program.network_program.Function`."""
         (tensor,) = tensors
         batch_shape = tensor.shape[: tensor.dim() - self.n_dims]
         categories = tensor.reshape(*batch_shape, -1).long() - self.first
@@ -86,8 +81,8 @@ class CategoryEncodingBlock(PerceptionBlock):
         encoded = torch.zeros(*batch_shape, total + 1, device=tensor.device)
         return encoded.scatter(-1, indices, 1.0)[..., :total]
 
+    @override(FunctionBlock)
     def in_numpy(self, *arrays: Array) -> Array:
-        """The same for arrays, without embeddings."""
         (array,) = arrays
         first, limits, offsets = self.first.numpy(), self.limits.numpy(), self.offsets.numpy()
         kept_shape = array.shape[: array.ndim - self.n_dims]
@@ -115,17 +110,16 @@ class CategoryEncodingBlock(PerceptionBlock):
 
 
 _RESOLUTION = 1e-7
-"""A deviation below this share of the mean is the noise of float32: the entry is constant."""
+"""A deviation below this share of the mean is rounding noise of float32: the entry is constant."""
 
 
-class RunningNormalizationBlock(PerceptionBlock):
-    """Subtracts the mean of all observations so far, divides by their standard deviation, and clips what comes of it.
+class RunningNormalizationBlock(FunctionBlock):
+    """Subtract the mean of all observations so far, divide by their standard deviation, and clip the result.
 
-    The input is an observation as the environment shows it, of any shape; each entry has statistics of its own. They
-    are buffers of the network: wherever its weights go (checkpoints, worker processes, other machines, exported
-    policies), they go as well. The block itself never changes them: a trainer does between a rollout and the next one
-    (:class:`~maze.train.trainers.common.observation_statistics.ObservationStatistics`). Before the first of them, it
-    only clips. Entries that do not vary are only shifted.
+    The input is an observation of any shape; each entry has its own statistics. They are buffers of the network and
+    travel with its weights (checkpoints, worker processes, exported policies). Only the trainer changes them, between
+    rollouts (:class:`~maze.train.trainers.common.observation_statistics.ObservationStatistics`). Without statistics the
+    block only clips. Constant entries are only shifted.
 
     :param clip: Largest absolute value of the result.
     :raises ConfigError: It is not positive.
@@ -138,9 +132,9 @@ class RunningNormalizationBlock(PerceptionBlock):
     variance: torch.Tensor
     """float64 `[*shape]`"""
     offset: torch.Tensor
-    """float32 `[*shape]`: what is subtracted."""
+    """float32 `[*shape]`: the subtrahend."""
     scale: torch.Tensor
-    """float32 `[*shape]`: what is divided by."""
+    """float32 `[*shape]`: the divisor."""
 
     def __init__(self, in_keys: Keys, out_keys: Keys, in_shapes: Shapes, clip: float = 10.0) -> None:
         super().__init__(in_keys, out_keys, in_shapes)
@@ -154,17 +148,12 @@ class RunningNormalizationBlock(PerceptionBlock):
         self.register_buffer("offset", torch.zeros(shape))
         self.register_buffer("scale", torch.ones(shape))
 
-    @override(PerceptionBlock)
-    def forward(self, block_input: TensorDict) -> TensorDict:
-        (tensor,) = self.gather_inputs(block_input)
-        return {self.out_keys[0]: self.in_torch(tensor)}
-
+    @override(FunctionBlock)
     def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
-        """What the block computes, see :class:`maze.perception.program.network_program.Function`."""
         return ((tensors[0] - self.offset) / self.scale).clamp(-self.clip, self.clip)
 
+    @override(FunctionBlock)
     def in_numpy(self, *arrays: Array) -> Array:
-        """The same for arrays."""
         buffers = vars(self)["_buffers"]  # found faster than attributes of a module
         normalized: Array = np.subtract(arrays[0], buffers["offset"].numpy())
         np.divide(normalized, buffers["scale"].numpy(), out=normalized)
@@ -173,9 +162,9 @@ class RunningNormalizationBlock(PerceptionBlock):
         return normalized
 
     def learn(self, observed: CumulativeMovingMeanStd) -> None:
-        """Takes further observations into account.
+        """Merge the statistics of further observations.
 
-        :param observed: Their statistics, without those of any before; of the shape of the input, or of its last
+        :param observed: Statistics of the new observations only, of the shape of the input, or of its last
             dimensions where the first ones count agents.
         """
         known = CumulativeMovingMeanStd()
@@ -188,18 +177,13 @@ class RunningNormalizationBlock(PerceptionBlock):
         for buffer, value in ((self.mean, mean), (self.variance, variance), (self.offset, mean), (self.scale, scale)):
             buffer.copy_(torch.from_numpy(value))
 
-    def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
-        if self.offset.device.type != "cpu":
-            raise reader.unreadable()
-        return {self.out_keys[0]: reader.apply(self, inputs[self.in_keys[0]])}
-
     @override(PerceptionBlock)
     def extra_repr(self) -> str:
         return f"from {int(self.count):,} observations, clipped to {self.clip:g}"
 
 
-class ScalingBlock(PerceptionBlock):
-    """Multiplies its input, of any shape and type, by constants: what is in the hundreds drowns what is not.
+class ScalingBlock(FunctionBlock):
+    """Multiply the input, of any shape and type, by constants, so that large numbers do not dominate small ones.
 
     :param scale: A factor for all numbers, or one for each entry of the last dimension.
     :raises ConfigError: The number of factors is none of the two.
@@ -219,24 +203,14 @@ class ScalingBlock(PerceptionBlock):
         self.register_buffer("factors", factors, persistent=False)
 
     @override(PerceptionBlock)
-    def forward(self, block_input: TensorDict) -> TensorDict:
-        (tensor,) = self.gather_inputs(block_input)
-        return {self.out_keys[0]: self.in_torch(tensor)}
-
-    def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
-        if self.factors.device.type != "cpu":
-            raise reader.unreadable()
-        return {self.out_keys[0]: reader.apply(self, inputs[self.in_keys[0]])}
-
-    @override(PerceptionBlock)
     def extra_repr(self) -> str:
         return f"times {self.factors.item():.3g}" if not self.factors.dim() else f"times {len(self.factors)} factors"
 
+    @override(FunctionBlock)
     def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
-        """What the block computes, see :class:`maze.perception.program.network_program.Function`."""
         return tensors[0] * self.factors
 
+    @override(FunctionBlock)
     def in_numpy(self, *arrays: Array) -> Array:
-        """The same for arrays."""
         scaled: Array = np.multiply(arrays[0], self.factors.numpy(), dtype=np.float32)
         return scaled

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigAssertionError
-from maze.perception.blocks.base import Keys, Shapes, TensorDict
+from maze.perception.blocks.base import Keys, Shapes, TensorDict, count_keys
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 
 
@@ -37,13 +36,8 @@ class SelfAttentionConvBlock(ShapeNormalizationBlock):
         add_input_to_output: bool,
         bias: bool,
     ) -> None:
-        n_outputs = 1 if isinstance(out_keys, str) else len(out_keys)
-        n_inputs = 1 if isinstance(in_keys, str) else len(in_keys)
-        if n_inputs not in (1, 2):
-            raise ConfigAssertionError(
-                f"SelfAttentionConvBlock ({out_keys}): expected the key of the feature map and, optionally, of a mask; "
-                f"found {in_keys}."
-            )
+        expected = "the feature map and, optionally, of a mask"
+        n_inputs, n_outputs = count_keys(in_keys, out_keys, type(self).__name__, (1, 2), expected)
         super().__init__(in_keys, out_keys, in_shapes, in_num_dims=[4, 3][:n_inputs], out_num_dims=[4, 3][:n_outputs])
         channels = self.output_channels = self.in_shapes[0][-3]
         self.embed_dim = embed_dim

@@ -5,10 +5,9 @@ from __future__ import annotations
 from torch import nn
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigAssertionError
-from maze.perception.blocks.base import Keys, Shapes, TensorDict
+from maze.perception.blocks.base import Keys, Shapes, TensorDict, count_keys
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
-from maze.perception.blocks.tensor_functions import masked_attention, sequence_dims
+from maze.perception.blocks.tensor_functions import check_heads, masked_attention, sequence_dims
 
 
 class SelfAttentionSeqBlock(ShapeNormalizationBlock):
@@ -38,22 +37,13 @@ class SelfAttentionSeqBlock(ShapeNormalizationBlock):
         add_input_to_output: bool,
         bias: bool,
     ) -> None:
-        n_inputs = 1 if isinstance(in_keys, str) else len(in_keys)
-        if n_inputs not in (1, 2):
-            raise ConfigAssertionError(
-                f"SelfAttentionSeqBlock ({out_keys}): expected the key of the sequence and, optionally, of a mask; "
-                f"found {in_keys}."
-            )
+        expected = "the sequence and, optionally, of a mask"
+        n_inputs, n_outputs = count_keys(in_keys, out_keys, type(self).__name__, (1, 2), expected)
         in_num_dims = sequence_dims(in_shapes, n_inputs, [3, 2][:n_inputs])
-        n_outputs = 1 if isinstance(out_keys, str) else len(out_keys)
         super().__init__(in_keys, out_keys, in_shapes, in_num_dims, out_num_dims=[in_num_dims[0], 3][:n_outputs])
         self._is_flat = in_num_dims[0] == 2
         embed_dim = self.output_features = self.in_shapes[0][-1]
-        if embed_dim % num_heads:
-            raise ConfigAssertionError(
-                f"{self.block_name}: `num_heads` ({num_heads}) must divide the {embed_dim} features of "
-                f"{self.in_keys[0]!r}."
-            )
+        check_heads(self.block_name, num_heads, embed_dim)
         self.num_heads = num_heads
         self.add_input_to_output = add_input_to_output
         self.self_attn = nn.MultiheadAttention(

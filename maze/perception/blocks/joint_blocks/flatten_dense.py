@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from maze.core.annotations import override
-from maze.perception.blocks.base import Keys, NonLinearity, PerceptionBlock, Shapes, TensorDict
+from maze.perception.blocks.base import ChainBlock, Keys, NonLinearity, PerceptionBlock, Shapes
 from maze.perception.blocks.feed_forward.dense import DenseBlock
 from maze.perception.blocks.general.flatten import FlattenBlock
-from maze.perception.program.network_program import Places, ProgramReader
 
 
-class FlattenDenseBlock(PerceptionBlock):
+class FlattenDenseBlock(ChainBlock):
     """A :class:`FlattenBlock` followed by a :class:`DenseBlock`; their arguments are described there."""
+
+    stages = ("flatten_block", "dense_block")
 
     def __init__(
         self,
@@ -31,21 +31,11 @@ class FlattenDenseBlock(PerceptionBlock):
         )
         self.output_units = self.dense_block.output_units
 
-    @override(PerceptionBlock)
-    def forward(self, block_input: TensorDict) -> TensorDict:
-        output: TensorDict = self.dense_block(self.flatten_block(block_input))
-        return output
 
-    def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
-        return reader.module(self.dense_block, reader.module(self.flatten_block, inputs))
+class ConvolutionDense(ChainBlock):
+    """Base of blocks of convolutions whose output is flattened and processed by dense layers."""
 
-    @override(PerceptionBlock)
-    def extra_repr(self) -> str:
-        return f"{self.flatten_block.extra_repr()}\n{self.dense_block.extra_repr()}"
-
-
-class ConvolutionDense(PerceptionBlock):
-    """Base of blocks of convolutions whose output is flattened and goes through dense layers."""
+    stages = ("conv_block", "dense_block")
 
     conv_block: PerceptionBlock
     dense_block: FlattenDenseBlock
@@ -58,12 +48,3 @@ class ConvolutionDense(PerceptionBlock):
             conv_block.out_keys, self.out_keys[0], conv_block.out_shapes(), num_flatten_dims, hidden_units, non_lin
         )
         self.output_units = self.dense_block.output_units
-
-    @override(PerceptionBlock)
-    def forward(self, block_input: TensorDict) -> TensorDict:
-        output: TensorDict = self.dense_block(self.conv_block(block_input))
-        return output
-
-    @override(PerceptionBlock)
-    def extra_repr(self) -> str:
-        return f"{self.conv_block.extra_repr()}\n{self.dense_block.dense_block.extra_repr()}"

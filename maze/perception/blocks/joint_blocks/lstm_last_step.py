@@ -1,18 +1,19 @@
-"""Recurrent layers of which the last time step counts."""
+"""Last time step of recurrent layers."""
 
 from __future__ import annotations
 
-from maze.core.annotations import override
-from maze.perception.blocks.base import Keys, NonLinearity, PerceptionBlock, Shapes, TensorDict
+from maze.perception.blocks.base import ChainBlock, Keys, NonLinearity, Shapes
 from maze.perception.blocks.general.slice import SliceBlock
 from maze.perception.blocks.recurrent.lstm import LSTMBlock
 
 
-class LSTMLastStepBlock(PerceptionBlock):
+class LSTMLastStepBlock(ChainBlock):
     """The last time step of an :class:`LSTMBlock`, where the arguments are described.
 
     Input `(..., time, features)`, output `(..., hidden_size)`.
     """
+
+    stages = ("lstm_block", "slice_block")
 
     def __init__(
         self,
@@ -27,24 +28,9 @@ class LSTMLastStepBlock(PerceptionBlock):
         super().__init__(in_keys, out_keys, in_shapes)
         out_key = self.out_keys[0]
         self.lstm_block = LSTMBlock(
-            self.in_keys,
-            f"{out_key}_lstm",
-            self.in_shapes,
-            hidden_size=hidden_size,
-            num_layers=num_layers,
-            bidirectional=bidirectional,
-            non_lin=non_lin,
+            self.in_keys, f"{out_key}_lstm", self.in_shapes, hidden_size, num_layers, bidirectional, non_lin
         )
         self.slice_block = SliceBlock(
             f"{out_key}_lstm", out_key, self.lstm_block.out_shapes(), slice_dim=-2, slice_idx=-1
         )
         self.output_units = self.lstm_block.output_units
-
-    @override(PerceptionBlock)
-    def forward(self, block_input: TensorDict) -> TensorDict:
-        output: TensorDict = self.slice_block(self.lstm_block(block_input))
-        return output
-
-    @override(PerceptionBlock)
-    def extra_repr(self) -> str:
-        return self.lstm_block.extra_repr()

@@ -18,32 +18,33 @@ from torch.nn import functional
 from maze.core.annotations import override
 from maze.core.errors import ConfigAssertionError
 from maze.perception.activations import activation_type
-from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict, shape_list
+from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict, key_list, shape_list
 from maze.perception.blocks.feed_forward.dense import DenseBlock
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
+from maze.perception.blocks.tensor_functions import check_heads
 from maze.perception.program.network_program import Array, FunctionPair, Places, ProgramReader
 
 _T = TypeVar("_T")
 _EXCLUDED = -1e30
-"""Score of an item that is not to be looked at; finite, so that nothing becomes NaN where there is no other."""
+"""Score of a masked item; finite, so that the result is not NaN where all are masked."""
 
 
 class SetAttentionBlock(ShapeNormalizationBlock):
-    """Describes a set of items by one vector, whatever their number.
+    """Encode a set of any number of items as one vector.
 
-    Each item goes through dense layers, attends to the others (added to what it was), and mean and maximum over all
-    items are returned side by side. Inputs: items `(batch, n, features)` and optionally a mask `(batch, n)`,
-    positive where there is an item. Output `(batch, 2 * hidden_units[-1])`; with `keep_places` the items follow side by
-    side, for actions that name the place of an item. Items that are masked count as zeros. Further masks `(batch, n)`
-    choose some of the items, such as those that may be chosen: mean and maximum over them follow.
+    Each item passes dense layers and attends to the others (residual connection). The output concatenates mean and
+    maximum over all items. Inputs: items `(batch, n, features)` and optionally a mask `(batch, n)`, positive for items
+    that exist. Output `(batch, 2 * hidden_units[-1])`; with `keep_places` the concatenated items follow, for actions
+    that name the index of an item. Masked items count as zeros. Further masks `(batch, n)` select some of the items,
+    such as the valid choices: mean and maximum over them follow.
 
     :param in_keys: Keys of the items and, optionally, of the masks.
     :param hidden_units: Width of each dense layer.
     :param num_heads: Number of attention heads; divides the last width. 0: no attention.
-    :param keep_places: Whether the output tells of the items in their order as well.
+    :param keep_places: Whether the output includes the items in their order.
     :param non_lin: Activation after each layer.
-    :param keep_items: Whether there is a second output `<out_key>_items`, `(batch, n, hidden_units[-1])`: what each
-        item became, for scores of all of them.
+    :param keep_items: Whether there is a second output `<out_key>_items`, `(batch, n, hidden_units[-1])`, with the
+        encoding of each item.
     :raises ConfigError: A mask does not fit, or the heads do not divide the width.
     """
 
@@ -58,8 +59,7 @@ class SetAttentionBlock(ShapeNormalizationBlock):
         non_lin: NonLinearity,
         keep_items: bool = False,
     ) -> None:
-        n_masks = 0 if isinstance(in_keys, str) else len(in_keys) - 1
-        pooled, *_ = [out_keys] if isinstance(out_keys, str) else out_keys
+        n_masks, pooled = len(key_list(in_keys)) - 1, key_list(out_keys)[0]
         super().__init__(
             in_keys,
             [pooled, *([f"{pooled}_items"] if keep_items else [])],
@@ -77,10 +77,7 @@ class SetAttentionBlock(ShapeNormalizationBlock):
         item = f"{self.out_keys[0]}_item"
         self.dense_block = DenseBlock("items", item, [self.in_shapes[0][-2:]], hidden_units, non_lin)
         width = self.dense_block.out_shapes()[0][-1]
-        if num_heads and width % num_heads:
-            raise ConfigAssertionError(
-                f"{self.block_name}: `num_heads` ({num_heads}) must divide the last width ({width})."
-            )
+        check_heads(self.block_name, num_heads or 1, width)
         self.num_heads = num_heads
         self.keep_places = keep_places
         self.output_units = 2 * width * max(1, n_masks) + (n_items * self.in_shapes[0][-1] if keep_places else 0)
@@ -129,7 +126,7 @@ class SetAttentionBlock(ShapeNormalizationBlock):
 
 
 def _one_by_one(masks: Sequence[_T]) -> list[list[_T]]:
-    """What is pooled over: the items of each mask, or all where there is none."""
+    """Return the masks to pool with, one at a time; without masks, one pooling over all items."""
     return [[mask] for mask in masks] or [[]]
 
 
@@ -150,9 +147,9 @@ _ADDED_SCORES = FunctionPair(
 
 @dataclass(frozen=True)
 class _Attention:
-    """What each item finds at the others (Vaswani et al. 2017, eq. 1): `[..., n, 3 * width]` to `[..., n, width]`.
+    """Self-attention (Vaswani et al. 2017, eq. 1): `[..., n, 3 * width]` to `[..., n, width]`.
 
-    Items that a mask `[..., n]` excludes are not looked at; where it excludes all, the result says nothing.
+    A mask `[..., n]` excludes items; where it excludes all, the result is meaningless.
     """
 
     n_heads: int
@@ -181,7 +178,7 @@ class _Attention:
 
 @dataclass(frozen=True)
 class _MeanAndMax:
-    """Both over all items, or those that the mask allows; zeros where there is none."""
+    """Mean and maximum over all items, or over those that the mask allows; zeros where there is none."""
 
     def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
         features = tensors[0]
@@ -190,7 +187,7 @@ class _MeanAndMax:
         valid = tensors[1] > 0
         n_valid = valid.sum(-1, keepdim=True)
         mean = torch.matmul((valid / n_valid.clamp(min=1)).unsqueeze(-2), features).squeeze(-2)
-        with torch.no_grad():  # gradients flow to the highest only, so that nothing of the size of all is kept for them
+        with torch.no_grad():  # only the maxima need gradients, so no tensor of the size of all items is kept
             absent = features.detach().masked_fill(~valid.unsqueeze(-1), torch.finfo(features.dtype).min)
             places = absent.max(-2, keepdim=True).indices
         highest = features.gather(-2, places).squeeze(-2).masked_fill(n_valid == 0, 0.0)
@@ -210,12 +207,11 @@ _MEAN_AND_MAX = _MeanAndMax()
 
 
 class ItemScoresBlock(ShapeNormalizationBlock):
-    """A score for each item, by the same layers for all of them, added to its logit where there are logits.
+    """Score each item by the same layers and add the score to its logit, if there are logits.
 
-    What is learned about one item holds for every other that looks alike, wherever it stands (compare the pointer
-    networks of Vinyals et al. 2015). Inputs: optionally logits `(batch, n)`; items `(batch, n, features)`, and any
-    number of vectors `(batch, size)` that the score depends on besides. Output `(batch, n)`. Without logits the items
-    may be more or fewer than in `in_shapes`.
+    The scores are equivariant to the order of the items (compare the pointer networks of Vinyals et al. 2015). Inputs:
+    optionally logits `(batch, n)`; items `(batch, n, features)`, and any number of further vectors `(batch, size)` that
+    the score depends on. Output `(batch, n)`. Without logits the number of items may differ from `in_shapes`.
 
     :param in_keys: Keys of the logits, if any, of the items and of the vectors.
     :param hidden_units: Width of each dense layer.
@@ -226,7 +222,7 @@ class ItemScoresBlock(ShapeNormalizationBlock):
     def __init__(
         self, in_keys: Keys, out_keys: Keys, in_shapes: Shapes, hidden_units: Sequence[int], non_lin: NonLinearity
     ) -> None:
-        shapes = shape_list(in_shapes, n_keys=1 if isinstance(in_keys, str) else len(in_keys))
+        shapes = shape_list(in_shapes, n_keys=len(key_list(in_keys)))
         n_logits = int(len(shapes) > 1 and len(shapes[0]) < len(shapes[1]))
         n_vectors = len(shapes) - 1 - n_logits
         if n_vectors < 1 or not hidden_units:
@@ -244,8 +240,8 @@ class ItemScoresBlock(ShapeNormalizationBlock):
                 f"{n_items} items."
             )
         activation = activation_type(non_lin, f"{self.block_name}.non_lin")
-        # one layer of items and vectors side by side, without repeating the vectors for each item; in parts, so that
-        # two numbers are heard at first beside a vector of a hundred
+        # one layer of concatenated items and vectors, without repeating the vectors for each item; separate layers, so
+        # that the initial weights of a short vector are not small because another one is long
         self.item_layer = nn.Linear(n_features, hidden_units[0])
         self.vector_layers = nn.ModuleList(
             nn.Linear(shape[-1], hidden_units[0], bias=False) for shape in self.in_shapes[n_logits + 1 :]

@@ -56,13 +56,13 @@ LAYOUTS = ("HW", "HWC", "CHW")
 
 
 class ImageDenseBlock(PerceptionBlock):
-    """Scales an image and brings its channels to the front, then a :class:`StridedConvolutionDenseBlock`.
+    """Scale an image and move its channels to the front, then apply a :class:`StridedConvolutionDenseBlock`.
 
     Input `(..., height, width)`, `(..., height, width, channels)` or `(..., channels, height, width)`, output
     `(..., hidden_units[-1])`.
 
     :param layout: `HW`, `HWC` or `CHW`.
-    :param scale: What the values are multiplied with, for instance 1 / 255.
+    :param scale: Factor of the values, such as 1 / 255.
     :param hidden_channels: Number of channels of each convolution.
     :param hidden_kernels: Size of each kernel.
     :param hidden_strides: Stride of each convolution; `None`: 1.
@@ -121,7 +121,7 @@ class ImageDenseBlock(PerceptionBlock):
             image = image.unsqueeze(-3)
         elif self.layout == "HWC":
             image = image.movedim(-1, -3)
-        # bytes are moved sooner than the floats that they become
+        # bytes are moved before the conversion to floats, which are larger
         floats = self.conv_block.conv_block.in_fastest_layout(image).float()
         image = image * self.scale if floats is image else floats.mul_(self.scale)
         output: TensorDict = self.conv_block({self.conv_block.in_keys[0]: image})

@@ -1,9 +1,9 @@
-"""Recurrent layers whose hidden state is carried from step to step, and the ways to run them."""
+"""Recurrent layers whose hidden state is carried from step to step, for single steps and for sequences."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -20,11 +20,10 @@ from maze.perception.program.network_program import Array, Places, ProgramReader
 
 
 class RecurrentCellBlock(ShapeNormalizationBlock):
-    """An LSTM or GRU layer that sees one step at a time and carries its hidden state to the next.
+    """An LSTM or GRU layer that processes one step at a time and carries its hidden state to the next.
 
-    Input `(batch, features)`, output `(batch, hidden_size)`. Where the states come from and go to says whoever runs the
-    network (:func:`running`): policies and critics do. Called without that, each row is the first step of an episode,
-    whose state is zero.
+    Input `(batch, features)`, output `(batch, hidden_size)`. Policies and critics provide and store the hidden states
+    in the context :func:`running`. Outside of it, each row is the first step of an episode, with a zero state.
 
     LSTM: Hochreiter and Schmidhuber 1997 with the forget gate of Gers et al. 2000, which starts open (1 is added before
     the sigmoid, Jozefowicz et al. 2015). GRU: Cho et al. 2014, as torch computes it.
@@ -44,13 +43,13 @@ class RecurrentCellBlock(ShapeNormalizationBlock):
         self.hidden_size = self.output_units = hidden_size
         self.cell: Cell = _CELLS[cell](hidden_size)
         self.state_key = f"{self.out_keys[0]}.state"
-        """What the hidden state is called; each cell of a network needs a name of its own."""
+        """Name of the hidden state, unique in a network."""
         self.input_layer = nn.Linear(self.input_units, self.cell.n_gates * hidden_size)
         self.hidden_layer = nn.Linear(hidden_size, self.cell.n_gates * hidden_size)
         self.gate_offsets: Tensor
         self.register_buffer("gate_offsets", self.cell.gate_offsets(), persistent=False)
         self.run: Run | None = None
-        """Where the states of the forward pass come from, see :func:`running`."""
+        """Source of the states of the forward pass, see :func:`running`."""
 
     @property
     def state_size(self) -> int:
@@ -74,30 +73,32 @@ class RecurrentCellBlock(ShapeNormalizationBlock):
         return {self.out_keys[0]: reader.apply(output, following)}
 
     def step(self, inputs: Tensor, state: Tensor) -> Tensor:
-        """The states after one step.
+        """Return the states after one step.
 
         :param inputs: `[batch, features]`.
-        :param state: `[batch, state_size]`, the states before it.
+        :param state: `[batch, state_size]`, the previous states.
         """
         return self.cell.in_torch(self.input_layer(inputs), self.hidden_layer(state[..., : self.hidden_size]), state)
 
     def unroll(self, inputs: Tensor, batch_sizes: Sequence[int], state: Tensor) -> tuple[Tensor, Tensor]:
-        """Several sequences at once, the longest first.
+        """Process several sequences at once, sorted by decreasing length.
 
         :param inputs: `[n_rows, features]`: the first steps of all sequences, then the second ones, and so on.
-        :param batch_sizes: How many sequences have a first step, a second one, and so on; never more than before.
+        :param batch_sizes: Number of sequences with a first step, a second one, and so on; not increasing.
         :param state: `[n_sequences, state_size]`, the states before the first steps.
         :return: Outputs `[n_rows, hidden_size]`, and the states after the last step of each sequence.
         """
         layers = self.input_layer, self.hidden_layer
         weights = [layer.weight for layer in layers] + [layers[0].bias, layers[1].bias + self.gate_offsets]
         parts = [part.contiguous().unsqueeze(0) for part in state.chunk(self.cell.n_states, dim=-1)]
+        state_parts: Any = parts if len(parts) > 1 else parts[0]
+        options = (weights, True, 1, 0.0, True, False)  # biases, one layer, no dropout, training, one direction
         if batch_sizes[0] == batch_sizes[-1]:
             steps = inputs.view(len(batch_sizes), batch_sizes[0], inputs.shape[-1])
-            output, *final = self.cell.unrolled(steps, None, parts, weights)
+            output, *final = self.cell.unrolled(steps, state_parts, *options, False)
             output = output.flatten(0, 1)
         else:
-            output, *final = self.cell.unrolled(inputs, torch.tensor(batch_sizes), parts, weights)
+            output, *final = self.cell.unrolled(inputs, torch.tensor(batch_sizes), state_parts, *options)
         return output, torch.cat(final, dim=-1).squeeze(0)
 
     @override(ShapeNormalizationBlock)
@@ -110,13 +111,15 @@ class RecurrentCellBlock(ShapeNormalizationBlock):
 
 @dataclass(frozen=True)
 class Cell(ABC):
-    """What a recurrent layer computes from its input and its state; a function of programs."""
+    """The computation of a recurrent layer, as a function of network programs."""
 
     hidden_size: int
     n_gates: ClassVar[int]
-    """How many vectors of the hidden size the linear layers give."""
+    """Number of vectors of the hidden size that the linear layers return."""
     n_states: ClassVar[int] = 1
-    """How many such vectors the state consists of; the first is the output."""
+    """Number of such vectors in the state; the first is the output."""
+    unrolled: ClassVar[Callable[..., Any]]
+    """The function of torch for sequences."""
 
     @property
     def state_size(self) -> int:
@@ -124,34 +127,25 @@ class Cell(ABC):
         return self.n_states * self.hidden_size
 
     def gate_offsets(self) -> Tensor:
-        """What is added to the gates, `[n_gates * hidden_size]`."""
+        """Return the offsets of the gates, `[n_gates * hidden_size]`."""
         return torch.zeros(self.n_gates * self.hidden_size)
 
     @abstractmethod
     def in_torch(self, *tensors: Tensor) -> Tensor:
-        """The next states `[..., state_size]`.
+        """Compute the next states `[..., state_size]`.
 
-        :param tensors: The linear functions of the input and of the output before, `[..., n_gates * hidden_size]`, and
-            the states before, `[..., state_size]`.
+        :param tensors: The linear functions of the input and of the previous output, `[..., n_gates * hidden_size]`,
+            and the previous states, `[..., state_size]`.
         """
 
     @abstractmethod
     def in_numpy(self, *arrays: Array) -> Array:
-        """The same for arrays."""
-
-    @abstractmethod
-    def unrolled(self, inputs: Tensor, batch_sizes: Tensor | None, state: list[Tensor], weights: list[Tensor]) -> Any:
-        """Torch's own implementation for sequences: outputs, and final states as `state` has them.
-
-        :param inputs: `[n_steps, batch, features]`; packed `[n_rows, features]` where there are batch sizes.
-        :param batch_sizes: See :meth:`RecurrentCellBlock.unroll`.
-        :param state: Parts of the states, `[1, batch, hidden_size]` each.
-        :param weights: Weights of input and output, biases of both.
-        """
+        """Compute the same for arrays."""
 
 
 class _LSTM(Cell):
     n_gates, n_states = 4, 2
+    unrolled = staticmethod(torch.lstm)
 
     @override(Cell)
     def gate_offsets(self) -> Tensor:
@@ -181,15 +175,10 @@ class _LSTM(Cell):
         np.multiply(gates[..., 3 * size :], np.tanh(memory), out=following[..., :size])
         return following
 
-    @override(Cell)
-    def unrolled(self, inputs: Tensor, batch_sizes: Tensor | None, state: list[Tensor], weights: list[Tensor]) -> Any:
-        if batch_sizes is None:
-            return torch.lstm(inputs, state, weights, True, 1, 0.0, True, False, False)
-        return torch.lstm(inputs, batch_sizes, state, weights, True, 1, 0.0, True, False)
-
 
 class _GRU(Cell):
     n_gates = 3
+    unrolled = staticmethod(torch.gru)
 
     @override(Cell)
     def in_torch(self, *tensors: Tensor) -> Tensor:
@@ -210,15 +199,9 @@ class _GRU(Cell):
         following: Array = candidate + gates[..., self.hidden_size :] * (state - candidate)
         return following
 
-    @override(Cell)
-    def unrolled(self, inputs: Tensor, batch_sizes: Tensor | None, state: list[Tensor], weights: list[Tensor]) -> Any:
-        if batch_sizes is None:
-            return torch.gru(inputs, state[0], weights, True, 1, 0.0, True, False, False)
-        return torch.gru(inputs, batch_sizes, state[0], weights, True, 1, 0.0, True, False)
-
 
 _MOST_PADDED, _MOST_SIDE_BY_SIDE = 4, 32
-"""Sequences are made equally long where that makes no more than so many rows of one, or so many of each step."""
+"""Limits of padding: the largest ratio of padded to actual rows, or the largest number of padded rows per step."""
 _CELLS: Mapping[str, type[Cell]] = {"lstm": _LSTM, "gru": _GRU}
 
 
@@ -237,7 +220,7 @@ class _Output:
 
 
 def _sigmoid_(array: Array) -> None:
-    """In place; the exponential would overflow for large arguments."""
+    """Compute the sigmoid in place, by tanh: the exponential would overflow for large arguments."""
     array *= 0.5
     np.tanh(array, out=array)
     array *= 0.5
@@ -250,17 +233,17 @@ def _sigmoid_(array: Array) -> None:
 class Run(ABC):
     """One forward pass of a network with recurrent cells.
 
-    :param states: The states to begin with, `[n, state_size]` by state key.
+    :param states: Initial states, `[n, state_size]` by state key.
     """
 
     def __init__(self, states: Mapping[str, Tensor]) -> None:
         self.states = dict(states)
         self.final: dict[str, Tensor] = {}
-        """The states after it, by state key; filled by the forward pass where that is without gradients."""
+        """Final states by state key; set by a forward pass without gradients."""
 
     @abstractmethod
     def advance(self, cell: RecurrentCellBlock, inputs: Tensor) -> Tensor:
-        """The outputs of a cell, `[n_rows, hidden_size]`.
+        """Return the outputs of a cell, `[n_rows, hidden_size]`.
 
         :param cell: The cell.
         :param inputs: `[n_rows, features]`.
@@ -268,7 +251,7 @@ class Run(ABC):
 
 
 class StepRun(Run):
-    """Each row is one step of another episode; states are `[n_rows, state_size]`."""
+    """A run in which each row is one step of another episode; states are `[n_rows, state_size]`."""
 
     @override(Run)
     def advance(self, cell: RecurrentCellBlock, inputs: Tensor) -> Tensor:
@@ -278,10 +261,10 @@ class StepRun(Run):
 
 
 class SequenceRun(Run):
-    """Rows are the steps of sequences; states are `[n_sequences, state_size]`, those before their first steps.
+    """A run in which rows are the steps of sequences; states are `[n_sequences, state_size]`, before the first steps.
 
-    :param groups: The sequences in groups. Those of a later group begin where others have ended: their states are
-        filled in by the pass, which takes no gradients then.
+    :param groups: The sequences in groups. Those of a later group continue sequences of an earlier one: the pass, then
+        without gradients, sets their states.
     :param states: See :class:`Run`.
     """
 
@@ -314,22 +297,22 @@ class SequenceRun(Run):
 
 
 class _PaddedRows(NamedTuple):
-    """Sequences that are made as long as the longest by rows that are there already; nothing comes of their outputs."""
+    """Sequences that are padded to the length of the longest; the outputs of padding rows are ignored."""
 
     rows: Tensor
     """`[n_steps * n_sequences]`"""
     batch_sizes: list[int]
     places: Tensor
-    """Where each row is among them, `[n_rows]`."""
+    """Index of each row among them, `[n_rows]`."""
 
 
 class PackedRows:
-    """Which rows are the first steps of some sequences, then the second ones, and so on, the longest sequence first.
+    """Indices of the rows that are the first steps of some sequences, then the second ones, and so on.
 
-    :param order: All rows, sequence after sequence, `[n_rows]`.
-    :param starts: Where the sequences begin there, `[n_sequences]`.
-    :param lengths: Their numbers of steps, `[n_sequences]`.
-    :param device: Where the indices are used.
+    :param order: All rows, sorted by sequence, `[n_rows]`.
+    :param starts: Index of the first row of each sequence in `order`, `[n_sequences]`.
+    :param lengths: Number of steps of each sequence, `[n_sequences]`.
+    :param device: Device of the indices.
     :param chosen: The sequences of this group; `None`: all of them.
     :param follows: For each of `chosen` the sequence that it continues.
     """
@@ -363,10 +346,10 @@ class PackedRows:
         """`[n_sequences of the group]`, the longest first."""
         self.follows = None if follows is None else index(follows[by_length])
         self.places = index(np.argsort(rows)) if len(rows) == len(order) else self.rows
-        """Where each row is among the packed ones, if the group has all rows."""
+        """Index of each row among the packed ones, if the group has all rows."""
         self.padded: _PaddedRows | None = None
-        """Where the gradient of sequences of different lengths takes less time so: torch has a fast one for equal ones
-        on the CPU, some ten times as fast; the final states of shorter ones are not to be had then."""
+        """Padded rows, if gradients are faster so: on the CPU, sequences of equal length are about ten times as fast.
+        Final states of shorter sequences are not available then."""
         n_padded = n_steps * len(sequences)
         if len(rows) < n_padded <= max(_MOST_PADDED * len(rows), _MOST_SIDE_BY_SIDE * n_steps):
             place = step * len(sequences) + rank
@@ -376,9 +359,9 @@ class PackedRows:
 
 
 def recurrent_cells(network: nn.Module) -> dict[str, RecurrentCellBlock]:
-    """The recurrent cells of a network by their state keys.
+    """Return the recurrent cells of a network by their state keys.
 
-    :raises ConfigError: Two have the same.
+    :raises ConfigError: Two cells have the same key.
     """
     cells: dict[str, RecurrentCellBlock] = {}
     for module in network.modules():
@@ -394,7 +377,7 @@ def recurrent_cells(network: nn.Module) -> dict[str, RecurrentCellBlock]:
 
 @contextmanager
 def running(cells: Iterable[RecurrentCellBlock], run: Run | None) -> Iterator[None]:
-    """Context in which cells take their states from a run, and give it those that follow.
+    """Context in which cells take their states from a run, and store the final ones in it.
 
     :param cells: The cells of a network.
     :param run: The run; `None`: nothing changes.

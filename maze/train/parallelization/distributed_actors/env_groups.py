@@ -20,7 +20,7 @@ from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColu
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.update_profile import TRANSFER, timed
 from maze.core.utils.worker_pool import env_slices
-from maze.core.wrappers.return_normalization_reward_wrapper import statistics_states
+from maze.core.wrappers.reward_wrappers import statistics_states
 from maze.train.parallelization.vector_env.env_batch import ActorSpaces
 from maze.train.parallelization.vector_env.replay_log import states_for
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv, checked_seeds

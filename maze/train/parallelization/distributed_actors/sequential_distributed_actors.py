@@ -10,7 +10,7 @@ from maze.core.annotations import override
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.update_profile import COLLECTING, timed
-from maze.core.wrappers.return_normalization_reward_wrapper import load_statistics_states
+from maze.core.wrappers.reward_wrappers import load_statistics_states
 from maze.train.parallelization.distributed_actors.distributed_actors import (
     CollectedBatch,
     DistributedActors,

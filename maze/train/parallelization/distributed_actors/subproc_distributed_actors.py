@@ -13,7 +13,7 @@ import cloudpickle
 from maze.core.annotations import override
 from maze.core.utils.worker_pool import WorkerPool, env_slices, process_context
 from maze.core.utils.worker_process import Host
-from maze.core.wrappers.return_normalization_reward_wrapper import load_statistics_states
+from maze.core.wrappers.reward_wrappers import load_statistics_states
 from maze.train.parallelization.distributed_actors.distributed_actors import (
     ActorsAhead,
     DistributedActors,

@@ -22,7 +22,7 @@ from maze.core.rollout.batched_acting import logits_shapes_of
 from maze.core.rollout.rollout_columns import RolloutColumns, substeps_per_step
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
 from maze.core.wrappers.maze_gym_env_wrapper import GymCoreEnv
-from maze.core.wrappers.return_normalization_reward_wrapper import (
+from maze.core.wrappers.reward_wrappers import (
     RunningStatistics,
     load_statistics_states,
     statistics_states,

@@ -11,12 +11,10 @@ import torch
 from maze.core.agent.policy import Policy
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
-from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
-from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.utils.checked_config import CheckedConfig
 from maze.core.utils.factory import Factory
 from maze.core.utils.seeding import seeded_generator
-from maze.train.trainers.common.actor_critic.minibatch import records_by_policy
+from maze.train.trainers.common.actor_critic.valuation import decisions_by_policy
 from maze.train.trainers.common.observation_statistics import ObservationStatistics
 
 if TYPE_CHECKING:
@@ -115,42 +113,27 @@ def clone_policy(
     columns = rollouts.allocate(-(-config.n_steps // int(rollouts.env.n_envs)))
     rollouts.collect(demonstrator, columns)
     (statistics or ObservationStatistics(learner)).learn(columns)
-    parts = [part for part, _ in records_by_policy(columns, learner.substeps_with_separate_agent_nets, learner.device)]
+    by_policy = decisions_by_policy(columns, learner.substeps_with_separate_agent_nets, learner.device)
+    parts = [substeps for substeps, _ in by_policy]
     optimizer = torch.optim.Adam(learner.parameters(), lr=config.lr)
     generator = seeded_generator(seed)
     learner.train()
     log_probs: list[float] = []
     for _ in range(config.n_epochs):
         log_probs.clear()
-        for part in parts:
-            order = torch.randperm(_n_rows(part), generator=generator)
+        for substeps in parts:
+            order = torch.randperm(substeps[0].n_rows, generator=generator)
             for rows in torch.split(order, config.batch_size):
-                record = _selected(part, rows)
-                output = learner.compute_policy_output(record)
-                log_prob = torch.stack(output.joint_log_probs_for_actions(record.actions)).mean()
+                batch = [substep.rows(rows) for substep in substeps]
+                outputs = [learner.compute_substep_policy_output(one.observation, one.actor_id) for one in batch]
+                pairs = zip(outputs, batch, strict=True)
+                log_prob = torch.stack([output.prob_dist.joint_log_prob(one.action) for output, one in pairs]).mean()
                 optimizer.zero_grad()
                 loss = -log_prob
                 if config.entropy_coef:
-                    loss = loss - config.entropy_coef * torch.stack(output.entropies).mean()
+                    loss = loss - config.entropy_coef * torch.stack([output.entropy for output in outputs]).mean()
                 loss.backward()  # type: ignore[no-untyped-call]  # torch's
                 optimizer.step()
                 log_probs.append(float(log_prob.detach()))
     optimizer.zero_grad()
     return float(torch.tensor(log_probs).mean().exp())
-
-
-def _n_rows(record: StructuredSpacesRecord) -> int:
-    return len(next(iter(record.actions[0].values())))
-
-
-def _selected(record: StructuredSpacesRecord, rows: torch.Tensor) -> StructuredSpacesRecord:
-    return StructuredSpacesRecord(
-        [
-            SpacesRecord(
-                one.actor_id,
-                {key: value[rows] for key, value in (one.observation or {}).items()},
-                {key: value[rows] for key, value in (one.action or {}).items()},
-            )
-            for one in record.substep_records
-        ]
-    )

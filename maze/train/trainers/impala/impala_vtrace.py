@@ -17,7 +17,6 @@ from maze.core.annotations import override
 from maze.train.trainers.common.actor_critic.valuation import ReturnFunction, Returns, Trajectories
 
 if TYPE_CHECKING:
-    from maze.core.agent.torch_state_critic import TorchStateCritic
     from maze.distributions.dict import DictProbabilityDistribution
     from maze.distributions.distribution_mapper import DistributionMapper
 
@@ -40,7 +39,7 @@ class VTrace(ReturnFunction):
     is_off_policy: bool = field(default=True, init=False)
 
     @override(ReturnFunction)
-    def __call__(self, critic: TorchStateCritic, trajectories: Trajectories) -> Returns:
+    def __call__(self, trajectories: Trajectories) -> Returns:
         terminated, truncated = trajectories.terminated, trajectories.truncated
         discounts = torch.full(terminated.shape, self.gamma, device=terminated.device)
         trace_lambda: Tensor | float = self.trace_lambda

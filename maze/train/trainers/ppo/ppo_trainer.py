@@ -11,7 +11,7 @@ from maze.core.annotations import override
 from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig
 from maze.train.trainers.common.actor_critic.actor_critic_trainer import ActorCritic, ActorCriticLosses
 from maze.train.trainers.common.actor_critic.losses import SurrogateLoss, clipped_surrogate, value_loss
-from maze.train.trainers.common.actor_critic.minibatch import RolloutBatch
+from maze.train.trainers.common.actor_critic.valuation import RolloutBatch
 from maze.train.trainers.ppo.ppo_algorithm_config import PPOAlgorithmConfig
 
 

@@ -8,13 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maze.console.runs import TrainingProgress
+from maze.core.env.structured_env import ActorID
 from maze.core.rollout.rollout_generator import RolloutGenerator
-from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
-from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.utils.checkpoint import load_state
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.trainers.a2c.a2c_trainer import A2C
-from maze.train.trainers.common.actor_critic.minibatch import PolicyBatch, RolloutBatch
+from maze.train.trainers.common.actor_critic.valuation import PolicyBatch, RolloutBatch, SubstepRows
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
 from maze.train.trainers.ppo.ppo_trainer import PPO
@@ -132,8 +131,7 @@ def test_the_rate_is_that_of_environment_steps_where_there_are_any(steps_per_upd
 
 def part_of(n_rows, offset):
     rows = torch.arange(offset, offset + n_rows)
-    record = StructuredSpacesRecord([SpacesRecord((0, 0), observation={"o": rows}, action={"a": rows})])
-    return PolicyBatch(record, *([[rows]] * 4))
+    return PolicyBatch([SubstepRows(ActorID(0, 0), {"o": rows}, {"a": rows})], *([[rows]] * 4))
 
 
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=4), st.integers(1, 30), st.integers(0, 9))

@@ -13,9 +13,8 @@ from maze.train.parallelization.vector_env.batched_vector_env import BatchedVect
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
 from maze.train.trainers.a2c.a2c_trainer import A2C
-from maze.train.trainers.common.actor_critic.minibatch import records_by_policy
 from maze.train.trainers.common.actor_critic.sequences import SequencedRollout
-from maze.train.trainers.common.actor_critic.valuation import GAE, value_rollout
+from maze.train.trainers.common.actor_critic.valuation import GAE, decisions_by_policy, value_rollout
 from maze.train.trainers.impala.impala_trainer import IMPALA
 from maze.train.trainers.ppo.ppo_trainer import PPO
 from tests.train.parallelization.test_gym_vector_env import Counters
@@ -68,15 +67,13 @@ def test_unrolled_over_sequences_a_policy_says_what_it_said_when_it_acted(kind, 
         generator.collect(model.policy, columns)
         sequenced = SequencedRollout(model, columns, memory, length)
         with torch.no_grad():
-            for record, index in records_by_policy(columns, [], "cpu"):
-                sequences, runs, _ = sequenced.sequences(record, index)
+            for substeps, index in decisions_by_policy(columns, [], "cpu"):
+                sequences, runs, _ = sequenced.sequences(substeps, index)
                 assert sorted(sequences.order) == list(range(len(sequences.order)))
                 assert not length or sequences.lengths.max() <= length
-                output, _ = model.compute_actor_critic_output(record, runs=runs)
-                again, _ = model.compute_actor_critic_output(record, runs=sequences.all_at_once("cpu"))
-                for substep, found, once_more in zip(
-                    record.substep_records, output.action_logits, again.action_logits, strict=True
-                ):
+                output, _ = model.evaluate(substeps, runs=runs)
+                again, _ = model.evaluate(substeps, runs=sequences.all_at_once("cpu"))
+                for substep, found, once_more in zip(substeps, output.action_logits, again.action_logits, strict=True):
                     for head, expected in substep.logits.items():
                         torch.testing.assert_close(found[head], expected, rtol=1e-4, atol=1e-5)
                         torch.testing.assert_close(once_more[head], expected, rtol=1e-4, atol=1e-5)
@@ -90,13 +87,13 @@ def test_what_a_recurrent_policy_does_depends_on_what_it_has_seen(kind):
     columns = generator.collect(model.policy, generator.allocate(8, model.policy))
     differences = []
     with torch.no_grad():
-        for record, index in records_by_policy(columns, [], "cpu"):
-            runs = SequencedRollout(model, columns, memory_of(model), 1).sequences(record, index)[0]
+        for substeps, index in decisions_by_policy(columns, [], "cpu"):
+            runs = SequencedRollout(model, columns, memory_of(model), 1).sequences(substeps, index)[0]
             for states in (*runs.policy_states, *runs.critic_states):
                 for tensor in states.values():
                     tensor.zero_()
-            output, _ = model.compute_actor_critic_output(record, runs=runs.all_at_once("cpu"))
-            for substep, found in zip(record.substep_records, output.action_logits, strict=True):
+            output, _ = model.evaluate(substeps, runs=runs.all_at_once("cpu"))
+            for substep, found in zip(substeps, output.action_logits, strict=True):
                 differences += [(found[head] - substep.logits[head]).abs().max() for head in found]
     assert max(differences) > 0.01
 
@@ -125,9 +122,9 @@ def test_the_value_after_a_rollout_is_that_of_the_next_ones_first_step(kind, sha
 class Recorded(GAE):
     """GAE that remembers what it was given."""
 
-    def __call__(self, critic, streams):
+    def __call__(self, streams):
         object.__setattr__(self, "streams", streams)
-        return super().__call__(critic, streams)
+        return super().__call__(streams)
 
 
 def test_a_truncated_episode_is_valued_with_what_was_seen_in_it():
@@ -170,7 +167,7 @@ def test_minibatches_consist_of_whole_sequences_and_leave_none_out(kind):
     for part in [part for minibatch in minibatches for part in minibatch.parts]:
         with torch.no_grad():
             output, critic = part.evaluate(model)
-        log_probs = output.joint_log_probs_for_actions(part.record.actions)
+        log_probs = output.joint_log_probs_for_actions([one.action for one in part.substeps])
         torch.testing.assert_close(log_probs, part.old_log_probs, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(critic.detached_values, part.old_values, rtol=1e-4, atol=1e-5)
 
@@ -178,7 +175,7 @@ def test_minibatches_consist_of_whole_sequences_and_leave_none_out(kind):
 def test_gradients_flow_back_through_a_sequence_and_no_further():
     model, _, batch = batch_of("flat", length=4, n_steps=12)
     (part,) = batch.parts
-    for observation in part.record.observations:
+    for observation in [substep.observation for substep in part.substeps]:
         for key in observation:
             observation[key] = observation[key].float().requires_grad_()
     _, critic = part.evaluate(model)
@@ -186,7 +183,7 @@ def test_gradients_flow_back_through_a_sequence_and_no_further():
     longest = int(np.argmax(lengths))
     own = order[starts[longest] : starts[longest] + lengths[longest]]
     assert len(own) == 4
-    (gradient,) = torch.autograd.grad(critic.values[0][own[-1]], part.record.observations[0]["count"])
+    (gradient,) = torch.autograd.grad(critic.values[0][own[-1]], part.substeps[0].observation["count"])
     reached = np.flatnonzero(gradient.abs().sum(-1).numpy())
     assert sorted(reached) == sorted(own)
 

@@ -120,7 +120,7 @@ def test_rows_of_several_environments_stay_together():
     (part,) = value_rollout(build_model([0]), columns, GAE(GAMMA, LAMBDA)).parts
     expected = gae(columns.rewards, values[:4], values[1:], columns.terminated, columns.truncated, GAMMA, LAMBDA)
     assert torch.allclose(part.advantages[0].reshape(4, 3), torch.from_numpy(expected), atol=1e-5)
-    assert torch.equal(part.record.observations[0]["v0"][:, 0], torch.from_numpy(values[:4].flatten()))
+    assert torch.equal(part.substeps[0].observation["v0"][:, 0], torch.from_numpy(values[:4].flatten()))
 
 
 FIRST, SECOND = ActorID(0, 0), ActorID(1, 0)
@@ -270,12 +270,12 @@ def test_minibatches_hold_every_row_once_and_keep_rows_together():
     generator = torch.Generator().manual_seed(0)
     minibatches = list(batch.shuffled(4, generator))
     assert [minibatch.n_rows for minibatch in minibatches] == [3, 3, 4]  # as even as possible
-    rows = torch.cat([minibatch.parts[0].record.observations[0]["v0"][:, 0] for minibatch in minibatches])
+    rows = torch.cat([minibatch.parts[0].substeps[0].observation["v0"][:, 0] for minibatch in minibatches])
     assert rows.tolist() != list(range(10))
     assert sorted(rows.tolist()) == list(range(10))
     (part,) = batch.parts
     for minibatch in minibatches:
-        index = minibatch.parts[0].record.observations[0]["v0"][:, 0].long()
+        index = minibatch.parts[0].substeps[0].observation["v0"][:, 0].long()
         assert torch.equal(minibatch.parts[0].advantages[0], part.advantages[0][index])
         assert torch.equal(minibatch.parts[0].targets[0], part.targets[0][index])
 

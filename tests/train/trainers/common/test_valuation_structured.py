@@ -315,5 +315,5 @@ def test_decisions_whose_rewards_are_not_known_yet_only_tell_what_those_before_t
     (part,) = batch.parts
     # first environment: 1 + 6/2 - 4 = 0; second one: agent 1, 1 + 2/4 - 2 = -0.5; agent 0, 5 + 10/2 - 8 = 2
     assert part.advantages[0].tolist() == [0, -0.5, 2]
-    assert part.record.observations[0]["v0"][:, 0].tolist() == [4, 2, 8]
+    assert part.substeps[0].observation["v0"][:, 0].tolist() == [4, 2, 8]
     assert part.targets[0].tolist() == [4, 1.5, 10]

@@ -216,14 +216,14 @@ def test_networks_that_differ_in_training_are_compared_with_the_actors_as_the_ac
     valued = trainer._valued(trainer.rollout_generator.collect_batch().columns)
     (part,) = valued.parts
     model.eval()
-    output = model.policy.compute_policy_output(part.record)
-    on_policy = output.joint_log_probs_for_actions(part.record.actions)
+    actions = [substep.action for substep in part.substeps]
+    on_policy = model.evaluate(part.substeps)[0].joint_log_probs_for_actions(actions)
     for old, new in zip(part.old_log_probs, on_policy, strict=True):
         np.testing.assert_allclose(new.detach(), old, atol=1e-5)
     assert all(not target.requires_grad for target in part.targets)
     model.train()
     assert part.outputs is None  # those in evaluation mode are not what is learned from
-    trained = model.compute_actor_critic_output(part.record)[0].joint_log_probs_for_actions(part.record.actions)[0]
+    trained = model.evaluate(part.substeps)[0].joint_log_probs_for_actions(actions)[0]
     assert trained.requires_grad
     assert not torch.allclose(trained, on_policy[0])  # learned from as what they are in training
     trainer.rollout_generator.stop()

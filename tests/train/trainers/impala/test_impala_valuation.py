@@ -138,7 +138,7 @@ def test_an_episode_that_ends_within_a_step_is_followed_sub_step_by_sub_step(is_
     assert not columns.is_dense()
     model = build_model([0, 1], TorchStepStateCritic)
     batch = value_rollout(model, columns, VTrace(GAMMA))
-    found = {part.record.substep_keys[0]: (part.targets[0]).tolist() for part in batch.parts}
+    found = {part.substeps[0].actor_id.step_key: (part.targets[0]).tolist() for part in batch.parts}
     after = 0.0 if is_terminated else GAMMA * 7.0
     third = 2 + after
     second = 1 + GAMMA * third

@@ -12,6 +12,7 @@ from maze.core.annotations import override
 from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.maze_state import MazeStateType
+from maze.core.env.simulated_env_mixin import Future
 from maze.core.env.structured_env import ActorID, StepKeyType, StructuredEnv
 from maze.core.env.structured_env_spaces_mixin import StructuredEnvSpacesMixin
 from maze.core.errors import EnvironmentContractError
@@ -137,8 +138,8 @@ class StructuredCutting2DEnvironment(Wrapper[MazeEnv[Any]], StructuredEnv, Struc
         self.env.close()
 
     @override(Wrapper)
-    def clone_from(self, env: StructuredCutting2DEnvironment) -> None:
-        super().clone_from(env)
+    def clone_from(self, env: StructuredCutting2DEnvironment, future: Future = "same") -> None:
+        super().clone_from(env, future)
         self._sub_step_key = env._sub_step_key
         self._flat_obs = env._flat_obs
         self._action_0 = env._action_0

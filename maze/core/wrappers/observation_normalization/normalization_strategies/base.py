@@ -1,24 +1,20 @@
-"""What a normalization strategy is."""
+"""Normalization strategies, and files of their statistics."""
 
 from __future__ import annotations
 
-import importlib
 import pickle
-import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Number
 from pathlib import Path
-from types import ModuleType
 from typing import Any, ClassVar, Union
 
 import numpy as np
 from gymnasium import spaces
 
 from maze.core.annotations import override
-from maze.core.errors import CheckpointError, ConfigError, did_you_mean
+from maze.core.errors import CheckpointError, ConfigError
 from maze.core.utils.array_conversions import Normalize
-from maze.core.utils.factory import Factory
 from maze.core.utils.files import write_sealed
 from maze.core.utils.safe_pickle import safe_load
 
@@ -38,9 +34,9 @@ _EXACT_IN_FLOAT32 = ("float16", "float32", "int8", "uint8", "int16", "uint16", "
 
 
 class ObservationNormalizationStrategy(ABC):
-    """Normalizes one observation with statistics that are set or estimated from samples.
+    """Normalize one observation with statistics that are set or estimated from samples.
 
-    Subclasses read their statistics from `_statistics`, which holds them as they were given.
+    Subclasses read their statistics from `_statistics`, which holds them unconverted.
 
     :param observation_space: Space of the observation.
     :param clip_range: Smallest and largest normalized value; None in either place: no limit.
@@ -66,7 +62,7 @@ class ObservationNormalizationStrategy(ABC):
 
     @abstractmethod
     def estimate_stats(self, observations: list[np.ndarray]) -> StatisticsType:
-        """Calculates statistics.
+        """Calculate statistics.
 
         Each sample has the shape `[*observation_space.shape]`.
 
@@ -75,13 +71,13 @@ class ObservationNormalizationStrategy(ABC):
 
     @abstractmethod
     def normalize_value(self, value: np.ndarray) -> np.ndarray:
-        """Normalizes an observation; clipping follows elsewhere.
+        """Normalize an observation, without clipping.
 
         :param value: `[..., *observation_space.shape]`; the result has the same shape.
         """
 
     def normalize_and_process_value(self, value: np.ndarray) -> np.ndarray:
-        """Normalizes and clips an observation.
+        """Normalize and clip an observation.
 
         :return: Array of float32.
         :param value: `[..., *observation_space.shape]`; the result has the same shape.
@@ -94,11 +90,11 @@ class ObservationNormalizationStrategy(ABC):
         return np.asarray(normalized, dtype=np.float32)
 
     def normalized_space(self) -> spaces.Box:
-        """Space of the normalized observation; without statistics only the clip range bounds it."""
+        """Return the space of the normalized observation; without statistics only the clip range bounds it."""
         return self.normalized_box(self._observation_space)
 
     def normalized_box(self, space: spaces.Box) -> spaces.Box:
-        """Space of normalized values of another space of the same shape.
+        """Return the space of the normalized values of another space of the same shape.
 
         :param space: Space of the observation in some sub-step.
         """
@@ -112,7 +108,7 @@ class ObservationNormalizationStrategy(ABC):
         return spaces.Box(low, high, dtype=np.float32)
 
     def set_statistics(self, stats: Mapping[str, Any]) -> None:
-        """Sets the statistics.
+        """Set the statistics.
 
         :param stats: Numbers or arrays that fit the shape of the observation.
         :raises ConfigError: One is missing, or does not fit the observation.
@@ -123,22 +119,22 @@ class ObservationNormalizationStrategy(ABC):
         self._statistics = {str(name): self._checked_statistic(name, value) for name, value in stats.items()}
 
     def get_statistics(self) -> StatisticsType | None:
-        """The statistics; None where there are none yet."""
+        """Return the statistics; `None`: there are none yet."""
         return self._statistics
 
     def restore_statistics(self, stats: StatisticsType | None) -> None:
-        """Goes back to statistics that :meth:`get_statistics` gave."""
+        """Restore statistics that :meth:`get_statistics` returned."""
         if stats is None:
             self._statistics = None
         else:
             self.set_statistics(stats)
 
     def is_initialized(self) -> bool:
-        """Whether there are statistics."""
+        """Return whether there are statistics."""
         return self._statistics is not None
 
     def _checked_statistic(self, name: str, value: Any) -> np.ndarray:
-        # Not rounded to the observation's type: of a time stamp nothing might be left that tells it from another.
+        # Not rounded to the observation's type: time stamps would lose the digits in which they differ.
         statistic = np.array(value)
         if statistic.dtype.kind not in "biuf":
             raise ConfigError(f"{type(self).__name__}: the statistic `{name}` is no number: {value!r}.")
@@ -185,11 +181,11 @@ class ObservationNormalizationStrategy(ABC):
 
 
 class LinearNormalizationStrategy(ObservationNormalizationStrategy):
-    """Subtracts an offset and divides by a scale."""
+    """Subtract an offset and divide by a scale."""
 
     @abstractmethod
     def _offset_and_scale(self, statistics: StatisticsType) -> tuple[np.ndarray, np.ndarray]:
-        """Calculates both, as float64.
+        """Return offset and scale, as float64.
 
         :param statistics: The statistics, as float64.
         """
@@ -214,7 +210,7 @@ class LinearNormalizationStrategy(ObservationNormalizationStrategy):
         self._dtype = self._offset.dtype
 
     def conversion(self) -> Normalize:
-        """What the strategy does, clipping included, as data, by which an exported policy does it too."""
+        """Return the normalization, clipping included, as data for exported policies."""
         return Normalize(self._offset, self._scale, self._clip_min, self._clip_max)
 
     @override(ObservationNormalizationStrategy)
@@ -224,7 +220,7 @@ class LinearNormalizationStrategy(ObservationNormalizationStrategy):
 
 
 def chunks(observations: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
-    """Stacks samples, as many at a time as are no burden for the memory.
+    """Yield stacked samples, at most 32 MiB at a time.
 
     :param observations: Samples.
     :return: Arrays of float64, `[n, *shape]`.
@@ -234,17 +230,87 @@ def chunks(observations: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
         yield np.stack([np.asarray(sample, dtype=np.float64) for sample in observations[start : start + size]])
 
 
+_RESOLUTION = 1e-7
+"""A deviation below this share of the mean is the noise of float32: the observation is constant."""
+
+
+class MeanZeroStdOneObservationNormalizationStrategy(LinearNormalizationStrategy):
+    """Subtract the mean and divide by the standard deviation.
+
+    Statistics: `mean` and `std`. Entries that do not vary among the samples are only shifted.
+    """
+
+    _names = ("mean", "std")
+
+    @override(ObservationNormalizationStrategy)
+    def estimate_stats(self, observations: list[np.ndarray]) -> StatisticsType:
+        n_values = len(observations) * np.asarray(observations[0]).size
+        # The mean of differences to one of the samples: that of a constant is then the constant itself.
+        first = next(chunks(observations)).min(axis=self._axis, keepdims=True)
+        total = sum((chunk - first).sum(axis=self._axis, keepdims=True) for chunk in chunks(observations))
+        n_averaged = n_values // np.size(total)
+        mean = first + total / n_averaged
+        squares = sum(np.square(chunk - mean).sum(axis=self._axis, keepdims=True) for chunk in chunks(observations))
+        std = np.sqrt(squares / n_averaged)
+        std = np.where(std <= _RESOLUTION * np.abs(mean), 1.0, std)
+        if self._axis is None:
+            return {"mean": mean.reshape(()), "std": std.reshape(())}
+        return {"mean": mean[0], "std": std[0]}
+
+    @override(ObservationNormalizationStrategy)
+    def set_statistics(self, stats: Mapping[str, Any]) -> None:
+        if "std" in stats and not (np.asarray(stats["std"]) > 0).all():
+            raise ConfigError(f"{type(self).__name__}: the statistic `std` must be positive, got {stats['std']!r}.")
+        super().set_statistics(stats)
+
+    @override(LinearNormalizationStrategy)
+    def _offset_and_scale(self, statistics: StatisticsType) -> tuple[np.ndarray, np.ndarray]:
+        return statistics["mean"], statistics["std"]
+
+
+class RangeZeroOneObservationNormalizationStrategy(LinearNormalizationStrategy):
+    """Map the smallest value to zero and the largest to one.
+
+    Statistics: `min` and `max`. Entries that do not vary among the samples are only shifted.
+    """
+
+    _names = ("min", "max")
+
+    @override(ObservationNormalizationStrategy)
+    def estimate_stats(self, observations: list[np.ndarray]) -> StatisticsType:
+        smallest = [chunk.min(axis=self._axis, keepdims=True) for chunk in chunks(observations)]
+        largest = [chunk.max(axis=self._axis, keepdims=True) for chunk in chunks(observations)]
+        low, high = np.minimum.reduce(smallest), np.maximum.reduce(largest)
+        if self._axis is None:
+            return {"min": low.reshape(()), "max": high.reshape(())}
+        return {"min": low[0], "max": high[0]}
+
+    @override(ObservationNormalizationStrategy)
+    def set_statistics(self, stats: Mapping[str, Any]) -> None:
+        if "min" in stats and "max" in stats and not (np.asarray(stats["max"]) >= np.asarray(stats["min"])).all():
+            raise ConfigError(
+                f"{type(self).__name__}: the statistic `max` must not be below `min`, got {stats['max']!r} and "
+                f"{stats['min']!r}."
+            )
+        super().set_statistics(stats)
+
+    @override(LinearNormalizationStrategy)
+    def _offset_and_scale(self, statistics: StatisticsType) -> tuple[np.ndarray, np.ndarray]:
+        low, high = np.broadcast_arrays(statistics["min"], statistics["max"])
+        return low.copy(), np.where(high == low, 1.0, high - low)
+
+
 StructuredStatisticsType = dict[str, StatisticsType]
 """The statistics of each normalized observation, by its name."""
 
 _HOW_TO_GET_ONE = (
-    "A training whose wrappers normalize observations writes it (`maze-run -cn conf_train wrappers=vector_obs ...`); "
+    "Training runs with observation normalization write it (`maze-run -cn conf_train wrappers=vector_obs ...`); "
     "in Python, `obtain_normalization_statistics(env, n_samples=...)` does."
 )
 
 
 def save_statistics(path: Path, statistics: StructuredStatisticsType) -> None:
-    """Writes statistics, completely or not at all.
+    """Write statistics atomically.
 
     :param path: The file.
     :param statistics: Statistics by name of the observation.
@@ -259,7 +325,7 @@ def save_statistics(path: Path, statistics: StructuredStatisticsType) -> None:
 
 
 def load_statistics(path: Path) -> StructuredStatisticsType:
-    """Reads statistics; nothing in the file is executed.
+    """Read statistics; no code in the file is executed.
 
     :param path: The file.
     :raises CheckpointError: There is no such file, or it holds something else.
@@ -273,56 +339,3 @@ def load_statistics(path: Path) -> StructuredStatisticsType:
             f"{type(loaded).__name__}. {_HOW_TO_GET_ONE}"
         )
     return {str(name): dict(entry) for name, entry in loaded.items()}
-
-
-class StrategyRegistry(Factory[ObservationNormalizationStrategy]):
-    """Builds strategies, which may be named by dotted path or, once their module is registered, by class name."""
-
-    def __init__(self) -> None:
-        super().__init__(ObservationNormalizationStrategy)  # type: ignore[type-abstract]  # subclasses are built
-        self._by_name: dict[str, type[ObservationNormalizationStrategy]] = {}
-        self.register(__package__)
-
-    def register(self, module: Any) -> None:
-        """Makes the strategies of a module known by their class names.
-
-        :param module: Module, package of modules, or the path of either.
-        :raises ConfigError: It is no module.
-        """
-        if isinstance(module, str):
-            module = importlib.import_module(module)
-        if not isinstance(module, ModuleType):
-            raise ConfigError(f"Expected a module with normalization strategies, got {module!r}.")
-        for member in (member for part in _modules(module) for member in vars(part).values()):
-            if isinstance(member, type) and issubclass(member, ObservationNormalizationStrategy):
-                self._by_name[member.__name__] = member
-
-    def type_of(self, strategy: Any, where: str) -> type[ObservationNormalizationStrategy]:
-        """The class of a strategy.
-
-        :param strategy: Dotted path, registered class name, class or an object of it.
-        :param where: Key of the configuration, for messages.
-        """
-        if isinstance(strategy, ObservationNormalizationStrategy):
-            return type(strategy)
-        return self.type_from_name(strategy, config_path=where)
-
-    @override(Factory)
-    def type_from_name(
-        self, name: str | type[ObservationNormalizationStrategy], *, config_path: str = ""
-    ) -> type[ObservationNormalizationStrategy]:
-        if isinstance(name, str) and "." not in name:
-            if name not in self._by_name:
-                known = sorted(self._by_name)
-                raise ConfigError(
-                    f"{config_path}: there is no normalization strategy `{name}`.{did_you_mean(name, known)} Name your "
-                    "own by their dotted path."
-                )
-            return self._by_name[name]
-        return super().type_from_name(name, config_path=config_path)
-
-
-def _modules(module: ModuleType) -> Iterator[ModuleType]:
-    yield module
-    for found in pkgutil.iter_modules(getattr(module, "__path__", ())):
-        yield importlib.import_module(f"{module.__name__}.{found.name}")

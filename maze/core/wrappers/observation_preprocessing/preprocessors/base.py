@@ -1,28 +1,39 @@
-"""What a pre-processor is."""
+"""Pre-processors of observations."""
 
 from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
-from maze.core.utils.array_conversions import ArrayConversion
+from maze.core.utils.array_conversions import LUMA, ArrayConversion, Gray, OneHot, Reshape, Resize, Transpose
 
 
 class PreProcessor(ABC):
-    """Converts one observation, and says how the converted one's space looks.
+    """Converts one observation, and its space.
 
     The converted observation is called `<name>-<tag>`.
 
     :param observation_space: Space of the observation to convert.
     :param kwargs: Settings of the subclass, the `config` of its entry in the wrapper's configuration.
     """
+
+    _tag: ClassVar[str | None] = None
+
+    def __init_subclass__(cls, tag: str | None = None) -> None:
+        """Define a pre-processor.
+
+        :param tag: Its tag; `None`: the name of the file that defines the class.
+        """
+        super().__init_subclass__()
+        cls._tag = tag
 
     def __init__(self, observation_space: spaces.Space[Any], **kwargs: Any) -> None:
         self._original_observation_space: Any = observation_space
@@ -47,7 +58,9 @@ class PreProcessor(ABC):
         return None
 
     def tag(self) -> str:
-        """What is appended to the name of the observation: the name of the file that defines the class."""
+        """Return the tag that is appended to the name of the observation."""
+        if self._tag is not None:
+            return self._tag
         module = type(self).__module__
         return Path(inspect.getfile(type(self))).stem if module == "__main__" else module.rpartition(".")[2]
 
@@ -116,3 +129,186 @@ def checked_axis(axis: int, n_dims: int, what: str) -> int:
     if type(axis) is not int or not -n_dims <= axis < n_dims:
         raise ConfigError(f"{what} must be an axis of the observation's {n_dims} dimensions, got {axis!r}.")
     return axis % n_dims
+
+
+class FlattenPreProcessor(ConvertingPreProcessor, tag="flatten"):
+    """Joins the last dimensions of an array: `(..., a, b)` becomes `(..., a * b)`.
+
+    >>> FlattenPreProcessor(spaces.Box(0, 1, (4, 3, 2)), num_flatten_dims=2).processed_shape()
+    (4, 6)
+
+    :param observation_space: Space of the observation.
+    :param num_flatten_dims: How many dimensions are joined, counted from the last one.
+    :raises ConfigError: The observation has fewer dimensions.
+    """
+
+    def __init__(self, observation_space: spaces.Box, num_flatten_dims: int) -> None:
+        super().__init__(observation_space)
+        space = box_of(observation_space, "FlattenPreProcessor")
+        n_dims = len(space.shape)
+        if isinstance(num_flatten_dims, bool) or not isinstance(num_flatten_dims, int):
+            raise ConfigError(f"FlattenPreProcessor: `num_flatten_dims` must be an integer, got {num_flatten_dims!r}.")
+        if not 1 <= num_flatten_dims <= n_dims:
+            raise ConfigError(
+                f"FlattenPreProcessor: `num_flatten_dims` must lie between 1 and the observation's {n_dims} dimensions "
+                f"(shape {space.shape}), got {num_flatten_dims}."
+            )
+        kept = space.shape[: n_dims - num_flatten_dims]
+        self._convert_by(Reshape((*kept, int(np.prod(space.shape[len(kept) :])))))
+
+
+_MAX_CATEGORIES = 2**16
+
+
+class OneHotPreProcessor(ConvertingPreProcessor, tag="one_hot"):
+    """Encodes categories as vectors of zeros with a single one.
+
+    Works for Discrete spaces, and for MultiDiscrete and bounded Box spaces of whole numbers (of any type), the vectors
+    of whose entries are joined to one.
+
+    >>> OneHotPreProcessor(spaces.Discrete(3)).process(np.int64(1))
+    array([0., 1., 0.], dtype=float32)
+    """
+
+    def __init__(self, observation_space: spaces.Space[Any]) -> None:
+        super().__init__(observation_space)
+        conversion = OneHot(*_categories(observation_space))
+        self._convert_by(conversion, spaces.Box(0.0, 1.0, (int(conversion.counts.sum()),), dtype=np.float32))
+
+
+def _categories(space: spaces.Space[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """The smallest value and the number of values of each entry."""
+    if isinstance(space, spaces.Discrete):
+        return np.array([space.start], dtype=np.int64), np.array([space.n], dtype=np.int64)
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.start.reshape(-1).astype(np.int64), space.nvec.reshape(-1).astype(np.int64)
+    if isinstance(space, spaces.Box) and np.isfinite([space.low, space.high]).all():
+        bounds = np.stack([space.low, space.high]).reshape(2, -1)
+        low, high = bounds.astype(object)
+        counts = high - low + 1
+        if (np.floor(bounds) == bounds).all() and counts.sum() <= _MAX_CATEGORIES:
+            return low.astype(np.int64), counts.astype(np.int64)
+    raise ConfigError(
+        "OneHotPreProcessor: expected an observation of categories, with a Discrete, a MultiDiscrete, or a bounded "
+        f"Box space of whole numbers with at most {_MAX_CATEGORIES} values in total, found {space}."
+    )
+
+
+class ResizeImgPreProcessor(ConvertingPreProcessor, tag="resize_img"):
+    """Resizes an image: bilinear where it grows, and averaged over the covered area where it shrinks.
+
+    The results are those of Pillow's `BILINEAR` filter. The type of the values stays: images of integers are rounded.
+
+    :param observation_space: Space of the image: `(height, width)`, `(height, width, channels)`, or with
+        `transpose` `(channels, height, width)`.
+    :param target_size: Height and width of the result.
+    :param transpose: Whether the channels come first, before and after resizing.
+    :raises ConfigError: The observation is no image of that layout, or the size is not two numbers.
+    """
+
+    def __init__(self, observation_space: spaces.Box, target_size: Sequence[int], transpose: bool) -> None:
+        super().__init__(observation_space)
+        space = box_of(observation_space, "ResizeImgPreProcessor")
+        size = tuple(target_size)
+        if len(size) != 2 or any(type(n) is not int or n < 1 for n in size):
+            raise ConfigError(f"ResizeImgPreProcessor: `target_size` must be [height, width], got {target_size!r}.")
+        n_dims = len(space.shape)
+        if n_dims not in ((3,) if transpose else (2, 3)):
+            wanted = "(channels, height, width)" if transpose else "(height, width) or (height, width, channels)"
+            raise ConfigError(
+                f"ResizeImgPreProcessor: with `transpose: {str(bool(transpose)).lower()}` an image has the shape "
+                f"{wanted}, found {space.shape}."
+            )
+        self.transpose = transpose
+        shape = (space.shape[0], *size) if transpose else (*size, *space.shape[2:])
+        height, width = space.shape[1:] if transpose else space.shape[:2]
+        resized = same_box(space, shape)
+        conversion = Resize(
+            *image_values(resized),
+            rows=resampling_weights(height, size[0]),
+            columns=resampling_weights(width, size[1]),
+            has_channels_last=n_dims == 3 and not transpose,
+        )
+        self._convert_by(conversion, resized)
+
+
+def resampling_weights(size: int, target_size: int) -> np.ndarray:
+    """Share of each old pixel in each new one, along one dimension.
+
+    A triangle around the centre of the new pixel, as wide as the distance between pixels on the coarser grid.
+
+    :param size: Number of old pixels.
+    :param target_size: Number of new pixels.
+    :return: `[target_size, size]`; rows add up to one.
+    """
+    scale = size / target_size
+    width = max(scale, 1.0)
+    centers = (np.arange(target_size) + 0.5) * scale
+    distances = np.abs(np.arange(size)[None, :] + 0.5 - centers[:, None]) / width
+    weights = np.maximum(0.0, 1.0 - distances)
+    normalized: np.ndarray = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+    return normalized
+
+
+class Rgb2GrayPreProcessor(ConvertingPreProcessor, tag="rgb2gray"):
+    """Converts an image with the channels red, green and blue to one of their brightness, without channels.
+
+    The type of the values stays: images of integers are rounded.
+
+    :param observation_space: Space of the image.
+    :param rgb_dim: The dimension of the channels.
+    :param num_flatten_dims: Without effect; accepted because configurations in circulation contain it.
+    :raises ConfigError: The dimension does not hold three channels.
+    """
+
+    def __init__(self, observation_space: spaces.Box, rgb_dim: int = -1, num_flatten_dims: int | None = None) -> None:
+        super().__init__(observation_space)
+        space = box_of(observation_space, "Rgb2GrayPreProcessor")
+        self.rgb_dim = checked_axis(rgb_dim, len(space.shape), "Rgb2GrayPreProcessor: `rgb_dim`")
+        if space.shape[self.rgb_dim] != len(LUMA):
+            raise ConfigError(
+                f"Rgb2GrayPreProcessor: expected three channels in dimension {rgb_dim} (`rgb_dim`) of the observation, "
+                f"whose shape is {space.shape}."
+            )
+        gray = same_box(space, (*space.shape[: self.rgb_dim], *space.shape[self.rgb_dim + 1 :]))
+        self._convert_by(Gray(*image_values(gray), axis=self.rgb_dim), gray)
+
+
+class TransposePreProcessor(ConvertingPreProcessor, tag="transpose"):
+    """Reorders the dimensions of an array, for instance from height, width, channels to channels, height, width.
+
+    >>> TransposePreProcessor(spaces.Box(0, 1, (96, 64, 3)), axes=[2, 0, 1]).processed_shape()
+    (3, 96, 64)
+
+    :param observation_space: Space of the observation.
+    :param axes: For each dimension of the result, the dimension of the observation that it is.
+    :raises ConfigError: The axes are no order of the observation's dimensions.
+    """
+
+    def __init__(self, observation_space: spaces.Box, axes: Sequence[int]) -> None:
+        super().__init__(observation_space)
+        shape = box_of(observation_space, "TransposePreProcessor").shape
+        self.axes = tuple(checked_axis(axis, len(shape), "TransposePreProcessor: `axes`") for axis in axes)
+        if sorted(self.axes) != list(range(len(shape))):
+            raise ConfigError(
+                f"TransposePreProcessor: `axes` must name each of the observation's {len(shape)} dimensions once, got "
+                f"{list(axes)}."
+            )
+        self._convert_by(Transpose(self.axes))
+
+
+class UnSqueezePreProcessor(ConvertingPreProcessor, tag="unsqueeze"):
+    """Inserts a dimension of size one, for instance the channel that a convolution needs.
+
+    >>> UnSqueezePreProcessor(spaces.Box(0, 1, (96, 64)), dim=-3).processed_shape()
+    (1, 96, 64)
+
+    :param observation_space: Space of the observation.
+    :param dim: Where the dimension is in the result; negative ones count from its right end.
+    """
+
+    def __init__(self, observation_space: spaces.Box, dim: int) -> None:
+        super().__init__(observation_space)
+        shape = box_of(observation_space, "UnSqueezePreProcessor").shape
+        self.dim = checked_axis(dim, len(shape) + 1, "UnSqueezePreProcessor: `dim`, counted with the new one,")
+        self._convert_by(Reshape((*shape[: self.dim], 1, *shape[self.dim :])))

@@ -29,9 +29,14 @@ from maze.train.trainers.common.actor_critic.losses import (
     policy_gradient_loss,
     value_loss,
 )
-from maze.train.trainers.common.actor_critic.minibatch import PolicyBatch, RolloutBatch
 from maze.train.trainers.common.actor_critic.reward_scaling import CentredReturns, RewardScaling
-from maze.train.trainers.common.actor_critic.valuation import GAE, ReturnFunction, value_rollout
+from maze.train.trainers.common.actor_critic.valuation import (
+    GAE,
+    PolicyBatch,
+    ReturnFunction,
+    RolloutBatch,
+    value_rollout,
+)
 from maze.train.trainers.common.learning import Losses, Terms, gradient_step
 from maze.train.trainers.common.trainer import EpochTrainer
 from maze.train.trainers.common.training_session import EpisodeSource
@@ -258,12 +263,12 @@ class ActorCritic(EpochTrainer, ABC):
 
     def _add_policy_terms(self, losses: ActorCriticLosses, part: PolicyBatch, outputs: PolicyOutput) -> None:
         config, learns = self.config, not self._critic_learns_alone
-        log_probs = outputs.joint_log_probs_for_actions(part.record.actions)
-        for index, output in enumerate(outputs.substep_outputs):
-            key, advantage = part.record.substep_keys[index], part.advantages[index]
+        for index, (substep, output) in enumerate(zip(part.substeps, outputs.substep_outputs, strict=True)):
+            key, advantage = substep.actor_id.step_key, part.advantages[index]
             if config.advantage_normalization:
                 advantage = normalize_advantage(advantage)
-            loss = self._policy_loss(log_probs[index], part.old_log_probs[index], advantage)
+            log_prob = output.prob_dist.joint_log_prob(substep.action)
+            loss = self._policy_loss(log_prob, part.old_log_probs[index], advantage)
             entropy = output.entropy.mean()
             losses.policy_loss.append((key, loss.policy))
             losses.policy_entropy.append((key, entropy))
@@ -274,8 +279,8 @@ class ActorCritic(EpochTrainer, ABC):
                 losses.add(loss.policy, config.policy_loss_coef)
                 losses.add(entropy, -config.entropy_coef)
             if learns and self._initial_policy is not None:
-                observation = part.record.observations[index]
-                divergence = self._initial_policy.divergence(output.prob_dist, observation, output.actor_id).mean()
+                divergence = self._initial_policy.divergence(output.prob_dist, substep.observation, substep.actor_id)
+                divergence = divergence.mean()
                 losses.policy_kl_to_initial.append((key, divergence))
                 losses.add(divergence, self._kl_to_initial_coef)
 
@@ -289,7 +294,7 @@ class ActorCritic(EpochTrainer, ABC):
         """Loss and mean value for each output of the critic; a shared one learns from all parts of a batch together."""
         is_shared = self._critic.num_critics == 1
         for index, value in enumerate(values):
-            key = 0 if is_shared else part.record.substep_keys[index]
+            key = 0 if is_shared else part.substeps[index].actor_id.step_key
             loss = self._value_loss(value, part.targets[index], part.old_values[index])
             if is_shared and share < 1.0:
                 loss = loss * share

@@ -19,7 +19,6 @@ from maze.core.utils.stats_utils import CumulativeMovingMeanStd
 from maze.train.trainers.common.actor_critic.valuation import ReturnFunction, Returns, Trajectories
 
 if TYPE_CHECKING:
-    from maze.core.agent.torch_state_critic import TorchStateCritic
     from maze.core.rollout.rollout_columns import RolloutColumns
 
 _EPSILON = 1e-8
@@ -126,18 +125,18 @@ class CentredReturns(ReturnFunction):
         self._is_scaled = is_scaled
 
     @override(ReturnFunction)
-    def __call__(self, critic: TorchStateCritic, trajectories: Trajectories) -> Returns:
+    def __call__(self, trajectories: Trajectories) -> Returns:
         found = average_rewards(trajectories)
         known = self.averages or found
         self.averages = [old + self._rate * (new - old) for old, new in zip(known, found, strict=True)]
         is_first = self.std == 0.0
-        returns = self._returns(critic, centred(trajectories, self.averages, self.std or 1.0))
+        returns = self._returns(centred(trajectories, self.averages, self.std or 1.0))
         if self._is_scaled:
             targets = torch.cat([_of_decisions(target, trajectories) for target in returns.targets])
             std = (self.std or 1.0) * float(targets.std(correction=0))
             self.std += (1.0 if is_first else self._rate) * (std - self.std)
             if is_first and self.std:  # values are still to be learned, in this unit
-                returns = self._returns(critic, centred(trajectories, self.averages, self.std))
+                returns = self._returns(centred(trajectories, self.averages, self.std))
         if self.gamma == 1.0:
             returns.targets = [target - _of_decisions(target, trajectories).mean() for target in returns.targets]
         return returns

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from maze.core.agent.state_critic_input_output import StateCriticOutput
     from maze.core.agent.torch_actor_critic import TorchActorCritic
     from maze.core.agent.torch_policy_output import PolicyOutput
-    from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
+    from maze.train.trainers.common.actor_critic.valuation import SubstepRows
 
 Place = tuple[int, int]
 """(tick, environment)"""
@@ -143,26 +143,26 @@ class SequencedRollout:
         """By network (`policy`, `critic`), actor, environment and episode: states after its last step, and the row."""
 
     def evaluate(
-        self, record: StructuredSpacesRecord, index: Index | None
+        self, substeps: Sequence[SubstepRows], index: Index | None
     ) -> tuple[tuple[PolicyOutput, StateCriticOutput], Sequences]:
-        """Compute the outputs of the model for a record, unrolled over the sequences of its rows.
+        """Compute the outputs of the model for all decisions of a policy, unrolled over the sequences of their rows.
 
-        :param record: All that a policy did.
-        :param index: Ticks and environments of its rows; `None`: a dense rollout.
+        :param substeps: The decisions.
+        :param index: Ticks and environments of the rows; `None`: a dense rollout.
         """
-        sequences, runs, origin = self.sequences(record, index)
-        outputs = self._model.compute_actor_critic_output(record, runs=runs)
+        sequences, runs, origin = self.sequences(substeps, index)
+        outputs = self._model.evaluate(substeps, runs=runs)
         self.note(runs, origin)
         return outputs, sequences
 
-    def sequences(self, record: StructuredSpacesRecord, index: Index | None) -> tuple[Sequences, ModelRuns, Any]:
-        """The sequences of a record, and what policy and critic run over them with.
+    def sequences(self, substeps: Sequence[SubstepRows], index: Index | None) -> tuple[Sequences, ModelRuns, Any]:
+        """Return the sequences of a policy's decisions, and the runs of policy and critic over them.
 
-        :param record: All that a policy did.
-        :param index: Ticks and environments of its rows; `None`: a dense rollout.
-        :return: Besides, what :meth:`note` has to know.
+        :param substeps: The decisions.
+        :param index: Ticks and environments of the rows; `None`: a dense rollout.
+        :return: The third entry is the argument of :meth:`note`.
         """
-        columns, substeps = self._columns, record.substep_records
+        columns = self._columns
         actors = [substep.actor_id for substep in substeps]
         if index is None:
             n_substeps, n_envs = len(substeps), columns.n_envs

@@ -1,14 +1,14 @@
-"""From a rollout as it was collected to advantages and targets.
+"""Rollouts with returns and advantages, and the minibatches that losses are computed from.
 
-Policy and critic are evaluated once for the whole rollout. Their outputs become trajectories: time-major arrays of
-decisions, which a return function (GAE, V-trace) turns into advantages and targets. Where all environments take the
-same sub-steps, the rows of the networks are the trajectories as they are; otherwise they are placed by index.
+A rollout has two forms: :class:`~maze.core.rollout.rollout_columns.RolloutColumns`, in which it is collected, and rows
+of tensors by policy network (:class:`PolicyBatch`), which minibatches select from. Policy and critic are evaluated once
+for all rows. A return function (GAE, V-trace) computes advantages and targets from their time-major outputs.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,24 +17,206 @@ import torch
 from torch import Tensor
 
 from maze.core.agent.returns import gae, next_values_from
-from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchStateCritic, TorchStepStateCritic
+from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchStepStateCritic
 from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
-from maze.core.rollout.rollout_columns import RolloutColumns, has_known_reward
-from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
-from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
-from maze.train.trainers.common.actor_critic.minibatch import PolicyBatch, RolloutBatch, records_by_policy
-from maze.train.trainers.common.actor_critic.sequences import Index, Place, SequencedRollout
+from maze.core.rollout.rollout_columns import RolloutColumns, SubstepColumns, has_known_reward
+from maze.train.trainers.common.actor_critic.sequences import Index, Place, SequencedRollout, Sequences
 
 if TYPE_CHECKING:
     from maze.core.agent.hidden_states import HiddenStates
+    from maze.core.agent.state_critic_input_output import StateCriticOutput
     from maze.core.agent.torch_actor_critic import TorchActorCritic
+    from maze.core.agent.torch_policy_output import PolicyOutput
+
+
+# -- rows and minibatches --------------------------------------------------------------------------
+
+
+class SubstepRows(NamedTuple):
+    """Decisions of one sub-step: row i of every tensor belongs to the same decision."""
+
+    actor_id: ActorID
+    """The actor; where agents share a network, one of them."""
+    observation: dict[str, Tensor]
+    """`[n_rows, ...]` by key."""
+    action: dict[str, Tensor]
+    """`[n_rows, ...]` by action head."""
+    logits: dict[str, Tensor] | None = None
+    """Logits of the policy that acted, `[n_rows, ...]` by action head; `None`: not recorded, or a minibatch."""
+
+    @property
+    def n_rows(self) -> int:
+        """Number of decisions."""
+        return len(next(iter(self.action.values())))
+
+    def rows(self, rows: Tensor) -> SubstepRows:
+        """Copy some rows, without logits.
+
+        :param rows: Indices `[n_selected]`.
+        """
+        of_kinds = (
+            {key: tensor.index_select(0, rows) for key, tensor in tensors.items()}  # faster than tensor[rows]
+            for tensors in (self.observation, self.action)
+        )
+        return SubstepRows(self.actor_id, *of_kinds)
+
+
+@dataclass
+class PolicyBatch:
+    """Decisions of the same environment steps: row i of every tensor belongs to the same environment step.
+
+    Where all environments take the same sub-steps, one batch holds the whole rollout. Otherwise there is one batch with
+    a single sub-step for each policy network.
+    """
+
+    substeps: list[SubstepRows]
+    """Observations and actions of each sub-step."""
+    old_values: list[Tensor]
+    """For each output of the critic `[n_rows]`: its prediction before the update."""
+    old_log_probs: list[Tensor]
+    """For each sub-step `[n_rows]`: joint log-probability of the action under the policy that sampled it."""
+    advantages: list[Tensor] = field(default_factory=list)
+    """For each sub-step `[n_rows]`."""
+    targets: list[Tensor] = field(default_factory=list)
+    """For each output of the critic `[n_rows]`: returns to predict."""
+    log_rhos: list[Tensor] = field(default_factory=list)
+    """For each sub-step `[n_rows]`: logarithm of the importance weight; empty for on-policy returns."""
+    index: Index | None = None
+    """Ticks and environments of the rows; `None`: all of a dense rollout, in the order of time."""
+    outputs: tuple[PolicyOutput, StateCriticOutput] | None = None
+    """Outputs of the networks for all rows, with gradients; `None`: not computed yet."""
+    sequences: Sequences | None = None
+    """Sequences that recurrent networks are unrolled over."""
+
+    @property
+    def n_rows(self) -> int:
+        """Number of environment steps (of actions of one policy network, where there is a single sub-step)."""
+        return len(self.old_log_probs[0])
+
+    def rows(self, rows: Tensor) -> PolicyBatch:
+        """Copy some rows.
+
+        :param rows: Indices `[n_selected]`.
+        """
+
+        def each(tensors: list[Tensor]) -> list[Tensor]:
+            return [tensor.index_select(0, rows) for tensor in tensors]
+
+        return PolicyBatch(
+            [substep.rows(rows) for substep in self.substeps],
+            each(self.old_values),
+            each(self.old_log_probs),
+            each(self.advantages),
+            each(self.targets),
+        )
+
+    def minibatches(self, n: int, generator: torch.Generator) -> Iterator[PolicyBatch | None]:
+        """Divide all rows in random order as evenly as possible; whole sequences stay together.
+
+        :param n: Number of minibatches; `None` takes the place of an empty one.
+        :param generator: Source of the order.
+        """
+        if self.sequences is not None:
+            for chosen in self.sequences.minibatches(n, generator):
+                yield None if chosen is None else self.in_sequences(*chosen)
+            return
+        order = torch.randperm(self.n_rows, generator=generator).to(self.old_log_probs[0].device)
+        for index in range(n):
+            start, stop = self.n_rows * index // n, self.n_rows * (index + 1) // n
+            yield self.rows(order[start:stop]) if stop > start else None
+
+    def in_sequences(self, rows: np.ndarray, sequences: Sequences | None) -> PolicyBatch:
+        """Copy some rows together with their sequences.
+
+        :param rows: Indices `[n_selected]`.
+        :param sequences: The sequences of these rows; `None`: the model is not recurrent.
+        """
+        return replace(self.rows(torch.from_numpy(rows).to(self.old_log_probs[0].device)), sequences=sequences)
+
+    def evaluate(self, model: TorchActorCritic) -> tuple[PolicyOutput, StateCriticOutput]:
+        """Compute the outputs of the networks for all rows.
+
+        :param model: Policy and critic.
+        """
+        if self.outputs is not None:
+            return self.outputs
+        return model.evaluate(
+            self.substeps, runs=None if self.sequences is None else self.sequences.all_at_once(model.device)
+        )
+
+
+@dataclass
+class RolloutBatch:
+    """A rollout with returns and advantages, or a minibatch of it."""
+
+    parts: list[PolicyBatch]
+    n_steps: int
+    """Number of environment steps, over all environments."""
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows of all parts together."""
+        return sum(part.n_rows for part in self.parts)
+
+    def shuffled(self, batch_size: int, generator: torch.Generator) -> Iterator[RolloutBatch]:
+        """Divide the whole batch in random order evenly into minibatches.
+
+        :param batch_size: Largest number of environment steps in a minibatch.
+        :param generator: Source of the order.
+        """
+        # Where environments wait for different actors, a part may have fewer rows than there are minibatches.
+        n_minibatches = min(-(-self.n_steps // batch_size), max(part.n_rows for part in self.parts))
+        parts = [part.minibatches(n_minibatches, generator) for part in self.parts]
+        for together in zip(*parts, strict=True):
+            if selected := [part for part in together if part is not None]:
+                yield RolloutBatch(selected, self.n_steps // n_minibatches)
+
+
+def decisions_by_policy(
+    columns: RolloutColumns, separate_agents: Container[Any], device: str
+) -> Iterator[tuple[list[SubstepRows], Index | None]]:
+    """Yield observations and actions of each policy network in the order of time, with their ticks and environments.
+
+    A dense rollout is yielded once for all networks, with all sub-steps and without an index (`None`). On the CPU its
+    tensors share memory with the columns.
+
+    :param columns: The rollout.
+    :param separate_agents: Keys of the sub-steps whose agents have networks of their own.
+    :param device: Device of the tensors.
+    """
+
+    def tensors(arrays: Mapping[str, np.ndarray], place: Any) -> dict[str, Tensor]:
+        flat = {key: array[place].reshape(-1, *array.shape[2:]) for key, array in arrays.items()}
+        return {key: _tensor(array, device) for key, array in flat.items()}
+
+    def rows(actor: ActorID, of_key: SubstepColumns, place: Any) -> SubstepRows:
+        logits = None if of_key.logits is None else tensors(of_key.logits, place)
+        return SubstepRows(actor, tensors(of_key.observations, place), tensors(of_key.actions, place), logits)
+
+    if columns.is_dense():
+        yield [rows(*of_substep) for of_substep in columns.rows_by_substep()], None
+        return
+    for of_key in columns.substeps.values():
+        for actor, place in of_key.entries_by_actor(are_separate=of_key.step_key in separate_agents):
+            yield [rows(actor, of_key, place)], (of_key.ticks[place[0]], place[1])
+
+
+def _tensor(array: np.ndarray, device: str) -> Tensor:
+    """Convert to a tensor; integers such as pixels keep their type, float64 becomes torch's default type."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if tensor.dtype is torch.float64:
+        tensor = tensor.to(torch.get_default_dtype())
+    return tensor.to(device)
+
+
+# -- return functions ------------------------------------------------------------------------------
 
 
 @dataclass
 class Trajectories:
-    """Decisions of a rollout, time-major `[n_times, n_trajectories]`, without gradients.
+    """Inputs of a return function, time-major `[n_times, n_trajectories]`, without gradients.
 
     Lists hold an entry for each output of the critic, or (rewards) for each sub-step of an environment step.
     """
@@ -60,15 +242,12 @@ class Trajectories:
     """For each policy batch, the rows whose rewards are known, bool `[n_rows]`; `None`: all."""
 
 
-# -- returns ---------------------------------------------------------------------------------------
-
-
 @dataclass
 class Returns:
-    """What a return function computes from trajectories."""
+    """Advantages and targets, shaped like the trajectories."""
 
     advantages: list[Tensor]
-    """By sub-step, shaped like the trajectories."""
+    """By sub-step."""
     targets: list[Tensor]
     """By output of the critic."""
 
@@ -81,7 +260,7 @@ class ReturnFunction(ABC):
     """Whether it needs importance weights: rollouts then hold the logits of the policies that acted."""
 
     @abstractmethod
-    def __call__(self, critic: TorchStateCritic, trajectories: Trajectories) -> Returns:
+    def __call__(self, trajectories: Trajectories) -> Returns:
         """Compute the returns of all decisions."""
 
 
@@ -95,28 +274,23 @@ class GAE(ReturnFunction):
     """0: one-step targets, 1: discounted returns."""
 
     @override(ReturnFunction)
-    def __call__(self, critic: TorchStateCritic, trajectories: Trajectories) -> Returns:
-        values, terminated, truncated = trajectories.values, trajectories.terminated, trajectories.truncated
-        if (complete := trajectories.step_complete) is not None:
-            (reward,), (value,), (following,) = trajectories.rewards, values, trajectories.next_values
-            advantage = gae(
-                reward,
-                value,
-                following,
-                terminated,
-                truncated,
-                self.gamma,
-                self.gae_lambda,
-                complete,
-                trajectories.acts,
+    def __call__(self, trajectories: Trajectories) -> Returns:
+        rewards, values = trajectories.rewards, trajectories.values
+        of_values = rewards if trajectories.has_own_rewards else [sum(rewards[1:], rewards[0])]
+        advantages = [
+            gae(
+                *(reward, value, next_value, trajectories.terminated, trajectories.truncated),
+                *(self.gamma, self.gae_lambda, trajectories.step_complete, trajectories.acts),
             )
-            return Returns([advantage], [advantage + value])
-        rewards, next_values = trajectories.rewards, trajectories.next_values
-        targets = critic.compute_structured_return(  # it says what its values predict
-            self.gamma, self.gae_lambda, rewards, values, terminated, truncated=truncated, next_values=next_values
-        )
-        advantages = [target - values[min(index, len(values) - 1)] for index, target in enumerate(targets)]
-        return Returns(advantages, targets[: len(values)])
+            for reward, value, next_value in zip(of_values, values, trajectories.next_values, strict=False)
+        ]
+        targets = [advantage + value for advantage, value in zip(advantages, values, strict=False)]
+        if len(targets) < len(values):  # a delta critic: all sub-steps lead to the same next step
+            targets *= len(values)
+            advantages += [target - value for target, value in zip(targets[1:], values[1:], strict=True)]
+        if len(advantages) < len(rewards):  # a shared critic
+            advantages *= len(rewards)
+        return Returns(advantages, targets)
 
 
 # -- valuation -------------------------------------------------------------------------------------
@@ -134,23 +308,31 @@ def value_rollout(
     :param model: The model that learns.
     :param columns: The rollout.
     :param returns: Estimates advantages and targets.
-    :param memory: Hidden states of a recurrent critic before the rollout; they are brought to its end.
+    :param memory: Hidden states of a recurrent critic before the rollout; they are updated to its end.
     :param sequence_length: Most steps of the sequences that recurrent networks are unrolled over; 0: no limit.
     :raises ConfigError: The critic cannot value the sub-steps of such a rollout.
     """
-    critic = model.critic
-    assert isinstance(critic, TorchStateCritic)
-    if isinstance(critic, TorchDeltaStateCritic) and not columns.is_dense():
+    if isinstance(model.critic, TorchDeltaStateCritic) and not columns.is_dense():
         raise ConfigError(
             "model.critic: a delta critic needs environments that all take the same sub-steps in the same order, but "
             "the actors of this environment vary. Use a step or a shared critic."
         )
-    records = records_by_policy(columns, model.policy.substeps_with_separate_agent_nets, model.device)
     sequenced = SequencedRollout(model, columns, memory, sequence_length) if model.is_recurrent else None
-    batches = [_evaluated(model, record, index, returns, sequenced) for record, index in records]
+    batches = [
+        _evaluated(model, substeps, index, returns.is_off_policy, sequenced)
+        for substeps, index in decisions_by_policy(
+            columns, model.policy.substeps_with_separate_agent_nets, model.device
+        )
+    ]
+    has_actor_trajectories = (
+        isinstance(model.critic, TorchStepStateCritic) and columns.actor_rewards is not None and not columns.is_dense()
+    )
     with torch.no_grad():
-        trajectories = rollout_trajectories(model, columns, batches, returns.gamma, sequenced)
-        found = returns(critic, trajectories)
+        if has_actor_trajectories:  # a critic predicts the rewards of each actor
+            trajectories = _trajectories_of_actors(model, columns, batches, returns.gamma, sequenced)
+        else:
+            trajectories = _trajectories_of_environments(model, columns, batches, sequenced)
+        found = returns(trajectories)
         parts = [_with_returns(batch, number, trajectories, found) for number, batch in enumerate(batches)]
     if sequenced is not None:
         sequenced.remember()
@@ -159,32 +341,31 @@ def value_rollout(
 
 def _evaluated(
     model: TorchActorCritic,
-    record: StructuredSpacesRecord,
+    substeps: list[SubstepRows],
     index: Index | None,
-    returns: ReturnFunction,
+    is_off_policy: bool,
     sequenced: SequencedRollout | None,
 ) -> PolicyBatch:
     """Compute values and log-probabilities of all decisions of one policy network."""
-    keeps_outputs = returns.is_off_policy and torch.is_grad_enabled()  # the loss uses them as well
+    keeps_outputs = is_off_policy and torch.is_grad_enabled()  # the loss uses them as well
     sequences = None
     with torch.set_grad_enabled(keeps_outputs):
         if sequenced is None:
-            outputs = model.compute_actor_critic_output(record)
+            outputs = model.evaluate(substeps)
         else:
-            outputs, sequences = sequenced.evaluate(record, index)
-    policy_output, critic_output = outputs
+            outputs, sequences = sequenced.evaluate(substeps, index)
     with torch.no_grad():
-        log_probs = old_log_probs = policy_output.joint_log_probs_for_actions(record.actions)
-        log_rhos: list[Tensor] = []
-        if all(one.logits is not None for one in record.substep_records):
-            distribution = model.policy.distribution_mapper.logits_dict_to_distribution
-            behaviour = [(distribution(one.logits, 1.0), one.action) for one in record.substep_records]  # type: ignore[arg-type]  # tensors
-            old_log_probs = [policy.joint_log_prob(action) for policy, action in behaviour]  # type: ignore[arg-type]  # tensors
-        if returns.is_off_policy:
-            log_rhos = [new - old for new, old in zip(log_probs, old_log_probs, strict=True)]
+        log_probs = old_log_probs = [
+            output.prob_dist.joint_log_prob(substep.action)
+            for output, substep in zip(outputs[0].substep_outputs, substeps, strict=True)
+        ]
+        if all(substep.logits is not None for substep in substeps):
+            behaviour = model.policy.distribution_mapper.logits_dict_to_distribution
+            old_log_probs = [behaviour(one.logits or {}, 1.0).joint_log_prob(one.action) for one in substeps]
+        log_rhos = [new - old for new, old in zip(log_probs, old_log_probs, strict=True)] if is_off_policy else []
     return PolicyBatch(
-        record,
-        critic_output.detached_values,
+        substeps,
+        outputs[1].detached_values,
         old_log_probs,
         log_rhos=log_rhos,
         index=index,
@@ -213,26 +394,6 @@ def _with_returns(batch: PolicyBatch, number: int, trajectories: Trajectories, f
 # -- trajectories ----------------------------------------------------------------------------------
 
 
-def rollout_trajectories(
-    model: TorchActorCritic,
-    columns: RolloutColumns,
-    batches: Sequence[PolicyBatch],
-    gamma: float,
-    sequenced: SequencedRollout | None = None,
-) -> Trajectories:
-    """Return the trajectories of environments, or of actors where a critic predicts the rewards of each actor.
-
-    :param model: Values the observations at open ends.
-    :param columns: The rollout.
-    :param batches: All decisions, by policy network.
-    :param gamma: Discount for each environment step.
-    :param sequenced: Holds the hidden states of a recurrent model.
-    """
-    if columns.is_dense() or columns.actor_rewards is None or not isinstance(model.critic, TorchStepStateCritic):
-        return _trajectories_of_environments(model, columns, batches, sequenced)
-    return _trajectories_of_actors(model, columns, batches, gamma, sequenced)
-
-
 def _trajectories_of_environments(
     model: TorchActorCritic,
     columns: RolloutColumns,
@@ -240,7 +401,7 @@ def _trajectories_of_environments(
     sequenced: SequencedRollout | None,
 ) -> Trajectories:
     """Environment steps of a dense rollout, or else ticks of all actors together."""
-    substeps = batches[0].record.substep_records
+    substeps = batches[0].substeps
     n_substeps = len(substeps)
     shape = (columns.n_ticks // n_substeps, columns.n_envs)
     values = _time_major(batches, [batch.old_values for batch in batches], shape)
@@ -288,7 +449,7 @@ def _trajectories_of_actors(
     of the decisions before.
     """
     assert columns.actor_rewards is not None
-    numbers, actors = numbered_actors(columns)
+    numbers, actors = _numbered_actors(columns)
     acts = actors[..., np.newaxis] == np.arange(len(numbers))
     outputs = [[*batch.old_values, *batch.log_rhos] for batch in batches]
     values, *log_rhos = (array.cpu().numpy() for array in _time_major(batches, outputs, actors.shape))
@@ -328,15 +489,47 @@ def _values_at_ends(
     model: TorchActorCritic,
     columns: RolloutColumns,
     sequenced: SequencedRollout | None,
-    substeps: Sequence[SpacesRecord] = (),
+    substeps: Sequence[SubstepRows] = (),
 ) -> dict[Place, tuple[ActorID, float]]:
-    """Return the next actor and its value after the rollout (time `n_ticks`) and where episodes were truncated."""
+    """Return the next actor and its value after the rollout (time `n_ticks`) and where episodes were truncated.
+
+    :param substeps: The sub-steps of a dense rollout, if there are several. Critics that observe all of them take the
+        observations of the others from the step before.
+    """
     ends: dict[Place, tuple[ActorID, float]] = {}
-    for actor, places, observation, known, position in open_ends(columns, substeps):
+    actors = [substep.actor_id for substep in substeps]
+    for actor, (places, observation) in _open_ends(columns).items():
+        known = None
+        if substeps:
+            last_tick, n_substeps = columns.n_ticks - 1, len(substeps)
+            steps = [min(tick, last_tick) // n_substeps * columns.n_envs + env for tick, env in places]
+            known = [{key: tensor[steps] for key, tensor in one.observation.items()} for one in substeps]
         runs = None if sequenced is None else sequenced.at(actor, places)
-        values = model.bootstrap_values(observation, actor, known, position, runs).cpu().tolist()
+        position = actors.index(actor) if actor in actors else 0
+        values = model.bootstrap_values(observation, actor, known, position, runs).tolist()
         ends.update((place, (actor, value)) for place, value in zip(places, values, strict=True))
     return ends
+
+
+def _open_ends(columns: RolloutColumns) -> dict[ActorID, tuple[list[Place], dict[str, np.ndarray]]]:
+    """Return by actor where a bootstrap value is needed, and the observations there, `[n_places, ...]` by key.
+
+    These are the ends of the rollout, `(n_ticks, environment)`, and the ticks and environments of truncated episodes.
+    """
+    places: dict[ActorID, list[Place]] = {}
+    observations: dict[ActorID, list[dict[str, np.ndarray]]] = {}
+    for actor in dict.fromkeys(columns.last_actor_ids):
+        envs = [env for env, other in enumerate(columns.last_actor_ids) if other == actor]
+        places[actor] = [(columns.n_ticks, env) for env in envs]
+        observations[actor] = [{key: array[envs] for key, array in columns.last_observations[actor.step_key].items()}]
+    for entry in columns.final_observations:
+        places.setdefault(entry.actor_id, []).append((entry.tick, entry.env_index))
+        expanded = {key: np.asarray(value)[np.newaxis] for key, value in entry.observation.items()}
+        observations.setdefault(entry.actor_id, []).append(expanded)
+    return {
+        actor: (places[actor], {key: np.concatenate([row[key] for row in rows]) for key in rows[0]})
+        for actor, rows in observations.items()
+    }
 
 
 def _time_major(batches: Sequence[PolicyBatch], outputs: list[list[Tensor]], shape: tuple[int, ...]) -> list[Tensor]:
@@ -421,54 +614,7 @@ def actor_trajectories(
     return ActorTrajectories(own_values, next_values, weights)
 
 
-def _select(arrays: Mapping[str, Any], index: Any) -> dict[str, Any]:
-    return {key: array[index] for key, array in arrays.items()}
-
-
-class OpenEnds(NamedTuple):
-    """Observations of one actor without a recorded action: after the rollout, and where episodes were truncated."""
-
-    actor_id: ActorID
-    places: list[Place]
-    """Ticks and environments; after the rollout `(n_ticks, environment)`."""
-    observation: dict[str, np.ndarray]
-    """`[n_places, ...]` by key."""
-    known_substeps: list[dict[str, Tensor]] | None
-    """Observations of all sub-steps in the step before, where steps have several in a fixed order."""
-    position: int
-    """Which of these sub-steps the actor's own is."""
-
-
-def open_ends(columns: RolloutColumns, substeps: Sequence[SpacesRecord] = ()) -> Iterator[OpenEnds]:
-    """Yield the observations that need a bootstrap value, by actor.
-
-    :param columns: The rollout.
-    :param substeps: The sub-steps of a dense rollout, if there are several.
-    """
-    places: dict[ActorID, list[Place]] = {}
-    observations: dict[ActorID, list[dict[str, np.ndarray]]] = {}
-    for actor in dict.fromkeys(columns.last_actor_ids):
-        envs = [env for env, other in enumerate(columns.last_actor_ids) if other == actor]
-        places[actor] = [(columns.n_ticks, env) for env in envs]
-        row = columns.last_observations[actor.step_key]
-        observations[actor] = [row if len(envs) == columns.n_envs else _select(row, envs)]
-    for entry in columns.final_observations:
-        places.setdefault(entry.actor_id, []).append((entry.tick, entry.env_index))
-        expanded = {key: np.asarray(value)[np.newaxis] for key, value in entry.observation.items()}
-        observations.setdefault(entry.actor_id, []).append(expanded)
-    actors = [substep.actor_id for substep in substeps]
-    for actor, rows in observations.items():
-        joined = rows[0] if len(rows) == 1 else {key: np.concatenate([row[key] for row in rows]) for key in rows[0]}
-        known = None
-        if substeps:
-            steps = [
-                min(tick, columns.n_ticks - 1) // len(substeps) * columns.n_envs + env for tick, env in places[actor]
-            ]
-            known = [_select(substep.observation or {}, steps) for substep in substeps]
-        yield OpenEnds(actor, places[actor], joined, known, actors.index(actor) if actor in actors else 0)
-
-
-def numbered_actors(columns: RolloutColumns) -> tuple[dict[ActorID, int], np.ndarray]:
+def _numbered_actors(columns: RolloutColumns) -> tuple[dict[ActorID, int], np.ndarray]:
     """Number all actors, and return the acting actor of each environment and tick (-1: none).
 
     :return: The numbers, and an array `[n_ticks, n_envs]`.

@@ -1,0 +1,206 @@
+"""Conversion between dictionary spaces and single spaces, and dictionary spaces in alphabetical order."""
+
+from __future__ import annotations
+
+from typing import Any, Union
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from maze.core.annotations import override
+from maze.core.env.structured_env import StepKeyType
+from maze.core.env.structured_env_spaces_mixin import StructuredEnvSpacesMixin
+from maze.core.errors import EnvironmentContractError
+from maze.core.wrappers.gym_spaces import entries_of, packed, parts_of
+from maze.core.wrappers.wrapper import ActionWrapper, EnvType, ObservationWrapper, Wrapper
+
+
+class DictActionWrapper(ActionWrapper[gymnasium.Env[Any, Any]]):
+    """Turn a single action space into `{"action": ...}` and a Tuple into `{"action_0": ..., ...}`.
+
+    A Dict stays as it is. Wraps gymnasium environments, whose five-value steps are passed through.
+
+    :param env: The environment to wrap.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self._kind, entries = entries_of(env.action_space, "action")
+        self.action_space = env.action_space if isinstance(env.action_space, spaces.Dict) else spaces.Dict(entries)
+        """The dictionary space."""
+
+    @override(ActionWrapper)
+    def action(self, action: dict[str, np.ndarray]) -> Any:
+        return packed(self._kind, {key: action[key] for key in self.action_space})
+
+    @override(ActionWrapper)
+    def reverse_action(self, action: Any) -> dict[str, np.ndarray]:
+        return dict(parts_of(self._kind, self.action_space, action))
+
+
+class DictObservationWrapper(ObservationWrapper[gymnasium.Env[Any, Any]]):
+    """Turn a single observation space into `{"observation": ...}` and a Tuple into `{"observation_0": ..., ...}`.
+
+    A Dict stays as it is. Wraps gymnasium environments, whose five-value steps are passed through.
+
+    :param env: The environment to wrap.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        given = env.observation_space
+        self._kind, entries = entries_of(given, "observation")
+        self.observation_space = given if isinstance(given, spaces.Dict) else spaces.Dict(entries)
+        """The dictionary space."""
+
+    @override(ObservationWrapper)
+    def observation(self, observation: Any) -> Any:
+        return dict(parts_of(self._kind, self.observation_space, observation))
+
+
+class NoDictActionWrapper(ActionWrapper[Union[EnvType, StructuredEnvSpacesMixin]]):
+    """Replace dictionary action spaces by their only entry.
+
+    :param env: The environment to wrap; each sub-step's action space has one entry.
+    """
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self._keys = {step_key: _only_key(space, "action") for step_key, space in env.action_spaces_dict.items()}
+        self._only_key = next(iter(self._keys.values())) if len(self._keys) == 1 else None
+
+    @property
+    def action_space(self) -> spaces.Space[Any]:
+        """The only entry of the action space of the actor that acts next."""
+        env: Any = self.env
+        return _only_entry(env.action_space, "action")
+
+    @property
+    def action_spaces_dict(self) -> dict[StepKeyType, spaces.Space[Any]]:
+        """The only entry of each sub-step's action space."""
+        env: Any = self.env
+        return {step_key: _only_entry(space, "action") for step_key, space in env.action_spaces_dict.items()}
+
+    @override(ActionWrapper)
+    def action(self, action: np.ndarray) -> dict[str, np.ndarray]:
+        env: Any = self.env
+        return {self._only_key if self._only_key is not None else self._keys[env.actor_id().step_key]: action}
+
+    @override(ActionWrapper)
+    def reverse_action(self, action: dict[str, np.ndarray]) -> np.ndarray:
+        (only_action,) = action.values()
+        return only_action
+
+
+class NoDictObservationWrapper(ObservationWrapper[Union[EnvType, StructuredEnvSpacesMixin]]):
+    """Replace dictionary observation spaces by their only entry.
+
+    :param env: The environment to wrap; each sub-step's observation space has one entry.
+    """
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        for space in env.observation_spaces_dict.values():
+            _only_key(space, "observation")
+
+    @property
+    def observation_space(self) -> spaces.Space[Any]:
+        """The only entry of the observation space of the actor that acts next."""
+        env: Any = self.env
+        return _only_entry(env.observation_space, "observation")
+
+    @property
+    def observation_spaces_dict(self) -> dict[StepKeyType, spaces.Space[Any]]:
+        """The only entry of each sub-step's observation space."""
+        env: Any = self.env
+        return {key: _only_entry(space, "observation") for key, space in env.observation_spaces_dict.items()}
+
+    @override(ObservationWrapper)
+    def observation(self, observation: Any) -> Any:
+        (only_observation,) = observation.values()
+        return only_observation
+
+
+class NoDictSpacesWrapper(NoDictActionWrapper[EnvType]):
+    """Replace dictionary spaces, of actions and observations, by their only entry.
+
+    For frameworks without dictionary spaces. It is a :class:`NoDictActionWrapper` around a
+    :class:`NoDictObservationWrapper`.
+
+    :param env: The environment to wrap; each of its spaces has one entry.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self._observations: NoDictObservationWrapper[Any] = NoDictObservationWrapper(env)
+        super().__init__(self._observations)
+
+    @property
+    def observation_space(self) -> spaces.Space[Any]:
+        """The only entry of the observation space of the actor that acts next."""
+        return self._observations.observation_space
+
+    @property
+    def observation_spaces_dict(self) -> dict[StepKeyType, spaces.Space[Any]]:
+        """The only entry of each sub-step's observation space."""
+        return self._observations.observation_spaces_dict
+
+    def observation(self, observation: Any) -> Any:
+        """Take an observation out of its dictionary."""
+        return self._observations.observation(observation)
+
+
+def _only_key(space: Any, what: str) -> str:
+    """Return the key of a dictionary space's only entry.
+
+    :raises EnvironmentContractError: The space is no dictionary with one entry.
+    """
+    if not isinstance(space, spaces.Dict) or len(space.spaces) != 1:
+        raise EnvironmentContractError(
+            f"The {what} space must be a dictionary space with one entry to be replaced by it, but is {space}. "
+            "GymMazeEnv(..., action_mask=False) leaves out the mask of a gymnasium environment."
+        )
+    return str(next(iter(space.spaces)))
+
+
+def _only_entry(space: Any, what: str) -> spaces.Space[Any]:
+    entry: spaces.Space[Any] = space[_only_key(space, what)]
+    return entry
+
+
+class SortedSpacesWrapper(Wrapper[Union[EnvType, StructuredEnvSpacesMixin]]):
+    """Sort the entries of all dictionary spaces by name, for components that depend on their order.
+
+    :param env: The environment to wrap.
+    """
+
+    keeps_observations_and_actions = True
+
+    @property
+    def action_space(self) -> spaces.Dict:
+        """Action space of the actor that acts next."""
+        env: Any = self.env
+        return _sorted(env.action_space)
+
+    @property
+    def observation_space(self) -> spaces.Dict:
+        """Observation space of the actor that acts next."""
+        env: Any = self.env
+        return _sorted(env.observation_space)
+
+    @property
+    def action_spaces_dict(self) -> dict[StepKeyType, spaces.Dict]:
+        """Action space of each sub-step."""
+        env: Any = self.env
+        return {key: _sorted(space) for key, space in env.action_spaces_dict.items()}
+
+    @property
+    def observation_spaces_dict(self) -> dict[StepKeyType, spaces.Dict]:
+        """Observation space of each sub-step."""
+        env: Any = self.env
+        return {key: _sorted(space) for key, space in env.observation_spaces_dict.items()}
+
+
+def _sorted(space: spaces.Dict) -> spaces.Dict:
+    """Return the same entries, random generators included, in alphabetical order."""
+    return spaces.Dict(dict(sorted(space.spaces.items())))

@@ -1,0 +1,462 @@
+"""Runners of `maze-run` that evaluate policies: comparison, decision inspector, replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from maze.console.runs import Progress
+from maze.core.agent.policy import Policy
+from maze.core.annotations import override
+from maze.core.env.faults import USER_CODE_ERRORS, Place, fail
+from maze.core.env.maze_env import MazeEnv
+from maze.core.env.reward import RewardAggregatorInterface
+from maze.core.errors import ConfigError, MazeError
+from maze.core.log_events.kpi_calculator import KpiCalculator
+from maze.core.log_stats.log_stats import LogStatsLevel
+from maze.core.rendering.trajectory_page import write_trajectory_page
+from maze.core.rollout.recording import TRAJECTORY_DIR
+from maze.core.rollout.rollout_runner import EpisodeSeeds, RolloutRunner
+from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
+from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord, load_trajectories
+from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
+from maze.core.utils.config_utils import whole_number
+from maze.core.utils.factory import CollectionOfConfigType, ConfigType, Factory
+from maze.core.utils.files import write_whole
+from maze.core.utils.seeding import MazeSeeding
+from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
+from maze.core.wrappers.recording_wrapper import with_frames
+from maze.core.wrappers.wrapper import RewardWrapper, Wrapper
+from maze.evaluation.comparison import RETURN, Comparison, PlayedEpisodes, comparison_page, measures_of
+from maze.evaluation.inspection import inspected_episode
+from maze.evaluation.replay import reward_replay, what_if
+from maze.report.video import check_video_file, write_video
+from maze.runner import Runner
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from maze.core.agent.torch_actor_critic import TorchActorCritic
+
+COMPARISON_FILE, EPISODES_FILE, PAGE_FILE = "comparison.csv", "episodes.csv", "report.html"
+EPISODE_FILE, WHAT_IF_FILE = "episode.html", "what_if.html"
+_RUNS = "trainings"
+"""Key of an entry of `policies` that lists several runs."""
+_CHOICES: Mapping[str, Callable[[int], int]] = {
+    "best": lambda n: n - 1,
+    "worst": lambda n: 0,
+    "median": lambda n: (n - 1) // 2,
+}
+"""Rank of the chosen episode, the lowest return first."""
+_PLACEHOLDER = {"_target_": "maze.core.agent.random_policy.RandomPolicy"}
+"""Policy of a replay, which only needs the environment."""
+
+
+@dataclass(kw_only=True)
+class EvaluationRunner(Runner):
+    """Base of runners that play episodes with configured policies.
+
+    :param max_episode_steps: Steps after which an episode is truncated; 0: never.
+    :param deterministic: Take deterministic actions instead of sampling.
+    """
+
+    max_episode_steps: int = 0
+    deterministic: bool = True
+
+    def __post_init__(self) -> None:
+        self.max_episode_steps = whole_number("runner.max_episode_steps", self.max_episode_steps or 0, at_least=0)
+
+    @override(Runner)
+    def setup(self, cfg: DictConfig) -> None:
+        self._cfg = cfg
+        self.maze_seeding = MazeSeeding.configured(cfg.get("seeding"))
+
+    def built(self, entry: Mapping[str, Any], wrappers: Any = None) -> tuple[Any, Any]:
+        """Build the environment and the policy of an entry of :func:`runs_of`.
+
+        :param entry: The entry.
+        :param wrappers: Wrappers of the environment; `None`: those of the entry, by default of the configuration.
+        """
+        wrappers = self.wrappers_of(entry) if wrappers is None else wrappers
+        input_dir = str(entry.get("input_dir") or "")
+        return RolloutRunner.init_env_and_agent(
+            self._cfg.env, wrappers, self.max_episode_steps, entry["policy"], input_dir
+        )
+
+    def wrappers_of(self, entry: Mapping[str, Any]) -> Any:
+        """Return the wrappers that a policy acts in: its own, by default those of the configuration."""
+        return entry["wrappers"] if entry.get("wrappers") is not None else self._cfg.get("wrappers") or {}
+
+
+@dataclass
+class ComparisonRunner(EvaluationRunner):
+    """Play the same episodes with several policies and report the differences with confidence intervals.
+
+    The environment and the agent of each episode are seeded independently of the policy. Writes `comparison.csv`
+    (means, interquartile means, differences from the first policy, probabilities of improvement, all with 95 %
+    intervals), `episodes.csv` (every episode) and `report.html`, and prints the table.
+
+    :param policies: Configurations of policies by name. Instead, an entry may have `policy`, `wrappers` and
+        `input_dir`, if the policy has its own wrappers or files in a directory, or `trainings`, a list of such entries:
+        several runs that count as one policy.
+    :param n_episodes: Number of episodes.
+    :param minimize: KPIs for which less is better.
+    :param maximize: KPIs for which more is better, as for the return. Other KPIs have no goal.
+    """
+
+    policies: CollectionOfConfigType
+    n_episodes: int = 50
+    minimize: Sequence[str] = ()
+    maximize: Sequence[str] = ()
+    comparison: Comparison | None = field(default=None, init=False)
+    """The result of :meth:`run`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.n_episodes = whole_number("runner.n_episodes", self.n_episodes, at_least=2)
+        require_policies(self.policies)
+
+    @override(EvaluationRunner)
+    def setup(self, cfg: DictConfig) -> None:
+        super().setup(cfg)
+        self._rewards: dict[str, list[str]] = {}
+        self._seeds = self.maze_seeding.episode_seeds(self.n_episodes)
+
+    @override(Runner)
+    def run(self, **kwargs: Any) -> None:
+        policies: Any = self.policies
+        runs = {str(name): runs_of(entry) for name, entry in policies.items()}
+        with Progress(sum(map(len, runs.values())) * self.n_episodes, "Comparison") as progress:
+            played = [self._played(name, entries, progress) for name, entries in runs.items()]
+        self.comparison = self._compared(played)
+        print(self._text(self.comparison), flush=True)
+        write_files(self._files(self.comparison))
+
+    def _compared(self, played: Sequence[PlayedEpisodes]) -> Comparison:
+        """Compare the policies."""
+        comparison = Comparison(played, [*map(str, self.minimize)], [RETURN, *map(str, self.maximize)])
+        for key, names in (("minimize", comparison.minimized), ("maximize", comparison.maximized)):
+            if unknown := [name for name in names if name not in comparison.measures]:
+                raise ConfigError(
+                    f"runner.{key}: the episodes have no {', '.join(unknown)}; there are "
+                    f"{', '.join(comparison.measures)}."
+                )
+        return comparison
+
+    def _text(self, comparison: Comparison) -> str:
+        """Return the text for the console."""
+        return comparison.text()
+
+    def _files(self, comparison: Comparison) -> dict[str, str]:
+        """Return the contents of the files by name."""
+        return {
+            PAGE_FILE: comparison_page(comparison, datetime.now()).text(),
+            COMPARISON_FILE: comparison.as_csv(),
+            EPISODES_FILE: comparison.episodes_as_csv(self._seeds),
+        }
+
+    def _played(self, name: str, runs: Sequence[Mapping[str, Any]], progress: Progress) -> PlayedEpisodes:
+        episodes = []
+        for run in runs:
+            env, policy = self.built(run)
+            self._rewards[name] = reward_wrappers(env)
+            episodes.append(played_measures(env, policy, self._seeds, self.deterministic, progress.update))
+        return PlayedEpisodes.of(name, episodes)
+
+
+@dataclass
+class InspectionRunner(EvaluationRunner):
+    """Play an episode and write an HTML page with every decision in it.
+
+    :param policies: As for :class:`ComparisonRunner`. The first policy acts. The others compute actions for the same
+        observations, with the wrappers of the first policy.
+    :param n_episodes: Number of episodes to choose from.
+    :param choose: Which of them is shown, by its return: `best`, `worst` or `median`.
+    :param video: File for a video of the episode, `.mp4` or `.gif`; `None`: none.
+    :param frames_per_second: Steps per second of the video.
+    :param gamma: Discount factor of temporal-difference errors; `None`: that of the run, by default 0.99.
+    :param every_k_states: Draw only every k-th state of the episode.
+    """
+
+    policies: CollectionOfConfigType
+    n_episodes: int = 1
+    choose: str = "median"
+    video: str | None = None
+    frames_per_second: int = 30
+    gamma: float | None = None
+    every_k_states: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("n_episodes", "frames_per_second", "every_k_states"):
+            whole_number(f"runner.{name}", getattr(self, name), at_least=1)
+        require_policies(self.policies)
+        if self.choose not in _CHOICES:
+            raise ConfigError(f"runner.choose: expected {', '.join(_CHOICES)}, found {self.choose!r}.")
+        if self.video is not None:
+            check_video_file(Path(self.video))
+
+    @override(Runner)
+    def run(self, **kwargs: Any) -> None:
+        policies: Any = self.policies
+        entries = {str(name): runs_of(entry)[0] for name, entry in policies.items()}
+        name, acting = next(iter(entries.items()))
+        wrappers = self.wrappers_of(acting)
+        env: Any
+        env, policy = self.built(acting, wrappers)
+        others = {other: self.built(entry, wrappers)[1] for other, entry in list(entries.items())[1:]}
+        env_seed, agent_seed = self._chosen_seeds(acting)
+        gamma = float(self.gamma if self.gamma is not None else acting.get("gamma") or 0.99)
+        try:
+            env = with_frames(env)
+            env.seed(env_seed)
+            for agent in (policy, *others.values()):
+                agent.seed(agent_seed)
+            episode = inspected_episode(env, policy, others, _actor_critic(acting, policy), gamma, self.deterministic)
+        except USER_CODE_ERRORS as error:
+            fail(error, Place.of(env, f"environment in the episode seeded with {env_seed}"), "reset or step")
+        finally:
+            env.close()
+        page = write_trajectory_page(
+            episode.record,
+            EPISODE_FILE,
+            title=f"{name}, seed {env_seed}",
+            decisions=episode.decisions,
+            every_k_states=self.every_k_states,
+        )
+        print(f"The episode is in {page.absolute()}; open it in a browser.", flush=True)
+        if self.video is not None:
+            video = write_video(episode.record, Path(self.video), self.frames_per_second)
+            print(f"The video is in {video.absolute()}.", flush=True)
+
+    def _chosen_seeds(self, acting: Mapping[str, Any]) -> tuple[int, int]:
+        """Return the seeds of the environment and of the agent in the episode that is shown."""
+        seeds = self.maze_seeding.episode_seeds(self.n_episodes)
+        if len(seeds) == 1:
+            return seeds[0]
+        env, policy = self.built(acting)
+        with Progress(len(seeds), "Episodes to choose from") as progress:
+            measures = played_measures(env, policy, seeds, self.deterministic, progress.update)
+        ranked = sorted(range(len(seeds)), key=lambda episode: measures[episode][RETURN])
+        chosen = ranked[_CHOICES[self.choose](len(ranked))]
+        print(f"The {self.choose} of {len(seeds)} episodes has a return of {measures[chosen][RETURN]:.6g}.", flush=True)
+        return seeds[chosen]
+
+
+def _actor_critic(entry: Mapping[str, Any], policy: Any) -> TorchActorCritic | None:
+    """Return the policy with the state critic of its run; `None`: the run has no state critic."""
+    from maze.core.agent.torch_actor_critic import TorchActorCritic
+    from maze.core.agent.torch_state_critic import TorchStateCritic
+    from maze.core.utils.checkpoint import load_state
+    from maze.perception.models.model_composer import BaseModelComposer
+
+    config, directory = entry["policy"], entry.get("input_dir")
+    if not directory or not isinstance(config, Mapping) or not hasattr(policy, "spaces"):
+        return None
+    try:
+        composer = Factory(BaseModelComposer).instantiate(  # type: ignore[type-abstract]
+            config["model"], config_path="model", **vars(policy.spaces)
+        )
+        if composer.policy is None or not isinstance(composer.critic, TorchStateCritic):
+            return None
+        actor_critic = TorchActorCritic(composer.policy, composer.critic, policy.device)
+        actor_critic.load_state_dict(load_state(Path(str(directory)) / str(config["state_dict_file"])))
+        actor_critic.eval()
+    except MazeError:
+        return None
+    return actor_critic
+
+
+@dataclass
+class ReplayRunner(EvaluationRunner):
+    """Replay recorded episodes, with other rewards or KPIs, or with another decision.
+
+    :param trajectory_data: A trajectory file, or a directory of such files.
+    :param reward_aggregator: Recomputes the returns from the recorded events; `None`: they stay as recorded.
+    :param kpi_calculator: Recomputes the KPIs; `None`: that of the environment.
+    :param what_if: `step`, `substep`, `action`, `policy`: see `maze.evaluation.replay.what_if`.
+    :param allow: Further types that the files may hold, by full name or pattern.
+    :param input_dir: Directory of the files of the wrappers and of the recorded policy.
+    :param n_recorded: Number of episodes of the recorded rollout, whose seeds are derived from `seeding`.
+    :param versions: Differences of versions from the recording, for messages.
+    :param every_k_states: Draw only every k-th state of what-if pages.
+    """
+
+    trajectory_data: str
+    reward_aggregator: ConfigType = None
+    kpi_calculator: ConfigType = None
+    what_if: ConfigType = None
+    allow: Any = ()
+    input_dir: str = ""
+    n_recorded: int = 1
+    versions: str = ""
+    every_k_states: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole_number("runner.every_k_states", self.every_k_states, at_least=1)
+        changes: Any = self.what_if or {}
+        self._change: dict[str, Any] = dict(changes)
+        for name in ("step", "substep"):
+            if self._change.get(name) is not None:
+                self._change[name] = whole_number(f"what_if.{name}", self._change[name], at_least=0)
+        if self._change.get("step") is None and self.reward_aggregator is None and self.kpi_calculator is None:
+            raise ConfigError(
+                "Nothing to replay: set reward_aggregator, kpi_calculator, or what_if.step with what_if.action or "
+                "what_if.policy."
+            )
+
+    @override(Runner)
+    def run(self, **kwargs: Any) -> None:
+        env: Any = None
+        if self._cfg.get("env"):
+            env, _ = self.built({"policy": _PLACEHOLDER, "input_dir": self.input_dir})
+        try:
+            episodes = self._episodes(env)
+            if self.reward_aggregator is not None or self.kpi_calculator is not None:
+                self._replay_rewards(episodes, env)
+            if self._change.get("step") is not None:
+                self._what_if(episodes, env)
+        finally:
+            if env is not None:
+                env.close()
+
+    def _episodes(self, env: MazeEnv[Any] | None) -> list[StateTrajectoryRecord]:
+        episodes: list[StateTrajectoryRecord] = []
+        for file in InMemoryDataset.list_trajectory_files(self.trajectory_data):
+            for found in load_trajectories(file, False, tuple(self.allow or ()), (), "allow=['<type>']", env):
+                loaded: Any = found
+                if not isinstance(loaded, StateTrajectoryRecord) or not loaded.step_records:
+                    raise ConfigError(f"{file}: expected episodes of states, found a {type(loaded).__name__}.")
+                episodes.append(loaded)
+        return episodes
+
+    def _replay_rewards(self, episodes: list[StateTrajectoryRecord], env: MazeEnv[Any] | None) -> None:
+        def built(kind: Any, name: str, config: Any) -> Any:
+            return None if config is None else Factory(kind).instantiate(config, config_path=name)
+
+        aggregator = built(RewardAggregatorInterface, "reward_aggregator", self.reward_aggregator)
+        calculator = built(KpiCalculator, "kpi_calculator", self.kpi_calculator)
+        replayed = reward_replay(episodes, aggregator, calculator, env)
+        comparison = replayed.comparison
+        print(comparison.text(), flush=True)
+        page = comparison_page(comparison, datetime.now())
+        sections = list(page.sections)
+        if replayed.further is not None:
+            print(replayed.further.text(), flush=True)
+            sections += comparison_page(replayed.further, datetime.now()).sections
+        for remark in replayed.remarks:
+            print(f"Note: {remark}", flush=True)
+        ids = [(str(episode.id),) for episode in episodes]
+        write_files(
+            {
+                PAGE_FILE: replace(page, sections=sections, note=" ".join([page.note, *replayed.remarks])).text(),
+                COMPARISON_FILE: comparison.as_csv(),
+                EPISODES_FILE: comparison.episodes_as_csv(ids, ("episode_id",)),
+            }
+        )
+
+    def _what_if(self, episodes: list[StateTrajectoryRecord], env: Any) -> None:
+        if env is None:
+            raise ConfigError(
+                f"what_if: there is no configuration of a run beside {self.trajectory_data}; set the environment of "
+                f"the recording, env=<option>, and its wrappers."
+            )
+        if len(episodes) != 1:
+            raise ConfigError(
+                f"what_if: {self.trajectory_data} holds {len(episodes)} episodes; name the file of one of them, "
+                f"trajectory_data=<file>."
+            )
+        (episode,) = episodes
+        policy = self._change.get("policy")
+        compared = what_if(
+            with_frames(env),
+            episode,
+            self._change["step"],
+            self._change.get("action"),
+            None if policy is None else self.built(runs_of(policy)[0])[1],
+            self._change.get("substep") or 0,
+            self._agent_seed(episode),
+            self.deterministic,
+            self.versions,
+        )
+        print(compared.text(), flush=True)
+        title = f"What if? Episode {episode.id}, step {compared.step}"
+        page = compared.write_page(WHAT_IF_FILE, title, self.every_k_states)
+        TrajectoryWriterFile(TRAJECTORY_DIR).write(compared.other)
+        print(f"Both futures are in {page.absolute()}; open it in a browser.", flush=True)
+
+    def _agent_seed(self, episode: StateTrajectoryRecord) -> int:
+        """Return the seed that the agent had in the episode if it is known, otherwise that of a first episode."""
+        seeds = self.maze_seeding.episode_seeds(max(1, self.n_recorded))
+        own = None if episode.action_record is None else episode.action_record.seed
+        return dict(seeds).get(own, seeds[0][1]) if own is not None else seeds[0][1]
+
+
+def require_policies(policies: Any) -> None:
+    """Raise a `ConfigError` unless there are policies by name."""
+    if not isinstance(policies, Mapping) or not policies:
+        raise ConfigError(
+            f"policies: expected policies by name, such as policies=[random,outputs/<name>/<time>], found {policies!r}."
+        )
+
+
+def played_measures(
+    env: Any, policy: Policy, seeds: EpisodeSeeds, deterministic: bool, episode_done: Callable[[], None]
+) -> list[dict[str, float]]:
+    """Play episodes, close the environment, and return the measures of each episode (:func:`measures_of`).
+
+    :param env: The environment.
+    :param policy: The policy that acts.
+    :param seeds: Seeds of each episode.
+    :param deterministic: Take deterministic actions instead of sampling.
+    :param episode_done: Called after each episode.
+    """
+    env = LogStatsWrapper.wrap(env)
+    found: list[dict[str, float]] = []
+
+    def add_measures() -> None:
+        found.append(measures_of(env.get_stats(LogStatsLevel.EPISODE).last_stats))
+        episode_done()
+
+    try:
+        RolloutRunner.run_interaction_loop(
+            env, policy, len(seeds), episode_end_callback=add_measures, episode_seeds=seeds, deterministic=deterministic
+        )
+    finally:
+        env.close()
+    return found
+
+
+def write_files(files: Mapping[str, str]) -> None:
+    """Write texts into the working directory and print their paths.
+
+    :param files: Texts by file name.
+    """
+    for name, text in files.items():
+        write_whole(Path(name), text.encode(errors="replace"))
+    print(f"Written: {', '.join(str(Path.cwd() / name) for name in files)}", flush=True)
+
+
+def reward_wrappers(env: Any) -> list[str]:
+    """Describe the reward wrappers of an environment, innermost first; returns are comparable if they are equal."""
+    found: list[str] = []
+    while issubclass(type(env), Wrapper):
+        if issubclass(type(env), RewardWrapper):
+            settings = {name: value for name, value in vars(env).items() if isinstance(value, (int, float, str))}
+            shown = ", ".join(f"{name}={value!r}" for name, value in settings.items() if not name.startswith("_"))
+            found.insert(0, f"{type(env).__name__}({shown})")
+        env = env.env
+    return found
+
+
+def runs_of(entry: Any) -> list[Mapping[str, Any]]:
+    """Return the runs of an entry of `policies`, each with the keys `policy`, `wrappers` and `input_dir`."""
+    if isinstance(entry, Mapping) and _RUNS in entry:
+        return [run for each in entry[_RUNS] for run in runs_of(each)]
+    if isinstance(entry, Mapping) and "policy" in entry:
+        return [entry]
+    return [{"policy": entry}]
