@@ -22,10 +22,11 @@ import gymnasium as gym
 import numpy as np
 import psutil
 import torch
-from ray_scale import make_policy, placed
+from ray_scale import make_policy, placed, work_of
 
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+from maze.train.parallelization.distributed_actors.distributed_actors import ClusterEvents
 
 FIRST_UPDATES, FIRST_SECONDS = 10, 4.0
 LIMIT = 1.2
@@ -61,14 +62,14 @@ def make_env() -> GymMazeEnv:
     return GymMazeEnv(PictureEnv())
 
 
-def watched(crew: Any, update: Any, n_updates: int, pause: float) -> dict[str, tuple[float, float]]:
+def watched(pool: Any, update: Any, n_updates: int, pause: float) -> dict[str, tuple[float, float]]:
     """Memory in MB, the largest in the beginning and the largest in the last half."""
     samples: dict[str, list[float]] = {"object store": [], "learner": []}
     process, start, n_first = psutil.Process(), time.monotonic(), 0
     while len(samples["learner"]) < max(n_updates, 4 * n_first):
         update()
         time.sleep(pause)
-        samples["object store"].append(crew.take_work().object_store_megabytes)
+        samples["object store"].append(work_of(pool, ClusterEvents.object_store_megabytes))
         samples["learner"].append(process.memory_info().rss / 2**20)
         if time.monotonic() - start < FIRST_SECONDS or len(samples["learner"]) < FIRST_UPDATES:
             n_first += 1
@@ -82,15 +83,18 @@ def synchronous(options: argparse.Namespace, placement: Any, pause: float) -> di
     policy = make_policy(make_env())
     generator = RolloutGenerator(env)
     columns = generator.allocate(options.fragment, policy)
-    return watched(placement.crew(options.actors), partial(generator.collect, policy, columns), options.updates, pause)
+    return watched(
+        placement.actor_pool(options.actors), partial(generator.collect, policy, columns), options.updates, pause
+    )
 
 
 def asynchronous(options: argparse.Namespace, placement: Any, pause: float) -> dict[str, tuple[float, float]]:
     """IMPALA's: actors go on while the learner learns, or sleeps."""
     policy, seeds = make_policy(make_env()), list(range(options.actors))
     actors = placement.actors(
-        make_env, policy=policy, n_rollout_steps=options.fragment, n_actors=options.actors, batch_size=options.actors,
-        queue_out_of_sync_factor=1.0, env_instance_seeds=seeds, agent_instance_seeds=seeds,
+        env_factory=make_env, policy=policy, n_rollout_steps=options.fragment, n_actors=options.actors,
+        batch_size=options.actors,
+        queue_out_of_sync_factor=1.0, actor_env_seeds=seeds, actor_agent_seeds=seeds,
     )  # fmt: skip
 
     def update() -> None:
@@ -98,7 +102,7 @@ def asynchronous(options: argparse.Namespace, placement: Any, pause: float) -> d
         actors.broadcast_updated_policy(policy.state_dict())
 
     actors.start()
-    samples = watched(placement.crew(options.actors), update, options.updates, pause)
+    samples = watched(placement.actor_pool(options.actors), update, options.updates, pause)
     actors.stop()
     return samples
 

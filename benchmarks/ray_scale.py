@@ -36,9 +36,13 @@ from cluster_model import Cluster, synchronous
 
 from maze.api.run_context import RunContext
 from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel
 from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.core.wrappers.log_stats_wrapper import stats_value
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.distributions.distribution_mapper import DistributionMapper
+from maze.train.parallelization.distributed_actors.distributed_actors import ClusterEvents
+from maze.train.parallelization.on_ray.actor_pool import ActorPool
 from maze.train.parallelization.on_ray.ray_placement import OnRay
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 
@@ -106,13 +110,21 @@ def rate_alone(factory: Callable[[], Any], n_steps: int) -> float:
     return n_steps / (time.perf_counter() - start)
 
 
+def work_of(pool: ActorPool, event: Callable[..., Any]) -> float:
+    """Return one statistic of what the actors have done since the last call."""
+    statistics = LogStatsAggregator(LogStatsLevel.EPOCH)
+    pool.report_work(statistics)
+    statistics.reduce()
+    return float(stats_value(statistics, event, None))
+
+
 @contextlib.contextmanager
 def placed(n_actors: int) -> Iterator[OnRay]:
     """Actors that are there already."""
     placement = OnRay(start_timeout=600.0)
     placement.env_groups = n_actors
     try:
-        placement.crew(n_actors)
+        placement.actor_pool(n_actors)
         yield placement
     finally:
         placement.close()
@@ -130,18 +142,18 @@ def sleeping(options: argparse.Namespace) -> dict[str, float]:
         generator = RolloutGenerator(env, record_logits=True)
         columns = generator.allocate(n_steps, policy)
         generator.collect(policy, columns)
-        rounds, crew = [], placement.crew(n_actors)
-        crew.take_work()
+        rounds, pool = [], placement.actor_pool(n_actors)
+        work_of(pool, ClusterEvents.actors_busy)
         for _ in range(options.rounds):
             start = time.perf_counter()
             generator.collect(policy, columns)
             rounds.append(n_steps * n_actors / (time.perf_counter() - start))
-        synchronous_share = crew.take_work().actors_busy
+        synchronous_share = work_of(pool, ClusterEvents.actors_busy)
         batch = max(1, n_actors // 4)
         actors = placement.actors(
-            factory, policy=policy, n_rollout_steps=n_steps, n_actors=n_actors, batch_size=batch,
-            queue_out_of_sync_factor=n_actors / batch, env_instance_seeds=list(range(n_actors)),
-            agent_instance_seeds=list(range(n_actors)),
+            env_factory=factory, policy=policy, n_rollout_steps=n_steps, n_actors=n_actors, batch_size=batch,
+            queue_out_of_sync_factor=n_actors / batch, actor_env_seeds=list(range(n_actors)),
+            actor_agent_seeds=list(range(n_actors)),
         )  # fmt: skip
         actors.start()
         # two tickets for each actor, as in IMPALA's defaults: one is collected while the other one waits
@@ -149,13 +161,13 @@ def sleeping(options: argparse.Namespace) -> dict[str, float]:
         for _ in range(n_warm):
             actors.collect_batch()
             actors.broadcast_updated_policy(policy.state_dict())
-        crew.take_work()
+        work_of(pool, ClusterEvents.actors_busy)
         start = time.perf_counter()
         for _ in range(n_batches):
             actors.collect_batch()
             actors.broadcast_updated_policy(policy.state_dict())
         asynchronous = n_batches * batch * n_steps / (time.perf_counter() - start)
-        asynchronous_share = crew.take_work().actors_busy
+        asynchronous_share = work_of(pool, ClusterEvents.actors_busy)
         actors.stop()
     alone.append(rate_alone(factory, 200))
     model = Cluster(

@@ -44,11 +44,6 @@ def sampler_of(head: HeadDescription) -> Sampler:
     return sampler
 
 
-def draws_by_shape(head: HeadDescription) -> bool:
-    """Whether as many numbers are drawn for any logits `[batch, ...]` of the same shape."""
-    return str(head["distribution"]) != "beta"  # which draws until a number is accepted
-
-
 def categorical_sizes(head: HeadDescription) -> list[int]:
     """How logits split into categorical choices; empty for other distributions."""
     if head["distribution"] == "categorical":

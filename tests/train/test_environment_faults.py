@@ -381,7 +381,7 @@ def test_a_time_limit_is_a_positive_number(seconds: Any, monkeypatch: Any, tmp_p
 @pytest.mark.long
 def test_a_worker_whose_environment_never_returns_to_python_is_ended(monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(placement, "PATIENCE", 5.0)
+    monkeypatch.setattr(placement, "EXTRA_SECONDS", 5.0)
     error, _ = run("ppo", "local", "native hang", env_timeout=0.2)
     assert isinstance(error, WorkerError)
     assert "environment worker 0 (environment 0, pid" in str(error)

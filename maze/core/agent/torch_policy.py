@@ -20,7 +20,7 @@ from maze.core.agent.torch_model import NetworksModel
 from maze.core.agent.torch_policy_output import PolicyOutput, PolicySubStepOutput
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, EnvironmentContractError, unknown_key_error
-from maze.distributions.samplers import draws_by_shape, most_probable
+from maze.distributions.samplers import most_probable
 from maze.perception.blocks.recurrent.recurrent_cell import Run, StepRun
 
 if TYPE_CHECKING:
@@ -200,13 +200,6 @@ class TorchPolicy(NetworksModel, Policy):
         with torch.inference_mode(), self.remembering(env, actor_id):
             output = self.compute_substep_policy_output(batch, actor_id)
         return top_candidates(output.action_logits, self.distribution_mapper, num_candidates)
-
-    @property
-    def draws_by_shape(self) -> bool:
-        """Whether how much is drawn from its generators depends on the number of rows alone, not on what is in them."""
-        mapper = self.distribution_mapper
-        heads = [mapper.describe_head(head) for head in mapper.action_heads]
-        return all(head is not None and draws_by_shape(head) for head in heads)
 
     # -- learning -----------------------------------------------------------------------------------------------------
 

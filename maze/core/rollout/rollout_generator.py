@@ -173,13 +173,8 @@ class RolloutGenerator:
         else:
             _copy(self._last_observation, rows)
         memory = self._remembered(policy, columns) if getattr(policy, "is_recurrent", False) else None
-        actors: list[ActorID | None]
-        if self.env.collects(policy, columns):
-            self.env.collect(policy, columns)
-            actors = self._all_flat(columns, columns.n_ticks)
-        else:
-            act = acting_function(policy, self.env, memory=memory)
-            actors = self._collect_flat(act, columns) if self.env.is_flat else self._collect_structured(act, columns)
+        act = acting_function(policy, self.env, memory=memory)
+        actors = self._collect_flat(act, columns) if self.env.is_flat else self._collect_structured(act, columns)
         columns.finish(self.env.actor_ids(), actors)
         # A copy: what is done to the columns must not change where the next rollout starts.
         self._last_observation = {
@@ -238,20 +233,15 @@ class RolloutGenerator:
                 if env.final_observations:
                     self._note_final_observations(tick, columns)
             n_completed += n_envs * (n_ticks - first)
-        actors = self._all_flat(columns, n_ticks)
+        columns.step_complete[:] = True
+        substep.n_rows = n_ticks
+        actors: list[ActorID | None] = [actor] * n_ticks
         for paused_tick, pausing in pauses.items():
             actors[paused_tick] = None
             columns.step_complete[paused_tick, pausing] = False
         if pauses:
             substep.leave_out(pauses, actor.agent_id)
         return actors
-
-    def _all_flat(self, columns: RolloutColumns, n_ticks: int) -> list[ActorID | None]:
-        """Completes columns in which each row is an environment step of the same actor."""
-        (actor, *_) = self.env.actor_ids()
-        columns.step_complete[:] = True
-        columns.substeps[actor.step_key].n_rows = n_ticks
-        return [actor] * n_ticks
 
     def _collect_structured(self, act: Any, columns: RolloutColumns) -> list[ActorID | None]:
         env = self.env

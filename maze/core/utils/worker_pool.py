@@ -117,7 +117,6 @@ class WorkerPool:
     :param rows: The environments of each among all, for messages; `None`: one each.
     :param start_method: `forkserver`, `spawn` or `fork`; `None`: `forkserver` where there is one.
     :param timeout: Seconds that a call may take; `None`: any time.
-    :param preloads: Modules that the workers will need besides those of the hosts.
     """
 
     self_explanatory: tuple[type[MazeError], ...] = (NonFiniteError,)
@@ -129,12 +128,11 @@ class WorkerPool:
         rows: Sequence[slice] | None = None,
         start_method: str | None = None,
         timeout: float | None = None,
-        preloads: Sequence[str] = (),
     ) -> None:
         self.workers: list[Worker] = []
         self._finalizer = Finalize(self, _end_workers, args=(self.workers,), exitpriority=10)
         self._timeout = timeout
-        context = process_context(start_method, [messages.__name__, type(hosts[0]).__module__, *preloads])
+        context = process_context(start_method, [messages.__name__, type(hosts[0]).__module__])
         try:
             for host, of_worker in zip(hosts, rows or env_slices(len(hosts), len(hosts)), strict=True):
                 self.workers.append(self._start(context, host, of_worker))
@@ -433,6 +431,12 @@ def _anonymous_file() -> int:
     fd, path = tempfile.mkstemp(prefix="maze-")
     os.unlink(path)
     return fd
+
+
+def n_available_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 def env_slices(n_envs: int, n_workers: int) -> Iterator[slice]:

@@ -1,13 +1,11 @@
-"""Where a training steps its environments: in its own process, in worker processes, on a cluster."""
+"""Execution backends (`runner.placement`): environments in the training process, in worker processes, on a cluster."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
-
-from typing_extensions import Unpack
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from maze.core.annotations import override
 from maze.core.env.core_env import CoreEnv
@@ -19,109 +17,87 @@ from maze.train.parallelization.vector_env.structured_vector_env import Structur
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
 
 if TYPE_CHECKING:
-    from maze.core.agent.torch_policy import TorchPolicy
     from maze.train.parallelization.distributed_actors.base_distributed_workers_with_buffer import (
         BaseDistributedWorkersWithBuffer,
     )
     from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
-    from maze.train.parallelization.on_ray.crew import Crew
+    from maze.train.parallelization.on_ray.actor_pool import ActorPool
 
 
-PATIENCE = 60.0
-"""Seconds that a worker process has beyond what its environments may take."""
-
-
-class ActorsArguments(TypedDict):
-    """What actors do that collect rollouts while a policy learns."""
-
-    policy: TorchPolicy
-    n_rollout_steps: int
-    """Number of environment steps of a rollout."""
-    n_actors: int
-    batch_size: int
-    """Number of rollouts in a batch."""
-    queue_out_of_sync_factor: float
-    """Times `batch_size`, the number of finished rollouts that may wait."""
-    env_instance_seeds: list[int]
-    """A seed for each environment: as many for each actor as it steps together."""
-    agent_instance_seeds: list[int]
-    """A seed for the policy of each actor."""
+EXTRA_SECONDS = 60.0
+"""Time limit of a call of a worker process, in addition to the time limits of its environments."""
 
 
 class Placement(ABC):
-    """Makes what steps environments. A runner has one, and a trainer that asks it works wherever it is.
+    """Execution backend: makes vector environments and actors. Trainers do not depend on the backend.
 
-    A further placement (a cluster) is one subclass: :meth:`vector_env` is enough for A2C, PPO, SAC and all evaluations;
-    :meth:`actors` is for trainers that learn while others collect.
+    A further backend is one subclass: A2C, PPO, SAC and all evaluations need :meth:`vector_env` only; :meth:`actors` is
+    for trainers that learn while actors collect.
     """
 
     in_process: ClassVar[bool] = False
-    """Whether all environments are in the process of the training."""
+    """Whether all environments are in the training process."""
 
     env_timeout: float | None = None
-    """Seconds that a step or a reset of an environment may take. Environments see to it themselves; a placement ends
-    the processes of those that cannot, because native code of theirs does not return."""
+    """Seconds that a step or a reset of an environment may take. A wrapper of the environment raises an error after
+    that; the backend ends processes in which native code of the environment does not return."""
 
     env_groups: int = 1
-    """Number of groups in which environments act by themselves, see
+    """Number of groups of environments with a policy each, see
     :class:`~maze.train.parallelization.distributed_actors.env_groups.GroupedVectorEnv`."""
 
     @abstractmethod
     def vector_env(
         self, env_factory: Callable[[], Any], n_envs: int, logging_prefix: str | None = None
     ) -> StructuredVectorEnv:
-        """Makes environments that are stepped together, by a policy in the process of the training.
+        """Make a vector environment.
 
         :param env_factory: Makes one environment.
         :param n_envs: Number of environments.
-        :param logging_prefix: Where their statistics are logged (`train`, `eval`); `None`: nowhere.
+        :param logging_prefix: Prefix of the epoch statistics (`train`, `eval`); `None`: they are not logged.
         """
 
     @abstractmethod
-    def actors(self, env_factory: Callable[[], Any], **arguments: Unpack[ActorsArguments]) -> DistributedActors:
-        """Makes actors that collect rollouts with copies of a policy while it learns.
+    def actors(self, **arguments: Any) -> DistributedActors:
+        """Make actors that collect rollouts with copies of a policy while it learns.
 
-        :param env_factory: Makes one environment.
-        :param arguments: What they are to do.
+        :param arguments: Arguments of
+            :class:`~maze.train.parallelization.distributed_actors.distributed_actors.ActorsAhead`.
         """
 
-    def crew(self, n_wanted: int, n_needed: int = 0) -> Crew | None:
-        """The actors of a cluster, for trainers that give them other work than to step environments.
+    def actor_pool(self, n_wanted: int, n_needed: int = 0) -> ActorPool | None:
+        """Return the actors of a cluster, for work other than stepping environments.
 
-        :param n_wanted: Number of actors that there is work for.
-        :param n_needed: Number of actors that there have to be.
-        :return: `None`: there is no cluster in this placement.
+        :param n_wanted: Number of actors that can be used.
+        :param n_needed: Minimum number of actors.
+        :return: `None`: this backend has no cluster.
         """
         return None
 
     def join(self, address: str) -> None:
-        """Uses the cluster with this address.
+        """Use the cluster with this address.
 
-        :raises ConfigError: There is no cluster in this placement.
+        :raises ConfigError: This backend has no cluster.
         """
-        raise ConfigError(f"runner.address: {address} is of use with runner=ray only, found {type(self).__name__}.")
+        raise ConfigError(f"runner.address: {address} needs runner=ray; found the placement {type(self).__name__}.")
 
     def close(self) -> None:
-        """Gives back what all environments shared; they are closed already."""
+        """Release the resources shared by all environments, which are closed already."""
 
     def workers(self, **arguments: Any) -> BaseDistributedWorkersWithBuffer:
-        """Makes what collects rollouts into a replay buffer; the learner waits for it, so that all placements collect
-        the same.
+        """Make workers that collect rollouts into a replay buffer; all backends collect the same.
 
-        :param arguments: Those of `BaseDistributedWorkersWithBuffer`.
+        :param arguments: Arguments of `BaseDistributedWorkersWithBuffer`.
         """
         from maze.train.parallelization.distributed_actors.dummy_distributed_workers_with_buffer import (
             DummyDistributedWorkersWithBuffer,
         )
 
-        return DummyDistributedWorkersWithBuffer(**arguments, make_env=self._replay_env)
-
-    def _replay_env(self, env_factory: Callable[[], Any], n_envs: int) -> StructuredVectorEnv:
-        return self.vector_env(env_factory, n_envs)
+        return DummyDistributedWorkersWithBuffer(**arguments, make_env=self.vector_env)
 
 
 class InProcess(Placement):
-    """Steps all environments in the process of the training: the fastest choice for environments that are cheap."""
+    """Steps all environments in the training process: the fastest choice for cheap environments."""
 
     in_process = True
 
@@ -134,24 +110,22 @@ class InProcess(Placement):
         )
 
     @override(Placement)
-    def actors(self, env_factory: Callable[[], Any], **arguments: Unpack[ActorsArguments]) -> DistributedActors:
+    def actors(self, **arguments: Any) -> DistributedActors:
         from maze.train.parallelization.distributed_actors.sequential_distributed_actors import (
             SequentialDistributedActors,
         )
 
-        given = arguments_of_actors(env_factory, **arguments)
-        for name in ("queue_out_of_sync_factor", "actor_agent_seeds"):  # they take turns, with the policy itself
-            del given[name]
-        return SequentialDistributedActors(**given)
+        for name in ("queue_out_of_sync_factor", "actor_agent_seeds"):  # there is no queue and only one policy
+            del arguments[name]
+        return SequentialDistributedActors(**arguments)
 
 
 @dataclass
 class Processes(Placement):
-    """Steps the environments in worker processes: worth it where a step costs far more than sending an action.
+    """Steps the environments in worker processes: faster if a step takes much longer than sending an action.
 
-    :param start_method: How processes are started: `forkserver`, `spawn` or `fork`; `None`: `forkserver` where there
-        is one.
-    :param n_workers: Number of worker processes of a vector environment; `None`: as many as there are CPUs.
+    :param start_method: Start method of processes: `forkserver`, `spawn` or `fork`; `None`: `forkserver` if available.
+    :param n_workers: Number of worker processes of a vector environment; `None`: number of CPUs.
     """
 
     start_method: str | None = None
@@ -161,38 +135,26 @@ class Processes(Placement):
     def vector_env(
         self, env_factory: Callable[[], Any], n_envs: int, logging_prefix: str | None = None
     ) -> StructuredVectorEnv:
-        return self._vector_env(env_factory, n_envs, logging_prefix)
-
-    @override(Placement)
-    def _replay_env(self, env_factory: Callable[[], Any], n_envs: int) -> StructuredVectorEnv:
-        return self._vector_env(env_factory, n_envs, None, acts=True)
-
-    def _vector_env(
-        self, env_factory: Callable[[], Any], n_envs: int, logging_prefix: str | None, acts: bool = False
-    ) -> StructuredVectorEnv:
-        timeout = call_time_limit(self.env_timeout, n_envs)
+        timeout = None
+        if self.env_timeout is not None:  # a call may contain a step and a reset of each environment
+            timeout = EXTRA_SECONDS + 2 * n_envs * self.env_timeout
 
         def make(n: int, prefix: str | None) -> SubprocVectorEnv:
-            return SubprocVectorEnv(
-                [env_factory] * n, prefix, self.start_method, self.n_workers, timeout=timeout, acts=acts
-            )
+            return SubprocVectorEnv([env_factory] * n, prefix, self.start_method, self.n_workers, timeout=timeout)
 
         return in_groups(self.env_groups, n_envs, logging_prefix, make)
 
     @override(Placement)
-    def actors(self, env_factory: Callable[[], Any], **arguments: Unpack[ActorsArguments]) -> DistributedActors:
+    def actors(self, **arguments: Any) -> DistributedActors:
         from maze.train.parallelization.distributed_actors.subproc_distributed_actors import SubprocDistributedActors
 
-        return SubprocDistributedActors(
-            **arguments_of_actors(env_factory, **arguments), start_method=self.start_method or "forkserver"
-        )
+        return SubprocDistributedActors(**arguments, start_method=self.start_method or "forkserver")
 
 
 class Batched(Placement):
-    """Steps all environments at once, in the arrays of a simulation that is written for many; see
+    """Steps all environments at once in a vectorised simulation; see
     :class:`~maze.core.env.batched_core_env.BatchedCoreEnv` and
-    :class:`~maze.core.wrappers.gym_vector_env.GymBatch`. Wrappers, which see one environment at a time, have no place
-    there."""
+    :class:`~maze.core.wrappers.gym_vector_env.GymBatch`. Wrappers of single environments cannot be used."""
 
     in_process = True
 
@@ -206,65 +168,48 @@ class Batched(Placement):
         try:
             batch = _unwrapped(env).batch(n_envs)
             for kind, of_batch, of_one in (
-                ("actions", batch.action_spaces, env.action_spaces_dict),
-                ("observations", batch.observation_spaces, env.observation_spaces_dict),
+                ("action", batch.action_spaces, env.action_spaces_dict),
+                ("observation", batch.observation_spaces, env.observation_spaces_dict),
             ):
                 if of_batch != of_one:
                     batch.close()
                     raise ConfigError(
-                        f"runner.placement=batched: the {kind} of a single environment, {of_one}, are not those of its "
-                        f"simulation of many, {of_batch}; use runner.placement=in_process."
+                        f"runner.placement=batched: the {kind} spaces of a single environment, {of_one}, differ from "
+                        f"those of its vectorised simulation, {of_batch}. Use runner.placement=in_process."
                     )
             return BatchedVectorEnv(batch, logging_prefix)
         finally:
             env.close()
 
     @override(Placement)
-    def actors(self, *args: Any, **kwargs: Any) -> DistributedActors:
+    def actors(self, **arguments: Any) -> DistributedActors:
         raise ConfigError(
-            "runner.placement=batched: environments that are stepped at once have no actors of their own, which this "
-            "algorithm asks for; use A2C, PPO, SAC or DQN, or another placement."
+            "runner.placement=batched: this algorithm needs actors, which a vectorised simulation does not have. Use "
+            "A2C, PPO, SAC or DQN, or another placement."
         )
 
 
 def _unwrapped(env: Any) -> Any:
-    """The environment without wrappers, if it can be stepped in a batch.
+    """Return the environment without wrappers.
 
-    :raises ConfigError: It cannot.
+    :raises ConfigError: The environment has wrappers, or no vectorised simulation.
     """
     wrappers = []
-    # by their own classes: wrappers pass for what they wrap
+    # compare real classes: wrappers imitate the class of the wrapped environment
     while CoreEnv not in type(env.__dict__["_wrapped_env"]).__mro__:
         wrappers.append(type(env).__name__)
         env = env.env
     if not hasattr(type(env), "batch"):
         raise ConfigError(
-            f"runner.placement=batched: expected an environment whose simulation is written for many at once (a "
-            f"BatchedMazeEnv), found {type(env).__name__}; use runner.placement=in_process or processes."
+            f"runner.placement=batched: expected an environment with a vectorised simulation (a BatchedMazeEnv), found "
+            f"{type(env).__name__}. Use runner.placement=in_process or processes."
         )
     if wrappers:
         raise ConfigError(
-            f"runner.placement=batched: wrappers step one environment at a time, and there are {', '.join(wrappers)}. "
-            "Leave them out, or use runner.placement=in_process."
+            f"runner.placement=batched: wrappers need environments that are stepped one at a time; found "
+            f"{', '.join(wrappers)}. Remove them, or use runner.placement=in_process."
         )
     return env
-
-
-def call_time_limit(env_timeout: float | None, n_envs: int) -> float | None:
-    """Seconds that a call of a worker may take: it may have all steps and resets to do, and much to import before.
-
-    :param env_timeout: Seconds that a step or a reset may take; `None`: any time.
-    :param n_envs: Number of environments.
-    """
-    return None if env_timeout is None else PATIENCE + 2 * n_envs * env_timeout
-
-
-def arguments_of_actors(env_factory: Callable[[], Any], **arguments: Unpack[ActorsArguments]) -> dict[str, Any]:
-    """The same as arguments of `ActorsAhead`."""
-    given = dict(arguments)
-    seeds = {f"actor_{kind}_seeds": given.pop(f"{kind}_instance_seeds") for kind in ("env", "agent")}
-    n_envs = len(arguments["env_instance_seeds"]) // arguments["n_actors"]
-    return {"env_factory": env_factory, "envs_per_actor": n_envs, **given, **seeds}
 
 
 PLACEMENTS: Mapping[str, str] = {
@@ -273,14 +218,19 @@ PLACEMENTS: Mapping[str, str] = {
     "batched": f"{__name__}.Batched",
     "ray": "maze.train.parallelization.on_ray.ray_placement.OnRay",
 }
-"""Placements by the names that configurations may use."""
+"""Execution backends by their names in configurations."""
 
 
-def placement_of(config: ConfigType) -> Placement:
-    """The placement that a runner is configured with.
+def placement_of(
+    config: ConfigType, address: str | None = None, env_groups: int = 0, env_timeout: float | None = None
+) -> Placement:
+    """Build the execution backend that a runner is configured with.
 
-    :param config: A name of `PLACEMENTS`, a placement, or its configuration.
-    :raises ConfigError: There is no such placement.
+    :param config: A name in `PLACEMENTS`, a placement, or its configuration.
+    :param address: Address of the cluster; `None`: the placement's own.
+    :param env_groups: Number of groups of environments; 0: the placement's own.
+    :param env_timeout: Seconds that a step or a reset of an environment may take; `None`: no limit.
+    :raises ConfigError: The placement does not exist, or has no cluster for the address.
     """
     if isinstance(config, str):
         if config not in PLACEMENTS:
@@ -289,19 +239,9 @@ def placement_of(config: ConfigType) -> Placement:
                 f"{config!r}."
             )
         config = {TARGET_KEY: PLACEMENTS[config]}
-    return Factory(Placement).instantiate(config, config_path="runner.placement")  # type: ignore[type-abstract]
-
-
-def placed(config: ConfigType, address: str | None, env_groups: int, env_timeout: float | None = None) -> Placement:
-    """The placement of a runner, told what the runner says of it.
-
-    :param config: See :func:`placement_of`.
-    :param address: The cluster to be used; `None`: what the placement itself says.
-    :param env_groups: Number of groups in which environments act by themselves; 0: what the placement itself says.
-    :param env_timeout: Seconds that a step or a reset of an environment may take; `None`: any time.
-    :raises ConfigError: There is no such placement, or no cluster in it.
-    """
-    placement = placement_of(config)
+    placement = Factory(Placement).instantiate(  # type: ignore[type-abstract]  # a subclass
+        config, config_path="runner.placement"
+    )
     placement.env_timeout = env_timeout
     if address is not None:
         placement.join(address)

@@ -295,11 +295,11 @@ def test_an_episode_that_ends_in_mid_step_is_an_error():
     ("env", "wrappers", "message"),
     [
         (not_batched, None, "written for many at once .* found .*MountainCar"),
-        (StockEnv, {RandomResetWrapper: {"min_skip_steps": 1, "max_skip_steps": 2}}, "there are RandomResetWrapper"),
+        (StockEnv, {RandomResetWrapper: {"min_skip_steps": 1, "max_skip_steps": 2}}, "found RandomResetWrapper"),
         (
             StockEnv,
             {RewardScalingWrapper: {"scale": 2.0}, TimeLimitWrapper: {"max_episode_steps": 5}},
-            "there are TimeLimitWrapper, RewardScalingWrapper",
+            "found TimeLimitWrapper, RewardScalingWrapper",
         ),
     ],
 )

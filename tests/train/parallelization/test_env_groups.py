@@ -68,5 +68,5 @@ def test_a_training_with_groups_goes_on_exactly(tmp_path: Path) -> None:
 def test_unknown_placements_and_addresses_out_of_place_are_refused() -> None:
     with pytest.raises(ConfigError, match="in_process, processes, batched, ray"):
         placement_of("cloud")
-    with pytest.raises(ConfigError, match=r"runner\.address.*runner=ray only, found InProcess"):
+    with pytest.raises(ConfigError, match=r"runner\.address.*needs runner=ray; found the placement InProcess"):
         InProcess().join("auto")

@@ -11,15 +11,16 @@ import pytest
 
 from maze.train.parallelization.distributed_actors.distributed_actors import WorkCounter
 from maze.train.parallelization.distributed_actors.env_groups import RolloutPlan
-from maze.train.parallelization.on_ray.crew import Task
+from maze.train.parallelization.on_ray.actor_pool import Task
 from maze.train.parallelization.on_ray.ray_placement import Fragment, RayVectorEnv
 from maze.train.parallelization.vector_env.env_batch import ActorSpaces
 from tests.train.parallelization.toy_policies import ENVS, make_policy
 
+EMPTY: Any = object()
 PLAN = RolloutPlan(50, with_logits=True, keeps_terminal=False, begins=False)
 
 
-class VirtualCrew:
+class VirtualPool:
     """Actors whose fragments take lognormal steps of virtual time, and what they are asked for."""
 
     def __init__(self, n_actors: int, n_steps: int, sigma: float) -> None:
@@ -33,7 +34,7 @@ class VirtualCrew:
         self.ended: list[tuple[float, int]] = []
 
     def submit(self, actor: int, *_: Any) -> Task:
-        task = Task(actor, "", "", ())
+        task = Task(actor, "", "", (), result=Fragment(EMPTY, [], []))
         steps = self._rng.lognormal(-(self._sigma**2) / 2, self._sigma, self._n_steps)
         heapq.heappush(self._ends, (self.now + steps.sum(), id(task), task))
         self.begun.append((self.now, actor))
@@ -54,8 +55,8 @@ class VirtualCrew:
 class VirtualGroups:
     """Groups in such actors; their rollouts are empty."""
 
-    def __init__(self, crew: VirtualCrew) -> None:
-        self.crew, self.submit = crew, crew.submit
+    def __init__(self, pool: VirtualPool) -> None:
+        self.pool, self.submit = pool, pool.submit
 
     def open(self, factory: Any, *_: Any) -> ActorSpaces:
         return ActorSpaces.of(factory())
@@ -63,22 +64,19 @@ class VirtualGroups:
     def hand_over(self, policy: Any) -> tuple[Any, ...]:
         return (0, None, None)
 
-    def take(self, index: int, fragment: Fragment, statistics: Any) -> Any:
-        return index
 
-
-def collected(n_actors: int, wait_for: float, n_rollouts: int = 60, sigma: float = 1.0) -> tuple[VirtualCrew, Any]:
-    crew = VirtualCrew(n_actors, PLAN.n_steps, sigma)
-    groups: Any = VirtualGroups(crew)
+def collected(n_actors: int, wait_for: float, n_rollouts: int = 60, sigma: float = 1.0) -> tuple[VirtualPool, Any]:
+    pool = VirtualPool(n_actors, PLAN.n_steps, sigma)
+    groups: Any = VirtualGroups(pool)
     env = RayVectorEnv(groups, ENVS["flat"], [1] * n_actors, None, wait_for=wait_for)
     policy = make_policy(ENVS["flat"])
     for _ in range(n_rollouts):
         if wait_for == 1.0:  # the slowest is waited for
-            crew.finished([crew.submit(actor) for actor in range(n_actors)], n_actors)
+            pool.finished([pool.submit(actor) for actor in range(n_actors)], n_actors)
             continue
         taken: Any = env._collect(policy, PLAN)
         assert len(taken) == env.n_rollout_envs
-    return crew, env
+    return pool, env
 
 
 @pytest.mark.parametrize(("n_actors", "ratio"), [(10, 1.15), (16, 1.25), (32, 1.3)])
@@ -88,8 +86,8 @@ def test_the_first_nine_tenths_come_so_many_times_as_fast(n_actors: int, ratio: 
 
 
 def test_a_group_that_is_late_begins_again_when_it_delivers() -> None:
-    crew, env = collected(16, 0.9)
+    pool, env = collected(16, 0.9)
     n_late = sum(age > 0 for age in env._ages)
-    begun = set(crew.begun)
+    begun = set(pool.begun)
     assert n_late > 60
-    assert sum(end in begun for end in crew.ended) >= n_late
+    assert sum(end in begun for end in pool.ended) >= n_late

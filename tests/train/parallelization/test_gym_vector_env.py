@@ -564,5 +564,8 @@ def test_a_single_environment_has_the_spaces_of_its_vector_environment():
         def batch(self, n_envs: int) -> Any:
             return GymBatch(Counters(n_envs))
 
-    with pytest.raises(ConfigError, match=r"the actions of a single environment, .* are not those of its simulation"):
+    with pytest.raises(
+        ConfigError,
+        match="the action spaces of a single environment, .* differ from those",
+    ):
         Batched().vector_env(lambda: Wider("CartPole-v1"), 2)

@@ -26,13 +26,15 @@ import pytest
 
 from maze.api.run_context import RunContext
 from maze.core.errors import ConfigError, NonFiniteError, WorkerError
+from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.config_utils import EnvFactory
 from maze.core.utils.pickling import unpicklable
+from maze.core.wrappers.log_stats_wrapper import stats_value
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.maze_cli import main
-from maze.train.parallelization.distributed_actors.distributed_actors import RolloutTickets
-from maze.train.parallelization.on_ray.crew import Crew
+from maze.train.parallelization.distributed_actors.distributed_actors import ClusterEvents, RolloutTickets
+from maze.train.parallelization.on_ray.actor_pool import ActorPool
 from maze.train.parallelization.on_ray.ray_placement import OnRay
 from maze.train.parallelization.on_ray.session import ray_session, require_ray
 from maze.train.parallelization.placement import InProcess
@@ -100,11 +102,19 @@ def placement(cluster: Any) -> Iterator[Callable[..., OnRay]]:
         one.close()
 
 
-def pids_of(crew: Crew) -> list[int]:
-    """Processes of a crew's actors."""
+def work_of(pool: ActorPool, event: Callable[..., Any]) -> float:
+    """Return one statistic of what the actors have done since the last call."""
+    statistics = LogStatsAggregator(LogStatsLevel.EPOCH)
+    pool.report_work(statistics)
+    statistics.reduce()
+    return float(stats_value(statistics, event, None))
+
+
+def pids_of(pool: ActorPool) -> list[int]:
+    """Processes of a pool's actors."""
     import ray
 
-    return [found["pid"] for found in ray.get([actor.handle.describe.remote() for actor in crew._actors])]
+    return [found["pid"] for found in ray.get([actor.handle.describe.remote() for actor in pool._actors])]
 
 
 SEEDS = ["seeding.env_base_seed=1", "seeding.agent_base_seed=2"]
@@ -278,8 +288,8 @@ class TestFailures:
         generator, policy = RolloutGenerator(env), make_policy(random_walk_env)
         columns = generator.allocate(200)
         generator.collect(policy, columns)
-        crew = there.crew(2)
-        victim = pids_of(crew)[1]
+        pool = there.actor_pool(2)
+        victim = pids_of(pool)[1]
         killer = threading.Timer(0.05, os.kill, (victim, signal.SIGKILL))
         killer.start()
         with caplog.at_level(logging.WARNING):
@@ -288,9 +298,9 @@ class TestFailures:
         killer.join()
         assert columns.rewards.shape == (200, 4)
         assert (columns.rewards[-1] != 0).all()
-        assert crew.work.n_restarts == 1
+        assert pool.work.n_restarts == 1
         assert f"Actor 1 (pid {victim} on " in caplog.text
-        assert victim not in pids_of(crew)
+        assert victim not in pids_of(pool)
 
     def test_an_environment_that_fails_again_and_again_ends_the_run_with_its_place(
         self, placement: Callable[..., OnRay]
@@ -299,7 +309,7 @@ class TestFailures:
         env = there.vector_env(partial(counting_env, fault=("raise", 2)), 1)
         env.seed([7])
         columns = RolloutGenerator(env).allocate(4)
-        with pytest.raises(WorkerError, match=r"environment 0, .*seeded with .*marbles.*2th time.*max_restarts=1"):
+        with pytest.raises(WorkerError, match=r"environment 0, .*seeded with .*consecutive failure 2.*max_restarts=1"):
             env.roll_out(make_policy(counting_env), columns, begins=True)
 
     def test_a_simulator_that_hangs_is_ended_and_named(self, placement: Callable[..., OnRay]) -> None:
@@ -317,13 +327,13 @@ class TestFailures:
         columns = RolloutGenerator(env).allocate(4)
         with pytest.raises(NonFiniteError, match="Actor 0: Group 0, environment 0, tick 1"):
             env.roll_out(make_policy(counting_env), columns, begins=True)
-        assert there.crew(1).work.n_restarts == 0
+        assert there.actor_pool(1).work.n_restarts == 0
 
     def test_actors_that_find_no_place_are_counted(self, cluster: Any) -> None:
-        crew = Crew(OnRay(start_timeout=1.0))
-        expected = r"of 9 actors are not there yet; each needs 1 CPUs, and the Ray cluster has 4 CPUs"
-        with closing(crew), pytest.raises(ConfigError, match=expected):
-            crew.grow(9)
+        pool = ActorPool(OnRay(start_timeout=1.0))
+        expected = r"of 9 actors have not started yet; each needs 1 CPUs, and the Ray cluster has 4 CPUs"
+        with closing(pool), pytest.raises(ConfigError, match=expected):
+            pool.grow(9)
 
     def test_a_lost_machine_is_survived(self, cluster: Any, placement: Callable[..., OnRay]) -> None:
         extra = cluster.add_node(num_cpus=2, object_store_memory=200 * 2**20)
@@ -341,55 +351,55 @@ class TestFailures:
     def test_a_machine_that_joins_takes_the_place_of_a_lost_one(
         self, cluster: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("maze.train.parallelization.on_ray.crew._LOOK_SECONDS", 1.0)
+        monkeypatch.setattr("maze.train.parallelization.on_ray.actor_pool._WAIT_LOG_SECONDS", 1.0)
         machine = {"num_cpus": 2, "object_store_memory": 200 * 2**20}
         extra = cluster.add_node(**machine)
-        crew = Crew(OnRay(cpus_per_actor=2))
+        pool = ActorPool(OnRay(cpus_per_actor=2))
 
         def lose(node: Any) -> None:
-            pids = pids_of(crew)
+            pids = pids_of(pool)
             cluster.remove_node(node, allow_graceful=False)
-            for actor, pid in zip(crew._actors, pids, strict=True):
+            for actor, pid in zip(pool._actors, pids, strict=True):
                 if actor.node.endswith(node.node_id[:6]):  # it would not notice at once that its machine is gone
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
 
         try:
-            crew.grow(3)
-            crew.place("echo", lambda actor, n_starts: Echo, 3)
-            assert crew.call("echo", "say", [(1,), (2,), (3,)]) == [1, 2, 3]
+            pool.grow(3)
+            pool.host("echo", lambda actor, n_starts: Echo, 3)
+            assert pool.call("echo", "say", [(1,), (2,), (3,)]) == [1, 2, 3]
             lose(extra)
-            tasks = [crew.submit(actor, "echo", "say", actor) for actor in range(3)]
-            assert len(crew.finished(tasks, 2)) == 2
+            tasks = [pool.submit(actor, "echo", "say", actor) for actor in range(3)]
+            assert len(pool.finished(tasks, 2)) == 2
             extra = cluster.add_node(**machine)
-            assert [task.result for task in crew.finished(tasks, 3)] == [0, 1, 2]
-            assert crew.work.n_restarts == 1
+            assert [task.result for task in pool.finished(tasks, 3)] == [0, 1, 2]
+            assert pool.work.n_restarts == 1
             lose(extra)
-            crew._limits.start_timeout = 2.0  # nobody replaces it
-            with pytest.raises(ConfigError, match=r"1 of 3 actors are not there yet.*within 2 seconds"):
-                crew.call("echo", "say", [(1,), (2,), (3,)])
+            pool._limits.start_timeout = 2.0  # nobody replaces it
+            with pytest.raises(ConfigError, match=r"1 of 3 actors have not started yet.*limit is 2 seconds"):
+                pool.call("echo", "say", [(1,), (2,), (3,)])
         finally:
-            crew.close()
+            pool.close()
 
     def test_an_actor_that_dies_while_it_starts_is_replaced(
         self, cluster: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        crew, started = Crew(OnRay()), []
-        start = crew._start
+        pool, started = ActorPool(OnRay()), []
+        start = pool._start
 
         def start_and_lose_the_first(actor: Any) -> None:
             start(actor)
             started.append(actor)
             if len(started) == 1:
-                crew._kill(actor)
+                pool._kill(actor)
 
-        monkeypatch.setattr(crew, "_start", start_and_lose_the_first)
+        monkeypatch.setattr(pool, "_start", start_and_lose_the_first)
         try:
-            crew.grow(1)
+            pool.grow(1)
             assert len(started) == 2
-            assert pids_of(crew)
+            assert pids_of(pool)
         finally:
-            crew.close()
+            pool.close()
 
 
 # -- machines that join -------------------------------------------------------------------------------
@@ -410,13 +420,13 @@ class TestMachinesThatJoin:
     pytestmark = on_cluster
 
     @pytest.fixture
-    def crew_of_all(self, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Crew]:
+    def pool_of_all(self, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[ActorPool]:
         """Actors that take up the whole cluster; one more may join."""
-        monkeypatch.setattr("maze.train.parallelization.on_ray.crew._LOOK_SECONDS", 0.2)
-        crew = Crew(OnRay(cpus_per_actor=2, max_actors=3))
-        crew.grow(2)
-        yield crew
-        crew.close()
+        monkeypatch.setattr("maze.train.parallelization.on_ray.actor_pool._WAIT_LOG_SECONDS", 0.2)
+        pool = ActorPool(OnRay(cpus_per_actor=2, max_actors=3))
+        pool.grow(2)
+        yield pool
+        pool.close()
 
     @pytest.fixture
     def machine(self, cluster: Any) -> Iterator[Any]:
@@ -432,12 +442,12 @@ class TestMachinesThatJoin:
                 cluster.remove_node(node)
 
     def test_they_take_pieces_up_to_the_limit_and_others_do_the_work_of_one_that_is_lost(
-        self, crew_of_all: Crew, machine: Any
+        self, pool_of_all: ActorPool, machine: Any
     ) -> None:
-        crew = crew_of_all
-        crew.place("echo", lambda actor, n_starts: Echo)
+        pool = pool_of_all
+        pool.host("echo", lambda actor, n_starts: Echo)
         pieces = iter([(number,) for number in range(10_000)])
-        stream = crew.hand_out("echo", "wait", lambda: next(pieces, None))
+        stream = pool.hand_out("echo", "wait", lambda: next(pieces, None))
 
         def workers(n_wanted: int) -> int:
             seen, deadline = set[int](), time.monotonic() + 100
@@ -445,35 +455,35 @@ class TestMachinesThatJoin:
                 seen.add(next(stream)[1])
             return len(seen)
 
-        assert workers(2) == crew.n_actors == 2
+        assert workers(2) == pool.n_actors == 2
         machine()  # there is room for two
-        assert workers(3) == crew.n_actors == 3
+        assert workers(3) == pool.n_actors == 3
         for _ in range(40):
             next(stream)
-        assert crew.n_actors == 3
-        crew._limits.max_actors = 0  # it does not come back
-        os.kill(pids_of(crew)[2], signal.SIGKILL)
+        assert pool.n_actors == 3
+        pool._limits.max_actors = 0  # it does not come back
+        os.kill(pids_of(pool)[2], signal.SIGKILL)
         done = [next(stream)[0][0] for _ in range(40)]
-        assert crew.work.n_restarts == 1
+        assert pool.work.n_restarts == 1
         assert len(set(done)) == 40
-        assert crew.take_work().actors_there == 2
+        assert work_of(pool, ClusterEvents.actors_there) == 2
 
     def test_impala_takes_what_they_collect(
         self, cluster: Any, machine: Any, placement: Callable[..., OnRay], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("maze.train.parallelization.on_ray.crew._LOOK_SECONDS", 0.2)
+        monkeypatch.setattr("maze.train.parallelization.on_ray.actor_pool._WAIT_LOG_SECONDS", 0.2)
         there, policy = placement(0, cpus_per_actor=2, max_actors=3), make_policy(random_walk_env)
         actors: Any = there.actors(
-            random_walk_env,
+            env_factory=random_walk_env,
             policy=policy,
             n_rollout_steps=5,
             n_actors=2,
             batch_size=2,
             queue_out_of_sync_factor=1.0,
-            env_instance_seeds=[1, 2],
-            agent_instance_seeds=[3, 4],
+            actor_env_seeds=[1, 2],
+            actor_agent_seeds=[3, 4],
         )
-        crew = there.crew(2)
+        pool = there.actor_pool(2)
         taken: list[int] = []
         take = RolloutTickets.take
         monkeypatch.setattr(RolloutTickets, "take", lambda self, actor: (taken.append(actor), take(self, actor))[1])
@@ -481,7 +491,7 @@ class TestMachinesThatJoin:
         while 2 not in taken and time.monotonic() < deadline:
             batch = actors.collect_batch()
             assert batch.columns.rewards.shape == (5, 2)
-            if crew.n_actors == 2 and len(taken) == 4:
+            if pool.n_actors == 2 and len(taken) == 4:
                 machine()
             actors.broadcast_updated_policy(policy.state_dict())
         assert {0, 1, 2} == set(taken)
@@ -568,11 +578,11 @@ class TestBadInput:
     pytestmark = on_cluster
 
     def test_another_version_of_maze_is_named(self, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("maze.train.parallelization.on_ray.crew._versions", lambda: {"maze-rl": "0.0.7"})
-        crew = Crew(OnRay())
+        monkeypatch.setattr("maze.train.parallelization.on_ray.actor_pool._versions", lambda: {"maze-rl": "0.0.7"})
+        pool = ActorPool(OnRay())
         expected = r"runner\.address: actor 0 runs with maze-rl .*this process with 0\.0\.7"
-        with closing(crew), pytest.raises(ConfigError, match=expected):
-            crew.grow(1)
+        with closing(pool), pytest.raises(ConfigError, match=expected):
+            pool.grow(1)
 
     def test_another_version_of_python_is_explained(self, monkeypatch: pytest.MonkeyPatch) -> None:
         @functools.wraps(require_ray().init)

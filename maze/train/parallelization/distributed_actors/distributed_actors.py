@@ -1,4 +1,4 @@
-"""Actors that collect rollouts for a learner: their interface, and actors that are ahead of the learner."""
+"""Actors that collect rollouts for a learner: interface, and asynchronous actors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,9 +21,10 @@ from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, Log
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.utils.update_profile import COLLECTING, timed
 from maze.core.wrappers.log_stats_wrapper import stats_value
-from maze.train.parallelization.distributed_actors.env_groups import RolloutPacket, join_rollouts
+from maze.train.parallelization.distributed_actors.env_groups import Fragment, RolloutPacket, join_rollouts
 from maze.train.parallelization.vector_env.env_batch import ActorSpaces
 from maze.train.parallelization.vector_env.replay_log import states_for
+from maze.train.parallelization.vector_env.vector_env_utils import StatsDecoder
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
@@ -35,37 +36,37 @@ class CollectedBatch:
     """A batch of rollouts for the learner."""
 
     columns: RolloutColumns
-    """The rollouts side by side, with the logits of the policies that acted; valid until the next batch."""
+    """The rollouts side by side, with the logits of the behaviour policies; valid until the next batch."""
     queue_size_before: int
-    """Finished rollouts that waited for the learner."""
+    """Number of finished rollouts in the queue before the batch was taken."""
     queue_size_after: int
-    """Finished rollouts that wait still."""
+    """Number of finished rollouts in the queue afterwards."""
     waiting_time: float
     """Seconds until enough rollouts were finished."""
     policy_lags: list[int]
-    """For each rollout, how many updates its policy had missed when the batch was made."""
+    """For each rollout, the number of updates that its policy had missed when the batch was made."""
 
 
 class EpisodeCollector:
-    """What collects the episodes of a training, and keeps their statistics."""
+    """Base of classes that collect training episodes; keeps the epoch statistics of these episodes."""
 
     def __init__(self) -> None:
         self.epoch_stats = LogStatsAggregator(LogStatsLevel.EPOCH, get_stats_logger("train"))
-        """Statistics of the episodes that ended in this epoch."""
+        """Statistics of the episodes that ended in the current epoch."""
 
     def get_epoch_stats_aggregator(self) -> LogStatsAggregator:
-        """The statistics of all environments together."""
+        """Return the epoch statistics of all environments together."""
         return self.epoch_stats
 
     def get_stats_value(
         self, event: Callable[..., Any], level: LogStatsLevel, name: str | None = None
     ) -> LogStatsValue:
-        """One value of the last epoch's statistics.
+        """Return one value of the statistics of the last epoch.
 
         :param event: Interface method of the event.
-        :param level: Level of the statistics: there are those of epochs only.
+        :param level: Level of the statistics; only `LogStatsLevel.EPOCH` is available.
         :param name: Output name of the statistic.
-        :raises ValueError: The level is not that of epochs.
+        :raises ValueError: Another level is requested.
         """
         if level is not LogStatsLevel.EPOCH:
             raise ValueError(f"Distributed actors keep statistics of epochs only, not on the level {level.name}.")
@@ -73,12 +74,12 @@ class EpisodeCollector:
         return value
 
     def write_epoch_stats(self) -> None:
-        """Passes the statistics of the epoch on to the writers, and begins the next one."""
+        """Pass the statistics of the epoch to the writers and start the next epoch."""
         self.epoch_stats.reduce()
 
 
 class DistributedActors(EpisodeCollector, ABC):
-    """Actors that collect rollouts with a policy which a learner updates meanwhile.
+    """Actors that collect rollouts while a learner updates the policy.
 
     Between :meth:`start` and :meth:`stop` each actor steps its own environments, rollout after rollout.
 
@@ -88,7 +89,7 @@ class DistributedActors(EpisodeCollector, ABC):
     :param n_actors: Number of actors.
     :param batch_size: Number of rollouts in a batch.
     :param envs_per_actor: Number of environments that each actor steps together.
-    :raises ConfigError: There are no actors, or rollouts have no steps.
+    :raises ConfigError: A number is below 1.
     """
 
     is_vectorized = True
@@ -118,67 +119,65 @@ class DistributedActors(EpisodeCollector, ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Begins to collect rollouts; nothing happens if that has begun already."""
+        """Start collecting rollouts; a second call does nothing."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Ends all actors and their environments."""
+        """Stop all actors and close their environments."""
 
     @abstractmethod
     def broadcast_updated_policy(self, state_dict: dict[str, Any]) -> None:
-        """Hands out the next version of the policy, which actors use from their next rollout on.
+        """Publish the next version of the policy; actors use it from their next rollout on.
 
         :param state_dict: Weights of the policy.
         """
 
     @abstractmethod
     def collect_batch(self) -> CollectedBatch:
-        """The next batch of rollouts; waits until enough of them are finished."""
+        """Wait for enough finished rollouts and return them as a batch."""
 
     def collect_outputs(self, learner_device: str) -> tuple[StructuredSpacesRecord, float, float, float]:
-        """The next batch of rollouts, where the actors of all environments act in the same fixed order.
+        """Return the next batch as a record; the actors of all environments have to act in the same fixed order.
 
-        :param learner_device: Where the tensors go.
-        :return: The rollouts stacked, `[n_rollout_steps, batch_size, ...]`; number of finished rollouts that waited
-            before and after; seconds spent on waiting.
+        :param learner_device: Device of the tensors.
+        :return: The rollouts stacked, `[n_rollout_steps, batch_size, ...]`; number of finished rollouts in the queue
+            before and after; seconds spent waiting.
         """
         batch = self.collect_batch()
         record = copy.deepcopy(batch.columns.structured_record()).to_torch(learner_device)
         return record, batch.queue_size_before, batch.queue_size_after, batch.waiting_time
 
-    # -- what a trainer wants of a vector environment ------------------------------------------------------------------
+    # -- the interface of a rollout generator and its vector environment -----------------------------------------------
 
     @property
     def env(self) -> DistributedActors:
-        """The environments of a batch, as far as trainers need them: their number, statistics and wrappers' states."""
+        """This object: it provides what trainers use of a vector environment (size, statistics, wrapper states)."""
         return self
 
     @property
     def n_envs(self) -> int:
-        """Number of environments whose steps a batch holds."""
+        """Number of environments whose steps a batch contains."""
         return self.batch_size * self.envs_per_actor
 
     @property
     def n_rollout_envs(self) -> int:
-        """The same, as vector environments call it."""
+        """Same as :attr:`n_envs`."""
         return self.n_envs
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Where the actors' environments are, as far as that is known, and what their wrappers have learned."""
+        """Return the states of the environments, as far as known, and the statistics of their wrappers."""
 
     @abstractmethod
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
-        """Brings the environments to where they were.
+        """Restore the states of the environments.
 
-        :param state_dict: As :meth:`state_dict` gave it, perhaps of other actors.
-        :return: Why environments begin new episodes instead, by their index.
+        :param state_dict: State from :meth:`state_dict`, possibly of other actors.
+        :return: Environment index -> reason why this environment starts a new episode instead.
         """
 
     def reset(self) -> None:
-        """Actors go on where they are; only trainers' other sources of rollouts have to be told."""
-
-    # -- for the implementations ---------------------------------------------------------------------------------------
+        """Do nothing: actors continue their episodes."""
 
     def _joined(self, packets: Sequence[RolloutPacket], spaces: ActorSpaces) -> RolloutColumns:
         if self._batch is None:
@@ -188,17 +187,17 @@ class DistributedActors(EpisodeCollector, ABC):
 
 
 def queue_size_of(queue_out_of_sync_factor: float, batch_size: int) -> int:
-    """Number of finished rollouts that may wait for the learner."""
+    """Return the number of finished rollouts that may wait for the learner."""
     return math.ceil(queue_out_of_sync_factor * batch_size)
 
 
 def checked_actor_seeds(seeds: Sequence[Any], n_needed: int, name: str) -> list[Any]:
-    """One seed for each of the actors (or their environments), or an error.
+    """Return the seeds as a list, after checking their number.
 
     :param seeds: Seeds.
-    :param n_needed: How many there have to be.
-    :param name: What they are called, for the error message.
-    :raises EnvironmentContractError: There are too few, or too many.
+    :param n_needed: Expected number of seeds.
+    :param name: Name of the argument, for the error message.
+    :raises EnvironmentContractError: The number of seeds is wrong.
     """
     if len(seeds) != n_needed:
         raise EnvironmentContractError(f"{name}: expected {n_needed} seeds, found {len(seeds)}.")
@@ -206,10 +205,10 @@ def checked_actor_seeds(seeds: Sequence[Any], n_needed: int, name: str) -> list[
 
 
 def seed_of_start(seed: Any, n_starts: int) -> Any:
-    """The seed when actors are started again: their episodes are not to be those of the first time.
+    """Return the seed for a restart, so that the episodes differ from those of earlier starts.
 
-    :param seed: Seed for the first start.
-    :param n_starts: How often they were started before.
+    :param seed: Seed of the first start.
+    :param n_starts: Number of earlier starts.
     """
     if n_starts == 0 or seed is None:
         return seed
@@ -217,19 +216,19 @@ def seed_of_start(seed: Any, n_starts: int) -> Any:
 
 
 class ClusterEvents(ABC):
-    """What the actors have done in an epoch."""
+    """Statistics of the actors in worker processes or on a cluster, per epoch."""
 
     @define_epoch_stats(sum)
     def actor_restarts(self, value: int) -> None:
-        """Number of actors that were replaced: they had vanished, or an environment of theirs had failed."""
+        """Number of actors that were replaced after the actor was lost or one of its environments failed."""
 
     @define_epoch_stats(np.mean)
     def actors_busy(self, value: float) -> None:
-        """Share of the time in which actors worked; the rest is waiting for the learner, or for other actors."""
+        """Share of the time in which actors worked; the rest is time waiting for the learner or other actors."""
 
     @define_epoch_stats(np.mean)
     def actors_there(self, value: int) -> None:
-        """Number of actors, at the end of the epoch: machines that join or leave change it."""
+        """Number of actors at the end of the epoch; it changes when machines join or leave."""
 
     @define_epoch_stats(np.mean)
     def learner_waiting(self, value: float) -> None:
@@ -237,76 +236,47 @@ class ClusterEvents(ABC):
 
     @define_epoch_stats(np.mean)
     def calls_under_way(self, value: int) -> None:
-        """Fragments, or slices of episodes, that actors had before them at the end of the epoch."""
+        """Number of rollout fragments or population slices in progress or queued at the end of the epoch."""
 
     @define_epoch_stats(np.mean)
     def object_store_megabytes(self, value: float) -> None:
-        """Memory in use for weights and fragments at the end of the epoch, on all machines together."""
+        """Memory in use for weights and fragments at the end of the epoch, summed over all machines."""
 
     @define_epoch_stats(np.mean)
     @define_stats_grouping("actor")
     def calls_per_second(self, value: float, actor: int) -> None:
-        """Fragments, or slices of episodes, that an actor has completed per second."""
+        """Rollout fragments or population slices that an actor completed per second."""
 
     @define_epoch_stats(np.mean)
     @define_stats_grouping("node")
     def calls_per_second_of_node(self, value: float, node: str) -> None:
-        """The same for all actors of a machine; those that are lost count where they were."""
+        """The same for all actors of a machine; lost actors count for their last machine."""
 
     @define_epoch_stats(np.mean, output_name="mean")
     @define_epoch_stats(max, output_name="max")
     def fragment_age(self, value: float) -> None:
-        """Updates that the policy of a fragment had missed when it arrived, where updates do not wait for all."""
+        """Number of updates that the policy of a fragment had missed on arrival, if updates do not wait for all."""
 
     @define_epoch_stats(sum)
     def fragments_dropped(self, value: int) -> None:
-        """Number of fragments that were too old to be learned from."""
-
-
-class Work(NamedTuple):
-    """What actors have done in some time; :class:`ClusterEvents` says what each is."""
-
-    actor_restarts: int
-    actors_there: int
-    actors_busy: float
-    learner_waiting: float
-    calls_under_way: int
-    object_store_megabytes: float | None
-    """`None`: there is no object store."""
-    calls_per_second: list[float]
-    calls_per_second_of_node: dict[str, float]
-
-    def report(self, statistics: LogStatsAggregator) -> ClusterEvents:
-        """Adds it to the statistics of an epoch.
-
-        :return: Takes what else there is to say.
-        """
-        events = statistics.create_event_topic(ClusterEvents)
-        for name in self._fields[:-2]:
-            if (value := getattr(self, name)) is not None:
-                getattr(events, name)(value=value)
-        for actor, rate in enumerate(self.calls_per_second):
-            events.calls_per_second(value=rate, actor=actor)
-        for node, rate in self.calls_per_second_of_node.items():
-            events.calls_per_second_of_node(value=rate, node=node)
-        return events
+        """Number of fragments that were dropped because they were too old."""
 
 
 class WorkCounter:
-    """Counts what actors do, wherever they are."""
+    """Counts the calls of actors in worker processes or on a cluster, for :class:`ClusterEvents`."""
 
     def __init__(self) -> None:
         self.n_restarts = 0
-        """How often an actor was replaced."""
+        """Number of actors that were replaced."""
         self._since, self._n_reported = time.monotonic(), 0
         self._n_calls: Counter[int] = Counter()
         self._busy = self._waited = 0.0
 
     def done(self, actor: int, seconds: float) -> None:
-        """An actor has completed a call.
+        """Count a completed call.
 
-        :param actor: Its number.
-        :param seconds: How long it worked.
+        :param actor: Index of the actor.
+        :param seconds: Duration of the call.
         """
         self._n_calls[actor] += 1
         self._busy += seconds
@@ -320,36 +290,53 @@ class WorkCounter:
         finally:
             self._waited += time.monotonic() - start
 
-    def take(self, nodes: Sequence[str], n_there: int, n_under_way: int, megabytes: float | None = None) -> Work:
-        """What has been done since the last time.
+    def report(
+        self,
+        statistics: LogStatsAggregator,
+        nodes: Sequence[str],
+        n_there: int,
+        n_under_way: int,
+        megabytes: float | None = None,
+    ) -> ClusterEvents:
+        """Add the counts since the last report to the statistics of an epoch.
 
-        :param nodes: The machine of each actor.
-        :param n_there: Number of actors that can work.
-        :param n_under_way: Number of calls that were not completed yet.
-        :param megabytes: Memory in use for weights and fragments, where there is an object store.
+        :param statistics: Statistics of the epoch.
+        :param nodes: Name of the machine of each actor.
+        :param n_there: Number of running actors.
+        :param n_under_way: Number of calls that are not completed.
+        :param megabytes: Memory in use in the object store; `None`: there is no object store.
+        :return: The event topic, for further events.
         """
+        events = statistics.create_event_topic(ClusterEvents)
         now = time.monotonic()
         seconds, self._since = max(now - self._since, 1e-9), now
-        n_restarts, self._n_reported = self.n_restarts - self._n_reported, self.n_restarts
-        waited, busy, self._waited, self._busy = self._waited, self._busy, 0.0, 0.0
-        rates = [self._n_calls[actor] / seconds for actor in range(len(nodes))]
+        events.actor_restarts(value=self.n_restarts - self._n_reported)
+        events.actors_there(value=n_there)
+        events.actors_busy(value=self._busy / max(len(nodes), 1) / seconds)
+        events.learner_waiting(value=self._waited / seconds)
+        events.calls_under_way(value=n_under_way)
+        if megabytes is not None:
+            events.object_store_megabytes(value=megabytes)
+        of_node: Counter[str] = Counter()
+        for actor, node in enumerate(nodes):
+            events.calls_per_second(value=self._n_calls[actor] / seconds, actor=actor)
+            of_node[node] += self._n_calls[actor]
+        for node, n_calls in of_node.items():
+            events.calls_per_second_of_node(value=n_calls / seconds, node=node)
+        self._n_reported, self._busy, self._waited = self.n_restarts, 0.0, 0.0
         self._n_calls.clear()
-        of_node = dict.fromkeys(nodes, 0.0)
-        for node, rate in zip(nodes, rates, strict=True):
-            of_node[node] += rate
-        share = busy / max(len(nodes), 1) / seconds
-        return Work(n_restarts, n_there, share, waited / seconds, n_under_way, megabytes, rates, of_node)
+        return events
 
 
 class ActorsAhead(DistributedActors):
-    """Collects rollouts while the learner learns. :class:`RolloutTickets` bounds how far actors may be ahead.
+    """Asynchronous actors. :class:`RolloutTickets` limits how far they run ahead of the learner.
 
-    :param env_factory: Makes one environment, where the actor is.
+    :param env_factory: Makes one environment, in the process of the actor.
     :param policy: The policy.
     :param n_rollout_steps: Number of environment steps of a rollout.
     :param n_actors: Number of actors.
     :param batch_size: Number of rollouts in a batch.
-    :param queue_out_of_sync_factor: Times `batch_size`, the number of finished rollouts that may wait.
+    :param queue_out_of_sync_factor: Maximum number of finished rollouts in the queue, in units of `batch_size`.
     :param actor_env_seeds: A seed for each environment.
     :param actor_agent_seeds: A seed for the policy of each actor.
     :param envs_per_actor: Number of environments that each actor steps together.
@@ -374,41 +361,55 @@ class ActorsAhead(DistributedActors):
         self._agent_seeds = checked_actor_seeds(actor_agent_seeds, n_actors, "actor_agent_seeds")
         self._n_starts = 0
         self._learned: dict[int, list[Any]] = {}
-        """What the wrappers of an actor's environments have learned."""
+        """Actor -> statistics that the wrappers of its environments have learned."""
         self._spaces: ActorSpaces
 
     @abstractmethod
     def _issue(self, actor: int) -> None:
-        """Has an actor collect one more rollout."""
+        """Request one more rollout from an actor."""
 
     @abstractmethod
     def _receive(self, wait: bool) -> None:
-        """Appends all rollouts that are finished to `_arrived`.
+        """Append all finished rollouts to `_arrived`.
 
-        :param wait: Whether to wait for one if there is none.
+        :param wait: Wait for a rollout if none is finished.
         """
 
+    def _take(self, actor: int, fragment: Fragment, decoder: StatsDecoder) -> RolloutPacket:
+        """Return the rollout of a fragment after recording its statistics.
+
+        :param actor: Index of the actor.
+        :param fragment: The fragment.
+        :param decoder: Decodes the statistics of its episodes.
+        """
+        for encoded in fragment.episodes:
+            self.epoch_stats.receive(decoder.decode(encoded))
+        if fragment.wrappers:
+            self._learned[actor] = fragment.wrappers
+        assert fragment.packet is not None, "actors collect rollouts"
+        return fragment.packet
+
     @abstractmethod
-    def _work_done(self) -> Work:
-        """What the actors have done since the last call."""
+    def _report_work(self) -> None:
+        """Add what the actors have done since the last call to the epoch statistics."""
 
     @override(DistributedActors)
     def write_epoch_stats(self) -> None:
-        self._work_done().report(self.epoch_stats)
+        self._report_work()
         super().write_epoch_stats()
 
     def _restore_wrappers(self) -> None:
-        """Gives wrappers what they had learned, where actors are running."""
+        """Load the learned statistics into the wrappers of running actors."""
 
     def _open(self) -> None:
-        """Begins to count."""
+        """Reset tickets and queue before the actors start."""
         self._tickets = RolloutTickets(self.n_actors, self.batch_size, self._queue_size)
         self._arrived: list[tuple[int, RolloutPacket, int]] = []
-        """Actors, what they have collected, and the version of the policy that acted."""
+        """Queue of finished rollouts: actor, rollout, version of its policy."""
         self._n_starts += 1
 
     def _seeds_now(self) -> tuple[list[Any], list[Any]]:
-        """Seeds of environments and of policies: other ones after each start."""
+        """Return the seeds of environments and policies; they differ after each start."""
         n_starts = self._n_starts - 1
         of_envs, of_agents = (
             [seed_of_start(s, n_starts) for s in seeds] for seeds in (self._env_seeds, self._agent_seeds)
@@ -441,7 +442,7 @@ class ActorsAhead(DistributedActors):
 
     @override(DistributedActors)
     def state_dict(self) -> dict[str, Any]:
-        problem = "they were in processes of their own, which were ahead of the training"
+        problem = "it was stepped by an asynchronous actor, which ran ahead of the learner"
         known = [states for actor in sorted(self._learned) for states in self._learned[actor]] or [[]]
         n_envs = self.n_actors * self.envs_per_actor
         states = [{"problem": problem, "wrappers": known[index % len(known)]} for index in range(n_envs)]
@@ -449,7 +450,7 @@ class ActorsAhead(DistributedActors):
 
     @override(DistributedActors)
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
-        """Nothing is repeated: actors that are started again get seeds that they did not have before."""
+        """Restore the statistics of wrappers; episodes are not restored: restarted actors get new seeds."""
         self._n_starts = max(self._n_starts, state_dict.get("n_starts", 0))
         n = self.envs_per_actor
         learned = [state["wrappers"] for state in states_for(state_dict, self.n_actors * n)]
@@ -457,19 +458,19 @@ class ActorsAhead(DistributedActors):
         if any(learned):
             self._learned.update({actor: learned[actor * n : (actor + 1) * n] for actor in range(self.n_actors)})
         self._restore_wrappers()
-        reason = "actors in processes of their own are ahead of the training, and what they do depends on its speed"
+        reason = "asynchronous actors run ahead of the learner; their state depends on timing and cannot be restored"
         return dict.fromkeys(range(len(learned)), reason)
 
 
 class RolloutTickets:
-    """Bounds how old a rollout can be when the learner uses it.
+    """Limit the age of rollouts at the time when the learner uses them.
 
-    A rollout is collected on a ticket. Its age is the number of updates since the ticket was issued, which the number
-    of updates that its policy has missed cannot exceed. All tickets together are the rollouts in progress, one for
-    each actor, and those that may wait (the queue). When the learner takes a rollout, its actor gets a new ticket.
+    Each rollout is collected on a ticket. Its age is the number of updates since the ticket was issued; this is an
+    upper bound of the policy lag. There are as many tickets as rollouts in progress (one for each actor) and places in
+    the queue. When the learner takes a rollout, its actor gets a new ticket.
 
-    Finished rollouts are taken as they come, unless that would leave too little room for older ones: then the learner
-    waits for those.
+    Finished rollouts are taken in the order of their arrival, unless older ones would then exceed the maximum age: in
+    that case the learner waits for the older ones.
 
     :param n_actors: Number of actors.
     :param batch_size: Number of rollouts in a batch.
@@ -481,7 +482,7 @@ class RolloutTickets:
         self.batch_size = batch_size
         self._queue_size = queue_size
         self.max_age = math.ceil((queue_size + n_actors) / batch_size)
-        """No rollout is older than this when it is taken."""
+        """Maximum age of a rollout when it is taken."""
         self.version = 0
         """Number of updates so far."""
         shares, rest = divmod(queue_size, n_actors)
@@ -489,19 +490,19 @@ class RolloutTickets:
         self._n_taken = 0
 
     def add_actor(self) -> None:
-        """One more actor collects from now on: a rollout is in progress, as many may wait as before."""
+        """Add an actor with one rollout in progress; the size of the queue does not change."""
         self.n_actors += 1
         self.max_age = math.ceil((self._queue_size + self.n_actors) / self.batch_size)
         self._issued.append(deque([self.version]))
 
     def n_issued(self, actor: int) -> int:
-        """Number of rollouts that an actor has to collect, or has collected and are waiting."""
+        """Return the number of rollouts of an actor that are in progress or in the queue."""
         return len(self._issued[actor])
 
     def next_of(self, waiting: Iterable[int]) -> int | None:
-        """The actor whose oldest finished rollout to take next; `None`: wait for others.
+        """Return the actor whose oldest finished rollout is taken next; `None`: wait for other actors.
 
-        :param waiting: Actors with finished rollouts, those first that finished first.
+        :param waiting: Actors with finished rollouts, in the order of their arrival.
         """
         candidates = list(waiting)
         if not candidates:
@@ -512,7 +513,7 @@ class RolloutTickets:
         return best if self._issued[best][0] <= latest else None
 
     def take(self, actor: int) -> int:
-        """Takes the oldest rollout of an actor into the current batch, and issues it a new ticket.
+        """Take the oldest rollout of an actor into the current batch and issue a new ticket.
 
         :return: The version at which the old ticket was issued.
         """
@@ -522,15 +523,15 @@ class RolloutTickets:
         return version
 
     def batch_done(self) -> None:
-        """The current batch is complete."""
+        """Complete the current batch."""
         self._n_taken = 0
 
     def updated(self) -> None:
-        """The learner has made an update: later tickets are younger."""
+        """Count an update of the learner."""
         self.version += 1
 
     def _latest_version(self) -> int:
-        """Issue version of the youngest rollout that can be taken without one of the older ones getting too old."""
+        """Return the version of the youngest ticket that can be taken before the older ones exceed the maximum age."""
         by_version = Counter(version for issued in self._issued for version in issued)
         n_older = 0
         for version in sorted(by_version):

@@ -1,5 +1,8 @@
-"""Environments in groups, each of which acts by itself: what a rollout is then depends on the grouping alone, and not
-on where the groups are."""
+"""Groups of environments, each with a policy of its own.
+
+Rollouts depend on the number of groups, not on the execution backend: groups in this process, in worker processes and
+in actors of Ray collect the same.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ Row = dict[str, np.ndarray]
 
 
 class SubstepPacket(NamedTuple):
-    """The columns of one sub-step key; see :class:`~maze.core.rollout.rollout_columns.SubstepColumns`."""
+    """Arrays of one sub-step key; see :class:`~maze.core.rollout.rollout_columns.SubstepColumns`."""
 
     observations: Row
     actions: Row
@@ -46,7 +49,7 @@ class SubstepPacket(NamedTuple):
 
 
 class RolloutPacket(NamedTuple):
-    """A rollout as plain arrays: views of the columns it was made of, or what came over a pipe."""
+    """A rollout as plain arrays: views of the columns of its group, or arrays from another process."""
 
     substeps: dict[StepKeyType, SubstepPacket]
     rewards: np.ndarray
@@ -62,7 +65,7 @@ class RolloutPacket(NamedTuple):
 
     @classmethod
     def of(cls, columns: RolloutColumns) -> RolloutPacket:
-        """The rollout that columns hold."""
+        """Return views of the rollout in columns."""
         substeps = {
             key: SubstepPacket(*(getattr(part, name) for name in SubstepPacket._fields))
             for key, part in columns.substeps.items()
@@ -72,13 +75,12 @@ class RolloutPacket(NamedTuple):
 
 @timed(TRANSFER)
 def join_rollouts(packets: Iterable[RolloutPacket], columns: RolloutColumns) -> None:
-    """Fills columns with rollouts side by side.
+    """Join rollouts side by side.
 
-    Rollouts of fewer ticks than others end with them: in the ticks before they begin, nobody acts in their
-    environments.
+    All rollouts end at the last tick. A shorter one starts later; no actor acts in its environments before.
 
     :param packets: Rollouts.
-    :param columns: Columns with as many environments as all rollouts together.
+    :param columns: Columns to fill; their number of environments is that of all rollouts together.
     """
     packets = list(packets)
     columns.clear()
@@ -129,7 +131,7 @@ def join_rollouts(packets: Iterable[RolloutPacket], columns: RolloutColumns) -> 
 
 
 def _join_substep(parts: list[SubstepPacket], places: list[slice], substep: SubstepColumns) -> None:
-    """Rows are the ticks at which any environment was at this sub-step."""
+    """Join one sub-step key; its rows are the ticks at which at least one environment was at this sub-step."""
     ticks = np.unique(np.concatenate([part.ticks for part in parts]))
     n_envs = places[-1].stop
     valid = np.zeros((len(ticks), n_envs), np.bool_)
@@ -152,27 +154,27 @@ def _join_substep(parts: list[SubstepPacket], places: list[slice], substep: Subs
 
 
 class RolloutPlan(NamedTuple):
-    """What a group is asked to collect."""
+    """Parameters of a rollout of a group."""
 
     n_steps: int
     """Environment steps of each environment."""
     with_logits: bool
     keeps_terminal: bool
-    """Whether the last observations of terminated episodes are wanted."""
+    """Whether to keep the last observations of terminated episodes."""
     begins: bool
-    """Whether it begins with a reset of the environments."""
+    """Whether the rollout starts with a reset of the environments."""
 
 
 class Generators(NamedTuple):
-    """What a group's copy of a policy draws its actions from."""
+    """State or seed of the random generators of a group's policy."""
 
     state: Any = None
-    """State of its generators; `None`: they begin with the seed."""
+    """State of the generators; `None`: use the seed."""
     seed: int | None = None
-    """`None`: they go on."""
+    """Seed of the generators; `None`: they continue."""
 
     def hand_to(self, policy: Any) -> None:
-        """Has a policy draw from them."""
+        """Set the random generators of a policy."""
         if self.state is not None:
             policy.set_rng_state(self.state)
         elif self.seed is not None:
@@ -180,23 +182,45 @@ class Generators(NamedTuple):
 
 
 class EnvGroup:
-    """Environments that are stepped together by a policy, wherever they are.
+    """Environments that are stepped together by one policy.
 
     :param env: The vector environment.
-    :param name: What messages call it.
+    :param name: Name of the group in messages.
+    :param seeds: A seed for each environment; empty: they are seeded later.
+    :param wrappers: Learned statistics of the wrappers of each environment; empty: none.
     """
 
-    def __init__(self, env: StructuredVectorEnv, name: str) -> None:
+    def __init__(
+        self, env: StructuredVectorEnv, name: str, seeds: Sequence[Any] = (), wrappers: Sequence[Any] = ()
+    ) -> None:
         self.env = env
         self._name = name
         self._generator = RolloutGenerator(env)
         self._columns: dict[tuple[int, bool], RolloutColumns] = {}
+        self._episodes: list[LogStats] = []
+        env.epoch_stats = EpisodeRelay(self._episodes.append)
+        if seeds:
+            env.seed(seeds)
+        if any(wrappers):
+            env.load_state_dict({"environments": [{"wrappers": learned, "problem": ""} for learned in wrappers]})
+
+    def spaces(self) -> ActorSpaces:
+        """Return the spaces of the environments."""
+        return ActorSpaces.of(self.env)
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the vector environment."""
+        return getattr(self.env, method)(*arguments)
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.env.close()
 
     def collect(self, policy: Policy, plan: RolloutPlan) -> RolloutPacket:
-        """Collects a rollout; it is valid until the next one.
+        """Collect a rollout; it is valid until the next one.
 
-        :param policy: Acts as it is.
-        :param plan: What is collected.
+        :param policy: The policy.
+        :param plan: Parameters of the rollout.
         """
         env, key = self.env, (plan.n_steps, plan.with_logits)
         env.keep_terminal_observations = plan.keeps_terminal
@@ -207,18 +231,35 @@ class EnvGroup:
             self._generator.reset()
         return RolloutPacket.of(collected(self._generator, policy, self._columns[key], self._name))
 
-    def play(self, policy: Policy, quota: np.ndarray, deterministic: bool) -> None:
-        """Plays `quota` episodes of each environment, `[n_envs]`; see :meth:`StructuredVectorEnv.play_episodes`."""
-        play_episodes(policy, self.env, quota.copy(), deterministic)
+    def play(self, policy: Policy, budget: np.ndarray, deterministic: bool) -> None:
+        """Play `budget` episodes of each environment, `[n_envs]`; see :meth:`StructuredVectorEnv.play_episodes`."""
+        self._episodes.clear()
+        play_episodes(policy, self.env, budget.copy(), deterministic)
+
+    def take_episodes(self) -> list[LogStats]:
+        """Return the statistics of the episodes that ended since the last call."""
+        episodes = self._episodes[:]
+        self._episodes.clear()
+        return episodes
+
+    def fragment(self, packet: RolloutPacket | None, encoder: StatsEncoder) -> Fragment:
+        """Return a rollout and what the learner needs besides, in a form for other processes.
+
+        :param packet: The rollout; `None`: episodes were played.
+        :param encoder: Encodes the statistics of episodes.
+        """
+        learned = [statistics_states(env) for env in getattr(self.env, "envs", ())]
+        episodes = [encoder.encode(stats) for stats in self.take_episodes()]
+        return Fragment(packet, episodes, learned if any(learned) else [])
 
 
 def collected(generator: RolloutGenerator, policy: Policy, columns: RolloutColumns, name: str) -> RolloutColumns:
-    """Collects a rollout; what is wrong with it names who collected.
+    """Collect and check a rollout; errors name the actor or group.
 
-    :param generator: Collects it.
-    :param policy: Acts.
-    :param columns: Hold it then.
-    :param name: Actor or group.
+    :param generator: Rollout generator.
+    :param policy: The policy.
+    :param columns: Columns to fill.
+    :param name: Name of the actor or group.
     """
     try:
         generator.collect(policy, columns)
@@ -229,9 +270,9 @@ def collected(generator: RolloutGenerator, policy: Policy, columns: RolloutColum
 
 
 class EpisodeRelay(LogStatsAggregator):
-    """Passes the statistics of episodes on at once, in the place of a vector environment's own epoch statistics.
+    """Takes the place of a vector environment's epoch statistics and passes the statistics of each episode on.
 
-    :param pass_on: Takes them.
+    :param pass_on: Receives the statistics.
     """
 
     joins_samples = False
@@ -260,85 +301,27 @@ class EpisodeRelay(LogStatsAggregator):
 
 
 class Fragment(NamedTuple):
-    """What the learner is told."""
+    """Rollout and statistics of a group, for the learner."""
 
     packet: RolloutPacket | None
-    """`None`: episodes were played, and nothing was collected."""
+    """`None`: episodes were played, without a rollout."""
     episodes: list[EncodedStats]
     wrappers: list[Any]
-    """What the wrappers of each environment have learned; empty: nothing learns."""
+    """Learned statistics of the wrappers of each environment; empty: no wrapper learns."""
     generators: Any = None
-    """State of the policy's generators afterwards, if it is of interest."""
-
-
-class ActingGroup:
-    """Environments that are stepped by a copy of the learner's policy, and what there is to tell of them.
-
-    :param env: The environments.
-    :param name: What messages call them.
-    :param seeds: A seed for each of them; empty: they are told later.
-    :param wrappers: What the wrappers of each have learned before; empty: nothing.
-    :param encoder: Encodes statistics for one who is told everything; `None`: each fragment can be decoded by itself.
-    """
-
-    def __init__(
-        self,
-        env: StructuredVectorEnv,
-        name: str,
-        seeds: Sequence[Any] = (),
-        wrappers: Sequence[Any] = (),
-        encoder: StatsEncoder | None = None,
-    ) -> None:
-        self.env = env
-        self._group = EnvGroup(env, name)
-        self._encoder = encoder
-        self._episodes: list[LogStats] = []
-        env.epoch_stats = EpisodeRelay(self._episodes.append)
-        if seeds:
-            env.seed(seeds)
-        if any(wrappers):
-            env.load_state_dict({"environments": [{"wrappers": learned, "problem": ""} for learned in wrappers]})
-
-    def spaces(self) -> ActorSpaces:
-        """The spaces of the environments."""
-        return ActorSpaces.of(self.env)
-
-    def ask(self, method: str, *arguments: Any) -> Any:
-        """Calls a method of the vector environment."""
-        return getattr(self.env, method)(*arguments)
-
-    def close(self) -> None:
-        """Closes the environments."""
-        self.env.close()
-
-    def collect(self, policy: Policy, plan: RolloutPlan) -> Fragment:
-        """Collects a rollout; see :meth:`EnvGroup.collect`."""
-        return self._told(self._group.collect(policy, plan))
-
-    def play(self, policy: Policy, quota: np.ndarray, deterministic: bool) -> Fragment:
-        """Plays `quota` episodes of each environment, `[n_envs]`; see :meth:`EnvGroup.play`."""
-        self._episodes.clear()
-        self._group.play(policy, quota, deterministic)
-        return self._told(None)
-
-    def _told(self, packet: RolloutPacket | None) -> Fragment:
-        encoder = self._encoder or StatsEncoder()
-        episodes = [encoder.encode(stats) for stats in self._episodes]
-        self._episodes.clear()
-        learned = [statistics_states(env) for env in getattr(self.env, "envs", ())]
-        return Fragment(packet, episodes, learned if any(learned) else [])
+    """State of the policy's generators afterwards, if the learner needs it."""
 
 
 class GroupedVectorEnv(StructuredVectorEnv, ABC):
-    """Environments in groups that act by themselves, rollout by rollout and episode by episode.
+    """Environments in groups. A group collects whole rollouts and plays whole episodes; single steps are not possible.
 
-    The first group draws from the policy's own generators; each other one begins every rollout with a seed that depends
-    on their state before it and on the group. So nothing but the policy's state has to be saved, and it makes no
-    difference where a group is, or whether it has to be asked twice. Other policies are copied once, and go on.
+    The first group draws from the generators of the policy. Each other group starts every rollout with a seed derived
+    from their state before the rollout and the index of the group. Only the state of the policy has to be saved, and a
+    call can be repeated with the same result. A policy that is no `TorchPolicy` is copied once; its copies continue.
 
     :param sizes: Number of environments of each group.
-    :param spaces: Their spaces.
-    :param logging_prefix: Where epoch statistics are logged (`train`, `eval`); `None`: nowhere.
+    :param spaces: Spaces of the environments.
+    :param logging_prefix: Prefix of the epoch statistics (`train`, `eval`); `None`: they are not logged.
     """
 
     acts = True
@@ -356,19 +339,19 @@ class GroupedVectorEnv(StructuredVectorEnv, ABC):
 
     @abstractmethod
     def _ask(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Calls a method of the vector environment of each group.
+        """Call a method of the vector environment of each group.
 
-        :param method: Its name.
-        :param arguments: Those of each group.
+        :param method: Name of the method.
+        :param arguments: Arguments by group.
         """
 
     @abstractmethod
     def _act(self, policy: Policy, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Has each group act with a policy that draws from its own of :meth:`_generators`.
+        """Call `collect` or `play` of each group with the policy and its :meth:`_generators`.
 
-        :param policy: The policy; afterwards it draws as the first group's would.
-        :param method: A method of :class:`EnvGroup`.
-        :param arguments: Its further arguments, those of each group.
+        :param policy: The policy; its generators are afterwards in the state of the first group's.
+        :param method: Name of the method of :class:`EnvGroup`.
+        :param arguments: Further arguments by group.
         """
 
     @override(StructuredVectorEnv)
@@ -392,7 +375,7 @@ class GroupedVectorEnv(StructuredVectorEnv, ABC):
         }
 
     def _generators(self, policy: Policy) -> list[Generators]:
-        """What each group draws from. Policies that are no networks' are copied once, and the copies go on."""
+        """Return the generators of each group."""
         others = range(1, len(self.groups))
         if isinstance(policy, TorchPolicy):
             before = policy.rng_state()
@@ -409,55 +392,54 @@ class GroupedVectorEnv(StructuredVectorEnv, ABC):
         join_rollouts(self._collect(policy, plan), columns)
 
     def _collect(self, policy: Policy, plan: RolloutPlan) -> Iterable[RolloutPacket]:
-        """The rollouts of all groups, in their order."""
+        """Return the rollouts of all groups, in their order."""
         return self._act(policy, "collect", [(plan,)] * len(self.groups))
 
     @override(StructuredVectorEnv)
-    def play_episodes(self, policy: Policy, quota: np.ndarray, deterministic: bool) -> None:
-        self._act(policy, "play", [(quota[group], deterministic) for group in self.groups])
+    def play_episodes(self, policy: Policy, budget: np.ndarray, deterministic: bool) -> None:
+        self._act(policy, "play", [(budget[group], deterministic) for group in self.groups])
 
     def _no_single_steps(self, *_: Any, **__: Any) -> NoReturn:
         raise EnvironmentContractError(
-            f"{type(self).__name__}: environments in groups act by themselves; expected `roll_out` or `play_episodes`, "
-            "found one. Use runner.env_groups=1 with runner=dev or runner=local."
+            f"{type(self).__name__}: environments in groups cannot be stepped one step at a time; expected a call of "
+            "`roll_out` or `play_episodes`. Use runner.env_groups=1 with runner=dev or runner=local."
         )
 
     step = reset = actor_ids = is_actor_done = get_actor_rewards = get_env_time = _no_single_steps
 
 
 class LocalGroups(GroupedVectorEnv):
-    """Groups that take turns in the process of the training, stepped there or in worker processes.
+    """Groups that collect one after another in the training process, with environments there or in worker processes.
 
-    :param envs: The groups.
-    :param logging_prefix: Where epoch statistics are logged (`train`, `eval`); `None`: nowhere.
+    :param envs: Vector environment of each group.
+    :param logging_prefix: Prefix of the epoch statistics (`train`, `eval`); `None`: they are not logged.
     """
 
     def __init__(self, envs: Sequence[StructuredVectorEnv], logging_prefix: str | None) -> None:
         super().__init__([env.n_envs for env in envs], ActorSpaces.of(envs[0]), logging_prefix)
         self._members = [EnvGroup(env, f"Group {index}") for index, env in enumerate(envs)]
         self._copies: list[Policy] = []
-        for env in envs:
-            env.epoch_stats = EpisodeRelay(self._count)
-
-    def _count(self, stats: LogStats) -> None:
-        self.epoch_stats.receive(stats)  # it may have been replaced meanwhile
 
     @override(GroupedVectorEnv)
     def _act(self, policy: Policy, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        work = [(getattr(member, method), *of_group) for member, of_group in zip(self._members, arguments, strict=True)]
-        if not isinstance(policy, TorchPolicy):
-            copies = self._copies_of(policy)
-            return [act(of_group, *rest) for of_group, (act, *rest) in zip(copies, work, strict=True)]
+        if isinstance(policy, TorchPolicy):
+            policies, generators = [policy] * len(self.groups), self._generators(policy)
+        else:
+            policies, generators = self._copies_of(policy), [Generators()] * len(self.groups)
         results, states = [], []
-        for generators, (act, *rest) in zip(self._generators(policy), work, strict=True):
-            generators.hand_to(policy)
-            results.append(act(policy, *rest))
-            states.append(policy.rng_state())
-        policy.set_rng_state(states[0])
+        for member, acting, of_group, rest in zip(self._members, policies, generators, arguments, strict=True):
+            of_group.hand_to(acting)
+            results.append(getattr(member, method)(acting, *rest))
+            for episode in member.take_episodes():
+                self.epoch_stats.receive(episode)
+            if isinstance(acting, TorchPolicy):
+                states.append(acting.rng_state())
+        if isinstance(policy, TorchPolicy):
+            policy.set_rng_state(states[0])
         return results
 
-    def _copies_of(self, policy: Policy) -> list[Policy]:
-        """The policy of each group, where it is of somebody's own kind."""
+    def _copies_of(self, policy: Policy) -> list[Any]:
+        """Return the copy of each group of a policy that is no `TorchPolicy`."""
         if not self._copies or self._copies[0] is not policy:
             self._copies = [policy, *(copy.deepcopy(policy) for _ in self.groups[1:])]
             for of_group, generators in zip(self._copies, self._generators(policy), strict=True):
@@ -466,7 +448,7 @@ class LocalGroups(GroupedVectorEnv):
 
     @override(GroupedVectorEnv)
     def _ask(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        return [getattr(member.env, method)(*of_env) for member, of_env in zip(self._members, arguments, strict=True)]
+        return [member.ask(method, *of_group) for member, of_group in zip(self._members, arguments, strict=True)]
 
     @override(StructuredVectorEnv)
     def close(self) -> None:
@@ -476,12 +458,12 @@ class LocalGroups(GroupedVectorEnv):
 def in_groups(
     n_groups: int, n_envs: int, logging_prefix: str | None, make: Callable[[int, str | None], StructuredVectorEnv]
 ) -> StructuredVectorEnv:
-    """Environments in this process or in worker processes, in groups if there are to be several.
+    """Make a vector environment, divided into groups if there are several.
 
-    :param n_groups: Number of groups, at most.
+    :param n_groups: Maximum number of groups.
     :param n_envs: Number of environments.
-    :param logging_prefix: Where epoch statistics are logged.
-    :param make: Makes so many environments that are logged there.
+    :param logging_prefix: Prefix of the epoch statistics.
+    :param make: Makes a vector environment of a number of environments and a logging prefix.
     """
     if n_groups <= 1 or n_envs == 1:
         return make(n_envs, logging_prefix)
@@ -489,16 +471,16 @@ def in_groups(
 
 
 def group_sizes(n_envs: int, n_groups: int) -> list[int]:
-    """Number of environments of each group, as even as possible.
+    """Return the number of environments of each group, as even as possible.
 
     :param n_envs: Number of environments.
-    :param n_groups: Number of groups, at most.
+    :param n_groups: Maximum number of groups.
     """
     return [envs.stop - envs.start for envs in env_slices(n_envs, min(n_groups, n_envs))]
 
 
 def group_slices(sizes: Sequence[int]) -> list[slice]:
-    """Which of all environments belong to each group.
+    """Return the environments of each group among all.
 
     :param sizes: Number of environments of each group.
     """
@@ -507,10 +489,10 @@ def group_slices(sizes: Sequence[int]) -> list[slice]:
 
 
 def seed_beside(rng_state: Mapping[str, Any], *numbers: int) -> int:
-    """A seed that depends on a policy's generators, without drawing from them.
+    """Return a seed derived from the state of a policy's generators, without drawing from them.
 
     :param rng_state: State of the generators.
-    :param numbers: What else it depends on.
+    :param numbers: Further numbers that the seed is derived from.
     """
     state = rng_state["numpy"]
     return int(np.random.SeedSequence([state["state"], state["inc"], *numbers]).generate_state(1, np.uint64)[0])

@@ -14,55 +14,41 @@ from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.utils.update_profile import TRANSFER, timed
 from maze.core.utils.worker_pool import map_memory
 
-_ALIGNMENT = 64
-
 T = TypeVar("T")
 
 
 class SharedPolicyWeights:
-    """The latest versions of a policy's weights, each in a slot of its own.
+    """Shared memory with the latest versions of a policy's weights, each in a slot of its own.
 
-    A version's slot is written again `n_slots` versions later. Whoever reads must be done by then; no lock is taken.
+    The slot of a version is overwritten `n_slots` versions later. No lock is taken: readers have to finish before.
 
-    :param state_dict: Weights of the policy, which say what there is to store.
+    :param state_dict: Weights of the policy; they determine the size of a slot.
     :param n_slots: Number of versions kept.
-    :param fd: Memory of another process; by default new memory is created.
+    :param fd: Memory of another process; `None`: create new memory.
     """
 
     def __init__(self, state_dict: Mapping[str, Any], n_slots: int, fd: int | None = None) -> None:
-        tensors = list(tensors_of(state_dict))
-        sizes = [-(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT for tensor in tensors]
-        self.memory = map_memory(sum(sizes) * n_slots, fd)
-        """Its descriptor gives another process access."""
-        self._slots: list[list[torch.Tensor]] = []
-        offset = 0
-        for _ in range(n_slots):
-            slot = []
-            for tensor, size in zip(tensors, sizes, strict=True):
-                n_bytes = tensor.numel() * tensor.element_size()
-                raw = np.frombuffer(self.memory.map, np.uint8, n_bytes, offset)
-                slot.append(torch.from_numpy(raw).view(tensor.dtype).view(tensor.shape))
-                offset += size
-            self._slots.append(slot)
+        n_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(state_dict))
+        self.memory = map_memory(n_bytes * n_slots, fd)
+        """Its file descriptor gives another process access."""
+        self._slots: np.ndarray = np.ndarray((n_slots, n_bytes), np.uint8, buffer=self.memory.map)
 
     @timed(TRANSFER)
     def write(self, version: int, state_dict: Mapping[str, Any]) -> None:
-        """Stores a version.
+        """Store a version.
 
         :param version: Its number.
         :param state_dict: Its weights, on any device.
         """
-        for target, source in zip(self._slots[version % len(self._slots)], tensors_of(state_dict), strict=True):
-            target.copy_(source)
+        self._slots[version % len(self._slots)] = packed_weights(state_dict)
 
     def read(self, version: int, state_dict: Mapping[str, Any]) -> None:
-        """Copies a version into live tensors.
+        """Copy a version into live tensors.
 
         :param version: Its number.
-        :param state_dict: What to overwrite.
+        :param state_dict: The tensors to overwrite.
         """
-        for source, target in zip(self._slots[version % len(self._slots)], tensors_of(state_dict), strict=True):
-            target.copy_(source)
+        unpack_weights(self._slots[version % len(self._slots)], state_dict)
 
 
 def tensors_of(state_dict: Mapping[Any, Any]) -> Iterator[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Actors in processes of their own."""
+"""Actors in worker processes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from maze.core.wrappers.reward_wrappers import load_statistics_states
 from maze.train.parallelization.distributed_actors.distributed_actors import (
     ActorsAhead,
     DistributedActors,
-    Work,
     WorkCounter,
 )
-from maze.train.parallelization.distributed_actors.env_groups import ActingGroup, RolloutPlan
+from maze.train.parallelization.distributed_actors.env_groups import EnvGroup, RolloutPlan
 from maze.train.parallelization.distributed_actors.shared_policy import PolicyCopy, SharedPolicyWeights, copied_to_cpu
 from maze.train.parallelization.vector_env.env_batch import ActorSpaces, check_same_spaces
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
@@ -31,9 +30,9 @@ if TYPE_CHECKING:
 
 
 class Actor(Host):
-    """Collects rollouts in a worker process, as many as it has tickets for.
+    """Collects rollouts in a worker process, one for each ticket.
 
-    :param index: Its number.
+    :param index: Index of the actor.
     :param env_factories: Each makes one environment.
     :param n_rollout_steps: Number of environment steps of a rollout.
     """
@@ -44,6 +43,7 @@ class Actor(Host):
         self._index = index
         self.env_factories = env_factories
         self._plan = RolloutPlan(n_rollout_steps, with_logits=True, keeps_terminal=False, begins=False)
+        self._encoder = StatsEncoder()
         self._env: SequentialVectorEnv | None = None
         self._n_tickets = self._version = self._loaded_version = 0
 
@@ -63,10 +63,10 @@ class Actor(Host):
             self._weights.read(self._version, self._copy.live_weights)
             self._loaded_version = self._version
         start = time.perf_counter()
-        packet, episodes, learned, _ = self._group.collect(self._copy.policy, self._plan)
+        packet = self._group.collect(self._copy.policy, self._plan)
         seconds = time.perf_counter() - start
         self._n_tickets -= 1
-        self.report((packet, self._version, episodes, learned, seconds))
+        self.report((self._group.fragment(packet, self._encoder), self._version, seconds))
 
     @override(Host)
     def close(self) -> None:
@@ -74,38 +74,38 @@ class Actor(Host):
             self._env.close()
 
     def start(self, pickled_policy: bytes, n_slots: int, agent_seed: Any, env_seeds: list[Any], fd: int) -> None:
-        """Take the policy and the memory with its weights.
+        """Receive the policy and the shared memory of its weights.
 
         :param pickled_policy: The policy.
-        :param n_slots: Number of versions of the weights that are kept.
+        :param n_slots: Number of versions of the weights in shared memory.
         :param agent_seed: Seed of the policy.
         :param env_seeds: A seed for each environment.
-        :param fd: The memory.
+        :param fd: File descriptor of the shared memory.
         """
         assert self._env is not None
-        self._group = ActingGroup(self._env, f"Actor {self._index}", env_seeds, encoder=StatsEncoder())
+        self._group = EnvGroup(self._env, f"Actor {self._index}", env_seeds)
         self._copy = PolicyCopy(pickled_policy)
         self._copy.policy.seed(agent_seed)
         self._weights = SharedPolicyWeights(self._copy.live_weights, n_slots, fd)
 
     def add_tickets(self, n_more: int) -> None:
-        """Collect more rollouts.
+        """Receive tickets.
 
-        :param n_more: How many.
+        :param n_more: Number of further rollouts to collect.
         """
         self._n_tickets += n_more
 
     def use_version(self, version: int) -> None:
-        """Use a new version of the policy from the next rollout on.
+        """Use another version of the policy from the next rollout on.
 
-        :param version: Its number.
+        :param version: Number of the version.
         """
         self._version = version
 
     def load_wrappers(self, states: list[Any]) -> None:
-        """Continue from running statistics that wrappers had learned.
+        """Load running statistics into the wrappers.
 
-        :param states: Those of each environment.
+        :param states: States by environment.
         """
         assert self._env is not None
         for env, state in zip(self._env.envs, states, strict=True):
@@ -115,17 +115,16 @@ class Actor(Host):
 class SubprocDistributedActors(ActorsAhead):
     """Collects rollouts in worker processes while the learner learns.
 
-    Each worker has a pipe of its own. Messages to workers are small, so the learner never waits for one to be read;
-    weights travel through shared memory.
-    :class:`~maze.train.parallelization.distributed_actors.distributed_actors.RolloutTickets` bounds how far actors may
-    be ahead.
+    Each worker has its own pipe. Messages to workers are small and do not block the learner; weights are transferred
+    through shared memory. :class:`~maze.train.parallelization.distributed_actors.distributed_actors.RolloutTickets`
+    limits how far actors run ahead of the learner.
 
     :param env_factory: Makes one environment, in the worker.
     :param policy: The policy.
     :param n_rollout_steps: Number of environment steps of a rollout.
     :param n_actors: Number of worker processes.
     :param batch_size: Number of rollouts in a batch.
-    :param queue_out_of_sync_factor: Times `batch_size`, the number of finished rollouts that may wait.
+    :param queue_out_of_sync_factor: Maximum number of finished rollouts in the queue, in units of `batch_size`.
     :param start_method: `forkserver`, `spawn` or `fork`.
     :param actor_env_seeds: A seed for each environment.
     :param actor_agent_seeds: A seed for the policy of each actor.
@@ -157,20 +156,19 @@ class SubprocDistributedActors(ActorsAhead):
             actor_agent_seeds,
             envs_per_actor=envs_per_actor,
         )
-        process_context(start_method, [Actor.__module__])
+        self.get_multiprocessing_context(start_method)
         if start_method == "forkserver":
-            # a server that has imported torch starts workers in no time; meanwhile the learner sets up the rest
-            forkserver.ensure_running()
+            forkserver.ensure_running()  # it imports torch while the learner sets up everything else
         self._start_method = start_method
         self._pool: WorkerPool | None = None
         self._work = WorkCounter()
 
     @staticmethod
     def get_multiprocessing_context(start_method: str) -> Any:
-        """How processes are started.
+        """Return the context that starts the worker processes.
 
         :param start_method: `forkserver`, `spawn` or `fork`.
-        :raises ConfigError: The operating system cannot start processes in this way.
+        :raises ConfigError: The operating system does not support this start method.
         """
         return process_context(start_method, [Actor.__module__])
 
@@ -212,15 +210,15 @@ class SubprocDistributedActors(ActorsAhead):
     @override(DistributedActors)
     def broadcast_updated_policy(self, state_dict: dict[str, Any]) -> None:
         if self._pool is None:
-            return  # those who start later take the policy itself
+            return  # actors that are started later receive the policy itself
         self._tickets.updated()
         self._weights.write(self._tickets.version, state_dict)
         self._pool.tell_all("use_version", self._tickets.version)
 
     @override(ActorsAhead)
-    def _work_done(self) -> Work:
+    def _report_work(self) -> None:
         n_under_way = sum(self._tickets.n_issued(actor) for actor in range(self.n_actors)) - len(self._arrived)
-        return self._work.take([platform.node()] * self.n_actors, self.n_actors, n_under_way)
+        self._work.report(self.epoch_stats, [platform.node()] * self.n_actors, self.n_actors, n_under_way)
 
     @override(ActorsAhead)
     def _issue(self, actor: int) -> None:
@@ -232,12 +230,9 @@ class SubprocDistributedActors(ActorsAhead):
         assert self._pool is not None
         with self._work.waiting():
             results = self._pool.reports(wait)
-        for worker, (packet, version, finished, states, seconds) in results:
+        for worker, (fragment, version, seconds) in results:
             self._work.done(worker.index, seconds)
-            for encoded in finished:
-                self.epoch_stats.receive(self._decoders[worker.index].decode(encoded))
-            if states:
-                self._learned[worker.index] = states
+            packet = self._take(worker.index, fragment, self._decoders[worker.index])
             self._arrived.append((worker.index, packet, version))
 
     @override(ActorsAhead)

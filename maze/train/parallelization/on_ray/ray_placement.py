@@ -1,4 +1,4 @@
-"""Environments and actors on a cluster of Ray: `runner=ray`."""
+"""Environments and actors on a Ray cluster: `runner=ray`."""
 
 from __future__ import annotations
 
@@ -12,23 +12,20 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from typing_extensions import Unpack
 
 from maze.core.agent.policy import Policy
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
-from maze.core.log_stats.log_stats import LogStatsAggregator
 from maze.core.utils.config_utils import whole_number
 from maze.core.utils.update_profile import TRANSFER, timed
 from maze.train.parallelization.distributed_actors.distributed_actors import (
     ActorsAhead,
     DistributedActors,
-    Work,
     seed_of_start,
 )
 from maze.train.parallelization.distributed_actors.env_groups import (
-    ActingGroup,
+    EnvGroup,
     Fragment,
     Generators,
     GroupedVectorEnv,
@@ -45,56 +42,50 @@ from maze.train.parallelization.distributed_actors.shared_policy import (
     packed_weights,
     unpack_weights,
 )
-from maze.train.parallelization.on_ray.crew import Crew, Task
+from maze.train.parallelization.on_ray.actor_pool import ActorPool, Task
 from maze.train.parallelization.on_ray.session import n_cpus, ray_session
-from maze.train.parallelization.placement import (
-    ActorsArguments,
-    InProcess,
-    Placement,
-    Processes,
-    arguments_of_actors,
-)
+from maze.train.parallelization.placement import InProcess, Placement, Processes
 from maze.train.parallelization.vector_env.env_batch import ActorSpaces, check_same_spaces
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
-from maze.train.parallelization.vector_env.vector_env_utils import decoded
+from maze.train.parallelization.vector_env.vector_env_utils import StatsDecoder, StatsEncoder
 
 logger = logging.getLogger(__name__)
 
 
-class RemoteGroup(ActingGroup):
-    """A group of environments in an actor, which gets the policy that acts with each call.
+class RemoteGroup(EnvGroup):
+    """A group of environments in an actor of Ray; each call passes the policy.
 
-    :param placement: Makes the environments, in the actor or in worker processes of its own.
+    :param placement: Makes the environments, in the actor or in worker processes of the actor.
     :param env_factory: Makes one environment.
     :param n_envs: Number of environments.
-    :param arguments: Those of :class:`ActingGroup`.
+    :param arguments: Further arguments of :class:`EnvGroup`.
     """
 
     def __init__(self, placement: Placement, env_factory: Callable[[], Any], n_envs: int, *arguments: Any) -> None:
         super().__init__(placement.vector_env(env_factory, n_envs), *arguments)
         self._token = -1
 
-    @override(ActingGroup)
-    def collect(self, *arguments: Any) -> Fragment:
-        """Collects a rollout; see :meth:`_act`."""
+    @override(EnvGroup)
+    def collect(self, *arguments: Any) -> Fragment:  # type: ignore[override]  # the policy is pickled
+        """Collect a rollout; see :meth:`_act`."""
         return self._act(super().collect, *arguments)
 
-    @override(ActingGroup)
-    def play(self, *arguments: Any) -> Fragment:
-        """Plays episodes; see :meth:`_act`."""
+    @override(EnvGroup)
+    def play(self, *arguments: Any) -> Fragment:  # type: ignore[override]  # the policy is pickled
+        """Play episodes; see :meth:`_act`."""
         return self._act(super().play, *arguments)
 
     def _act(
         self, act: Any, token: int, structure: np.ndarray, weights: Any, generators: Generators, *more: Any
     ) -> Fragment:
-        """Has the policy act.
+        """Call a method of :class:`EnvGroup` with the policy.
 
-        :param act: A method that takes it, and returns a fragment.
-        :param token: Tells policies apart.
+        :param act: The method.
+        :param token: Number of the policy.
         :param structure: The pickled policy, uint8 `[n_bytes]`.
-        :param weights: Its weights, uint8 `[n_bytes]`; `None`: those that it was pickled with.
-        :param generators: What it draws from.
-        :param more: The further arguments of the method.
+        :param weights: Its weights, uint8 `[n_bytes]`; `None`: the weights in the pickled policy.
+        :param generators: Random generators of the policy.
+        :param more: Further arguments of the method.
         """
         is_new, self._token = token != self._token, token
         if is_new:
@@ -102,37 +93,37 @@ class RemoteGroup(ActingGroup):
         policy, has_network = self._copy.policy, weights is not None
         if has_network:
             unpack_weights(weights, self._copy.live_weights)
-        if has_network or is_new:  # others go on by themselves
+        if has_network or is_new:  # other policies continue with their own generators
             generators.hand_to(policy)
-        fragment: Fragment = act(policy, *more)
+        fragment = self.fragment(act(policy, *more), StatsEncoder())
         return fragment._replace(generators=policy.rng_state()) if has_network else fragment
 
 
 class RemoteGroups:
-    """Groups of environments in actors, whatever they are asked for.
+    """Groups of environments in the actors of a pool.
 
-    :param crew: The actors; each of the first ones hosts a group.
-    :param name: A name for these environments among all that the actors host.
-    :param inside: Makes the environments of an actor, there.
+    :param pool: The actors; each of the first ones hosts a group.
+    :param name: Name of these environments among all hosted objects.
+    :param inside: Makes the environments of an actor, in the actor.
     """
 
-    def __init__(self, crew: Crew, name: str, inside: Placement) -> None:
-        self.crew, self._name, self._inside = crew, name, inside
+    def __init__(self, pool: ActorPool, name: str, inside: Placement) -> None:
+        self.pool, self._name, self._inside = pool, name, inside
         self._policy: MadeOnce[Any] = MadeOnce()
         self.learned: dict[int, list[Any]] = {}
-        """What the wrappers of each group have learned."""
+        """Group -> statistics that the wrappers of its environments have learned."""
 
     def open(
         self, env_factory: Callable[[], Any], sizes: Sequence[int], seeds: Callable[[], list[Any]], may_join: bool
     ) -> ActorSpaces:
-        """Makes the environments, and waits for them.
+        """Make the environments and wait for them.
 
         :param env_factory: Makes one environment.
         :param sizes: Number of environments of each group.
-        :param seeds: Gives a seed for each environment, as they are now; empty: they are told later. What begins anew,
-            and groups of actors that join, have other ones that follow from these.
+        :param seeds: Returns the current seed of each environment; empty: they are seeded later. Restarted actors and
+            actors that join get seeds derived from these.
         :param may_join: Whether actors that join get a group as well.
-        :return: What all environments have in common.
+        :return: The spaces that all environments have in common.
         """
         groups = group_slices(sizes)
 
@@ -142,56 +133,43 @@ class RemoteGroups:
             arguments = (env_factory, sizes[first], f"Group {index}", own, self.learned.get(index, []))
             return partial(RemoteGroup, self._inside, *arguments)
 
-        self.crew.place(self._name, maker, None if may_join else len(sizes))
+        self.pool.host(self._name, maker, None if may_join else len(sizes))
         spaces: list[ActorSpaces] = self.call("spaces", [()] * len(sizes))
         for group, of_group in zip(groups, spaces, strict=True):
             check_same_spaces(spaces[0], of_group, group.start)
         return spaces[0]
 
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Has groups call a method at the same time; see :class:`RemoteGroup`."""
-        return self.crew.call(self._name, method, arguments)
+        """Call a method of all groups in parallel; see :class:`RemoteGroup`."""
+        return self.pool.call(self._name, method, arguments)
 
     def submit(self, index: int, method: str, *arguments: Any) -> Task:
-        """Has one group call a method."""
-        return self.crew.submit(index, self._name, method, *arguments)
+        """Submit a call of a method of one group."""
+        return self.pool.submit(index, self._name, method, *arguments)
 
     @timed(TRANSFER)
     def hand_over(self, policy: Any) -> tuple[int, Any, Any]:
-        """Stores a policy for all: its structure once, its weights each time.
+        """Store a policy for all actors: its structure once, its weights in each call.
 
         :return: The first arguments of :meth:`RemoteGroup.collect` and :meth:`RemoteGroup.play`.
         """
         has_network = isinstance(policy, TorchPolicy)
-        structure = self._policy.of(policy, lambda: self.crew.publish(copied_to_cpu(policy) if has_network else policy))
-        weights = self.crew.put(packed_weights(policy.state_dict())) if has_network else None
+        structure = self._policy.of(policy, lambda: self.pool.publish(copied_to_cpu(policy) if has_network else policy))
+        weights = self.pool.put(packed_weights(policy.state_dict())) if has_network else None
         return self._policy.n_made, structure, weights
-
-    @timed(TRANSFER)
-    def take(self, index: int, fragment: Fragment, statistics: LogStatsAggregator) -> RolloutPacket | None:
-        """Takes in what a group says besides its rollout.
-
-        :param statistics: Takes its episodes.
-        :return: The rollout.
-        """
-        for episode in decoded(fragment.episodes):
-            statistics.receive(episode)
-        if fragment.wrappers:
-            self.learned[index] = fragment.wrappers
-        return fragment.packet
 
 
 class RayVectorEnv(GroupedVectorEnv):
-    """Environments in actors of Ray, each of which acts for its group with a copy of the policy.
+    """Environments in actors of Ray; each actor steps one group with a copy of the policy.
 
-    :param groups: Where they are.
+    :param groups: The groups in the actors.
     :param env_factory: Makes one environment.
     :param sizes: Number of environments of each group.
-    :param logging_prefix: Where epoch statistics are logged (`train`, `eval`); `None`: nowhere.
-    :param wait_for: Share of the groups that a rollout holds. Below 1, the fragments that come first are taken; groups
-        that are late go on, and deliver to a later rollout, and actors that join have groups of their own.
-    :param max_age: Rollouts that a fragment may be late; one that is older is dropped.
-    :raises ConfigError: Groups differ in size, but a rollout does not wait for all.
+    :param logging_prefix: Prefix of the epoch statistics (`train`, `eval`); `None`: they are not logged.
+    :param wait_for: Share of the groups in a rollout. Below 1, the first fragments are taken; late groups continue and
+        deliver to a later rollout, and actors that join get their own groups.
+    :param max_age: Maximum age of a fragment in rollouts; older fragments are dropped.
+    :raises ConfigError: The groups differ in size, although a rollout does not wait for all of them.
     """
 
     def __init__(
@@ -203,41 +181,42 @@ class RayVectorEnv(GroupedVectorEnv):
         wait_for: float = 1.0,
         max_age: int = 1,
     ) -> None:
-        self._remote, self._crew = groups, groups.crew
+        self._remote, self._pool = groups, groups.pool
         self._n_wanted, self._max_age = math.ceil(wait_for * len(sizes) - 1e-9), max_age
         is_first = self._n_wanted < len(sizes)
         if is_first and len(set(sizes)) > 1:
             raise ConfigError(
-                f"runner.placement.wait_for: fragments that take one another's place have to be of the same size, but "
-                f"{sum(sizes)} environments in {len(sizes)} groups are not; set runner.concurrency to a multiple."
+                f"runner.placement.wait_for: below 1, all groups need the same number of environments; found "
+                f"{sum(sizes)} environments in {len(sizes)} groups. Set runner.concurrency to a multiple of the number "
+                "of groups."
             )
         self._under_way: dict[Task, int] = {}
-        """Fragments that were begun, and for which rollout."""
+        """Fragments in progress, with the number of their rollout."""
         self._n_rollouts = 0
         self._ages: list[int] = []
         self._seeds = []
-        self._may_join = is_first and len(sizes) == self._crew.n_first
+        self._may_join = is_first and len(sizes) == self._pool.n_first
         super().__init__(sizes, groups.open(env_factory, sizes, lambda: self._seeds, self._may_join), logging_prefix)
 
     @override(GroupedVectorEnv)
     def _collect(self, policy: Policy, plan: RolloutPlan) -> Iterable[RolloutPacket]:
-        n_restarts = self._crew.work.n_restarts
+        n_restarts = self._pool.work.n_restarts
         self._n_rollouts += 1
         if self.n_rollout_envs < self.n_envs:
             return self._collect_first(policy, plan)
         packets = [fragment.packet for fragment in self._act(policy, "collect", [(plan,)] * len(self.groups))]
-        if self._crew.work.n_restarts > n_restarts:
-            logger.warning("From this rollout on, results differ from those of a run in which nothing is lost.")
+        if self._pool.work.n_restarts > n_restarts:
+            logger.warning("An actor was lost: from this rollout on, results differ from those of a run without loss.")
         return packets
 
     def _collect_first(self, policy: Policy, plan: RolloutPlan) -> list[RolloutPacket]:
-        """The fragments that come first, those that are late from before included."""
-        assert isinstance(policy, TorchPolicy), "the logits of policies that acted are needed"
+        """Return the fragments that finish first, including late fragments of earlier rollouts."""
+        assert isinstance(policy, TorchPolicy), "only a TorchPolicy has the logits that late fragments need"
         if plan.begins:
             self._under_way.clear()
         state, copies = policy.rng_state(), self._remote.hand_over(policy)
-        self._crew.join_new()
-        n_groups = self._crew.n_actors if self._may_join else len(self.groups)
+        self._pool.join_new()
+        n_groups = self._pool.n_actors if self._may_join else len(self.groups)
         policy.seed(seed_beside(state, n_groups))
 
         def begin(index: int) -> None:
@@ -248,11 +227,11 @@ class RayVectorEnv(GroupedVectorEnv):
             begin(index)
         taken: list[RolloutPacket] = []
         while len(taken) < self._n_wanted:
-            # a group that is late begins again as soon as it has delivered: nobody else is waited for meanwhile
+            # a late group starts its next fragment at once, so wait for a single fragment while there are late ones
             is_late = min(self._under_way.values()) < self._n_rollouts
-            for task in self._crew.finished(list(self._under_way), 1 if is_late else self._n_wanted - len(taken)):
+            for task in self._pool.finished(list(self._under_way), 1 if is_late else self._n_wanted - len(taken)):
                 self._ages.append(self._n_rollouts - self._under_way.pop(task))
-                packet = self._remote.take(task.actor, task.result, self.epoch_stats)
+                packet = self._take(task.actor, task.result)
                 if self._ages[-1] <= self._max_age and packet is not None:
                     taken.append(packet)
                 if self._ages[-1]:
@@ -266,8 +245,8 @@ class RayVectorEnv(GroupedVectorEnv):
 
     @override(StructuredVectorEnv)
     def report_work(self) -> None:
-        if self._n_rollouts:  # evaluations are no work of an epoch
-            events = self._crew.take_work().report(self.epoch_stats)
+        if self._n_rollouts:  # not for evaluations
+            events = self._pool.report_work(self.epoch_stats)
             for age in self._ages:
                 events.fragment_age(value=age)
                 events.fragments_dropped(value=int(age > self._max_age))
@@ -276,13 +255,23 @@ class RayVectorEnv(GroupedVectorEnv):
     @override(GroupedVectorEnv)
     def _act(self, policy: Policy, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         copies, drawn = self._remote.hand_over(policy), self._generators(policy)
-        asked = [(*copies, of_group, *more) for of_group, more in zip(drawn, arguments, strict=True)]
-        fragments: list[Fragment] = self._remote.call(method, asked)
+        all_arguments = [(*copies, of_group, *more) for of_group, more in zip(drawn, arguments, strict=True)]
+        fragments: list[Fragment] = self._remote.call(method, all_arguments)
         if isinstance(policy, TorchPolicy):
             policy.set_rng_state(fragments[0].generators)
         for index, fragment in enumerate(fragments):
-            self._remote.take(index, fragment, self.epoch_stats)
+            self._take(index, fragment)
         return fragments
+
+    @timed(TRANSFER)
+    def _take(self, index: int, fragment: Fragment) -> RolloutPacket | None:
+        """Return the rollout of a fragment after recording its statistics."""
+        decoder = StatsDecoder()
+        for episode in fragment.episodes:
+            self.epoch_stats.receive(decoder.decode(episode))
+        if fragment.wrappers:
+            self._remote.learned[index] = fragment.wrappers
+        return fragment.packet
 
     @override(GroupedVectorEnv)
     def _ask(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -290,17 +279,17 @@ class RayVectorEnv(GroupedVectorEnv):
 
     @override(StructuredVectorEnv)
     def close(self) -> None:
-        """The actors close them when they end."""
+        """Do nothing: the actors close their environments when they end."""
 
 
 class RayDistributedActors(ActorsAhead):
-    """Collects rollouts in actors of Ray while the learner learns; those that join meanwhile take part.
+    """Collects rollouts in actors of Ray while the learner learns; actors that join later take part.
 
-    A rollout is one call, made with the newest policy at the time its ticket is issued: nothing else is sent, and a
-    call that is lost is made again. What an actor draws depends on its seed and the number of the call.
+    A rollout is one call with the newest policy at the time when its ticket is issued. A lost call is repeated. The
+    random numbers of an actor depend on its seed and the number of the call.
 
-    :param groups: The environments; there are at least as many actors as `n_actors`.
-    :param arguments: Those of :class:`ActorsAhead`.
+    :param groups: The environments; the pool has at least `n_actors` actors.
+    :param arguments: Arguments of :class:`ActorsAhead`.
     """
 
     def __init__(self, groups: RemoteGroups, **arguments: Any) -> None:
@@ -308,9 +297,9 @@ class RayDistributedActors(ActorsAhead):
         self._groups = groups
         self._learned = groups.learned
         self._tasks: dict[Task, int] = {}
-        """Rollouts under way, with the versions of their policies."""
+        """Rollouts in progress, with the versions of their policies."""
         self._is_running = False
-        self._may_join = groups.crew.n_first == self.n_actors
+        self._may_join = groups.pool.n_first == self.n_actors
         self._plan = RolloutPlan(self.n_rollout_steps, with_logits=True, keeps_terminal=False, begins=False)
 
     @override(DistributedActors)
@@ -327,40 +316,39 @@ class RayDistributedActors(ActorsAhead):
 
     @override(DistributedActors)
     def stop(self) -> None:
-        """What is under way ends by itself; nobody asks for it."""
+        """Discard the rollouts in progress."""
         self._tasks.clear()
         self._is_running = False
 
     @override(DistributedActors)
     def broadcast_updated_policy(self, state_dict: dict[str, Any]) -> None:
-        if self._is_running:  # those who start later take the policy itself
+        if self._is_running:  # actors that are started later receive the policy itself
             self._tickets.updated()
             self._weights = self._groups.hand_over(self.policy)
 
     @override(ActorsAhead)
-    def _work_done(self) -> Work:
-        return self._groups.crew.take_work()
+    def _report_work(self) -> None:
+        self._groups.pool.report_work(self.epoch_stats)
 
     @override(ActorsAhead)
     def _issue(self, actor: int) -> None:
         numbers = [self._seeds_now()[1][actor % self.n_actors], *([actor] if actor >= self.n_actors else [])]
         drawn = np.random.SeedSequence([*numbers, self._n_issued[actor]]).generate_state(1, np.uint64)
         self._n_issued[actor] += 1
-        asked = (*self._weights, Generators(seed=int(drawn[0])), self._plan)
-        self._tasks[self._groups.submit(actor, "collect", *asked)] = self._tickets.version
+        arguments = (*self._weights, Generators(seed=int(drawn[0])), self._plan)
+        self._tasks[self._groups.submit(actor, "collect", *arguments)] = self._tickets.version
 
     @override(ActorsAhead)
     def _receive(self, wait: bool) -> None:
-        self._groups.crew.join_new()
+        self._groups.pool.join_new()
         self._begin_new()
-        for task in self._groups.crew.finished(list(self._tasks), wait=wait):
-            packet = self._groups.take(task.actor, task.result, self.epoch_stats)
-            assert packet is not None, "it was asked for a rollout"
+        for task in self._groups.pool.finished(list(self._tasks), wait=wait):
+            packet = self._take(task.actor, task.result, StatsDecoder())
             self._arrived.append((task.actor, packet, self._tasks.pop(task)))
 
     def _begin_new(self) -> None:
-        """Gives actors that are new their tickets."""
-        n_actors = self._groups.crew.n_actors if self._may_join else self.n_actors
+        """Issue the tickets of new actors."""
+        n_actors = self._groups.pool.n_actors if self._may_join else self.n_actors
         for actor in range(len(self._n_issued), n_actors):
             self._n_issued.append(0)
             if actor >= self._tickets.n_actors:
@@ -370,25 +358,26 @@ class RayDistributedActors(ActorsAhead):
 
 
 OBJECT_STORE_BYTES = 512 * 2**20
-"""Memory of a Ray that is started here; what is under way is bounded by counting."""
+"""Size of the object store of a Ray instance that the run starts itself."""
 
 
 @dataclass
 class OnRay(Placement):
-    """Steps environments in actors of Ray, which act with copies of the policy: on this machine or on a cluster.
+    """Steps environments in actors of Ray with copies of the policy, on this machine or on a cluster.
 
-    :param address: Where Ray is: `auto` (the cluster that this machine belongs to) or `<host>:<port>`; `None`: one is
-        started on this machine for the time of the run.
-    :param cpus_per_actor: CPUs of each actor. Several are used by worker processes that step its environments.
-    :param max_restarts: How often in a row an actor is replaced that vanishes, or whose environment fails, before the
-        run ends.
-    :param restart_pause: Seconds before the second replacement in a row, then twice as many each time, up to 30.
-    :param start_timeout: Seconds that actors may wait for a place.
-    :param wait_for: Share of the actors that an update of A2C and PPO waits for; 1: all, and results do not depend on
-        speed. The others go on, and their fragments belong to a later update.
-    :param max_fragment_age: Updates that such a fragment may be late; an older one is dropped.
-    :param max_actors: Up to so many actors there are, where machines join that have room for more than at the start.
-        IMPALA, evolution strategies, rollouts, and A2C and PPO with `wait_for` below 1 use them. 0: none beyond those.
+    :param address: Address of Ray: `auto` (the cluster that this machine belongs to) or `<host>:<port>`; `None`: start
+        Ray on this machine for the duration of the run.
+    :param cpus_per_actor: Number of CPUs of each actor. With several, worker processes of the actor step its
+        environments.
+    :param max_restarts: Maximum number of consecutive replacements of an actor that is lost or whose environment
+        fails; after that the run ends.
+    :param restart_pause: Seconds before the second consecutive replacement; doubled each time, up to 30.
+    :param start_timeout: Seconds that actors may wait for free CPUs.
+    :param wait_for: Share of the actors that an update of A2C and PPO waits for; 1: all, so results do not depend on
+        timing. The other actors continue; their fragments belong to a later update.
+    :param max_fragment_age: Maximum age of such a fragment in updates; older fragments are dropped.
+    :param max_actors: Maximum number of actors when machines join the cluster; 0: as many as at the start. IMPALA,
+        evolution strategies, rollouts, and A2C and PPO with `wait_for` below 1 use additional actors.
     :param ray_config: Further arguments of `ray.init`.
     """
 
@@ -413,7 +402,7 @@ class OnRay(Placement):
         for name in ("restart_pause", "start_timeout"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"runner.placement.{name}: expected seconds, found {getattr(self, name)!r}.")
-        self._crew: Crew | None = None
+        self._pool: ActorPool | None = None
         self._session = ExitStack()
         self._names = itertools.count()
 
@@ -421,52 +410,51 @@ class OnRay(Placement):
     def vector_env(
         self, env_factory: Callable[[], Any], n_envs: int, logging_prefix: str | None = None
     ) -> StructuredVectorEnv:
-        crew = self.crew(n_envs)
+        pool = self.actor_pool(n_envs)
         return RayVectorEnv(
-            self._groups(crew, logging_prefix or "environments"),
+            self._groups(pool, logging_prefix or "environments"),
             env_factory,
-            group_sizes(n_envs, self.env_groups or crew.n_first),
+            group_sizes(n_envs, self.env_groups or pool.n_first),
             logging_prefix,
             self.wait_for if logging_prefix == "train" else 1.0,
             self.max_fragment_age,
         )
 
     @override(Placement)
-    def actors(self, env_factory: Callable[[], Any], **arguments: Unpack[ActorsArguments]) -> DistributedActors:
-        given = arguments_of_actors(env_factory, **arguments)
-        crew = self.crew(given["n_actors"], given["n_actors"])
-        return RayDistributedActors(self._groups(crew, "actors"), **given)
+    def actors(self, **arguments: Any) -> DistributedActors:
+        pool = self.actor_pool(arguments["n_actors"], arguments["n_actors"])
+        return RayDistributedActors(self._groups(pool, "actors"), **arguments)
 
-    def _groups(self, crew: Crew, name: str) -> RemoteGroups:
+    def _groups(self, pool: ActorPool, name: str) -> RemoteGroups:
         inside: Placement = InProcess()
-        # one process that steps environments can be ended where native code of theirs hangs; the actor itself cannot
+        # a worker process of the actor can be killed when native code of an environment hangs; the actor itself cannot
         if self.cpus_per_actor > 1 or self.env_timeout is not None:
             inside = Processes(n_workers=self.cpus_per_actor)
             inside.env_timeout = self.env_timeout
-        return RemoteGroups(crew, f"{name} {next(self._names)}", inside)
+        return RemoteGroups(pool, f"{name} {next(self._names)}", inside)
 
     @override(Placement)
-    def crew(self, n_wanted: int, n_needed: int = 0) -> Crew:
-        """The actors of the run, which all its environments share; they are started when they are first needed.
+    def actor_pool(self, n_wanted: int, n_needed: int = 0) -> ActorPool:
+        """Return the actors of the run, which all its environments share; the first call starts them.
 
-        :param n_wanted: Number of actors that there is work for, where `env_groups` does not say how many.
-        :param n_needed: Number of actors that there have to be.
+        :param n_wanted: Number of actors if `env_groups` is 0, limited by the CPUs of the cluster.
+        :param n_needed: Minimum number of actors.
         """
-        if self._crew is None:
+        if self._pool is None:
             config: dict[str, Any] = {"object_store_memory": OBJECT_STORE_BYTES} if self.address is None else {}
             config.update(self.ray_config, address=self.address)
-            n_asked = max(self.env_groups, n_needed) * self.cpus_per_actor
-            self._session.enter_context(ray_session(config, n_asked, key="runner.address"))
-            self._crew = Crew(self)
-            self._session.callback(self._crew.close)
-            n_places = max(1, min(n_wanted, math.floor(n_cpus() / self.cpus_per_actor)))
-            self._crew.grow(self.env_groups or n_needed or n_places)
-        self._crew.grow(n_needed)
-        return self._crew
+            n_cpus_needed = max(self.env_groups, n_needed) * self.cpus_per_actor
+            self._session.enter_context(ray_session(config, n_cpus_needed, key="runner.address"))
+            self._pool = ActorPool(self)
+            self._session.callback(self._pool.close)
+            n_possible = max(1, min(n_wanted, math.floor(n_cpus() / self.cpus_per_actor)))
+            self._pool.grow(self.env_groups or n_needed or n_possible)
+        self._pool.grow(n_needed)
+        return self._pool
 
     @override(Placement)
     def close(self) -> None:
-        self._crew = None
+        self._pool = None
         self._session.close()
 
     @override(Placement)

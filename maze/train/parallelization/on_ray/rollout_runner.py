@@ -16,35 +16,35 @@ from maze.core.rollout.rollout_runner import EpisodeSeeds
 from maze.core.utils.factory import CollectionOfConfigType, ConfigType
 from maze.core.utils.files import inside_directory, write_whole
 from maze.core.utils.storage import local_copy, origin_of
-from maze.train.parallelization.on_ray.crew import N_AHEAD, Crew
-from maze.train.parallelization.placement import placed
+from maze.train.parallelization.on_ray.actor_pool import N_AHEAD, ActorPool
+from maze.train.parallelization.placement import placement_of
 
 _NAME = "rollouts"
 MOST_EPISODES = 10
-"""Episodes of a slice, at most: as many are played again where an actor is lost."""
+"""Maximum number of episodes of a slice: they are played again if the actor is lost."""
 
 
 class RemoteRollouts(ParallelRolloutWorker):
-    """Plays slices of the episodes in an actor."""
+    """Plays slices of the episodes in an actor of Ray."""
 
     @classmethod
     def opened(cls, run: str, **arguments: Any) -> RemoteRollouts:
-        """Builds environment and agent, in the actor.
+        """Build environment and agent in the actor.
 
-        :param run: The directory (or URL) of the run that the agent is from.
-        :param arguments: Those of :class:`ParallelRolloutWorker`.
+        :param run: Directory (or URL) of the run that the agent was trained in.
+        :param arguments: Further arguments of :class:`ParallelRolloutWorker`.
         """
         worker = cls(run=local_copy(run, "input_dir"), **arguments)
         worker.open()
         return worker
 
     def play_slice(self, first: int, seeds: EpisodeSeeds) -> tuple[list[EpisodeStatsReport], dict[str, bytes]]:
-        """Plays an episode for each pair of seeds.
+        """Play an episode for each pair of seeds.
 
         :param first: Number of the first episode.
-        :param seeds: Their seeds.
-        :return: Their reports, and the files that were written, by their paths in the run's directory: the machine of
-            the actor may share none with that of the run.
+        :param seeds: Seeds of the episodes.
+        :return: The reports of the episodes, and the contents of the written files by path relative to the run
+            directory: the actor may run on a machine without access to that directory.
         """
         reports: list[EpisodeStatsReport] = []
         self.report, self.seeds = reports.append, seeds
@@ -55,7 +55,7 @@ class RemoteRollouts(ParallelRolloutWorker):
 
 @contextmanager
 def _directory_of_files() -> Iterator[dict[str, bytes]]:
-    """Context with a working directory of its own; afterwards, the files that were written there, by their paths."""
+    """Context with a temporary working directory; on exit, the files written there are read into the dictionary."""
     files: dict[str, bytes] = {}
     with tempfile.TemporaryDirectory() as directory:
         with inside_directory(directory):
@@ -65,12 +65,12 @@ def _directory_of_files() -> Iterator[dict[str, bytes]]:
 
 
 class RayRolloutRunner(DistributedRolloutRunner):
-    """Distributes the episodes over actors of Ray; each is delivered once, whatever vanishes meanwhile.
+    """Distributes the episodes over actors of Ray; each episode is delivered once, also if actors are lost.
 
-    :param placement: The actors, or how they are configured.
-    :param address: Where Ray is, see :class:`~maze.train.parallelization.on_ray.ray_placement.OnRay`.
-    :param env_groups: Number of actors; 0: as many as there are CPUs.
-    :param arguments: Those of :class:`~maze.core.rollout.rollout_runner.RolloutRunner`.
+    :param placement: The execution backend, or its configuration.
+    :param address: Address of Ray, see :class:`~maze.train.parallelization.on_ray.ray_placement.OnRay`.
+    :param env_groups: Number of actors; 0: number of CPUs.
+    :param arguments: Arguments of :class:`~maze.core.rollout.rollout_runner.RolloutRunner`.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class RayRolloutRunner(DistributedRolloutRunner):
         **rest: Any,
     ) -> None:
         super().__init__(*arguments, **rest)
-        self.placement = placed(placement, address, env_groups)
+        self.placement = placement_of(placement, address, env_groups)
 
     @contextmanager
     @override(DistributedRolloutRunner)
@@ -92,22 +92,22 @@ class RayRolloutRunner(DistributedRolloutRunner):
         arguments = {**self._worker(env, wrappers, agent), "run": origin_of(self.input_dir)}
         maker = partial(RemoteRollouts.opened, **arguments)
         try:
-            crew = self.placement.crew(self.n_episodes)
-            assert crew is not None, "a runner of rollouts on Ray is placed there"
-            crew.place(_NAME, lambda actor, n_starts: maker)
-            yield self._delivered(crew)
+            pool = self.placement.actor_pool(self.n_episodes)
+            assert pool is not None, "this runner needs a Ray placement"
+            pool.host(_NAME, lambda actor, n_starts: maker)
+            yield self._delivered(pool)
         finally:
             self.placement.close()
 
-    def _delivered(self, crew: Crew) -> Iterator[tuple[int, EpisodeStatsReport]]:
-        for (first, _), (episodes, files) in crew.hand_out(_NAME, "play_slice", self._slices(crew.n_actors)):
+    def _delivered(self, pool: ActorPool) -> Iterator[tuple[int, EpisodeStatsReport]]:
+        for (first, _), (episodes, files) in pool.hand_out(_NAME, "play_slice", self._slices(pool.n_actors)):
             for path, content in files.items():
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
                 write_whole(path, content)
             yield from enumerate(episodes, first)
 
     def _slices(self, n_actors: int) -> Callable[[], tuple[int, EpisodeSeeds] | None]:
-        """Gives the next slice each time: number of its first episode, and seeds."""
+        """Return a function that returns the next slice: number of its first episode, and seeds."""
         seeds = self.draw_episode_seeds()
         size = max(1, min(MOST_EPISODES, self.n_episodes // (N_AHEAD * n_actors)))
         slices = iter([(first, seeds[first : first + size]) for first in range(0, len(seeds), size)])

@@ -274,7 +274,7 @@ class EnvBatch:
                 last[index] = observation
                 for key, column, dtype, cast in columns:
                     value = observation[key]  # mostly an array of the right dtype: a call shows in the step's time
-                    column[index] = value if value.__class__ is ndarray and value.dtype == dtype else cast(value)
+                    column[index] = value if value.__class__ is ndarray and value.dtype is dtype else cast(value)
                 infos.append(info)
                 index += 1
         except USER_CODE_ERRORS as error:

@@ -277,22 +277,6 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
         """
         return dict.fromkeys(range(self.n_envs), f"{type(self).__name__} cannot be brought back to where it was")
 
-    def collects(self, policy: Policy, columns: RolloutColumns) -> bool:
-        """Whether :meth:`collect` takes the steps of a rollout; what comes of it is the same as of single steps.
-
-        :param policy: The policy.
-        :param columns: What is to be recorded.
-        """
-        return False
-
-    def collect(self, policy: Any, columns: RolloutColumns) -> None:
-        """Fills columns whose first row is the current observation, with all but what :meth:`step` tells at the end.
-
-        :param policy: The policy.
-        :param columns: The columns of the rollout.
-        """
-        raise NotImplementedError
-
     def _count_episodes(self, finished: Mapping[int, LogStats]) -> None:
         """Reports finished episodes and, as far as they count, passes them on to the epoch statistics."""
         self.finished_episodes = finished

@@ -14,7 +14,7 @@ from maze.core.utils.factory import TARGET_KEY, Factory
 from maze.core.utils.seeding import set_seeds_globally
 from maze.perception.models.model_composer import BaseModelComposer
 from maze.runner import Runner
-from maze.train.parallelization.placed_runner import MIN_CONCURRENCY, PlacedRunner
+from maze.train.parallelization.backend_runner import MIN_CONCURRENCY, BackendRunner
 from maze.train.trainers.common.config_classes import AlgorithmConfig, algorithm_class
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class TrainingRunner(PlacedRunner):
+class TrainingRunner(BackendRunner):
     """Trains any algorithm: builds what it asks for from the configuration, where the placement says, and runs it.
 
     The algorithm's configuration names the trainer, and :meth:`~maze.train.trainers.common.trainer.Trainer.build` asks

@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 class ESMasterRunner(TrainingRunner):
     """Trains by evaluating perturbed policies.
 
-    :param shared_noise_table_size: Number of random numbers that perturbations are cut out of.
-    :param n_eval_rollouts: Number of episodes per evaluation of the policy; there is one before each update.
-    :param concurrency: Number of episodes that a process plays side by side, each in an environment of its own; 0: as
-        many as there are, up to 64.
+    :param shared_noise_table_size: Size of the noise table; perturbations are slices of it.
+    :param n_eval_rollouts: Number of episodes of the evaluation of the policy before each update.
+    :param concurrency: Number of parallel episodes of a process, each in its own environment; 0: at most 64.
     """
 
     shared_noise_table_size: int = NOISE_TABLE_SIZE
@@ -38,6 +37,7 @@ class ESMasterRunner(TrainingRunner):
     default_algorithm: ClassVar[str] = "maze.train.trainers.es.es_algorithm_config.ESAlgorithmConfig"
     trains: ClassVar[str] = "maze.train.trainers.es.es_trainer.ESTrainer"
     replaced_arguments: ClassVar[Mapping[str, str]] = {"eval_concurrency": "runner.concurrency"}
+    _worker_settings: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,7 +49,7 @@ class ESMasterRunner(TrainingRunner):
         print_header("Init Shared Noise Table")
         self.shared_noise = SharedNoiseTable(count=self.shared_noise_table_size)
         print_header("Trainer Setup")
-        return ESTrainer.build(self, self.shared_noise, self._new_rollouts)
+        return ESTrainer.build(self, self.shared_noise, self.create_distributed_rollouts)
 
     @override(TrainingRunner)
     def run(
@@ -59,11 +59,11 @@ class ESMasterRunner(TrainingRunner):
         model_selection: ModelSelectionBase | None = None,
         **train_kwargs: Any,
     ) -> None:
-        """Trains.
+        """Train.
 
-        :param n_epochs: Number of epochs; `None` takes the configuration's.
-        :param distributed_rollouts: Evaluates perturbed policies; `None`: what the runner makes.
-        :param model_selection: Receives the evaluation results; `None`: the one that writes the best model.
+        :param n_epochs: Number of epochs; `None`: as configured.
+        :param distributed_rollouts: Evaluates perturbed policies; `None`: :meth:`create_distributed_rollouts`.
+        :param model_selection: Receives the evaluation results; `None`: the selection that writes the best model.
         """
         print_header("Run Trainer")
         super().run(n_epochs, distributed_rollouts=distributed_rollouts, model_selection=model_selection)
@@ -71,52 +71,33 @@ class ESMasterRunner(TrainingRunner):
     def create_distributed_rollouts(
         self, env: Any, shared_noise: SharedNoiseTable, agent_instance_seed: int
     ) -> ESDistributedRollouts:
-        """Makes what evaluates perturbed policies.
+        """Make the rollouts of perturbed policies with the execution backend of the run.
 
-        :param env: An environment.
+        :param env: An environment, which the rollouts use and close.
         :param shared_noise: The noise table.
         :param agent_instance_seed: Seed of the perturbations.
         """
-        return make_distributed_rollouts(
-            self,
-            shared_noise,
-            env=env,
-            agent_instance_seed=agent_instance_seed,
-            n_eval_rollouts=self.n_eval_rollouts,
-            concurrency=self.concurrency,
-            **self._worker_arguments(),
-        )
-
-    def _new_rollouts(self) -> ESDistributedRollouts:
-        assert self.env_factory is not None, "setup comes first"
-        assert self.shared_noise is not None, "setup comes first"
-        env = self.env_factory()
-        env.seed(self.env_seeds(1)[0])
-        return self.create_distributed_rollouts(env, self.shared_noise, self.agent_seed())
-
-    def _worker_arguments(self) -> dict[str, Any]:
-        return {}
+        settings = ("n_eval_rollouts", "concurrency", *self._worker_settings)
+        arguments = {name: getattr(self, name) for name in settings}
+        return make_distributed_rollouts(self, env, shared_noise, agent_instance_seed, **arguments)
 
 
 @dataclass
 class ESDevRunner(ESMasterRunner):
-    """Evaluates the perturbed policies in the process of the training: the fastest choice for cheap environments."""
+    """Evaluates the perturbed policies in the training process: the fastest choice for cheap environments."""
 
 
 @dataclass
 class ESLocalRunner(ESMasterRunner):
-    """Evaluates the perturbed policies in worker processes; with the same seeds the results are those of `dev`.
+    """Evaluates the perturbed policies in worker processes; results equal those of `dev` with the same seeds.
 
     :param n_train_workers: Number of processes for perturbed policies; 0: one for each CPU core.
-    :param n_eval_workers: Number of processes for the policy itself; 0: the others evaluate it as well.
-    :param start_method: `forkserver`, `spawn` or `fork`; `None`: `forkserver` where there is one.
+    :param n_eval_workers: Number of processes for the unperturbed policy; 0: the other processes evaluate it as well.
+    :param start_method: `forkserver`, `spawn` or `fork`; `None`: `forkserver` if available.
     """
 
     n_train_workers: int = 0
     n_eval_workers: int = 0
     start_method: str | None = None
     default_placement: ClassVar[str] = "processes"
-
-    @override(ESMasterRunner)
-    def _worker_arguments(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("n_train_workers", "n_eval_workers", "start_method")}
+    _worker_settings: ClassVar[tuple[str, ...]] = ("n_train_workers", "n_eval_workers", "start_method")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,6 +18,7 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get_stats_logger
 from maze.core.utils.factory import Factory
+from maze.core.utils.worker_pool import n_available_cores
 from maze.core.wrappers.reward_wrappers import FrozenEnvFactory
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.model_selection.selection_criterion import SelectionCriterion, tell
@@ -43,19 +44,19 @@ if TYPE_CHECKING:
     from maze.train.trainers.es.distributed.es_distributed_rollouts import ESDistributedRollouts, ESRolloutResult
 
 NOISE_TABLE_SIZE = 100_000_000
-"""Number of random numbers that perturbations are cut out of, unless a runner says otherwise."""
+"""Default size of the noise table."""
 
 
 class ESTrainer(EpochTrainer):
-    """Follows a gradient that is estimated from the returns of randomly perturbed policies.
+    """Evolution strategies (Salimans et al. 2017): gradient ascent on the returns of randomly perturbed policies.
 
-    Salimans et al. 2017: perturbations come in mirrored pairs, and only the order of the returns counts.
+    Perturbations come in mirrored pairs, and the gradient depends on the ranks of the returns only.
 
     :param algorithm_config: Hyperparameters.
     :param torch_policy: The policy.
-    :param shared_noise: The perturbations.
-    :param normalization_stats: Statistics for observation normalization, for the environments.
-    :param checkpoint_file: Where the state of the training is written after each epoch; `None`: nowhere.
+    :param shared_noise: The noise table.
+    :param normalization_stats: Statistics for environments with observation normalization.
+    :param checkpoint_file: Checkpoint of the trainer, written after each epoch; `None`: no checkpoints.
     :raises ConfigError: The policy has no parameter to train.
     """
 
@@ -64,7 +65,7 @@ class ESTrainer(EpochTrainer):
     learns_observation_statistics: ClassVar[bool] = True
     evaluates_between_epochs: ClassVar[bool] = False
     takes_env_steps: ClassVar[bool] = True
-    """The policy is evaluated by rollouts of each update."""
+    """Each update evaluates the policy."""
 
     config: ESAlgorithmConfig
 
@@ -87,15 +88,15 @@ class ESTrainer(EpochTrainer):
         n_parameters = n_trained_parameters(torch_policy)
         if n_parameters == 0:
             raise ConfigError("model.policy: all parameters of the policy are frozen; there is nothing to train.")
-        shared_noise.get(0, n_parameters)  # tells now if the table is too small
+        shared_noise.get(0, n_parameters)  # raises an error if the table is too small
         self._criterion = SelectionCriterion(self.config.objective, self.config.maximize, self.config.constraints)
         self._rollouts: ESDistributedRollouts | None = None
         self._make_rollouts: Callable[[], ESDistributedRollouts] | None = None
         self._eval_returns: list[float] = []
         self._observed: list[Moments] = []
-        """What the perturbed policies of the latest update have seen."""
+        """Observation statistics of the perturbed policies of the latest update."""
         self._n_evaluations = 0
-        """Number of episodes in which the latest update has evaluated the policy."""
+        """Number of evaluation episodes of the latest update."""
         self._eval_stats = LogStatsAggregator(LogStatsLevel.EPOCH, get_stats_logger("eval"))
 
     @classmethod
@@ -104,23 +105,29 @@ class ESTrainer(EpochTrainer):
         cls,
         run: TrainingRunner,
         shared_noise: SharedNoiseTable | None = None,
-        make_rollouts: Callable[[], ESDistributedRollouts] | None = None,
+        make_rollouts: Callable[[Any, SharedNoiseTable, int], ESDistributedRollouts] | None = None,
     ) -> ESTrainer:
-        """Builds the trainer of a run.
+        """Build the trainer of a run.
 
         :param run: The runner.
-        :param shared_noise: The perturbations; `None`: a table of the usual size.
-        :param make_rollouts: Makes what evaluates perturbed policies; `None`: what fits the placement.
+        :param shared_noise: The noise table; `None`: a table of the default size.
+        :param make_rollouts: Makes the rollouts from an environment, the noise table and a seed; `None`: with the
+            execution backend of the run and default settings.
         """
         assert run.env_factory is not None, "setup comes first"
-        # Returns of the episodes of an update are compared with one another: none may change how the next is rewarded.
-        run.env_factory = FrozenEnvFactory(run.env_factory)
-        shared_noise = SharedNoiseTable(NOISE_TABLE_SIZE) if shared_noise is None else shared_noise
+        # The returns of an update are compared with each other: reward statistics must not change between episodes.
+        env_factory = run.env_factory = FrozenEnvFactory(run.env_factory)
+        noise = SharedNoiseTable(NOISE_TABLE_SIZE) if shared_noise is None else shared_noise
         policy: Any = _wrapped_policy(run)
-        trainer = cls(
-            run.algorithm, policy, shared_noise, run.normalization_statistics, checkpoint_file=run.checkpoint_file
-        )
-        trainer._make_rollouts = make_rollouts or (lambda: make_distributed_rollouts(run, shared_noise))
+        trainer = cls(run.algorithm, policy, noise, run.normalization_statistics, checkpoint_file=run.checkpoint_file)
+
+        def new_rollouts() -> ESDistributedRollouts:
+            env = env_factory()
+            env.seed(run.env_seeds(1)[0])
+            make = make_rollouts or partial(make_distributed_rollouts, run)
+            return make(env, noise, run.agent_seed())
+
+        trainer._make_rollouts = new_rollouts
         trainer.model_selection = run.best_model_selection(policy)
         return trainer
 
@@ -131,16 +138,15 @@ class ESTrainer(EpochTrainer):
         n_epochs: int | None = None,
         model_selection: ModelSelectionBase | None = None,
     ) -> None:
-        """Trains until the number of epochs is reached, or early stopping or a signal ends the training.
+        """Train until the number of epochs is reached, or until early stopping or a signal.
 
-        After a training that has come to its end, another call trains on; after an interrupted one (in this process or
-        one whose state was loaded), it does what was left.
+        Another call after a complete run trains further epochs; after an interrupted run (in this process, or loaded
+        from a checkpoint), it resumes the interrupted run.
 
-        :param distributed_rollouts: Evaluates perturbed policies; `None`: what the run that the trainer was built for
-            makes.
-        :param n_epochs: Number of updates; 0: 1,000 at most. `None` takes the configuration's.
-        :param model_selection: Told about the mean return of the evaluation before each update; `None`: that of the
-            run, if there is one.
+        :param distributed_rollouts: Evaluates perturbed policies; `None`: the rollouts of the run.
+        :param n_epochs: Number of updates; 0: at most 1,000. `None`: as configured.
+        :param model_selection: Receives the mean return of the evaluation before each update; `None`: the selection of
+            the run, if there is one.
         """
         self.model_selection = model_selection or self.model_selection
         if self.config.patience > 0 and self.model_selection is None:
@@ -148,7 +154,7 @@ class ESTrainer(EpochTrainer):
         with ExitStack() as stack:
             if distributed_rollouts is None:
                 if self._make_rollouts is None:
-                    raise ConfigError("distributed_rollouts: none are given that could evaluate perturbed policies.")
+                    raise ConfigError("distributed_rollouts: expected an ESDistributedRollouts, found None.")
                 distributed_rollouts = stack.enter_context(closing(self._make_rollouts()))
             self._rollouts = distributed_rollouts
             super().train(n_epochs)
@@ -170,11 +176,10 @@ class ESTrainer(EpochTrainer):
 
     @override(EpochTrainer)
     def _update(self) -> None:
-        """Evaluates the policy and perturbed versions of it, and takes a step."""
-        assert self._rollouts is not None, "train sets them"
+        """Evaluate the policy and perturbed versions of it, and take a step."""
         start = time.perf_counter()
         self.policy.eval()
-        noise_indices, returns, n_steps = self._collect(self._rollouts)
+        noise_indices, returns, n_steps = self._collect()
         gradient = es_gradient(self.shared_noise, noise_indices, returns, n_trained_parameters(self.policy))
         parameters = get_flat_parameters(self.policy).numpy()
         descent = self.config.l2_penalty * parameters - gradient
@@ -193,25 +198,20 @@ class ESTrainer(EpochTrainer):
         self.observation_statistics.learn_merged(merged(self._observed))
         self.events.real_time(value=time.perf_counter() - start)
 
-    def _collect(self, distributed_rollouts: ESDistributedRollouts) -> tuple[list[int], np.ndarray, int]:
-        """The rollouts of one update.
+    def _collect(self) -> tuple[list[int], np.ndarray, int]:
+        """Collect the rollouts of one update.
 
-        :return: Perturbations, returns `[n_pairs, 2]`, number of environment steps.
+        :return: Noise indices, returns `[n_pairs, 2]`, number of environment steps.
         """
+        assert self._rollouts is not None, "train sets them"
         config = self.config
-        distributed_rollouts.prepare_update(self.epoch, config.n_rollouts_per_update, config.n_timesteps_per_update)
-        rollouts = distributed_rollouts.generate_rollouts(
-            self.policy, config.max_steps or None, config.noise_stddev, self.normalization_stats
-        )
-        self._eval_returns = []
         self._observed = []
         noise_indices: list[int] = []
         returns: list[float] = []
         n_steps = 0
-        try:
-            for result in rollouts:
+        with closing(self._results(config.n_rollouts_per_update, config.n_timesteps_per_update)) as results:
+            for result in results:
                 if result.is_eval:
-                    self._take_evaluation(result)
                     continue
                 for episode_stats in result.episode_stats:
                     self.train_stats.receive(episode_stats)
@@ -222,11 +222,30 @@ class ESTrainer(EpochTrainer):
                 self._observed += result.observed
                 if len(returns) >= config.n_rollouts_per_update and n_steps >= config.n_timesteps_per_update:
                     break
-        finally:
-            rollouts.close()
-        distributed_rollouts.report_work(self.train_stats)
+        self._rollouts.report_work(self.train_stats)
         self._n_evaluations = len(self._eval_returns)
         return noise_indices, np.array(returns).reshape(-1, 2), n_steps
+
+    def _results(self, n_rollouts: int, n_timesteps: int) -> Generator[ESRolloutResult, None, None]:
+        """Yield the results of an update, after recording those of evaluations.
+
+        :param n_rollouts: Minimum number of training episodes.
+        :param n_timesteps: Minimum number of environment steps in them.
+        """
+        assert self._rollouts is not None, "train sets them"
+        config = self.config
+        self._rollouts.prepare_update(self.epoch, n_rollouts, n_timesteps)
+        rollouts = self._rollouts.generate_rollouts(
+            self.policy, config.max_steps or None, config.noise_stddev, self.normalization_stats
+        )
+        self._eval_returns = []
+        with closing(rollouts):
+            for result in rollouts:
+                if result.is_eval:
+                    for episode_stats in result.episode_stats:
+                        self._eval_stats.receive(episode_stats)
+                    self._eval_returns += result.returns
+                yield result
 
     def _check_finite(self, returns: list[float], noise_indices: list[int]) -> None:
         for position, episode_return in enumerate(returns):
@@ -235,8 +254,8 @@ class ESTrainer(EpochTrainer):
                 raise NonFiniteError(f"the return of {episode} is {episode_return}; no step was taken.")
 
     def _report_evaluation(self, training_returns: np.ndarray) -> None:
-        """Tells how good the policy is; where it is not evaluated itself, by the perturbed ones around it."""
-        if self.session.evaluated_epoch == self.epoch:  # an earlier training ended with these episodes
+        """Report the evaluation to the model selection; without evaluations, the mean return of perturbed policies."""
+        if self.session.evaluated_epoch == self.epoch:  # an earlier run ended with these episodes
             self._eval_stats.clear_inputs()
         elif self._eval_returns:
             self._eval_stats.reduce()
@@ -245,38 +264,24 @@ class ESTrainer(EpochTrainer):
         elif self.model_selection is not None:
             if self.config.objective is not None or self.config.constraints:
                 raise ConfigError(
-                    "algorithm.objective, algorithm.constraints: they judge evaluations of the policy, but there are "
-                    "none; set runner.n_eval_rollouts to at least 1."
+                    "algorithm.objective, algorithm.constraints: they need evaluations of the policy; set "
+                    "runner.n_eval_rollouts to at least 1."
                 )
             self.model_selection.update(float(training_returns.mean()))
 
     @override(EpochTrainer)
     def _end_training(self) -> None:
-        """Updates evaluate the policy before their step; nobody has seen yet what the last step led to."""
+        """Evaluate the policy after the last step: updates evaluate it before their step."""
         if not self._n_evaluations or self.session.evaluated_epoch == self.epoch or self._rollouts is None:
             return
-        self._eval_returns = []
         self.policy.eval()
-        self._rollouts.prepare_update(self.epoch, 0, 0)
-        rollouts = self._rollouts.generate_rollouts(
-            self.policy, self.config.max_steps or None, self.config.noise_stddev, self.normalization_stats
-        )
-        try:
-            for result in rollouts:
-                self._take_evaluation(result)
+        with closing(self._results(0, 0)) as results:
+            for result in results:
                 if not result.is_eval or len(self._eval_returns) >= self._n_evaluations:
                     break
-        finally:
-            rollouts.close()
         self.session.before_statistics(f"Iteration {self.epoch}")
         self._report_evaluation(np.empty(0))
         self.session.evaluated_epoch = self.epoch
-
-    def _take_evaluation(self, result: ESRolloutResult) -> None:
-        if result.is_eval:
-            for episode_stats in result.episode_stats:
-                self._eval_stats.receive(episode_stats)
-            self._eval_returns += result.returns
 
     # -- state -----------------------------------------------------------------------------------------
 
@@ -291,54 +296,50 @@ class ESTrainer(EpochTrainer):
 
     @override(EpochTrainer)
     def _parts(self) -> dict[str, Part]:
-        """Episodes depend on seeds and the number of the update only."""
+        """Return the optimizer: episodes depend on seeds and the number of the update only."""
         return {"optimizer": self.optimizer}
 
 
 def make_distributed_rollouts(
     run: TrainingRunner,
+    env: Any,
     shared_noise: SharedNoiseTable,
+    agent_seed: int,
     *,
-    env: Any = None,
-    agent_instance_seed: int | None = None,
     n_eval_rollouts: int = 10,
     concurrency: int = 0,
     n_train_workers: int = 0,
     n_eval_workers: int = 0,
     start_method: str | None = None,
 ) -> ESDistributedRollouts:
-    """Makes what evaluates perturbed policies, where the placement says.
+    """Make the rollouts of perturbed policies with the execution backend of the run.
 
     :param run: The runner.
+    :param env: An environment, which the rollouts use or close.
     :param shared_noise: The noise table.
-    :param env: An environment, which is used up; `None`: one is made.
-    :param agent_instance_seed: Seed of the perturbations; `None`: the next one of the run.
-    :param n_eval_rollouts: Number of episodes of the policy itself for each update.
-    :param concurrency: Number of episodes that a process plays side by side; 0: as many as there are, up to 64.
+    :param agent_seed: Seed of the perturbations.
+    :param n_eval_rollouts: Number of episodes of the unperturbed policy in each update.
+    :param concurrency: Number of parallel episodes of a process; 0: at most 64.
     :param n_train_workers: Number of processes for perturbed policies; 0: one for each CPU core.
-    :param n_eval_workers: Number of processes for the policy itself; 0: the others evaluate it as well.
-    :param start_method: `forkserver`, `spawn` or `fork`; `None`: `forkserver` where there is one.
+    :param n_eval_workers: Number of processes for the unperturbed policy; 0: the other processes evaluate it as well.
+    :param start_method: `forkserver`, `spawn` or `fork`; `None`: `forkserver` if available.
     """
     assert run.env_factory is not None, "setup comes first"
-    if env is None:
-        env = run.env_factory()
-        env.seed(run.env_seeds(1)[0])
-    seed = run.agent_seed() if agent_instance_seed is None else agent_instance_seed
     if run.placement.in_process:
         return ESDummyDistributedRollouts(
             env=env,
             n_eval_rollouts=n_eval_rollouts,
             shared_noise=shared_noise,
-            agent_instance_seed=seed,
+            agent_instance_seed=agent_seed,
             env_factory=run.env_factory,
             env_seed=run.env_seeds(1)[0],
             concurrency=concurrency,
         )
-    env.close()  # the workers make their own
-    crew = run.placement.crew(n_wanted=n_available_cores())
-    if crew is not None:
-        seeds = EpisodeSeeds(shared_noise, seed, run.env_seeds(1)[0])
-        return ESRayDistributedRollouts(crew, run.env_factory, seeds, n_eval_rollouts, concurrency)
+    env.close()  # workers make their own environments
+    pool = run.placement.actor_pool(n_wanted=n_available_cores())
+    if pool is not None:
+        seeds = EpisodeSeeds(shared_noise, agent_seed, run.env_seeds(1)[0])
+        return ESRayDistributedRollouts(pool, run.env_factory, seeds, n_eval_rollouts, concurrency)
     n_train_workers = n_train_workers or n_available_cores()
     return ESSubprocDistributedRollouts(
         env_factory=run.env_factory,
@@ -346,17 +347,11 @@ def make_distributed_rollouts(
         n_eval_workers=n_eval_workers,
         shared_noise=shared_noise,
         env_seeds=run.env_seeds(n_train_workers + n_eval_workers),
-        agent_seed=seed,
+        agent_seed=agent_seed,
         start_method=start_method,
         n_eval_rollouts=n_eval_rollouts,
         concurrency=concurrency,
     )
-
-
-def n_available_cores() -> int:
-    """Number of CPU cores that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 def _wrapped_policy(run: TrainingRunner) -> Policy:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 from maze.core.annotations import override
-from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
 from maze.train.parallelization.placement import InProcess, Processes
 from maze.train.trainers.common.training_runner import TrainingRunner
-
-if TYPE_CHECKING:
-    from maze.core.agent.torch_policy import TorchPolicy
 
 
 @dataclass
@@ -27,44 +23,18 @@ class ImpalaRunner(TrainingRunner):
         "concurrency": "algorithm.num_actors and algorithm.envs_per_actor"
     }
 
-    def create_distributed_rollout_actors(
-        self,
-        env_factory: Callable[[], Any],
-        policy: TorchPolicy,
-        n_rollout_steps: int,
-        n_actors: int,
-        batch_size: int,
-        queue_out_of_sync_factor: float,
-        env_instance_seeds: list[int],
-        agent_instance_seeds: list[int],
-    ) -> DistributedActors:
-        """Builds the actors; see :meth:`~maze.train.parallelization.placement.Placement.actors`."""
-        return super()._make_actors(
-            env_factory=env_factory,
-            policy=policy,
-            n_rollout_steps=n_rollout_steps,
-            n_actors=n_actors,
-            batch_size=batch_size,
-            queue_out_of_sync_factor=queue_out_of_sync_factor,
-            env_instance_seeds=env_instance_seeds,
-            agent_instance_seeds=agent_instance_seeds,
-        )
-
-    @override(TrainingRunner)
-    def _make_actors(self, **arguments: Any) -> DistributedActors:
-        return self.create_distributed_rollout_actors(**arguments)
-
 
 @dataclass
 class ImpalaDevRunner(ImpalaRunner):
-    """Actors take turns in the process of the training: reproducible, and easy to debug."""
+    """Actors collect one after another in the training process: reproducible and easy to debug."""
 
 
 @dataclass
 class ImpalaLocalRunner(ImpalaRunner):
-    """Actors in processes of their own, which collect while the learner learns.
+    """Actors collect in worker processes while the learner learns.
 
-    :param start_method: How processes are started: `forkserver`, `spawn`, `fork`; `dummy` does without them.
+    :param start_method: Start method of processes: `forkserver`, `spawn`, `fork`; `dummy`: actors in the training
+        process.
     """
 
     start_method: str = "forkserver"

@@ -411,7 +411,7 @@ def test_actors_in_processes_go_on_with_new_episodes_and_say_so(tmp_path, caplog
     local = {"runner___target_": "maze.train.trainers.impala.impala_runners.ImpalaLocalRunner"}
     first = Run("impala", tmp_path / "first", n_epochs=1, **local)
     resumed = Run("impala", tmp_path / "second", n_epochs=2, input_dir=str(tmp_path / "first"), resume=True, **local)
-    assert "begin new episodes (actors in processes of their own are ahead of the training" in caplog.text
+    assert "begin new episodes (asynchronous actors run ahead of the learner" in caplog.text
     assert resumed.state["epoch"] == 2
     assert n_starts(resumed) == n_starts(first) + 1
 

@@ -1,9 +1,10 @@
-"""Rollouts in the process of the trainer: episodes of differently perturbed policies, a step of each at a time."""
+"""Rollouts of perturbed policies in the training process, and the episode players that all backends share."""
 
 from __future__ import annotations
 
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -59,16 +60,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_NUMBERS = 1 << 25
-"""The parameters of a population take up at most 128 MiB, unless there is only a single policy in it."""
+"""Maximum size of the parameters of a population with more than one policy (128 MiB)."""
 
 
 class Population:
-    """The parameters of perturbed policies in the rows of one matrix; a forward pass is a batched matrix product.
+    """Perturbed policies as rows of a parameter matrix; a forward pass is a batched matrix product.
 
-    Actions are the most probable ones. Networks run in NumPy where they can be read as programs, and there a policy's
-    result is the same in any company; others are mapped over the rows by `torch.func.vmap`.
+    Actions are deterministic. Networks that can be compiled to a network program run in NumPy; there the result of a
+    policy does not depend on the other rows. Other networks are mapped over the rows by `torch.func.vmap`.
 
-    :param policy: The policy; its networks are used for their structure only.
+    :param policy: The policy; only the structure of its networks is used.
     :param n_rows: Number of perturbed policies.
     """
 
@@ -83,7 +84,7 @@ class Population:
             for parameter, start, end in zip(parameters, offsets[:-1], offsets[1:], strict=True)
         }
         self._policy = policy
-        rng, generator = np.random.default_rng(0), torch.Generator()  # nothing is drawn: actions are deterministic
+        rng, generator = np.random.default_rng(0), torch.Generator()  # unused: actions are deterministic
         mapper = policy.distribution_mapper
         self._heads = {key: ActionHeads(mapper, rng, generator, str(key)) for key in policy.networks}
         self._networks = {
@@ -91,11 +92,11 @@ class Population:
         }
 
     def act(self, actor_id: ActorID, observations: Mapping[str, np.ndarray], rows: Rows) -> dict[str, np.ndarray]:
-        """Actions of some of the policies, each for an observation of its own.
+        """Return the actions of some policies, one observation for each.
 
-        :param actor_id: Who acts.
+        :param actor_id: The actor.
         :param observations: Arrays `[len(rows), ...]`.
-        :param rows: The policies.
+        :param rows: Rows of the policies.
         """
         key = self._policy.network_key(actor_id)
         network = self._networks[key]
@@ -103,22 +104,22 @@ class Population:
 
 
 def population_size(policy: TorchPolicy, n_wanted: int) -> int:
-    """How many policies are evaluated together at most.
+    """Return the number of policies that are evaluated as one batch.
 
     :param policy: The policy.
-    :param n_wanted: Number that would be welcome.
+    :param n_wanted: Preferred number.
     """
     return max(1, min(n_wanted, MAX_NUMBERS // max(1, n_trained_parameters(policy))))
 
 
 def obstacle_to_batching(policy: Any, observation_spaces_dict: Mapping[StepKeyType, Any]) -> str | None:
-    """Why perturbed versions of this policy cannot be asked together; `None`: they can.
+    """Return why perturbed versions of this policy cannot be evaluated as one batch; `None`: they can.
 
     :param policy: Any policy.
     :param observation_spaces_dict: Observation spaces by sub-step key.
     """
     if type(policy) is not TorchPolicy:
-        return f"{type(policy).__name__} chooses actions in its own way"
+        return f"{type(policy).__name__} is not a plain TorchPolicy"
     if policy.device != "cpu":
         return f"its networks are on {policy.device}"
     population = Population(policy, 1)
@@ -128,13 +129,13 @@ def obstacle_to_batching(policy: Any, observation_spaces_dict: Mapping[StepKeyTy
             spaces_of_step = observation_spaces_dict[actor.step_key]
             observation = {name: _usual_row(space) for name, space in spaces_of_step.items()}
             population.act(actor, observation, slice(0, 1))
-    except RuntimeError as error:  # vmap's way of saying that an operation cannot be mapped
+    except RuntimeError as error:  # raised by vmap for operations that it does not support
         return f"torch.func.vmap cannot map one of its networks: {str(error).splitlines()[0]}"
     return None
 
 
 def _usual_row(space: spaces.Space[Any]) -> np.ndarray:
-    """One row of ones as far as they are in the space: a mask of zeros would permit no action."""
+    """Return a row of ones, clipped to the space: an action mask of zeros would permit no action."""
     row = np.ones((1, *(space.shape or ())), space.dtype)
     if isinstance(space, spaces.Box):
         return np.clip(row, space.low, space.high)
@@ -146,7 +147,7 @@ def _usual_row(space: spaces.Space[Any]) -> np.ndarray:
 def _network_function(
     network: nn.Module, stacked: Mapping[int, np.ndarray], heads: ActionHeads
 ) -> Callable[[Mapping[str, np.ndarray], Rows], Mapping[str, Any]]:
-    """From observations and the rows of their policies to logits."""
+    """Return a function that maps observations and rows of policies to logits."""
     in_numpy = population_in_numpy(network, stacked)
     if in_numpy is not None:
         return in_numpy
@@ -155,35 +156,31 @@ def _network_function(
 
 
 MAX_ENVS = 64
-"""How many environments one process steps together where nothing else is said."""
+"""Default number of parallel episodes of a process."""
 
 
-class EpisodePlayer:
-    """What all ways of playing episodes have in common.
+class EpisodePlayer(ABC):
+    """Plays episodes of perturbed policies.
 
     :param policy: The policy.
     :param shared_noise: The noise table.
     """
-
-    n_free: int
-    """Number of episodes that can be started."""
 
     def __init__(self, policy: Any, shared_noise: SharedNoiseTable) -> None:
         self.policy = policy
         self.shared_noise = shared_noise
         self._normalized = ObservationStatistics(policy).names
         self.current_env = 0
-        """The environment at work when an exception left this object."""
+        """Index of the environment that raised an exception."""
         self._noise_stddev = 0.0
         self._max_steps: int | None = None
 
     def configure(self, parameters: np.ndarray, noise_stddev: float, max_steps: int | None) -> None:
-        """Prepares for an update; episodes that are still being played are forgotten.
+        """Start an update; running episodes are discarded.
 
-        :param parameters: Parameters of the policy, `[n_parameters]`, and what follows them in
-            :func:`~maze.train.trainers.es.es_utils.get_flat_weights`.
+        :param parameters: Result of :func:`~maze.train.trainers.es.es_utils.get_flat_weights`.
         :param noise_stddev: Standard deviation of the perturbations.
-        :param max_steps: Episodes are cut off after this number of environment steps; `None`: never.
+        :param max_steps: Episodes are truncated after this number of environment steps; `None`: never.
         """
         self._parameters = parameters
         if self._normalized:
@@ -192,34 +189,40 @@ class EpisodePlayer:
         self._noise_stddev = noise_stddev
         self._max_steps = max_steps
 
+    @property
+    @abstractmethod
+    def n_free(self) -> int:
+        """Number of episodes that can be started."""
+
+    @abstractmethod
     def start(self, episode: Episode) -> None:
-        """Begins an episode."""
-        raise NotImplementedError
+        """Start an episode."""
 
+    @abstractmethod
     def close(self, keep: Any = None) -> None:
-        """Closes the environments.
+        """Close the environments.
 
-        :param keep: One that somebody else goes on with.
+        :param keep: An environment that is not closed.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def advance(self) -> list[tuple[Episode, Outcome]]:
-        """Goes on with all episodes that have begun; returns those that ended."""
-        raise NotImplementedError
+        """Advance all running episodes; return those that ended."""
 
     def play_on(self, waiting: list[Episode]) -> list[tuple[Episode, Outcome]]:
-        """Begins as many episodes as there is room for, and goes on with all.
+        """Start waiting episodes as long as slots are free, and advance all running episodes.
 
-        :param waiting: Episodes that have not begun; those that begin are taken out.
-        :return: Those that ended.
+        :param waiting: Episodes that have not started; started episodes are removed.
+        :return: Episodes that ended.
         """
         while waiting and self.n_free:
             self.start(waiting.pop(0))
         return self.advance()
 
     def perturbed(self, episode: Episode, out: np.ndarray) -> None:
-        """Writes the parameters with which an episode is played.
+        """Write the parameters of the policy of an episode.
 
+        :param episode: The episode.
         :param out: `[n_parameters]`.
         """
         out[:] = self._parameters
@@ -229,10 +232,10 @@ class EpisodePlayer:
 
 
 class SingleEpisodePlayer(EpisodePlayer):
-    """Plays one episode after another with the policy itself, whatever kind of policy it is.
+    """Plays one episode after another; for policies that cannot be batched.
 
     :param env: The environment.
-    :param policy: The policy; its parameters are what they were when it is not playing.
+    :param policy: The policy; its parameters are perturbed during an episode and restored afterwards.
     :param shared_noise: The noise table.
     """
 
@@ -242,8 +245,8 @@ class SingleEpisodePlayer(EpisodePlayer):
         self._waiting: list[Episode] = []
 
     @property
-    def n_free(self) -> int:  # type: ignore[override]
-        """One episode is played at a time."""
+    @override(EpisodePlayer)
+    def n_free(self) -> int:
         return 1 - len(self._waiting)
 
     @override(EpisodePlayer)
@@ -251,13 +254,16 @@ class SingleEpisodePlayer(EpisodePlayer):
         super().configure(parameters, noise_stddev, max_steps)
         self._waiting.clear()
 
+    @override(EpisodePlayer)
     def close(self, keep: Any = None) -> None:
         if self._env is not keep:
             closed(self._env.close, "environment")
 
+    @override(EpisodePlayer)
     def start(self, episode: Episode) -> None:
         self._waiting.append(episode)
 
+    @override(EpisodePlayer)
     @timed(COLLECTING)
     def advance(self) -> list[tuple[Episode, Outcome]]:
         played = [(episode, self._play(episode)) for episode in self._waiting]
@@ -284,19 +290,18 @@ class SingleEpisodePlayer(EpisodePlayer):
 def play_episode(
     env: Any, policy: Any, max_steps: int | None, episode: Episode, normalized: Sequence[str] = ()
 ) -> Outcome:
-    """Plays one episode with the policy as it is.
+    """Play one episode with the current parameters of the policy.
 
     :param env: An environment with statistics.
     :param policy: The policy.
-    :param max_steps: Cut off after this number of environment steps; `None`: never.
-    :param episode: Which episode it is, for messages.
-    :param normalized: Names of the observations that are normalized; what was seen of them is told where the policy is
-        perturbed.
+    :param max_steps: The episode is truncated after this number of environment steps; `None`: never.
+    :param episode: The episode, for messages.
+    :param normalized: Names of the normalized observations; their statistics are returned for perturbed policies.
     :raises NonFiniteError: A reward or observation is NaN or infinite.
     """
     float_keys = _float_keys(env.observation_spaces_dict)
     act = acting_in(env, policy, deterministic=True)
-    step, acting_now, context = env.step, env.actor_id, env.context  # looked up through all wrappers once
+    step, acting_now, context = env.step, env.actor_id, env.context  # attribute access through all wrappers is slow
     observed = ObservedRows(normalized if episode.sign else (), env.observation_spaces_dict, 1)
     observation, done = env.reset(), False
     episode_return, n_steps = 0.0, 0
@@ -318,12 +323,11 @@ def play_episode(
 
 
 class _Slot:
-    """A place for an episode that is being played: an environment, a perturbed policy and a row of the arrays."""
+    """State of a running episode: its environment, perturbed policy and row of the arrays."""
 
     def __init__(self, env: Any) -> None:
         self.env = with_stats(env)
-        # looked up once: every wrapper around an environment takes part in finding an attribute
-        self.step = self.env.step
+        self.step = self.env.step  # attribute access through all wrappers is slow
         self.context = self.env.context
         self.actor_id = self.env.actor_id
         self.is_flat = is_flat_env(self.env)
@@ -334,13 +338,13 @@ class _Slot:
 
 
 class EpisodeBatch(EpisodePlayer):
-    """Plays episodes side by side, asking the perturbed policies together.
+    """Plays episodes in parallel and evaluates their perturbed policies as one batch.
 
-    :param env_factory: Makes an environment; called when one more is needed.
+    :param env_factory: Makes an environment; called when a further one is needed.
     :param policy: The policy.
     :param shared_noise: The noise table.
-    :param n_slots: Number of episodes side by side.
-    :param first_env: An environment that is there already.
+    :param n_slots: Number of parallel episodes.
+    :param first_env: The first environment; `None`: it is made by the factory.
     """
 
     def __init__(
@@ -355,7 +359,7 @@ class EpisodeBatch(EpisodePlayer):
         self._env_factory = env_factory
         first = _Slot(env_factory() if first_env is None else first_env)
         self._slots = [first]
-        """Those at [0, n_active) are playing."""
+        """The first `n_active` slots have a running episode."""
         self._n_active = 0
         self._n_slots = n_slots
         self._population = Population(policy, n_slots)
@@ -366,10 +370,11 @@ class EpisodeBatch(EpisodePlayer):
         self._observed = ObservedRows(self._normalized, first.env.observation_spaces_dict, n_slots)
 
     @property
-    def n_free(self) -> int:  # type: ignore[override]
-        """Number of episodes that can be started."""
+    @override(EpisodePlayer)
+    def n_free(self) -> int:
         return self._n_slots - self._n_active
 
+    @override(EpisodePlayer)
     def close(self, keep: Any = None) -> None:
         for index, slot in enumerate(self._slots):
             if slot.env is not keep:
@@ -382,6 +387,7 @@ class EpisodeBatch(EpisodePlayer):
             slot.env.get_stats(LogStatsLevel.EPISODE).clear_inputs()
         self._n_active = 0
 
+    @override(EpisodePlayer)
     def start(self, episode: Episode) -> None:
         row = self.current_env = self._n_active
         if row == len(self._slots):
@@ -401,6 +407,7 @@ class EpisodeBatch(EpisodePlayer):
         self._observed.begin(row)
         self._n_active += 1
 
+    @override(EpisodePlayer)
     @timed(COLLECTING)
     def advance(self) -> list[tuple[Episode, Outcome]]:
         if self._n_active == 0:
@@ -434,7 +441,7 @@ class EpisodeBatch(EpisodePlayer):
                 if slot.n_steps % LONG_EPISODE == 0:
                     check_episode_ends(slot.n_steps, str(slot.episode))
                 self._store(row, slot, observation)
-        # from the last one down: a place that becomes free is filled up with an episode that goes on
+        # in descending order: each free row is filled with the last running episode
         return [self._finish(row) for row in reversed(finished)]
 
     def _store(self, row: int, slot: _Slot, observation: Any) -> None:
@@ -446,14 +453,14 @@ class EpisodeBatch(EpisodePlayer):
             raise
 
     def _chosen_actions(self) -> list[dict[str, Any]]:
-        """One action for each active slot."""
+        """Return one action for each running episode."""
         actors = [slot.actor for slot in self._slots[: self._n_active]]
         n_active = self._n_active
         observations = {
             step_key: {key: column[:n_active] for key, column in row.items()}
             for step_key, row in self._observations.items()
         }
-        actions = {  # new ones: environments may keep them
+        actions = {  # new arrays: environments may keep them
             step_key: {key: np.empty((n_active, *shape), dtype) for key, (shape, dtype) in specs.items()}
             for step_key, specs in self._action_specs.items()
         }
@@ -490,7 +497,7 @@ class EpisodeBatch(EpisodePlayer):
                 raise _non_finite(slot.episode, slot.n_steps, _observation_name(key, actor), column[position])
 
     def _finish(self, row: int) -> tuple[Episode, Outcome]:
-        """Takes the outcome of an episode, and moves the last active one to its place."""
+        """Return the outcome of an episode and move the last running episode to its row."""
         slot = self._slots[row]
         observed = self._observed.of(row) if slot.episode.sign else None
         outcome = Outcome(_published_stats(slot.env), float(slot.episode_return), slot.n_steps, observed)
@@ -507,7 +514,7 @@ class EpisodeBatch(EpisodePlayer):
 
 
 def _float_keys(observation_spaces_dict: Mapping[StepKeyType, Any]) -> dict[StepKeyType, list[str]]:
-    """Keys of observations that could be NaN or infinite, by sub-step."""
+    """Return the keys of floating-point observations by sub-step."""
     return {
         step_key: [key for key, subspace in space.items() if subspace.dtype is not None and subspace.dtype.kind == "f"]
         for step_key, space in observation_spaces_dict.items()
@@ -521,8 +528,8 @@ def _observation_name(key: str, actor_id: ActorID) -> str:
 def _non_finite(episode: Episode, n_steps: int, name: str, value: Any) -> NonFiniteError:
     number = np.ravel(value)[~np.isfinite(np.ravel(value))][0]
     return NonFiniteError(
-        f"{episode}, environment step {n_steps}: {name} is {number}. Training stops before any parameter changes; look "
-        "at what the environment and its wrappers compute there."
+        f"{episode}, environment step {n_steps}: {name} is {number}. The run ends before the parameters change. Check "
+        "the environment and its wrappers at this step."
     )
 
 
@@ -532,15 +539,15 @@ def _published_stats(env: Any) -> Any:
 
 
 class ESDummyDistributedRollouts(ScheduledRollouts):
-    """Plays all episodes in this process: side by side where environments can be made, else one after another.
+    """Plays all episodes in this process, in parallel if further environments can be made.
 
-    :param env: An environment; it is used as the first one.
-    :param n_eval_rollouts: Number of episodes of the policy itself for each update.
+    :param env: The first environment.
+    :param n_eval_rollouts: Number of episodes of the unperturbed policy in each update.
     :param shared_noise: The noise table.
     :param agent_instance_seed: Seed of the perturbations.
-    :param env_factory: Makes further environments; `None`: there is only the one.
-    :param env_seed: Each episode begins with a seed derived from this one; `None`: the environment is not seeded.
-    :param concurrency: Number of episodes side by side; 0: as many as an update has, up to 64.
+    :param env_factory: Makes further environments; `None`: there is only the first.
+    :param env_seed: The seeds of episodes are derived from this one; `None`: environments are not seeded.
+    :param concurrency: Number of parallel episodes; 0: number of episodes of an update, at most 64.
     """
 
     def __init__(
@@ -557,7 +564,7 @@ class ESDummyDistributedRollouts(ScheduledRollouts):
         super().__init__(EpisodeSeeds(shared_noise, agent_instance_seed, env_seed), n_eval_rollouts)
         self.shared_noise = shared_noise
         self.players = Players(with_stats(env), env_factory, shared_noise)
-        """Makes the player of the policy; `players.current` is the present one."""
+        """Makes the player of a policy; `players.current` is the current player."""
         self._concurrency = concurrency
 
     @property
@@ -587,10 +594,10 @@ class ESDummyDistributedRollouts(ScheduledRollouts):
 
 
 class Players:
-    """Makes what plays episodes, anew for each policy, around an environment that stays.
+    """Makes an episode player for each policy; the first environment is kept.
 
-    :param env: The environment.
-    :param env_factory: Makes further ones; `None`: there is only the one.
+    :param env: The first environment.
+    :param env_factory: Makes further environments; `None`: there is only the first.
     :param shared_noise: The noise table.
     """
 
@@ -598,30 +605,38 @@ class Players:
         self.env = env
         self._env_factory, self._shared_noise = env_factory, shared_noise
         self.current: EpisodePlayer | None = None
-        """The one of the latest policy."""
+        """The player of the latest policy."""
 
     def make(self, policy: Any, normalization_stats: Any, n_wanted: int) -> EpisodePlayer:
-        """Makes the player of a policy; the one before is closed.
+        """Make the player of a policy and close the player before.
+
+        Episodes are played in parallel if further environments can be made and the policy can be batched.
 
         :param policy: The policy.
-        :param normalization_stats: Statistics for observation normalization, for environments that want them.
-        :param n_wanted: Number of episodes side by side.
+        :param normalization_stats: Statistics for environments with observation normalization.
+        :param n_wanted: Number of parallel episodes.
         """
         self._close_current()
-        normalize(self.env, normalization_stats)
-        factory = self._env_factory
+        first, factory, noise = self.env, self._env_factory, self._shared_noise
 
-        def new_env() -> Any:
-            assert factory is not None, "it is asked for further ones where there is one"
-            env = factory()
-            normalize(env, normalization_stats)
+        def normalized(env: Any) -> Any:
+            if normalization_stats is not None and hasattr(env, "set_normalization_statistics"):
+                env.set_normalization_statistics(normalization_stats)
             return env
 
-        self.current = make_player(self.env, None if factory is None else new_env, policy, self._shared_noise, n_wanted)
+        normalized(first)
+        if (obstacle := obstacle_to_batching(policy, first.observation_spaces_dict)) is not None:
+            logger.info("Perturbed policies are evaluated one after another: %s.", obstacle)
+            self.current = SingleEpisodePlayer(first, policy, noise)
+        elif factory is None:
+            self.current = EpisodeBatch(lambda: first, policy, noise, 1, first)
+        else:
+            n_slots = population_size(policy, n_wanted)
+            self.current = EpisodeBatch(lambda: normalized(factory()), policy, noise, n_slots, first)
         return self.current
 
     def close(self) -> None:
-        """Closes all environments; nothing happens the second time."""
+        """Close all environments; a second call does nothing."""
         self._close_current()
         env, self.env = self.env, None
         if env is not None:
@@ -631,28 +646,3 @@ class Players:
         player, self.current = self.current, None
         if player is not None:
             player.close(keep=self.env)
-
-
-def make_player(
-    env: Any, env_factory: Callable[[], Any] | None, policy: Any, shared_noise: SharedNoiseTable, n_wanted: int
-) -> EpisodePlayer:
-    """Plays episodes side by side if environments can be made and the policy allows it, else one after another.
-
-    :param env: The first environment.
-    :param env_factory: Makes further ones.
-    :param policy: The policy.
-    :param shared_noise: The noise table.
-    :param n_wanted: Number of episodes side by side.
-    """
-    obstacle = obstacle_to_batching(policy, env.observation_spaces_dict)
-    if obstacle is not None:
-        logger.info("Perturbed policies are evaluated one after another: %s.", obstacle)
-        return SingleEpisodePlayer(env, policy, shared_noise)
-    n_slots = 1 if env_factory is None else population_size(policy, n_wanted)
-    return EpisodeBatch(env_factory or (lambda: env), policy, shared_noise, n_slots, first_env=env)
-
-
-def normalize(env: Any, normalization_stats: Any) -> None:
-    """Gives an environment that wants them the statistics for observation normalization."""
-    if normalization_stats is not None and hasattr(env, "set_normalization_statistics"):
-        env.set_normalization_statistics(normalization_stats)

@@ -1,4 +1,4 @@
-"""Rollouts in worker processes, and in actors of Ray."""
+"""Rollouts of perturbed policies in worker processes and in actors of Ray."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import cloudpickle
 import numpy as np
 
 from maze.core.annotations import override
-from maze.core.env.faults import closed
 from maze.core.errors import ConfigError
 from maze.core.utils.worker_pool import Worker, WorkerPool
 from maze.core.utils.worker_process import Host
 from maze.train.parallelization.distributed_actors.shared_policy import MadeOnce, SharedPolicyWeights
-from maze.train.parallelization.on_ray.crew import N_AHEAD, Crew
+from maze.train.parallelization.on_ray.actor_pool import N_AHEAD, ActorPool
 from maze.train.parallelization.vector_env.vector_env_utils import StatsDecoder, StatsEncoder, with_stats
 from maze.train.trainers.es.distributed.es_distributed_rollouts import (
     Episode,
@@ -27,7 +26,7 @@ from maze.train.trainers.es.distributed.es_distributed_rollouts import (
     RolloutSchedule,
     ScheduledRollouts,
 )
-from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import MAX_ENVS, EpisodePlayer, Players
+from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import MAX_ENVS, Players
 from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
 from maze.train.trainers.es.es_utils import get_flat_weights
 
@@ -36,11 +35,11 @@ if TYPE_CHECKING:
 
 
 N_PARAMETER_SLOTS = 2
-"""Versions of the parameters that are kept: workers may still be reading those of the update before."""
+"""Number of versions of the parameters in shared memory: workers may still read those of the update before."""
 
 
 class ESWorker(Host):
-    """Plays episodes in a worker process, as many side by side as it has room for.
+    """Plays episodes in a worker process, several in parallel.
 
     :param env_factory: Makes an environment.
     """
@@ -50,7 +49,6 @@ class ESWorker(Host):
         self._encoder = StatsEncoder()
         self._env: Any = None
         self._players: Players | None = None
-        self._player: EpisodePlayer | None = None
         self._waiting: list[Episode] = []
         self._n_playing = 0
         self._update = 0
@@ -67,35 +65,33 @@ class ESWorker(Host):
     @override(Host)
     def close(self) -> None:
         env, self._env = self._env, None
-        if self._players is not None:
-            self._players.close()
-        elif env is not None:
-            closed(env.close, "environment")
+        owner = env if self._players is None else self._players
+        if owner is not None:
+            owner.close()
 
     @override(Host)
     def advance(self) -> None:
-        assert self._player is not None
         finished = self._player.play_on(self._waiting)
         if finished:
             self._n_playing -= len(finished)
             self.report((self._update, [(episode, *outcome.encoded(self._encoder)) for episode, outcome in finished]))
 
     def share_noise(self, count: int, seed: int, fd: int) -> None:
-        """Take the noise table.
+        """Receive the noise table.
 
-        :param count: Number of numbers in it.
-        :param seed: Its seed.
-        :param fd: Its memory.
+        :param count: Size of the table.
+        :param seed: Seed of the table.
+        :param fd: File descriptor of its shared memory.
         """
         self._players = Players(self._env, self._env_factory, SharedNoiseTable(count, seed=seed, fd=fd))
 
     def share_policy(self, pickled: bytes, normalization_stats: Any, n_slots: int, fd: int) -> None:
-        """Take another policy, and the memory with its parameters.
+        """Receive a policy and the shared memory of its parameters.
 
         :param pickled: The policy.
         :param normalization_stats: Statistics for observation normalization.
-        :param n_slots: Number of episodes side by side.
-        :param fd: The memory.
+        :param n_slots: Number of parallel episodes.
+        :param fd: File descriptor of the shared memory.
         """
         policy = cloudpickle.loads(pickled)
         self._parameters = get_flat_weights(policy)
@@ -104,13 +100,12 @@ class ESWorker(Host):
         self._player = self._players.make(policy, normalization_stats, n_slots)
 
     def begin(self, update: int, noise_stddev: float, max_steps: int | None) -> None:
-        """Begin an update; episodes of the one before are forgotten.
+        """Start an update; running episodes of the update before are discarded.
 
-        :param update: Its number.
+        :param update: Number of the update.
         :param noise_stddev: Standard deviation of the perturbations.
-        :param max_steps: Episodes are cut off after this number of environment steps; `None`: never.
+        :param max_steps: Episodes are truncated after this number of environment steps; `None`: never.
         """
-        assert self._player is not None
         self._update = update
         self.stop()
         self._shared.read(update, {"parameters": self._parameters})
@@ -122,28 +117,28 @@ class ESWorker(Host):
         self._n_playing += len(episodes)
 
     def stop(self) -> None:
-        """Forget the episodes that are being played."""
+        """Discard the running episodes."""
         self._waiting.clear()
         self._n_playing = 0
 
 
 class ESSubprocDistributedRollouts(ScheduledRollouts):
-    """Plays episodes in worker processes, several side by side in each.
+    """Plays episodes in worker processes, several in parallel in each worker.
 
-    Workers read the parameters once per update from shared memory, the perturbations from the shared noise table, and
-    get a few integers per episode. Which worker plays an episode, and when, has no influence on the results or their
-    order: they are those of :class:`ESDummyDistributedRollouts` with the same seeds.
+    Workers read the parameters from shared memory once per update, perturbations from the shared noise table, and
+    receive a few integers per episode. Results and their order do not depend on which worker plays an episode, or when:
+    they equal those of :class:`ESDummyDistributedRollouts` with the same seeds.
 
     :param env_factory: Makes an environment, in the worker.
     :param n_training_workers: Number of processes for perturbed policies.
-    :param n_eval_workers: Number of processes for the policy itself; 0: the others evaluate it as well.
+    :param n_eval_workers: Number of processes for the unperturbed policy; 0: the training workers evaluate it as well.
     :param shared_noise: The noise table.
-    :param env_seeds: Seeds of the environments; all episodes' seeds are derived from the first one.
+    :param env_seeds: Seeds of the environments; the seeds of all episodes are derived from the first one.
     :param agent_seed: Seed of the perturbations.
-    :param start_method: `forkserver` (default where there is one), `spawn` or `fork`.
-    :param n_eval_rollouts: Number of episodes of the policy itself for each update.
-    :param concurrency: Number of episodes side by side in each worker; 0: as many as it gets, up to 64.
-    :raises ConfigError: There are too few workers, or episodes side by side.
+    :param start_method: `forkserver` (default if available), `spawn` or `fork`.
+    :param n_eval_rollouts: Number of episodes of the unperturbed policy in each update.
+    :param concurrency: Number of parallel episodes of each worker; 0: at most 64.
+    :raises ConfigError: A number of workers is too small.
     """
 
     def __init__(
@@ -204,29 +199,29 @@ class ESSubprocDistributedRollouts(ScheduledRollouts):
         self._pool.close()
 
     def _share_policy(self, policy: Any, normalization_stats: Any) -> SharedPolicyWeights:
-        """Hands out a policy; returns the memory for its parameters."""
+        """Send a policy to the workers and return the shared memory of its parameters."""
         weights = SharedPolicyWeights({"parameters": get_flat_weights(policy)}, N_PARAMETER_SLOTS)
         arguments = (cloudpickle.dumps(policy), normalization_stats, self._concurrency)
         self._pool.tell_all("share_policy", *arguments, fd=weights.memory.fd)
         return weights
 
     def _outcomes(self) -> Iterator[tuple[Worker, Episode, Outcome]]:
-        """Waits until episodes have ended; those of earlier updates are dropped."""
+        """Wait until episodes have ended; episodes of earlier updates are dropped."""
         for worker, (update, finished) in self._pool.reports(wait=True):
             for episode, stats, *rest in finished:
-                # of dropped episodes as well: later statistics refer to keys that came with them
+                # decode dropped episodes as well: later statistics refer to their keys
                 decoded = self._decoders[worker.index].decode(stats)
                 if update == self._n_calls:
                     yield worker, episode, Outcome(decoded, *rest)
 
     def _hand_out(self, schedule: RolloutSchedule) -> None:
-        """Gives all workers something to do, those with little first."""
+        """Distribute episodes, the next one to the worker with the fewest."""
         handed_out: dict[int, list[Episode]] = {}
         while schedule.needs_evaluation and (worker := self._least_busy(self._eval_workers)) is not None:
             self._assign(worker, schedule.next_evaluation(), handed_out)
         while schedule.needs_training and (worker := self._least_busy(self._training_workers)) is not None:
             self._assign(worker, schedule.next_training(), handed_out)
-        if schedule.n_in_flight == 0:  # somebody wants more than was announced
+        if schedule.n_in_flight == 0:  # the caller requests more episodes than it announced
             self._assign(self._training_workers[0], schedule.next_training(), handed_out)
         for index, episodes in handed_out.items():
             self._pool.tell(self._pool.workers[index], "play", episodes)
@@ -241,16 +236,16 @@ class ESSubprocDistributedRollouts(ScheduledRollouts):
 
 
 SMALLEST_SLICE = 16
-"""Episodes of a slice, at least: below, what a call costs shows."""
+"""Minimum number of episodes of a slice; the overhead of a call is noticeable below."""
 _NAME = "episodes"
 
 
 class RemotePlayer:
-    """Plays slices of a population in an actor.
+    """Plays slices of a population in an actor of Ray.
 
     :param env_factory: Makes one environment.
-    :param shared_noise: The noise table; numbers are drawn where they are needed, and none of them travel.
-    :param concurrency: Number of episodes side by side.
+    :param shared_noise: The noise table; each actor draws its numbers itself.
+    :param concurrency: Number of parallel episodes.
     """
 
     def __init__(self, env_factory: Callable[[], Any], shared_noise: SharedNoiseTable, concurrency: int) -> None:
@@ -261,14 +256,14 @@ class RemotePlayer:
     def play(
         self, episodes: list[Episode], token: int, policy: np.ndarray, parameters: np.ndarray, *limits: Any
     ) -> list[tuple[Any, ...]]:
-        """Plays episodes.
+        """Play episodes.
 
-        :param episodes: Which episodes.
-        :param token: Tells policies apart.
+        :param episodes: The episodes.
+        :param token: Number of the policy.
         :param policy: The pickled policy and the statistics for observation normalization, uint8 `[n_bytes]`.
-        :param parameters: As :func:`~maze.train.trainers.es.es_utils.get_flat_weights` gives them.
-        :param limits: The further arguments of :meth:`EpisodePlayer.configure`.
-        :return: Of each what came of it, its statistics encoded.
+        :param parameters: Result of :func:`~maze.train.trainers.es.es_utils.get_flat_weights`.
+        :param limits: Further arguments of :meth:`EpisodePlayer.configure`.
+        :return: The outcomes of the episodes with encoded statistics.
         """
         player = self._players.current
         if player is None or token != self._token:
@@ -283,49 +278,54 @@ class RemotePlayer:
         return [outcomes[episode.number].encoded(encoder) for episode in episodes]
 
     def close(self) -> None:
-        """Closes the environments."""
+        """Close the environments."""
         self._players.close()
 
 
 class ESRayDistributedRollouts(ScheduledRollouts):
     """Plays slices of the population in actors of Ray.
 
-    The parameters travel once to each machine and update; of an episode a few integers do. Which actor plays it, and
-    how often it has to be asked, has no influence on the results or their order: they are those of
+    The parameters are sent once per update to each machine, and a few integers per episode. Results and their order do
+    not depend on which actor plays an episode or on repetitions: they equal those of
     :class:`~maze.train.trainers.es.distributed.es_dummy_distributed_rollouts.ESDummyDistributedRollouts` with the same
     seeds.
 
-    :param crew: The actors.
+    :param pool: The actors.
     :param env_factory: Makes an environment.
-    :param seeds: Where perturbations and environment seeds come from.
-    :param n_eval_rollouts: Number of episodes of the policy itself for each update.
-    :param concurrency: Number of episodes side by side in each actor; 0: as many as it gets, up to 64.
+    :param seeds: Perturbations and environment seeds.
+    :param n_eval_rollouts: Number of episodes of the unperturbed policy in each update.
+    :param concurrency: Number of parallel episodes of each actor; 0: at most 64.
     """
 
     def __init__(
-        self, crew: Crew, env_factory: Callable[[], Any], seeds: EpisodeSeeds, n_eval_rollouts: int, concurrency: int
+        self,
+        pool: ActorPool,
+        env_factory: Callable[[], Any],
+        seeds: EpisodeSeeds,
+        n_eval_rollouts: int,
+        concurrency: int,
     ) -> None:
         super().__init__(seeds, n_eval_rollouts)
-        self._crew, self._concurrency = crew, concurrency or MAX_ENVS
+        self._pool, self._concurrency = pool, concurrency or MAX_ENVS
         self._policy: MadeOnce[Any] = MadeOnce()
-        crew.place(_NAME, lambda *_: partial(RemotePlayer, env_factory, seeds.shared_noise, self._concurrency))
+        pool.host(_NAME, lambda *_: partial(RemotePlayer, env_factory, seeds.shared_noise, self._concurrency))
 
     @override(ESDistributedRollouts)
     def generate_rollouts(
         self, policy: Any, max_steps: int | None, noise_stddev: float, normalization_stats: Any
     ) -> Generator[ESRolloutResult, None, None]:
         schedule = self._next_schedule()
-        sent = self._policy.of(policy, lambda: self._crew.publish((policy, normalization_stats)))
-        parameters = self._crew.put(get_flat_weights(policy).numpy())
+        sent = self._policy.of(policy, lambda: self._pool.publish((policy, normalization_stats)))
+        parameters = self._pool.put(get_flat_weights(policy).numpy())
         common = (self._policy.n_made, sent, parameters, noise_stddev, max_steps)
-        share = -(-(self._n_rollouts + self.n_eval_rollouts) // (N_AHEAD * self._crew.n_actors))
+        share = -(-(self._n_rollouts + self.n_eval_rollouts) // (N_AHEAD * self._pool.n_actors))
         size = min(self._concurrency, max(SMALLEST_SLICE, share))
 
         def next_slice() -> tuple[Any, ...] | None:
             episodes = list(islice(iter(schedule.next_episode, None), size))
             return (episodes, *common) if episodes else None
 
-        for (episodes, *_), outcomes in self._crew.hand_out(_NAME, "play", next_slice):
+        for (episodes, *_), outcomes in self._pool.hand_out(_NAME, "play", next_slice):
             decoder = StatsDecoder()
             for episode, (stats, *rest) in zip(episodes, outcomes, strict=True):
                 schedule.record(episode, Outcome(decoder.decode(stats), *rest))
@@ -333,4 +333,4 @@ class ESRayDistributedRollouts(ScheduledRollouts):
 
     @override(ESDistributedRollouts)
     def report_work(self, statistics: LogStatsAggregator) -> None:
-        self._crew.take_work().report(statistics)
+        self._pool.report_work(statistics)

@@ -1,4 +1,4 @@
-"""The environments of a run: what they look like, where they are stepped, and that they are closed."""
+"""Base of runners with environments: spaces, execution backend, seeds, closing."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ from maze.core.wrappers.reward_wrappers import FrozenEnvFactory
 from maze.core.wrappers.time_limit_wrapper import checked_time_limit
 from maze.perception.models.space_config import SpacesConfig
 from maze.runner import Runner
-from maze.train.parallelization.placement import Batched, placed
+from maze.train.parallelization.placement import Batched, placement_of
 from maze.train.parallelization.vector_env.env_batch import CheckedEnvFactory
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from maze.core.agent.torch_policy import TorchPolicy
     from maze.train.parallelization.distributed_actors.base_distributed_workers_with_buffer import (
         BaseDistributedWorkersWithBuffer,
     )
     from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
     from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 
-PROBE = "the environment that is asked for its spaces"
+PROBE = "the environment that provides the spaces"
 
 MIN_CONCURRENCY = 8
-"""Number of environments where neither the user nor the number of CPU cores asks for more."""
+"""Minimum number of environments by default."""
 
 
-class PlacedRunner(Runner):
-    """A runner that makes environments, seeds them, has them stepped where its placement says, and closes them."""
+class BackendRunner(Runner):
+    """Makes environments with an execution backend, seeds and closes them."""
 
     placement: Any
-    """A :class:`~maze.train.parallelization.placement.Placement`, or how it is configured until :meth:`setup`."""
+    """A :class:`~maze.train.parallelization.placement.Placement`; before :meth:`setup`, its configuration."""
     concurrency: int
     eval_concurrency: int
     env_timeout: float | None
@@ -48,15 +49,15 @@ class PlacedRunner(Runner):
     address: str | None
     normalization_samples: int
     env_factory: Callable[[], Any] | None
-    """Makes one environment with all its wrappers; available after :meth:`setup`, as what follows."""
+    """Makes one environment with all its wrappers. Available after :meth:`setup`, like the following attributes."""
     spaces: SpacesConfig
     """Spaces of the environment."""
     normalization_statistics: StructuredStatisticsType | None
-    """Statistics for observation normalization; `None` where nothing is normalized."""
+    """Statistics for observation normalization; `None`: nothing is normalized."""
 
     default_placement: ClassVar[str] = "in_process"
     replaced_arguments: ClassVar[Mapping[str, str]] = {}
-    """Numbers of environments that this algorithm has under another name, and that name."""
+    """Arguments for numbers of environments that this algorithm replaces -> name of the replacement."""
 
     def __post_init__(self) -> None:
         self._closing: list[Callable[[], None]] = []
@@ -70,9 +71,9 @@ class PlacedRunner(Runner):
                 raise ConfigError(f"runner.{name}: leave it 0 and set {self.replaced_arguments[name]} instead.")
 
     def _find_environments(self, cfg: DictConfig) -> None:
-        """Reads how environments are made, and asks one of them for its spaces and normalization statistics."""
+        """Build environment factory and execution backend; read spaces and normalization statistics."""
         is_open = self.placement is None and self.default_placement == "in_process"
-        self.placement = placed(
+        self.placement = placement_of(
             self.placement or self.default_placement, self.address, self.env_groups, self.env_timeout
         )
         self._closing.append(self.placement.close)
@@ -99,12 +100,12 @@ class PlacedRunner(Runner):
 
     @override(Runner)
     def close(self) -> None:
-        """Closes all environments and ends their worker processes."""
+        """Close all environments and end their worker processes."""
         for close in reversed(self._closing):
             close()
         self._closing.clear()
 
-    # -- what a trainer asks for -----------------------------------------------------------------------
+    # -- for trainers ----------------------------------------------------------------------------------
 
     @property
     def n_training_envs(self) -> int:
@@ -114,29 +115,64 @@ class PlacedRunner(Runner):
     def rollouts(
         self, env_factory: Callable[[], Any] | None = None, seeds: Sequence[int] | None = None
     ) -> RolloutGenerator:
-        """What rolls a policy out in the training environments, as many as `concurrency` says.
+        """Return a rollout generator for `concurrency` training environments.
 
-        :param env_factory: Makes one environment; `None`: that of the run.
-        :param seeds: A seed for each of them; `None`: the next ones.
+        :param env_factory: Makes one environment; `None`: the factory of the run.
+        :param seeds: A seed for each environment; `None`: the next seeds of the run.
         """
         env = self._seeded_env(env_factory or self.env_factory, self.n_training_envs, "train", seeds)
-        may_be_late = env.n_rollout_envs < env.n_envs  # then by a policy that is not the newest: its logits are needed
+        may_be_late = env.n_rollout_envs < env.n_envs  # late fragments need the logits of their older policy
         return RolloutGenerator(env, record_logits=may_be_late)
 
     def actors(self, **arguments: Any) -> DistributedActors:
-        """Actors that collect rollouts while the trainer learns.
+        """Return actors that collect rollouts while the trainer learns.
 
-        :param arguments: Those of :meth:`~maze.train.parallelization.placement.Placement.actors`, without the
-            environment.
+        :param arguments: Arguments of :meth:`create_distributed_rollout_actors` except `env_factory`.
         """
-        actors = self._make_actors(env_factory=self.env_factory, **arguments)
+        actors = self.create_distributed_rollout_actors(env_factory=self.env_factory, **arguments)
         self._closing.append(actors.stop)
         return actors
 
-    def workers(self, **arguments: Any) -> BaseDistributedWorkersWithBuffer:
-        """What collects rollouts into a replay buffer.
+    def create_distributed_rollout_actors(
+        self,
+        env_factory: Callable[[], Any] | None,
+        policy: TorchPolicy,
+        n_rollout_steps: int,
+        n_actors: int,
+        batch_size: int,
+        queue_out_of_sync_factor: float,
+        env_instance_seeds: list[int],
+        agent_instance_seeds: list[int],
+    ) -> DistributedActors:
+        """Build actors with the execution backend.
 
-        :param arguments: Those of `BaseDistributedWorkersWithBuffer`, without the environment.
+        :param env_factory: Makes one environment.
+        :param policy: The policy; actors use copies of it.
+        :param n_rollout_steps: Number of environment steps of a rollout.
+        :param n_actors: Number of actors.
+        :param batch_size: Number of rollouts in a batch.
+        :param queue_out_of_sync_factor: Maximum number of finished rollouts in the queue, in units of `batch_size`.
+        :param env_instance_seeds: A seed for each environment; their number divided by `n_actors` is the number of
+            environments of each actor.
+        :param agent_instance_seeds: A seed for the policy of each actor.
+        """
+        actors: DistributedActors = self.placement.actors(
+            env_factory=env_factory,
+            policy=policy,
+            n_rollout_steps=n_rollout_steps,
+            n_actors=n_actors,
+            batch_size=batch_size,
+            queue_out_of_sync_factor=queue_out_of_sync_factor,
+            actor_env_seeds=env_instance_seeds,
+            actor_agent_seeds=agent_instance_seeds,
+            envs_per_actor=len(env_instance_seeds) // n_actors,
+        )
+        return actors
+
+    def workers(self, **arguments: Any) -> BaseDistributedWorkersWithBuffer:
+        """Return workers that collect rollouts into a replay buffer.
+
+        :param arguments: Arguments of `BaseDistributedWorkersWithBuffer` except `env_factory`.
         """
         workers = self._make_workers(env_factory=self.env_factory, **arguments)
         self._closing.append(workers.stop)
@@ -146,11 +182,11 @@ class PlacedRunner(Runner):
     def evaluation_env(
         self, n_episodes: int, env_factory: Callable[[], Any] | None = None, n_envs: int = 0
     ) -> StructuredVectorEnv:
-        """Environments for evaluation; they learn no statistics, so that evaluations of different epochs compare.
+        """Return environments for evaluation; their wrappers do not update statistics, so evaluations are comparable.
 
         :param n_episodes: Number of episodes of an evaluation.
-        :param env_factory: Makes one environment; `None`: that of the training.
-        :param n_envs: Number of environments; 0: as `eval_concurrency` says.
+        :param env_factory: Makes one environment; `None`: the factory of the run.
+        :param n_envs: Number of environments; 0: `eval_concurrency`.
         """
         factory = self.env_factory if env_factory is None else env_factory
         assert factory is not None, "setup comes first"
@@ -158,17 +194,17 @@ class PlacedRunner(Runner):
         return self._seeded_env(FrozenEnvFactory(factory), n_envs, "eval")
 
     def agent_seed(self) -> int:
-        """The next seed for something that acts or learns."""
+        """Return the next seed for a policy or trainer."""
         return self.maze_seeding.generate_agent_instance_seed()
 
     def env_seeds(self, n_envs: int) -> list[int]:
-        """The next seeds for environments.
+        """Return the next seeds for environments.
 
-        :param n_envs: How many.
+        :param n_envs: Number of seeds.
         """
         return [self.maze_seeding.generate_env_instance_seed() for _ in range(n_envs)]
 
-    # -- where it is placed ----------------------------------------------------------------------------
+    # -- execution backend -----------------------------------------------------------------------------
 
     def _seeded_env(
         self,
@@ -184,9 +220,9 @@ class PlacedRunner(Runner):
         return env
 
     def give_back(self, env: StructuredVectorEnv) -> None:
-        """Closes environments before the run ends.
+        """Close environments before the run ends.
 
-        :param env: As :meth:`rollouts` made them.
+        :param env: The environments of :meth:`rollouts`.
         """
         self._closing.remove(env.close)
         env.close()
@@ -194,24 +230,20 @@ class PlacedRunner(Runner):
     def create_distributed_env(
         self, env_factory: Callable[[], Any], concurrency: int, logging_prefix: str
     ) -> StructuredVectorEnv:
-        """Builds a vector environment.
+        """Build a vector environment.
 
         :param env_factory: Makes one environment.
         :param concurrency: Number of environments.
-        :param logging_prefix: Where their statistics are logged.
+        :param logging_prefix: Prefix of the epoch statistics.
         """
         return self.create_distributed_eval_env(env_factory, concurrency, logging_prefix)
 
     def create_distributed_eval_env(
         self, env_factory: Callable[[], Any], eval_concurrency: int, logging_prefix: str
     ) -> StructuredVectorEnv:
-        """The same, as runners are asked for it whose only vector environment is that of evaluations."""
+        """Build a vector environment for evaluations; parameters as in :meth:`create_distributed_env`."""
         env: StructuredVectorEnv = self.placement.vector_env(env_factory, eval_concurrency, logging_prefix)
         return env
-
-    def _make_actors(self, **arguments: Any) -> DistributedActors:
-        actors: DistributedActors = self.placement.actors(**arguments)
-        return actors
 
     def _make_workers(self, **arguments: Any) -> BaseDistributedWorkersWithBuffer:
         workers: BaseDistributedWorkersWithBuffer = self.placement.workers(**arguments)
@@ -219,5 +251,5 @@ class PlacedRunner(Runner):
 
 
 def default_concurrency() -> int:
-    """Number of environments where nobody says how many."""
+    """Return the default number of environments."""
     return max(MIN_CONCURRENCY, os.cpu_count() or 1)
