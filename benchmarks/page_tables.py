@@ -79,8 +79,8 @@ def bar_chart(title: str, bars: Sequence[Bar]) -> str:
     :param title: Accessible name of the picture.
     :param bars: The bars from top to bottom.
     """
-    low = min(0.5, *(bar.low for bar in bars))
-    high = max(2.0, *(bar.high for bar in bars)) * 1.3
+    low = min([0.5, *(bar.low for bar in bars)])
+    high = max([2.0, *(bar.high for bar in bars)]) * 1.3
     bottom = ROW * len(bars) + 10
 
     def x(value: float) -> float:
