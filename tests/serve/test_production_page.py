@@ -225,7 +225,7 @@ def test_sub_steps_are_chosen_and_a_token_is_asked_for(browser: Browser) -> None
     with served({"cutting": cutting()}, tokens=Tokens(["secret"])) as (url, _):
         page = opened(browser, url, errors, refused=("401", "422"))
         page.wait_for_selector("#problem p")
-        assert "This needs a token" in page.locator("#problem").inner_text()
+        assert "A token is required" in page.locator("#problem").inner_text()
         page.get_by_label("Token").fill("secret")
         page.keyboard.press("Enter")
         page.wait_for_selector("#cards table")

@@ -350,7 +350,7 @@ def test_a_failure_says_where_the_training_is_safe(monkeypatch: Any, tmp_path: P
     overrides = ("algorithm.n_epochs=3", "algorithm.n_rollout_steps=8", "algorithm.rollout_evaluator=null")
     monkeypatch.setitem(TRAININGS, "longer", (*TRAININGS["a2c"], *overrides))
     error, _ = run("longer", "dev", "raise in step")
-    assert "The training up to epoch 1 is safe in `latest.pt`" in str(error)
+    assert "The run up to epoch 1 is saved in `latest.pt`" in str(error)
     assert load_state("latest.pt")["epoch"] == 1
 
 

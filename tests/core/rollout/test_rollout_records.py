@@ -184,7 +184,7 @@ def test_a_record_repeats_an_episode_of_continuous_actions_bit_for_bit() -> None
             np.testing.assert_array_equal(observation["observation"], expected["observation"])
             observation = env.step(policy.compute_action(observation, env=env, actor_id=env.actor_id()))[0]
         np.testing.assert_array_equal(observation["observation"], observations[-1]["observation"])
-    with pytest.raises(EnvironmentContractError, match="goes on after the 6 actions that were recorded"):
+    with pytest.raises(EnvironmentContractError, match="continues after the 6 recorded actions"):
         policy.compute_action(observation, env=env, actor_id=env.actor_id())
 
 
