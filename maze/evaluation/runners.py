@@ -163,7 +163,7 @@ class ComparisonRunner(EvaluationRunner):
         for run in runs:
             env, policy = self.built(run)
             shown = marked(name, policy)
-            self._rewards[name] = reward_wrappers(env)
+            self._rewards[shown] = reward_wrappers(env)
             episodes.append(played_measures(env, policy, self._seeds, self.deterministic, progress.update))
         return PlayedEpisodes.of(shown, episodes)
 
