@@ -71,9 +71,11 @@ class HiddenStates:
         if env_indices is None:
             self.reset(ended)
             choose(states)
-            if env.pausing is not None:  # what they were shown is no part of the episode that begins with the next step
+            if (
+                env.autoreset_pending is not None
+            ):  # what they were shown is no part of the episode that begins with the next step
                 paused = np.zeros_like(ended)
-                paused[env.pausing] = True
+                paused[env.autoreset_pending] = True
                 self.reset(paused)
             return
         acting = np.zeros_like(ended)

@@ -254,7 +254,7 @@ class BatchedCoreEnv(ABC):
         self.nobody = np.zeros(n_envs, np.bool_)
         """bool `[n_envs]`, none of them; who finds that it is this array need not look into it."""
         self.nobody.flags.writeable = False
-        self.pausing: np.ndarray | None = None
+        self.autoreset_pending: np.ndarray | None = None
         """Indices of simulations whose next episode begins with the coming step, in which they take no action; `None`:
         there are none. See :class:`~maze.core.wrappers.gym_vector_env.GymBatch`."""
 
@@ -329,9 +329,9 @@ class BatchedCoreEnv(ABC):
                 )
             return rewards, terminated, self.nobody
         self.elapsed += _ONE
-        if self.pausing is not None:
-            self.elapsed[self.pausing] = 0
-            self.pausing = None
+        if self.autoreset_pending is not None:
+            self.elapsed[self.autoreset_pending] = 0
+            self.autoreset_pending = None
         truncated = others[0] if others else self.nobody
         if self.max_episode_steps is not None:
             is_late = self.elapsed >= self.max_episode_steps
