@@ -25,7 +25,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from maze.cli.algorithms import with_own_algorithm
-from maze.cli.errors import RunFailedError, UsageError, tell_from_verdict, translated
+from maze.cli.errors import RunFailedError, UsageError, set_gate_status, translated
 from maze.cli.run_directory import ClaimedDirectories, uploads_of_run
 from maze.cli.wrapper_overrides import apply_overrides, for_hydra
 from maze.console.streams import lasting_console, quiet_console
@@ -180,19 +180,19 @@ def _run_once(cfg: DictConfig) -> float | None:
     from maze.cli.run_info import command_line
     from maze.core.utils.import_guard import ImportGuard, imports_guarded
 
-    _log_to_file(logging.INFO, command_line(sys.argv[1:]))
-    try:
-        guard = ImportGuard(Path(HydraConfig.get().runtime.cwd))
-        with uploaded(uploads_of_run(Path.cwd())), _quiet_if_configured(cfg), imports_guarded(guard):
-            score = maze_run(cfg)
-    except BaseException as error:
-        _log_to_file(logging.ERROR, "The run has failed or was interrupted.", error)
-        tell_from_verdict(error, cfg)
-        if isinstance(error, Exception) and HydraConfig.get().mode == RunMode.RUN:
-            raise RunFailedError from error
-        raise
-    _log_to_file(logging.INFO, "The run has ended.")
-    return score
+    with uploaded(uploads_of_run(Path.cwd())):  # the last line of the log is uploaded, too
+        _log_to_file(logging.INFO, command_line(sys.argv[1:]))
+        try:
+            with _quiet_if_configured(cfg), imports_guarded(ImportGuard(Path(HydraConfig.get().runtime.cwd))):
+                score = maze_run(cfg)
+        except BaseException as error:
+            _log_to_file(logging.ERROR, "The run has failed or was interrupted.", error)
+            set_gate_status(error, cfg)
+            if isinstance(error, Exception) and HydraConfig.get().mode == RunMode.RUN:
+                raise RunFailedError from error
+            raise
+        _log_to_file(logging.INFO, "The run has ended.")
+        return score
 
 
 @contextmanager
@@ -250,7 +250,7 @@ def _main(command: list[str]) -> int:
         return 0
     from maze.cli.hydra_setup import project_importable
     from maze.cli.stored_model import remember_trust, split_trust
-    from maze.core.utils.trust import trusted_here, trusting
+    from maze.core.utils.stored_run import trusted_here, trusting
 
     try:
         command, trusted = split_trust(command)

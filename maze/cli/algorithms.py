@@ -1,7 +1,7 @@
-"""Algorithms as options of the group `algorithm`: shipped ones, and own ones by the class of their configuration.
+"""Algorithms as options of the group `algorithm`: shipped ones, and the user's own by their configuration class.
 
-Hyperparameters and their defaults are stated once, in the dataclass of the algorithm. Hydra's `ConfigStore` takes them
-from there.
+Hyperparameters and their defaults are stated once, in the dataclass of the algorithm, and registered from there in
+Hydra's `ConfigStore`.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _SHIPPED = {
 
 
 def shipped_algorithms() -> Mapping[str, str]:
-    """Return the path of the configuration's class for each algorithm that comes with Maze, by name."""
+    """Return the path of the configuration class of each shipped algorithm, by name."""
     return _SHIPPED
 
 
 def register_algorithms() -> None:
-    """Store the shipped algorithms, and what their runners take, as options of Hydra's configuration groups."""
+    """Register the shipped algorithms, and arguments of their runners, as options of Hydra's configuration groups."""
     for name, path in _SHIPPED.items():
         module, _, class_name = path.rpartition(".")
         _store("algorithm", name, {"_target_": path, **_defaults(getattr(importlib.import_module(module), class_name))})
@@ -48,9 +48,9 @@ def register_algorithms() -> None:
 
 
 def option_of(config_class: type[AlgorithmConfig]) -> str:
-    """Return the option of the group `algorithm` that holds the defaults of a class; register it where there is none.
+    """Return the option of the group `algorithm` with the defaults of a class; register it if there is none.
 
-    :param config_class: Class of an algorithm's configuration.
+    :param config_class: Configuration class of an algorithm.
     """
     path = f"{config_class.__module__}.{config_class.__qualname__}"
     for name, target in _SHIPPED.items():
@@ -59,14 +59,14 @@ def option_of(config_class: type[AlgorithmConfig]) -> str:
     name = config_class.name
     if name in _SHIPPED:
         raise ConfigError(
-            f"algorithm: {config_class.__name__}.name is {name!r}, as another algorithm is called already."
+            f"algorithm: {config_class.__name__}.name is {name!r}, the name of another algorithm. Rename it."
         )
     _store("algorithm", name, {"_target_": path, **_defaults(config_class)})
     return name
 
 
 def with_own_algorithm(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments of a command; add `algorithm=` where only `algorithm._target_` names an own algorithm.
+    """Return the arguments of a command; add `algorithm=` if only `algorithm._target_` names the user's algorithm.
 
     :param arguments: Overrides and flags.
     """
@@ -88,7 +88,7 @@ def _store(group: str, name: str, node: dict[str, Any], package: str = "") -> No
 
 
 def _runner_of(algorithm: str, kind: str) -> dict[str, Any]:
-    """Return what the runner of an algorithm takes beside the arguments in `runner/<kind>`; empty: nothing.
+    """Return the arguments of an algorithm's runner besides those in `runner/<kind>`; empty: none.
 
     :param algorithm: Name of a shipped algorithm.
     :param kind: `dev`, `local` or `ray`.
@@ -131,7 +131,7 @@ def _dataset(kind: str, processor: str) -> dict[str, Any]:
 
 
 def _defaults(config_class: type[AlgorithmConfig]) -> dict[str, Any]:
-    """Return the default of each field; `???` where there is none, `None` where no configuration can state it."""
+    """Return the default of each field; `???`: no default, `None`: a default that no configuration can state."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 

@@ -1,4 +1,4 @@
-"""Checks of a composed configuration that come before anything is built."""
+"""Completion and checks of a composed configuration before components are built."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from maze.core.utils.config_utils import gym_env_defaults
 from maze.core.utils.storage import local_copy
 
 TYPED_SECTIONS = ("algorithm.", "runner.", "seeding.")
-"""Sections whose values keep the type of their default; the arguments of environments and models are their own."""
+"""Sections whose values keep the type of their default; arguments of environments and models may have any type."""
 FREE_SECTIONS = ("algorithm.config.",)
-"""Sections among them that another framework checks: RLlib takes schedules in place of numbers, for instance."""
+"""Sections among them that another framework checks: RLlib accepts schedules in place of numbers, for instance."""
 _FILES_OF_POLICY = ("bundle", "path", "normalization")
 
 
 def complete(cfg: DictConfig, project: Path) -> None:
-    """Fills in, in place, what does not depend on defaults: absolute paths, seeds, where the critic goes, what the
-    algorithm wants of the model, and how much is printed.
+    """Complete, in place, values without a default: absolute paths, seeds, the model's critic, the algorithm's
+    distributions, and verbosity.
 
     :param project: Directory that relative paths refer to.
     """
     with open_dict(cfg):
-        if "verbose" not in cfg:  # root configurations of others
+        if "verbose" not in cfg:  # root configurations of users
             cfg.verbose = SHORT
         if cfg.get("input_dir"):
             cfg.input_dir = str(project / local_copy(str(cfg.input_dir), "input_dir"))
         _name_files_of_policy(cfg.get("policy"), project)
         model = cfg.get("model")
         if isinstance(model, DictConfig):
-            is_ours = "_target_" in model  # RLlib's own models have no critic of ours
-            brings_none = "critic" not in model or OmegaConf.is_interpolation(model, "critic")
-            if is_ours and brings_none:
+            is_ours = "_target_" in model  # RLlib's own models have no such critic
+            has_none = "critic" not in model or OmegaConf.is_interpolation(model, "critic")
+            if is_ours and has_none:
                 model.critic = "${critic}" if "critic" in cfg else None
             if is_ours:
                 _use_distributions_of_algorithm(cfg)
@@ -51,7 +51,7 @@ def complete(cfg: DictConfig, project: Path) -> None:
 
 
 def _name_files_of_policy(policy: Any, project: Path) -> None:
-    """Makes the names of files absolute that a policy is read from, where they lie in the project's directory."""
+    """Make paths of a policy's files absolute, if they are in the project's directory."""
     for key in _FILES_OF_POLICY if isinstance(policy, DictConfig) else ():
         name = policy.get(key)
         if isinstance(name, str) and (project / name).exists():
@@ -59,7 +59,7 @@ def _name_files_of_policy(policy: Any, project: Path) -> None:
 
 
 def _use_distributions_of_algorithm(cfg: DictConfig) -> None:
-    """Puts the distributions that the algorithm wants before those that the model configures."""
+    """Insert the distributions that the algorithm needs before those of the model."""
     from maze.train.trainers.common.config_classes import algorithm_class
 
     config_class = algorithm_class(cfg.get("algorithm"))
@@ -88,7 +88,7 @@ def _draw_seeds(cfg: DictConfig) -> None:
 
 
 def check(cfg: DictConfig) -> None:
-    """Raises a :class:`ConfigError` for what is missing or cannot be right."""
+    """Raise a :class:`ConfigError` for missing or invalid values."""
     overrides = list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
     is_training = "algorithm" in cfg
     if is_training and cfg.get("model") is None:
@@ -113,13 +113,13 @@ def _check_own_critic(cfg: DictConfig, overrides: Sequence[str]) -> None:
     chosen = next((override for override in overrides if override.startswith("critic=")), None)
     if chosen and isinstance(model, DictConfig) and not OmegaConf.is_interpolation(model, "critic"):
         raise UsageError(
-            f"{chosen} has no effect: the chosen model brings its own critic (model.critic). Leave critic= out, or "
+            f"{chosen} has no effect: the chosen model has its own critic (model.critic). Remove critic=, or "
             f"write `critic: ${{critic}}` in the model's configuration."
         )
 
 
 def _check_value_types(cfg: DictConfig, overrides: Sequence[str]) -> None:
-    """Compares the types of overridden values with those of the defaults they replace."""
+    """Compare the types of overridden values with those of their defaults."""
     suspects: dict[str, Any] = {}
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         key = override.key_or_group
@@ -152,7 +152,7 @@ def _defaults(overrides: Sequence[str], exclude: set[str]) -> DictConfig:
 
 
 def _expected_type(default: Any, value: Any) -> str | None:
-    """What a value in place of this default has to be; None: the value is fine."""
+    """Return the expected type of a value in place of this default; None: the value is valid."""
     if default is None or value is None:
         return None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -198,7 +198,7 @@ def _check_input_dir(cfg: DictConfig, is_training: bool) -> None:
 
 
 def _env_override(cfg: DictConfig) -> str:
-    """The part of a command that names the environment of a configuration, unless it is the default one."""
+    """Return the override that names the environment of a configuration; empty for the default environment."""
     env = cfg.get("env")
     defaults = gym_env_defaults()
     if not isinstance(env, DictConfig) or env.get("name") in (None, defaults["name"]):
@@ -208,7 +208,7 @@ def _env_override(cfg: DictConfig) -> str:
 
 
 def _newest_run_hint(directory: Path) -> str:
-    """Names the newest training run in or below a directory, if there is one."""
+    """Return a sentence with the newest training run in or below a directory; empty if there is none."""
     patterns = ("*/state_dict.pt", "*/*/state_dict.pt")
     if not directory.is_dir() or directory == Path(directory.anchor):
         return ""

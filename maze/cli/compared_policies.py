@@ -1,4 +1,4 @@
-"""Completes configurations with stored runs: policies of comparisons and gates, the rollout of a replay."""
+"""Completion of configurations with stored runs: policies of comparisons and gates, the rollout of a replay."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _AS_RECORDED = "recorded_actions"
 
 
 def complete_policies(cfg: DictConfig, project: Path, overrides: Sequence[str]) -> None:
-    """Puts, in place, the configurations of policies where a comparison names options, directories and bundles.
+    """Replace, in place, options, directories and bundles among the compared policies by configurations.
 
-    A training brings its model and, unless the command names them, its wrappers; the first one its environment. What
-    wrappers of the first one do to rewards and episodes holds for policies without wrappers of their own as well.
+    A training run provides its model and, unless the command names them, its wrappers; the first one its environment.
+    Its wrappers of rewards and episodes also apply to policies without wrappers of their own.
 
     :param cfg: The configuration of the comparison.
     :param project: Directory that relative paths refer to.
     :param overrides: The command's arguments.
-    :raises UsageError: There is no such option and no such training.
+    :raises UsageError: There is no such option and no such training run.
     """
     named = {override.lstrip("+~").partition("=")[0].partition(".")[0] for override in overrides}
     reader = PolicyReader(cfg, project, named)
@@ -46,9 +46,9 @@ def complete_policies(cfg: DictConfig, project: Path, overrides: Sequence[str]) 
         reader.where = " or ".join(GATE)
     policies = OmegaConf.to_container(cfg.policies, resolve=True) if OmegaConf.is_config(cfg.policies) else cfg.policies
     if not isinstance(policies, (list, dict)):
-        raise UsageError(f"policies: expected a list or names with policies, found {policies!r}.")
+        raise UsageError(f"policies: expected a list, or a mapping from names to policies, found {policies!r}.")
     completed: dict[str, Any] = {}
-    # A list may have entries with names as well: [random, {mine: <run>}].
+    # Entries of a list may have names: [random, {mine: <run>}].
     for entry in policies if isinstance(policies, list) else [{name: entry} for name, entry in policies.items()]:
         name, policy = reader.entry(entry)
         completed[name if name not in completed else f"{name} ({len(completed) + 1})"] = policy
@@ -59,11 +59,11 @@ def complete_policies(cfg: DictConfig, project: Path, overrides: Sequence[str]) 
 
 
 def _complete_gate(cfg: DictConfig, project: Path) -> None:
-    """Checks that both are named, and puts the content of a file with thresholds in its place."""
+    """Check that both policies are named, and replace a file of thresholds by its content."""
     for name in GATE:
         if cfg[name] is None:
             raise UsageError(
-                f"{name}: name a training, a bundle or an option of {_GROUP}, {name}=outputs/<name>/<time>."
+                f"{name}: expected a training run, a bundle or an option of {_GROUP}: {name}=outputs/<name>/<time>."
             )
     if isinstance(cfg.get("thresholds"), str):
         try:
@@ -75,26 +75,26 @@ def _complete_gate(cfg: DictConfig, project: Path) -> None:
 
 
 class PolicyReader:
-    """Reads what entries stand for.
+    """Reads entries of compared policies.
 
     :param cfg: The whole configuration.
     :param project: Directory that relative paths refer to.
-    :param named: Sections that the command names itself.
+    :param named: Sections that the command names.
     """
 
     def __init__(self, cfg: DictConfig, project: Path, named: set[str]) -> None:
         self.env: Any = None
-        """The environment of the first training, where the command names none."""
+        """The environment of the first training run, unless the command names one."""
         self.wrappers: Any = None
         """Its wrappers, likewise."""
         self.where = "policies"
-        """What messages begin with."""
+        """Beginning of error messages: the configuration key."""
         self._cfg = cfg
         self._project = project
         self._named = named
 
     def entry(self, entry: Any) -> tuple[str, Any]:
-        """A label and the configuration, with `trainings` where there are several."""
+        """Return a label and the configuration, with `trainings` if there are several."""
         if isinstance(entry, Mapping):
             if TARGET_KEY in entry or _GROUP in entry:
                 return str(entry.get(TARGET_KEY, _GROUP)).rpartition(".")[2], dict(entry)
@@ -106,7 +106,7 @@ class PolicyReader:
             return found[0][0], {"trainings": [policy for _, policy in found]}
         if not isinstance(entry, str):
             raise UsageError(
-                f"{self.where}: {entry!r} is neither an option of {_GROUP}, nor a training, nor a configuration."
+                f"{self.where}: {entry!r} is neither an option of {_GROUP}, nor a training run, nor a configuration."
             )
         path = self._project / entry
         if path.is_dir():
@@ -123,7 +123,7 @@ class PolicyReader:
         return {**self._option("sb3"), "path": str(path)}
 
     def surrounded(self, entry: Mapping[str, Any]) -> dict[str, Any]:
-        """The configuration with wrappers, where it has none: what the first training has around its environment."""
+        """Return the configuration; if it has no wrappers, with those of the first training run."""
         if "trainings" in entry:
             return {"trainings": [self.surrounded(each) for each in entry["trainings"]]}
         entry = dict(entry) if _GROUP in entry else {_GROUP: dict(entry)}
@@ -161,7 +161,7 @@ class PolicyReader:
         return f"{algorithm_name(algorithm, run)} {run.name}", entry
 
     def _option(self, name: str) -> dict[str, Any]:
-        """The configuration of an option of the group; `_policy` at its end may be left out."""
+        """Return the configuration of an option of the group; the suffix `_policy` may be omitted."""
         loader: Any = GlobalHydra.instance().config_loader()
         repository = loader.repository
         options = sorted(repository.get_group_options(_GROUP))
@@ -177,9 +177,9 @@ class PolicyReader:
 
 
 def complete_replay(cfg: DictConfig, project: Path, overrides: Sequence[str]) -> None:
-    """Puts, in place, what the recorded rollout was configured with, unless the command names it itself.
+    """Take over, in place, the configuration of the recorded rollout, unless the command names it.
 
-    That is the environment, the wrappers, the limit of steps, the seeds, and the policy of a what-if that names none.
+    These are the environment, the wrappers, the limit of steps, the seeds, and the policy of a what-if without one.
 
     :param cfg: The configuration of the replay.
     :param project: Directory that relative paths refer to.
@@ -188,7 +188,7 @@ def complete_replay(cfg: DictConfig, project: Path, overrides: Sequence[str]) ->
     """
     if not cfg.trajectory_data:
         raise UsageError(
-            "trajectory_data: name the directory of a rollout, or a file in its trajectory_data: "
+            "trajectory_data: expected the directory of a rollout, or a file in its trajectory_data: "
             "trajectory_data=outputs/<rollout>/<time>."
         )
     data = project / str(cfg.trajectory_data)
@@ -199,8 +199,8 @@ def complete_replay(cfg: DictConfig, project: Path, overrides: Sequence[str]) ->
     run = next((place for place in (data.parent, data.parent.parent) if (place / STORED_CONFIG).is_file()), None)
     named = {override.lstrip("+~").partition("=")[0].partition(".")[0] for override in overrides}
     recorded = {} if run is None else read_plain_yaml(run / CONFIG_FILE)
-    is_asked = cfg.what_if.step is not None
-    plays_on_itself = is_asked and cfg.what_if.policy is None
+    has_what_if = cfg.what_if.step is not None
+    plays_on_itself = has_what_if and cfg.what_if.policy is None
     wanted = [section for section in ("env", "wrappers", "seeding") if section not in named]
     stored = (
         {}
@@ -225,12 +225,12 @@ def complete_replay(cfg: DictConfig, project: Path, overrides: Sequence[str]) ->
             own.max_episode_steps = runner.get("max_episode_steps") or 0
         if own.deterministic is None:
             own.deterministic = bool(runner.get("deterministic")) if plays_on_itself else True
-        if is_asked:
+        if has_what_if:
             cfg.what_if.policy = _policy_of_what_if(cfg, project, named, stored, own.input_dir)
 
 
 def _policy_of_what_if(cfg: DictConfig, project: Path, named: set[str], stored: dict[str, Any], input_dir: str) -> Any:
-    """The configuration of the policy that goes on; `None`: the recorded actions do."""
+    """Return the configuration of the policy that continues the episode; `None`: the recorded actions."""
     policy = cfg.what_if.policy
     if policy is None:
         return {"policy": stored["policy"], "input_dir": input_dir} if "policy" in stored else None
@@ -243,7 +243,7 @@ def _policy_of_what_if(cfg: DictConfig, project: Path, named: set[str], stored: 
 
 
 def _differing_versions(run: Path | None) -> str:
-    """How the installed versions differ from those that a run was recorded with."""
+    """Return the differences between installed versions and those of the recorded run as text."""
     recorded: Any = {} if run is None else read_json_object(run / VERSIONS_FILE).get("versions") or {}
     now = installed_versions()
     different = [name for name in now if recorded.get(name, now[name]) != now[name]]

@@ -1,4 +1,4 @@
-"""Critics that the algorithm chooses, and those that do not suit it."""
+"""Choice of the critic that an algorithm needs, and check of a given critic."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from maze.train.trainers.common.config_classes import AlgorithmConfig, algorithm
 
 _ACCEPTED: Mapping[CriticKind, type[Any]] = {
     "state": BaseStateCriticComposer,
-    "sub-step state": BaseStateCriticComposer,  # with a single sub-step any will do
+    "sub-step state": BaseStateCriticComposer,  # with a single sub-step, any state critic fits
     "state-action": BaseStateActionCriticComposer,
 }
 _WANTED: Mapping[CriticKind, type[Any]] = {**_ACCEPTED, "sub-step state": StepStateCriticComposer}
 
 
 def choose_critic(cfg: DictConfig) -> None:
-    """Puts a critic of the kind that the algorithm needs, in place, where the one that is there is another by default.
+    """Replace, in place, a default critic of another kind than the algorithm needs.
 
-    Critics that the command names, or changes, and those that a model brings, stay as they are.
+    Critics that the command names or changes, and the critic of a model, are kept.
 
-    :param cfg: The composed configuration. With Hydra's own section the choice is entered there, which names the run's
-        directory; without it Hydra has told its overrides (`HydraConfig`).
+    :param cfg: The composed configuration. If it has Hydra's own section, the choice is entered there, since the run's
+        directory is named after it; otherwise the overrides are those of `HydraConfig`.
     """
     from hydra.core.hydra_config import HydraConfig
 
@@ -52,9 +52,9 @@ def choose_critic(cfg: DictConfig) -> None:
     if is_named or brings_one or not isinstance(cfg.get("critic"), DictConfig):
         return
     found, composer, kind = _composer_type(cfg.critic), _model_composer(model), config_class.critic
-    # networks for sub-steps and agents that look different want critics that tell them apart
-    tells_too_little = issubclass(composer, AutoModelComposer) and found is SharedStateCriticComposer
-    if found is None or (issubclass(found, _WANTED[kind]) and not tells_too_little):
+    # networks that differ between sub-steps and agents need critics that distinguish them
+    is_too_coarse = issubclass(composer, AutoModelComposer) and found is SharedStateCriticComposer
+    if found is None or (issubclass(found, _WANTED[kind]) and not is_too_coarse):
         return
     option = CRITIC_OPTIONS[kind][issubclass(composer, TemplateModelComposer)]
     with read_write(cfg), open_dict(cfg):
@@ -64,11 +64,11 @@ def choose_critic(cfg: DictConfig) -> None:
 
 
 def check_critic(cfg: Any, critic_is_given: bool) -> None:
-    """Compares the critic with the algorithm.
+    """Check that the critic fits the algorithm.
 
     :param cfg: The composed configuration.
-    :param critic_is_given: Whether the critic was asked for, and is not only there by default.
-    :raises ConfigError: They do not belong together.
+    :param critic_is_given: Whether the user gave the critic, instead of using the default.
+    :raises ConfigError: They do not fit.
     """
     model, config_class = cfg.get("model"), algorithm_class(cfg.get("algorithm"))
     if isinstance(model, BaseModelComposer) or config_class is None:
@@ -76,7 +76,7 @@ def check_critic(cfg: Any, critic_is_given: bool) -> None:
     name, kind = config_class.name, config_class.critic
     if kind is None:
         if critic_is_given:
-            raise ConfigError(f"critic: algorithm={name!r} has no critic. Leave the argument out.")
+            raise ConfigError(f"critic: algorithm={name!r} has no critic. Remove the argument.")
         return
     found = _composer_type(model.get("critic") if isinstance(model, Mapping) else None)
     if found is not None and not issubclass(found, _ACCEPTED[kind]):
@@ -84,11 +84,11 @@ def check_critic(cfg: Any, critic_is_given: bool) -> None:
 
 
 def _composer_type(critic: Any) -> type[CriticComposerInterface] | None:
-    """Its class, where it is one of the two kinds and can be told."""
+    """Return its class if it is known and one of the two kinds."""
     try:
         found = critic_composer_type(critic)
     except ConfigError:
-        return None  # the model says more about it when it is built
+        return None  # building the model raises a detailed error
     is_known = found is not None and issubclass(found, BaseStateCriticComposer | BaseStateActionCriticComposer)
     return found if is_known else None
 
@@ -97,11 +97,11 @@ def _algorithm_class(cfg: DictConfig) -> type[AlgorithmConfig] | None:
     try:
         return algorithm_class(cfg.get("algorithm"))
     except ConfigError:
-        return None  # which is told when the configuration is checked
+        return None  # reported by the check of the configuration
 
 
 def _model_composer(model: Any) -> type[BaseModelComposer]:
-    """Its class; the base class where it cannot be told."""
+    """Return its class; the base class if it is unknown."""
     factory = Factory(BaseModelComposer)  # type: ignore[type-abstract]  # the target is a concrete one
     target = model.get(TARGET_KEY) if isinstance(model, Mapping) else None
     try:
@@ -111,7 +111,7 @@ def _model_composer(model: Any) -> type[BaseModelComposer]:
 
 
 def _shipped(option: str) -> Any:
-    """The content of an option of the group `critic`."""
+    """Return the content of an option of the group `critic`."""
     from importlib.resources import files
 
     return OmegaConf.create((files("maze.conf") / "critic" / f"{option}.yaml").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Turns what Hydra and OmegaConf say about a command into messages that name the place and the way out."""
+"""Errors of the command line; messages of Hydra and OmegaConf with the place of the error and its remedy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from maze.core.errors import SYNONYMS, ConfigError, GateNotPassedError, did_you_
 from maze.rllib.algorithms import what_is_there_instead
 
 _LONG_WRAPPER = re.compile(r"^wrappers\.(\w+\.)+(?=[A-Z])")
-"""The path of a wrapper's class as a key; its class alone says the same."""
+"""The path of a wrapper's class as a key, which messages shorten to the class."""
 
 
 class UsageError(ConfigError):
@@ -31,7 +31,7 @@ class UsageError(ConfigError):
 
 
 class FlagParser(argparse.ArgumentParser):
-    """Parses what follows a flag of `maze-run`. Options that are not given are no attributes of the result.
+    """Parses the arguments of a flag of `maze-run`. Options that are not given are no attributes of the result.
 
     :param flag: The flag.
     :param description: What it does.
@@ -48,22 +48,22 @@ class FlagParser(argparse.ArgumentParser):
 
 
 class RunFailedError(BaseException):
-    """Carries an error, its cause, past Hydra, which would announce it in its own words, or go on."""
+    """Carries an error, its cause, past Hydra, which would print it in another form, or continue."""
 
 
 GATE = ("baseline", "candidate")
-"""What a gate compares: keys of its configuration."""
+"""Keys of the policies that a gate compares."""
 
 
 def is_gate(cfg: Container[str]) -> bool:
-    """Whether a configuration is that of a gate."""
+    """Return whether a configuration is that of a gate."""
     return all(name in cfg for name in GATE)
 
 
-def tell_from_verdict(error: BaseException, cfg: Container[str]) -> None:
-    """Has a gate that is asked in a wrong way, or breaks down, end with 2; 1 says that the candidate does not pass.
+def set_gate_status(error: BaseException, cfg: Container[str]) -> None:
+    """Set the exit status of a gate with an invalid configuration or a failure to 2; 1 means: candidate rejected.
 
-    :param error: What ends the command.
+    :param error: The error that ends the command.
     :param cfg: Its configuration.
     """
     if is_gate(cfg) and isinstance(error, Exception) and not isinstance(error, GateNotPassedError):
@@ -71,7 +71,7 @@ def tell_from_verdict(error: BaseException, cfg: Container[str]) -> None:
 
 
 def translated(error: BaseException) -> ConfigError | None:
-    """The error as one message for the user of the command line; None: it is none of Hydra's."""
+    """Return the error as one message for users of the command line; None: Hydra did not raise it."""
     message: str | None = None
     if isinstance(error, MissingConfigException):
         message = _missing_config(error)
@@ -97,14 +97,14 @@ def translated(error: BaseException) -> ConfigError | None:
 
 
 def suggestion(wrong: str, known: Iterable[str], introduction: str = "Known") -> str:
-    """A sentence with what was probably meant, and another with all there is."""
+    """Return a sentence with the most similar name, and another with all known names."""
     names = sorted(set(known))
     known_names = f" {introduction}: {', '.join(names)}." if names else ""
     return did_you_mean(wrong, names) + known_names
 
 
 def root_configs() -> list[str]:
-    """The root configurations that Maze ships."""
+    """Return the root configurations that Maze ships."""
     return sorted(
         entry.name.removesuffix(".yaml") for entry in resources.files("maze.conf").iterdir() if ".yaml" in entry.name
     )
@@ -117,7 +117,7 @@ def _missing_config(error: MissingConfigException) -> str:
     if not group:
         return f"-cn {missing}: there is no such root configuration." + suggestion(missing, root_configs())
     if not options:
-        return f"{group}={option}: there is no group {group!r}, or nothing in it."
+        return f"{group}={option}: there is no group {group!r}, or it is empty."
     if group == "rllib/algorithm" and (instead := what_is_there_instead(option)):
         return instead
     return f"{group}={option}: there is no such option." + suggestion(option, options, f"Options of {group}")
@@ -131,12 +131,12 @@ def _composition(error: ConfigCompositionException) -> str:
     prefix = "Could not override '"
     if message.startswith(prefix) and "No match in the defaults list" in message:
         group = message[len(prefix) :].partition("'")[0]
-        return f"{group}: this group is not used by default; write +{group}=<option> to add it."
+        return f"{group}: this group is not used by default. To add it, write +{group}=<option>."
     if message.endswith("appears more than once in the final defaults list"):
-        return f"{message}; leave one of its lines out."
+        return f"{message}; remove one of its lines."
     if message.startswith("Could not append to config"):
         line = message.splitlines()[1].partition("'")[2].rstrip("'")
-        return f"+{line.partition('=')[0]}: is there already; write {line}, without the +."
+        return f"+{line.partition('=')[0]}: this key exists already. Write {line}, without the +."
     if isinstance(cause, OmegaConfBaseException):
         message = f"{message.splitlines()[0].rstrip('.')}: {first_line(cause).rstrip('.')}"
     return message
@@ -155,16 +155,16 @@ def _unknown_key(cause: Any) -> str:
         hint = f" Did you mean `{elsewhere[0]}`?" + suggestion("", siblings, "Known here")
     else:
         hint = did_you_mean(wrong, siblings, f"{prefix}{{}}") + suggestion("", siblings, "Known here")
-    return f"{full_key}: unknown key.{hint} To add a key that is not there yet, write +{full_key}=<value>."
+    return f"{full_key}: unknown key.{hint} To add a new key, write +{full_key}=<value>."
 
 
 def _paths_ending_in(parent: DictConfig, names: Container[str]) -> list[str]:
-    """Paths of the values with one of these names anywhere in the whole configuration, those nearest to its root first.
+    """Return the paths of values with one of these names in the whole configuration, those nearest to its root first.
 
     :param parent: Any mapping in the configuration.
     """
     root: Any = parent
-    with suppress(OmegaConfBaseException):  # above the root there is nothing
+    with suppress(OmegaConfBaseException):  # raised above the root
         for n_dots in itertools.count(1):
             root = OmegaConf.select(parent, "." * n_dots)
 

@@ -1,4 +1,4 @@
-"""`maze-run --export <run>`: a trained policy as one file that acts without torch."""
+"""`maze-run --export <run>`: export a trained policy as one file that acts without torch."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ FLAG = "--export"
 
 
 def export_run(arguments: Sequence[str]) -> int:
-    """Writes the bundle of a run, and says what is in it and what is not.
+    """Write the bundle of a run, and print its content and the code that is not included.
 
-    :param arguments: What follows `--export`.
+    :param arguments: Arguments of `--export`.
     :return: Exit status.
     :raises UsageError: There is no such run, or an option is unknown.
     """
@@ -34,12 +34,12 @@ def export_run(arguments: Sequence[str]) -> int:
         print(f"  sub-step {key!r}: from {observed} to {heads}")
         if sizes := next(iter(step.networks.values())).state_sizes:
             states = ", ".join(f"{name} ({size})" for name, size in sizes.items())
-            print(f"    carries from step to step: {states}; sessions do so by themselves")
+            print(f"    recurrent state: {states}; sessions keep it")
     for piece in bundle.card["code"]:
-        need = "has to be provided" if piece["is_required"] else "may be provided" if piece["call"] else "comes before"
+        need = "must be provided" if piece["is_required"] else "may be provided" if piece["call"] else "precedes it"
         print(f"  not in the file: {piece['name']} ({piece['class']}) {need}")
     n_cases = sum(len(next(iter(case["logits"].values()))) for case in bundle.reference)
-    print(f"Its logits were those of the trained policy in {n_cases} recorded states.")
+    print(f"Its logits equal those of the trained policy in {n_cases} recorded states.")
     return 0
 
 
@@ -49,6 +49,6 @@ def _parsed(arguments: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--out", type=Path, help="the file, <run>.maze by default")
     parser.add_argument("--name", help="name of the policy")
     parser.add_argument("--weights", dest="state_dict_file", help="file of the weights, state_dict.pt by default")
-    parser.add_argument("--steps", dest="n_steps", type=int, help="steps that the policy takes for reference cases")
+    parser.add_argument("--steps", dest="n_steps", type=int, help="number of steps recorded as reference cases")
     parser.add_argument("--seed", type=int, help="seed of these steps")
     return vars(parser.parse_intermixed_args(list(arguments)))

@@ -1,4 +1,4 @@
-"""What Hydra is told: where configurations of environments are found, and what `--multirun` does."""
+"""Setup of Hydra: search path of configurations, importable modules, default sweeper, text of values."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ ENVIRONMENT_CONFIGS = (
 
 
 def environment_configs() -> list[str]:
-    """The packages among them that can be imported."""
+    """Return the packages among them that can be imported."""
     _make_tutorial_importable()
     return [package for package in ENVIRONMENT_CONFIGS if is_importable(package)]
 
 
 def _make_tutorial_importable() -> None:
-    """In a checkout of the project, has the tutorial found where it lies: beside this package, in `tutorials`."""
+    """In a checkout of the project, make the tutorial importable from `tutorials`, beside this package."""
     tutorials = Path(__file__).resolve().parents[2] / "tutorials"
     if not is_importable("tutorial_maze_env") and (tutorials / "tutorial_maze_env").is_dir():
         sys.path.append(str(tutorials))
@@ -54,11 +54,11 @@ def _make_tutorial_importable() -> None:
 
 @contextmanager
 def project_importable(arguments: Sequence[str], trusted: Sequence[str] = ()) -> Iterator[None]:
-    """Context in which modules of the working directory can be imported, if the command names or trusts one.
+    """Context in which modules of the working directory can be imported, if the command names or trusts one of them.
 
-    Otherwise they cannot: the working directory may come from an untrusted source.
+    Otherwise they are not importable: the working directory may come from an untrusted source.
 
-    :param arguments: The command's.
+    :param arguments: Arguments of the command.
     :param trusted: Packages that it trusts.
     """
     project = Path.cwd()
@@ -74,7 +74,7 @@ def project_importable(arguments: Sequence[str], trusted: Sequence[str] = ()) ->
     if not any(lies_here):
         yield
         return
-    sys.path.append(str(project))  # last: what is installed is found first
+    sys.path.append(str(project))  # last: installed packages take precedence
     try:
         yield
     finally:
@@ -86,12 +86,12 @@ GROUP, NAME = "hydra/sweeper", "basic"
 
 @contextmanager
 def grid_by_default() -> Iterator[None]:
-    """Has `hydra/sweeper=basic`, Hydra's default, mean the grid search of Maze.
+    """Context in which `hydra/sweeper=basic`, Hydra's default, is the grid search of Maze.
 
-    A root configuration cannot choose it with `override hydra/sweeper`: that would win over the choice of an
-    experiment. Only the command of Maze is concerned; other applications in the same environment keep Hydra's.
+    A root configuration cannot choose it with `override hydra/sweeper`, which would take precedence over the choice of
+    an experiment. Other applications in the same environment keep Hydra's sweeper.
     """
-    Plugins.instance()  # plugins register themselves when they are first looked for; here, before one is replaced
+    Plugins.instance()  # plugins are registered by the first search; before one is replaced
     group = ConfigStore.instance().repo["hydra"]["sweeper"]
     previous = group[f"{NAME}.yaml"]
     grid = resources.files("maze.conf") / "hydra" / "sweeper" / "grid.yaml"
@@ -104,7 +104,7 @@ def grid_by_default() -> Iterator[None]:
 
 
 def value_text(value: Any) -> str:
-    """Returns a value as written in an override: numbers, texts, paths, nothing, lists and mappings of them."""
+    """Return a value as written in an override: numbers, texts, paths, None, lists and mappings of these."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, bool):

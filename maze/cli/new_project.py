@@ -1,6 +1,6 @@
-"""`maze-run --new-project <name>`: a project of one's own, to begin with.
+"""`maze-run --new-project <name>`: a new project.
 
-It is the example project (`examples/own_project`), with its name replaced.
+It is a copy of the example project (`examples/own_project`) with another name.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from maze.cli.hydra_setup import environment_configs
 FLAG = "--new-project"
 USAGE = f"maze-run {FLAG} <name>, for instance {FLAG} stockroom"
 TEMPLATE = "stockroom"
-"""What the example is called."""
+"""Name of the example project."""
 LOCAL = "local.mk"
 _NAME = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
 _TAKEN_IN_PROJECT = frozenset({"conf", "hydra_plugins", "outputs", "tests"})
 
 
 def write_project(arguments: Sequence[str]) -> int:
-    """Writes the project into a new directory, and says what to do with it.
+    """Write the project into a new directory, and print the next commands.
 
-    :param arguments: What follows `--new-project`: the name, or a path whose last part it is.
+    :param arguments: Arguments of `--new-project`: the name, or a path that ends with it.
     :return: Exit status.
-    :raises UsageError: The name cannot be that of a package, or is taken; or there is something in the directory.
+    :raises UsageError: The name is no name of a package, or is in use; or the directory is not empty.
     """
     if len(arguments) != 1 or arguments[0].startswith("-"):
         raise UsageError(f"{FLAG}: expected one name, found {' '.join(arguments) or 'none'}. {USAGE}")
@@ -43,11 +43,11 @@ def write_project(arguments: Sequence[str]) -> int:
     _write(directory)
     shown = os.path.relpath(directory)
     print(
-        f"{directory}: a project with an environment, its tests, a training, a comparison, a gate and a service.\n"
+        f"{directory}: a project with an environment, its tests, training, comparison, gate and deployment.\n"
         f"  cd {shown}\n"
-        f"  make test    # checks that all of it fits together\n"
-        f"  make demo    # trains a policy, compares it, passes it through the gate, and serves it (minutes)\n"
-        f"README.md says what is where, and what to change first."
+        f"  make test    # run the tests\n"
+        f"  make demo    # train a policy, compare it, apply the gate, and serve it (minutes)\n"
+        f"README.md describes the files, and what to change first."
     )
     return 0
 
@@ -60,18 +60,18 @@ def _check_name(directory: Path) -> None:
             f" How about {usual}?" if _NAME.fullmatch(usual) and usual != name and not keyword.iskeyword(usual) else ""
         )
         raise UsageError(
-            f"{FLAG}: {name!r} cannot be the name of a package: expected small letters, digits and underscores, a "
-            f"letter first, and no word of Python's.{hint}"
+            f"{FLAG}: {name!r} cannot be the name of a package: expected lower-case letters, digits and underscores, "
+            f"beginning with a letter, and no keyword of Python.{hint}"
         )
     if name in sys.stdlib_module_names or name in _TAKEN_IN_PROJECT or _is_installed(directory):
-        raise UsageError(f"{FLAG}: {name} is the name of a package already, which it would hide; choose another one.")
+        raise UsageError(f"{FLAG}: {name} is the name of an existing package. Choose another name.")
     option = next((package for package in (*environment_configs(), "maze.conf") if _has_env(package, name)), None)
     if option is not None:
-        raise UsageError(f"{FLAG}: env={name} is an environment of Maze already ({option}); choose another name.")
+        raise UsageError(f"{FLAG}: env={name} is an environment of Maze ({option}). Choose another name.")
 
 
 def _is_installed(directory: Path) -> bool:
-    """Whether something of this name can be imported, other than the empty directory itself, or is installed by it."""
+    """Return whether another package of this name can be imported or is installed."""
     spec = importlib.util.find_spec(directory.name)
     places = () if spec is None else spec.submodule_search_locations or (spec.origin,)
     if any(place is None or Path(place) != directory for place in places):
@@ -89,26 +89,25 @@ def _has_env(package: str, name: str) -> bool:
 
 def _check_place(directory: Path) -> None:
     if not directory.parent.is_dir():
-        raise UsageError(f"{FLAG}: there is no directory {directory.parent}; make it first.")
+        raise UsageError(f"{FLAG}: there is no directory {directory.parent}. Create it first.")
     if directory.is_dir() and not any(directory.iterdir()):
         return
     if os.path.lexists(directory):
-        what = "a directory with something in it" if directory.is_dir() else "a file"
-        raise UsageError(f"{FLAG}: {directory} is {what}, which stays as it is; choose another name or place.")
+        what = "a directory that is not empty" if directory.is_dir() else "a file"
+        raise UsageError(f"{FLAG}: {directory} is {what}. Choose another name or directory.")
 
 
 def _write(directory: Path) -> None:
-    """Writes all files, or none."""
+    """Write all files, or none."""
     unfinished = directory.with_name(f".{directory.name}-{os.getpid()}")
     try:
         unfinished.mkdir()
         _copy(template_directory(), unfinished, directory.name)
         (unfinished / LOCAL).write_text(
-            f"# Of this machine alone, and not kept by git: the Python that Maze is installed for.\n"
-            f"PYTHON ?= {sys.executable}\n",
+            f"# Local to this machine, ignored by git: the Python with Maze.\nPYTHON ?= {sys.executable}\n",
             encoding="utf-8",
         )
-        if directory.is_dir():  # empty; somebody may be in it
+        if directory.is_dir():  # empty; it may be a working directory
             for entry in sorted(unfinished.iterdir()):
                 entry.rename(directory / entry.name)
         else:
@@ -120,7 +119,7 @@ def _write(directory: Path) -> None:
 
 
 def template_directory() -> Path:
-    """Where the example is: in the package, as it is installed, or beside it, in a checkout."""
+    """Return the directory of the example: in the installed package, or beside it in a checkout."""
     installed = Path(__file__).parent / "project_template"
     return installed if installed.is_dir() else Path(__file__).resolve().parents[2] / "examples" / "own_project"
 
@@ -134,7 +133,7 @@ def _copy(source: Path, target: Path, name: str) -> None:
         if entry.is_dir():
             _copy(entry, copied, name)
         else:
-            copied.parent.mkdir(parents=True, exist_ok=True)  # empty directories are what git has left behind
+            copied.parent.mkdir(parents=True, exist_ok=True)  # git leaves empty directories
             copied.write_text(_renamed(entry.read_text(encoding="utf-8"), name), encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Pages about runs: `maze-run --report <run> ...`, and an episode of a policy, `maze-run --play <run>`."""
+"""HTML reports of runs (`maze-run --report <run> ...`) and episodes of a policy (`maze-run --play <run>`)."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _GROUPS = ("env", "wrappers", "algorithm", "model", "critic", "runner")
 
 
 def make_report(arguments: Sequence[str]) -> int:
-    """Writes the page about runs, or serves it on this machine for as long as somebody looks at it.
+    """Write the report of runs, or serve it on this machine while it is open.
 
-    :param arguments: What follows `--report`.
+    :param arguments: Arguments of `--report`.
     :return: Exit status.
-    :raises UsageError: There is no such run, or no run is named.
+    :raises UsageError: No run is named, or it does not exist.
     """
     wanted = _parsed(arguments)
     places = [directory if _runs_in(directory) else find_run(directory, "--report") for directory in wanted.runs]
@@ -47,9 +47,9 @@ def make_report(arguments: Sequence[str]) -> int:
 
 
 def episode_wanted(arguments: Sequence[str]) -> list[str] | None:
-    """The command that plays an episode for the report, if one is asked for and there is none.
+    """Return the command that plays an episode for the report; `None`: not requested, or played before.
 
-    :param arguments: What follows `--report`.
+    :param arguments: Arguments of `--report`.
     """
     wanted = _parsed(arguments)
     directory = find_run(wanted.runs[0], "--report") if wanted.episode else None
@@ -66,9 +66,9 @@ def episode_wanted(arguments: Sequence[str]) -> list[str] | None:
 
 
 def _page(places: Sequence[Path], is_quick: bool = False) -> Page:
-    """The page about what lies in directories of runs, of sweeps, or of several runs.
+    """Return the report of a run, a sweep or several runs.
 
-    :param is_quick: Leave out what takes a moment to find out: a page that is served is made every few seconds.
+    :param is_quick: Leave out slow parts: a served report is written every few seconds.
     """
     runs = [run for place in places for run in (_runs_in(place) or [place])]
     trials = read_trials(places[0]) if len(places) == 1 else None
@@ -98,7 +98,7 @@ def _reported_if_readable(directory: Path) -> ReportedRun | None:
 
 
 def _runs_in(directory: Path) -> list[Path]:
-    """The runs of a sweep, or those that lie beside each other in a directory that is none itself."""
+    """Return the runs of a sweep or of a directory of runs; empty for the directory of one run."""
     if is_run(directory) or not directory.is_dir():
         return []
     runs = [path.parent for path in directory.glob(f"*/{CONFIG_FILE}")]
@@ -108,23 +108,23 @@ def _runs_in(directory: Path) -> list[Path]:
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser = FlagParser("--report", "Write the report of a run, a sweep, or several runs.")
     parser.add_argument("runs", type=Path, nargs="+", metavar="run", help="directory of a run, of a sweep, or of runs")
-    parser.add_argument("--output", type=Path, default=None, help="the page, report.html in the first directory")
+    parser.add_argument("--output", type=Path, default=None, help="file, report.html in the first directory by default")
     parser.add_argument("--episode", action="store_true", default=False, help="play an episode for the report of a run")
-    parser.add_argument("--live", action="store_true", default=False, help="serve the page on this machine")
+    parser.add_argument("--live", action="store_true", default=False, help="serve the report on this machine")
     wanted = parser.parse_intermixed_args(list(arguments))
     if wanted.episode and len(wanted.runs) > 1:
-        parser.error("--episode belongs to the report of one run")
+        parser.error("--episode needs exactly one run")
     return wanted
 
 
-# -- what differs from the defaults, and the model ---------------------------------------------------------------------
+# -- differences from the defaults, and the model ----------------------------------------------------------------------
 
 
 def _with_details(facts: RunFacts, directory: Path) -> RunFacts:
-    """Adds differences from the defaults, pictures of the model and a recorded episode, as far as there are some.
+    """Add differences from the defaults, pictures of the model and a recorded episode, if available.
 
-    :param facts: What is known already.
-    :param directory: Of the run.
+    :param facts: Facts so far.
+    :param directory: Directory of the run.
     """
     pictures, networks = _model(directory)
     episode = directory / EPISODE
@@ -138,13 +138,13 @@ def _with_details(facts: RunFacts, directory: Path) -> RunFacts:
 
 
 def _differences(directory: Path) -> Sequence[tuple[str, str, str | None]]:
-    """Name, value and default of each setting that is not what the chosen options bring; empty: it cannot be told."""
+    """Return name, value and default of each setting that differs from the chosen options; empty: unknown."""
     from maze.core.log_stats.log_stats_writer_tensorboard import flat_hyperparameters
 
     stored = read_plain_yaml(directory / CONFIG_FILE)
     try:
         default = _defaults(directory)
-    except Exception:  # options that are not there any more, or are found by a project's own plugin only
+    except Exception:  # options that were removed, or that only a project's own plugin finds
         return ()
     ours, theirs = (
         {name: value for name, value in flat_hyperparameters(each).items() if not name.startswith("seeding.")}
@@ -158,7 +158,7 @@ def _differences(directory: Path) -> Sequence[tuple[str, str, str | None]]:
 
 
 def _defaults(directory: Path) -> dict[str, Any]:
-    """What the root configuration gives with the same options and nothing else."""
+    """Return the root configuration with the same options and no other overrides."""
     from omegaconf import OmegaConf
 
     from maze.cli.checks import complete
@@ -174,7 +174,7 @@ def _defaults(directory: Path) -> dict[str, Any]:
 
 
 def _model(directory: Path) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Pictures of the networks as SVG, and the text of those that are no graphs of blocks."""
+    """Return pictures of the networks as SVG, and the text of networks that are no graphs of blocks."""
     from maze.cli.stored_model import packages_trusted_by
     from maze.core.utils.factory import Factory
     from maze.core.utils.import_guard import imports_guarded
@@ -206,7 +206,7 @@ def _drawn(composer: Any) -> Iterator[tuple[str, str]]:
             block = next((part for part in network.modules() if isinstance(part, InferenceBlock)), None)
             try:
                 svg = None if block is None else render(model_graph(block, title=name), "svg").decode()
-            except Exception:  # whatever a drawing library is missing; the text says the same
+            except Exception:  # without a working drawing library, the text is shown
                 svg = None
             yield name, repr(network) if svg is None else svg[svg.index("<svg") :]
 
@@ -215,14 +215,14 @@ def _drawn(composer: Any) -> Iterator[tuple[str, str]]:
 
 
 def play_command(arguments: Sequence[str]) -> list[str]:
-    """Return the command that shows an episode of a policy: in a window, as a page without a display, or as a film.
+    """Return the command that shows an episode of a policy: in a window, as an HTML player, or as a video.
 
-    :param arguments: What follows `--play`: the directory of a training, `--video`, overrides.
-    :raises UsageError: The training or the film is missing.
+    :param arguments: Arguments of `--play`: the directory of a training run, `--video`, overrides.
+    :raises UsageError: The run or the file of the video is missing.
     """
-    parser = FlagParser("--play", "Show an episode of the best policy of a training.")
-    parser.add_argument("run", help="directory of the training: outputs/<name>/<time>")
-    parser.add_argument("--video", type=Path, default=None, help="write a film: episode.mp4 or .gif")
+    parser = FlagParser("--play", "Show an episode of the best policy of a training run.")
+    parser.add_argument("run", help="directory of the training run: outputs/<name>/<time>")
+    parser.add_argument("--video", type=Path, default=None, help="write a video: episode.mp4 or .gif")
     wanted, further = parser.parse_known_args(list(arguments))
     for name, value in vars(wanted).items():
         if "=" in str(value):

@@ -1,4 +1,4 @@
-"""The directory of a run: never shared with another run, and removed when the run came to nothing."""
+"""The directory of a run: never shared with another run, and removed if the run had no results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from maze.cli.errors import RunFailedError, tell_from_verdict
+from maze.cli.errors import RunFailedError, set_gate_status
 from maze.cli.sweeps.results import has_study
 from maze.cli.wrapper_overrides import apply_overrides, as_written
 from maze.core.errors import ConfigError
@@ -23,7 +23,7 @@ from maze.core.utils.config_utils import gym_env_defaults
 from maze.core.utils.storage import Store, Uploads, is_url, working_directory
 
 CLAIM = ".hydra"
-"""Hydra's subdirectory, created exclusively: whoever creates it owns the directory around it."""
+"""Hydra's subdirectory, created exclusively: the run that creates it owns the directory around it."""
 
 WORTHLESS = (
     "hydra_config.yaml",
@@ -39,7 +39,7 @@ WORTHLESS = (
     ".maze-unfinished-*",
     "events.out.tfevents.*",
 )
-"""What a run writes before it has achieved anything."""
+"""Files that a run writes before it has results."""
 
 _claimed: ContextVar[list[ClaimedDirectory] | None] = ContextVar("maze_claimed_directories", default=None)
 
@@ -52,12 +52,12 @@ class ClaimedDirectory:
     created: tuple[Path, ...] = ()
     """The directory and its parents, as far as the claim created them; innermost first."""
     foreign: frozenset[str] = frozenset()
-    """Names of what lay in the directory before."""
+    """Names of files that were in the directory before."""
     store: Store | None = None
-    """Where its files go besides."""
+    """Shared storage to which its files are uploaded."""
 
     def remove_if_worthless(self) -> bool:
-        """Removes it, unless it holds something that its run achieved; what is not the run's own is left alone.
+        """Remove the directory, unless it holds results of its run; keep files of others.
 
         :return: Whether it was removed.
         """
@@ -68,11 +68,11 @@ class ClaimedDirectory:
             return False
         for path in files:
             path.unlink(missing_ok=True)
-        # The claim goes last: as long as it is there, nobody else moves in.
+        # The claim is removed last: as long as it exists, no other run uses the directory.
         claim = self.path / CLAIM
         for path in sorted(self._own_paths(), key=lambda path: (path == claim, -len(path.parts))):
             path.rmdir()
-        with suppress(OSError):  # somebody else's files are in it
+        with suppress(OSError):  # it holds files of others
             for path in self.created:
                 path.rmdir()
         return True
@@ -90,10 +90,10 @@ def _is_worthless(path: Path) -> bool:
 
 
 def claim_directory(requested: Path, n_attempts: int = 5) -> ClaimedDirectory:
-    """Creates a directory that no other run uses or has used.
+    """Create a directory that no other run uses or has used.
 
-    :param requested: Taken if it is free; else `_02`, `_03`, ... is appended, which keeps names sorted by time.
-    :param n_attempts: How often other runs may get in the way.
+    :param requested: Used if it is free; else `_02`, `_03`, ... is appended, which keeps names sorted by time.
+    :param n_attempts: Number of attempts if other runs interfere.
     :raises ConfigError: It holds a run already, is a file, or cannot be created.
     """
     requested = requested.absolute()
@@ -106,18 +106,18 @@ def claim_directory(requested: Path, n_attempts: int = 5) -> ClaimedDirectory:
         except FileExistsError:
             if Path.cwd().is_relative_to(directory):
                 raise ConfigError(
-                    f"hydra.run.dir: {directory} holds an earlier run already (its {CLAIM} exists). "
-                    f"Name another directory, or leave hydra.run.dir out."
+                    f"hydra.run.dir: {directory} holds an earlier run (its {CLAIM} exists). "
+                    f"Choose another directory, or remove hydra.run.dir."
                 ) from None
             if not directory.is_dir():
-                raise ConfigError(f"hydra.run.dir: {directory} is a file; name a directory.") from None
+                raise ConfigError(f"hydra.run.dir: {directory} is a file. Choose a directory.") from None
         except OSError as error:
             if isinstance(error, FileNotFoundError) and n_attempts > 1:
-                # A failing run removed the directory in between; the same name is free now.
+                # A failing run has removed the directory; its name is free now.
                 return claim_directory(requested, n_attempts - 1)
             raise ConfigError(
                 f"Cannot create the run directory {directory}: {error.strerror}. "
-                f"Choose another place with log_base_dir=<directory>."
+                f"Choose another directory with log_base_dir=<directory>."
             ) from error
         else:
             foreign = frozenset(path.name for path in directory.iterdir()) - {CLAIM}
@@ -126,7 +126,7 @@ def claim_directory(requested: Path, n_attempts: int = 5) -> ClaimedDirectory:
 
 
 def _store_of(url: str, key: str) -> Store:
-    """The place on shared storage where a run is to be."""
+    """Return the directory of a run on shared storage."""
     if key != "hydra.run.dir":
         raise ConfigError(
             f"{key}: {url} is a URL. The jobs of a sweep need a directory of a file system that all of them share; "
@@ -138,14 +138,14 @@ def _store_of(url: str, key: str) -> Store:
 
 
 def uploads_of_run(directory: Path) -> Uploads | None:
-    """Uploads the files of a run that works in a claimed directory; `None`: they stay there."""
+    """Return the uploads of a run in a claimed directory; `None`: its files are not uploaded."""
     stores = [claimed.store for claimed in _claimed.get() or () if claimed.path == directory]
     return Uploads(directory, stores[0]) if stores and stores[0] is not None else None
 
 
 @contextmanager
 def _own_environment_as_choice(config: DictConfig) -> Iterator[None]:
-    """Within this block, one's own environment (`env._target_`) stands among the choices instead of the default."""
+    """Context in which the choices name the user's environment (`env._target_`) instead of the default."""
     choices = config.hydra.runtime.choices
     option = choices.get("env")
     with read_write(config.hydra), open_dict(config.hydra):
@@ -158,7 +158,7 @@ def _own_environment_as_choice(config: DictConfig) -> Iterator[None]:
 
 
 class ClaimedDirectories:
-    """Context that knows which directories were claimed in it."""
+    """Context that records the directories claimed in it."""
 
     def __init__(self) -> None:
         self.directories: list[ClaimedDirectory] = []
@@ -171,13 +171,13 @@ class ClaimedDirectories:
         _claimed.reset(self._token)
 
     def remove_worthless(self) -> None:
-        """Removes those in which nothing was achieved."""
+        """Remove directories without results."""
         for directory in self.directories:
             directory.remove_if_worthless()
 
 
 def _announce(config: DictConfig) -> None:
-    """Print what starts, before the imports and the checks of the run, which take seconds."""
+    """Print the chosen options before the imports and the checks of the run, which take seconds."""
     if config.get("verbose") == 0:
         return
     chosen = config.hydra.runtime.choices
@@ -186,7 +186,7 @@ def _announce(config: DictConfig) -> None:
 
 
 class RunDirectoryCallback(Callback):  # type: ignore[misc, unused-ignore]
-    """Claims `hydra.run.dir` or `hydra.sweep.dir` before Hydra creates it; its name tells what is chosen by then."""
+    """Claims `hydra.run.dir` or `hydra.sweep.dir` before Hydra creates it, after the choices that it is named after."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         from maze.cli.stored_model import choose_stored_environment
@@ -224,11 +224,11 @@ class RunDirectoryCallback(Callback):  # type: ignore[misc, unused-ignore]
             base = Path(str(config.get("log_base_dir") or "outputs"))
             requested = (Path(named) if store is None else working_directory(named, base)).absolute()
             is_resumed = is_resumable is not None and is_resumable(requested)
-            # a sweep that goes on keeps its directory, and its journal is locked as long as it runs
+            # a resumed sweep keeps its directory; its journal is locked as long as it runs
             directory = ClaimedDirectory(requested) if is_resumed else claim_directory(requested)
             directory = replace(directory, store=store)
         except ConfigError as error:
-            tell_from_verdict(error, config)
+            set_gate_status(error, config)
             raise RunFailedError from error
         finally:
             hydra_config.cfg = previous
@@ -240,7 +240,7 @@ class RunDirectoryCallback(Callback):  # type: ignore[misc, unused-ignore]
 
 
 def environment_option(option: Any, env: Any) -> Any:
-    """Return the chosen option of the group `env`, or the name of `env._target_` where an own class replaces it.
+    """Return the chosen option of the group `env`, or the name of the user's class `env._target_` that replaces it.
 
     :param option: The option.
     :param env: The section `env` of the configuration.

@@ -1,4 +1,4 @@
-"""What a run leaves behind so that it can be repeated: command, configuration, versions; written, found, read."""
+"""Files that make a run repeatable: command, configuration, versions. Writing, reading, and finding runs."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _RUN_FILES = (HYDRA_CONFIG.as_posix(), CONFIG_FILE, COMMAND_FILE)
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """The command as it can be pasted into a shell."""
+    """Return the command as text for a shell."""
     return shlex.join(["maze-run", *as_written(arguments)])
 
 
 def git_state(directory: Path) -> dict[str, Any] | None:
-    """Commit, branch and whether files differ from the commit; None outside a repository or without git."""
+    """Return commit, branch and whether files differ from the commit; None outside a repository or without git."""
 
     def git(*arguments: str) -> str | None:
         try:
@@ -65,13 +65,13 @@ def git_state(directory: Path) -> dict[str, Any] | None:
 
 
 def installed_versions() -> dict[str, str | None]:
-    """Versions of Python and of the packages that influence results; None: not installed."""
+    """Return the versions of Python and of the packages that influence results; None: not installed."""
     own = {"python": platform.python_version(), "platform": platform.platform()}
     return {**own, **{package: version_of(package) for package in PACKAGES}}
 
 
 def config_as_yaml(cfg: DictConfig) -> str:
-    """The configuration as it was composed, interpolations unresolved, in the order of its sections' names.
+    """Return the composed configuration as YAML, interpolations unresolved, sorted by keys.
 
     Objects among its values are described by class and arguments.
     """
@@ -85,11 +85,11 @@ def write_run_info(
     arguments: Sequence[str] | None = None,
     taken_over: Sequence[str] = (),
 ) -> None:
-    """Writes configuration, command and versions into a run directory.
+    """Write configuration, command and versions into a run directory.
 
-    :param project: Where the command was started; its git state is recorded.
+    :param project: Working directory of the command; its git state is recorded.
     :param arguments: Arguments of the command; those of this process by default.
-    :param taken_over: Sections that came from an earlier run, which Hydra knows nothing of.
+    :param taken_over: Sections from an earlier run, which differ from Hydra's composition.
     """
     command = command_line(sys.argv[1:] if arguments is None else arguments)
     versions = {"versions": installed_versions(), "git": git_state(project)}
@@ -103,9 +103,9 @@ def write_run_info(
 
 
 def _correct(file: Path, cfg: DictConfig, taken_over: Sequence[str]) -> None:
-    """Correct the files of Hydra, by which policy and environment are built again later.
+    """Correct Hydra's files, from which policy and environment are built again.
 
-    They get what came from an earlier run, the distributions that the algorithm wants, and overrides as written.
+    They receive the sections of an earlier run, the distributions of the algorithm, and the overrides as written.
     """
     overrides = file.with_name("overrides.yaml")
     if overrides.is_file() and "$" in (text := overrides.read_text(encoding="utf-8")):
@@ -125,7 +125,7 @@ def _correct(file: Path, cfg: DictConfig, taken_over: Sequence[str]) -> None:
 
 
 def text_of(path: Path) -> str:
-    """What a text file holds, without blanks around it; empty where it cannot be read."""
+    """Return the stripped content of a text file; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
@@ -133,7 +133,7 @@ def text_of(path: Path) -> str:
 
 
 def stored_arguments(directory: Path) -> list[str]:
-    """The arguments of the command that made a run; empty where they cannot be read."""
+    """Return the arguments of a run's command; empty if they cannot be read."""
     try:
         return shlex.split(text_of(directory / COMMAND_FILE))[1:]
     except ValueError:
@@ -141,7 +141,7 @@ def stored_arguments(directory: Path) -> list[str]:
 
 
 def shown_path(path: Path, project: Path) -> Path:
-    """A path as it is written in the directory of the command: relative where it lies below."""
+    """Return a path relative to the working directory of the command, if it lies below it."""
     path = path.absolute()
     return path.relative_to(project) if path.is_relative_to(project) else path
 
@@ -150,9 +150,9 @@ def shown_path(path: Path, project: Path) -> Path:
 
 
 def find_run(path: Path, flag: str = "--info") -> Path:
-    """The directory of a run or a sweep; an error names others that were probably meant.
+    """Return the directory of a run or a sweep.
 
-    :raises UsageError: There is no run; names what may have been meant.
+    :raises UsageError: It is no directory of a run; names similar ones.
     """
     if is_run(path) or is_sweep(path):
         return path
@@ -162,23 +162,23 @@ def find_run(path: Path, flag: str = "--info") -> Path:
     candidates = _candidates(path)
     hint = f" Did you mean {' or '.join(map(str, candidates))}?" if candidates else ""
     raise UsageError(
-        f"{flag}: {path} is {kind}. Expected a directory that maze-run has made "
-        f"({', '.join(_RUN_FILES[:2])} and {COMMAND_FILE} are in it), for instance outputs/<name>/<time>.{hint}"
+        f"{flag}: {path} is {kind}. Expected a directory written by maze-run, with "
+        f"{', '.join(_RUN_FILES[:2])} and {COMMAND_FILE}, for instance outputs/<name>/<time>.{hint}"
     )
 
 
 def is_run(directory: Path) -> bool:
-    """Whether a training, rollout or other job has run there."""
+    """Return whether it is the directory of a training run, a rollout or another job."""
     return directory.is_dir() and any((directory / name).is_file() for name in _RUN_FILES)
 
 
 def is_sweep(directory: Path) -> bool:
-    """Whether the runs of a sweep are there."""
+    """Return whether it is the directory of a sweep."""
     return any((directory / name).is_file() for name in SWEEP_FILES) and not (directory / CONFIG_FILE).is_file()
 
 
 def _candidates(path: Path) -> list[Path]:
-    """Runs near a path that is none: below it, else similarly named ones beside it; the newest first."""
+    """Return runs near a path: below it, or else beside it with similar names; the newest first."""
     path = path.absolute()
     existing = next(parent for parent in (path, *path.parents) if parent.is_dir())
     runs = list(dict.fromkeys(runs_below(existing))) if existing != Path(existing.anchor) else []
@@ -193,7 +193,7 @@ def _candidates(path: Path) -> list[Path]:
 def runs_below(directory: Path, names: Sequence[str] = (CONFIG_FILE, *SWEEP_FILES)) -> Iterator[Path]:
     """Find directories of runs and sweeps in and below a directory, three levels deep.
 
-    :param names: Files that a directory of those has to hold one of.
+    :param names: Names of files, one of which such a directory has.
     """
     for depth in ("", "*/", "*/*/", "*/*/*/"):
         for name in names:

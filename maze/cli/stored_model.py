@@ -1,4 +1,4 @@
-"""Takes over what a stored run was configured with, where the command names nothing else."""
+"""Sections of a configuration that are taken over from a stored run, and trusted packages."""
 
 from __future__ import annotations
 
@@ -15,25 +15,24 @@ from maze.cli.wrapper_overrides import changed_wrappers
 from maze.core.utils.factory import TARGET_KEY
 from maze.core.utils.import_guard import NEVER_WHOLE
 from maze.core.utils.stored_config import is_own_package
-from maze.core.utils.stored_run import STORED_CONFIG, StoredRun, chosen_options
-from maze.core.utils.trust import remember, remembered
+from maze.core.utils.stored_run import STORED_CONFIG, StoredRun, chosen_options, remember, remembered
 
 TRUST = "--trust"
 _ROOTS = ("conf_rollout", "conf_train")
-"""Root configurations whose environment is a default."""
+"""Root configurations with a default environment."""
 
 
 def use_stored_run(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
-    """Takes over, in place, what the run in `input_dir` was configured with, unless the command names it itself.
+    """Take over, in place, sections of the configuration of the run in `input_dir`, unless the command names them.
 
-    That is the environment and the wrappers, where one of Maze's own root configurations is used without an experiment
-    (others name them), and the model. Single wrappers that the command configures come on top of the run's. What is
-    taken over may name the environments, networks and their parts of Maze and torch, and what is defined in the
-    trusted packages: those that the command names (`trusted_packages`, its own classes, packages with configurations)
-    and those that are remembered for the directory of the command.
+    These are the model, and, with Maze's own root configurations and without an experiment (others name them), the
+    environment and the wrappers. Single wrappers that the command configures are added to the run's. The sections may
+    name environments, networks and their parts of Maze and torch, and objects in trusted packages: those that the
+    command names (`trusted_packages`, its own classes, packages with configurations) and those that are remembered for
+    the working directory of the command.
 
-    :param cfg: Configuration of a rollout or a training.
-    :param overrides: The command's arguments, or the paths of what was given otherwise.
+    :param cfg: Configuration of a rollout or a training run.
+    :param overrides: Arguments of the command, or paths of values given otherwise.
     :return: The sections that were taken over.
     :raises CheckpointError: The stored configuration cannot be read, or names other code.
     """
@@ -60,9 +59,9 @@ def use_stored_run(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
 
 
 def choose_stored_environment(cfg: DictConfig) -> None:
-    """Enters, in place, the option of the environment that a command will take over from a run, as far as it is known.
+    """Enter, in place, the option of the environment that a command will take over from a run, if known.
 
-    Directories are named after it. Until the run's configuration is judged, nothing else is taken over.
+    Directories are named after it. Nothing else is taken over before the run's configuration is checked.
 
     :param cfg: The composed configuration, with Hydra's own section.
     """
@@ -74,7 +73,7 @@ def choose_stored_environment(cfg: DictConfig) -> None:
         return
     named = str(cfg.get("input_dir") or "") if is_root else _plain(cfg, "policies")
     for run in _texts_in(named):
-        for directory in (Path(run), *sorted(Path(run).glob("*"))):  # of a training, or of several
+        for directory in (Path(run), *sorted(Path(run).glob("*"))):  # of one run, or of several
             option = chosen_options(directory).get("env") if run else None
             if isinstance(option, str) and re.fullmatch(r"[\w-]+", option):  # a path could lead anywhere
                 with read_write(cfg.hydra):
@@ -107,10 +106,10 @@ def _is_named(section: str, given: Sequence[str]) -> bool:
 
 
 def _model_for(cfg: DictConfig, model: Any, run: StoredRun) -> Any:
-    """A stored model as the algorithm that goes on can train it.
+    """Return a stored model for training with the configured algorithm.
 
-    An algorithm that needs another kind of critic brings its own, and what the former one wanted of the distributions
-    is left out. The latter is known of Maze's own algorithms alone; nothing else is imported by a stored name.
+    An algorithm that needs another kind of critic uses its own, and the distributions of the former algorithm are
+    removed. These are known for Maze's own algorithms only; no other stored name is imported.
     """
     from maze.train.trainers.common.config_classes import algorithm_class
 
@@ -131,11 +130,11 @@ def _model_for(cfg: DictConfig, model: Any, run: StoredRun) -> Any:
 
 
 def split_trust(command: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Takes `--trust <package>`, which every command knows, out of a command.
+    """Remove `--trust <package>`, which every command accepts, from a command.
 
     :param command: The arguments of `maze-run`.
     :return: The other arguments, and the packages.
-    :raises UsageError: A package is missing, or is none that can be trusted.
+    :raises UsageError: A package is missing, or cannot be trusted.
     """
     rest: list[str] = []
     packages: list[str] = []
@@ -148,24 +147,24 @@ def split_trust(command: Sequence[str]) -> tuple[list[str], list[str]]:
         for package in (value if equals else next(arguments, "")).split(","):
             if not package.isidentifier() or package in NEVER_WHOLE:
                 raise UsageError(
-                    f"{TRUST}: expected the name of a package of your own, {TRUST} my_project, found {package!r}."
+                    f"{TRUST}: expected the name of your own package, such as {TRUST} my_project, found {package!r}."
                 )
             packages.append(package)
     return rest, packages
 
 
 def remember_trust(packages: Sequence[str]) -> int:
-    """Trusts packages in all commands of the working directory from now on: `maze-run --trust <package>`, alone."""
+    """Trust packages in all further commands of the working directory: `maze-run --trust <package>` alone."""
     file = remember(Path.cwd(), packages)
-    print(f"Trusted in {Path.cwd()}: {', '.join(remembered(Path.cwd()))}. Written into {file}; edit it to forget them.")
+    print(f"Trusted in {Path.cwd()}: {', '.join(remembered(Path.cwd()))}. Edit {file} to revoke trust.")
     return 0
 
 
 def packages_trusted_by(cfg: DictConfig | None) -> list[str]:
-    """Packages that a command trusts.
+    """Return the packages that a command trusts.
 
-    Those are the ones that it names, those that are remembered for its directory, and those in which Hydra looks for
-    configurations because of an installed search path plugin or of the command.
+    These are the packages that it names, those remembered for its working directory, and those on Hydra's search path
+    because of an installed plugin or of the command.
 
     :param cfg: The command's configuration, if any.
     """
@@ -178,13 +177,13 @@ def packages_trusted_by(cfg: DictConfig | None) -> list[str]:
 
 
 def _packages_named_in(cfg: DictConfig) -> list[str]:
-    """Packages of the user's own whose classes and functions the command itself names: these run anyway."""
+    """Return the user's packages whose classes and functions the command names: their code is executed anyway."""
     targets = targets_in(OmegaConf.to_container(cfg, resolve=False))
     return [package for package in {target.partition(".")[0] for target in targets} if is_own_package(package)]
 
 
 def targets_in(node: Any) -> Iterator[str]:
-    """What a configuration of plain containers names as classes and functions, at any depth."""
+    """Yield the names of classes and functions in a configuration of plain containers, at any depth."""
     if isinstance(node, dict):
         if isinstance(node.get(TARGET_KEY), str):
             yield node[TARGET_KEY]

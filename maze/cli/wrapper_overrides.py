@@ -1,4 +1,4 @@
-"""Overrides of wrappers, whose keys are paths of classes: by the path, or by the name of the class alone."""
+"""Overrides of wrappers. Their keys are paths of classes; an override names the path or the class alone."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from maze.core.errors import ConfigError
 
 SECTION = "wrappers"
 _MARKS = {"": "$", "~": "$-", "+": "$$"}
-"""How the key that stands for a path begins, by what the override does: change, remove, add."""
+"""Prefix of a packed key for each kind of override: change, remove, add."""
 _OVERRIDE = re.compile(rf"^(?P<sign>[+~]*){SECTION}\.(?P<path>[\w.-]+)(?P<value>(=.*)?)$", re.DOTALL)
 _PACKED = re.compile(rf"^\+\+{SECTION}\.(?P<mark>\$[$-]?)(?P<path>[\w$-]+)(?P<value>=.*)$", re.DOTALL)
 
 
 def split_wrapper_path(keys: Sequence[str], configured: Iterable[str]) -> list[str]:
-    """The key of a wrapper, and the keys within its arguments.
+    """Return the key of a wrapper, and the keys within its arguments.
 
-    :param keys: What follows `wrappers` in the path of an override, split at its dots.
-    :param configured: Keys of the wrappers that are configured. The name of a class stands for the one whose path ends
-        with it.
-    :raises ConfigError: The name stands for several of them.
+    :param keys: The path of an override below `wrappers`, split at its dots.
+    :param configured: Keys of the configured wrappers. The name of a class refers to the key that ends with it.
+    :raises ConfigError: The name fits several keys.
     """
     configured = list(configured)
     for n_keys in range(len(keys), 0, -1):
@@ -35,19 +34,19 @@ def split_wrapper_path(keys: Sequence[str], configured: Iterable[str]) -> list[s
     n_keys = next((number for number, key in enumerate(keys, start=1) if key[:1].isupper()), 1)
     named = [key for key in configured if n_keys == 1 and short_name(key) == keys[0]]
     if len(named) > 1:
-        raise ConfigError(f"{SECTION}.{keys[0]}: may be any of {', '.join(named)}; write the path.")
+        raise ConfigError(f"{SECTION}.{keys[0]}: the name fits {', '.join(named)}; write the path.")
     return [*(named or [".".join(keys[:n_keys])]), *keys[n_keys:]]
 
 
 def short_name(key: str) -> str:
-    """What a wrapper is called on the command line: its class."""
+    """Return the name of a wrapper on the command line: its class."""
     return key.rpartition(".")[2]
 
 
 def changed_wrappers(wrappers: Any, changes: Mapping[str, Any]) -> Any:
-    """Wrappers with other arguments, and further ones behind them.
+    """Return wrappers with changed arguments, and further wrappers behind them.
 
-    :param wrappers: A mapping from class to arguments, or a list of such.
+    :param wrappers: A mapping from class to arguments, or a list of such mappings.
     :param changes: Arguments by the class or its name.
     """
     if not isinstance(wrappers, Mapping):
@@ -62,7 +61,7 @@ def changed_wrappers(wrappers: Any, changes: Mapping[str, Any]) -> Any:
 def for_hydra(arguments: Iterable[str]) -> list[str]:
     """Return arguments in which the path below `wrappers` is one key.
 
-    Hydra splits keys at their dots, and the keys of wrappers have dots. :func:`apply_overrides` applies them.
+    Hydra splits keys at their dots, and keys of wrappers have dots. :func:`apply_overrides` unpacks them.
 
     :param arguments: Overrides, and other arguments of a command.
     """

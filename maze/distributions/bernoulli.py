@@ -72,6 +72,6 @@ class BernoulliProbabilityDistribution(TorchProbabilityDistribution[Bernoulli]):
         return self._joint(torch.sigmoid(own) * (own - others) + functional.softplus(others) - functional.softplus(own))
 
     def finite_logits(self) -> torch.Tensor:
-        """The logits, without infinite ones."""
+        """Return the logits, without infinite ones."""
         limit = torch.finfo(self.logits.dtype).max / 4
         return self.logits.clamp(-limit, limit)

@@ -17,7 +17,7 @@ from maze.distributions.utils import require_space, require_valid_rows
 class CategoricalProbabilityDistribution(TorchProbabilityDistribution[Categorical]):
     """Categorical distribution over a `Discrete` space, from logits `[..., n]`.
 
-    Logits at the finite minimum of their dtype (or minus infinity) are masked actions: they are never drawn and add
+    Logits at the finite minimum of their dtype (or minus infinity) are masked actions: they are never sampled and add
     nothing to entropy and divergence.
 
     :param logits: Unnormalised log-probabilities.
@@ -42,7 +42,7 @@ class CategoricalProbabilityDistribution(TorchProbabilityDistribution[Categorica
         return (int(action_space.n),)
 
     def require_valid(self, head: str = "action") -> None:
-        """Refuses rows that have no valid action.
+        """Refuse rows that have no valid action.
 
         :raises EnvironmentContractError: Names the head and the row.
         """
@@ -64,7 +64,7 @@ class CategoricalProbabilityDistribution(TorchProbabilityDistribution[Categorica
 
     @override(TorchProbabilityDistribution)
     def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
-        """An exponential race: the action with the smallest (exponential / probability) wins."""
+        """Return an exponential race: the action with the smallest (exponential / probability) wins."""
         with torch.no_grad():
             noise = torch.empty_like(self.log_probs).exponential_(generator=generator)
             noise.clamp_(min=torch.finfo(noise.dtype).tiny)
@@ -80,12 +80,12 @@ class CategoricalProbabilityDistribution(TorchProbabilityDistribution[Categorica
         return (self.log_probs.exp() * (self.finite_log_probs() - other.finite_log_probs())).sum(-1)
 
     def finite_log_probs(self) -> torch.Tensor:
-        """So that 0 * log(0) is 0; half of the range leaves room for differences."""
+        """Log-probabilities limited to half of the range, so that 0 * log(0) is 0 and differences are finite."""
         return self.log_probs.clamp(min=torch.finfo(self.log_probs.dtype).min / 2)
 
 
 class GreedyCategoricalProbabilityDistribution(CategoricalProbabilityDistribution):
-    """A categorical distribution from which the most probable action is drawn.
+    """A categorical distribution that samples greedily.
 
     Probabilities, and the ranking of candidates, are those of the softmax of the logits.
     """

@@ -26,7 +26,7 @@ class DictProbabilityDistribution(JointProbabilityDistribution):
         self.distribution_dict = distribution_dict
 
     def require_valid(self) -> None:
-        """Refuses rows in which a head has no valid action.
+        """Refuse rows in which a head has no valid action.
 
         :raises EnvironmentContractError: Names the head and the row.
         """

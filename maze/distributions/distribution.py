@@ -1,4 +1,4 @@
-"""What an action distribution is."""
+"""Interface of action distributions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ProbabilityDistribution(ABC):
 
     @abstractmethod
     def sample(self) -> Any:
-        """Draws actions, without gradients.
+        """Draw actions, without gradients.
 
         The distributions of Maze take an optional `generator: torch.Generator`; without one they draw from torch's
         global generator.
@@ -45,7 +45,7 @@ class ProbabilityDistribution(ABC):
 
     @abstractmethod
     def deterministic_sample(self) -> Any:
-        """The most likely action, or the mean where that is more sensible."""
+        """Return the most likely action, or the mean where that is more sensible."""
 
     def joint_entropy(self) -> Any:
         """Entropy of each element of the batch; differs from :meth:`entropy` where that one is reduced further."""

@@ -42,7 +42,7 @@ _DESCRIBED: Mapping[type[Any], tuple[str, bool]] = {
     MultiCategoricalProbabilityDistribution: ("multi_categorical", False),
     SquashedGaussianProbabilityDistribution: ("squashed_gaussian", False),
 }
-"""Name of the sampler, and whether the most probable action is always the one that is drawn."""
+"""Name of the sampler, and whether it always samples the greedy action."""
 
 
 class DistributionMapper:
@@ -90,12 +90,12 @@ class DistributionMapper:
         return tuple(self._distributions)
 
     def distribution_class(self, action_head: str) -> type[Any]:
-        """The distribution's class of an action head."""
+        """Return the distribution's class of an action head."""
         self._require_head(action_head, "action head")
         return self._distributions[action_head]
 
     def describe_head(self, action_head: str) -> HeadDescription | None:
-        """The distribution of an action head as data, by which it is drawn from without torch.
+        """Return the distribution of an action head as data, for sampling without torch.
 
         :return: None where only the distribution itself knows: subclasses of the usual ones, and all others.
         """
@@ -120,7 +120,7 @@ class DistributionMapper:
     def action_head_distribution(
         self, action_head: str, logits: torch.Tensor, temperature: float
     ) -> ProbabilityDistribution:
-        """The distribution of one action head.
+        """Return the distribution of one action head.
 
         :param logits: `[..., *required_logits_shape(action_head)]`.
         :param temperature: Below 1 sharpens the distribution, above 1 flattens it.
@@ -141,7 +141,7 @@ class DistributionMapper:
     def logits_dict_to_distribution(
         self, logits_dict: Mapping[str, torch.Tensor], temperature: float
     ) -> DictProbabilityDistribution:
-        """The joint distribution of the action heads that logits are given for.
+        """Return the joint distribution of the action heads that logits are given for.
 
         :param logits_dict: Logits by head, `[..., *logits_shape]`.
         """
@@ -206,7 +206,7 @@ def _did_you_mean(name: Any, known: Iterable[str]) -> str:
 
 
 def _resolve_space(value: Any, where: str) -> type[Any]:
-    """A space type, also by name: `gym.spaces.Box`, `gymnasium.spaces.Box` and `Box` are the same."""
+    """Return a space type, also by name: `gym.spaces.Box`, `gymnasium.spaces.Box` and `Box` are the same."""
     if isinstance(value, type) and issubclass(value, spaces.Space):
         return value
     if isinstance(value, str):

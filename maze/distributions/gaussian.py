@@ -67,14 +67,14 @@ class DiagonalGaussianProbabilityDistribution(TorchProbabilityDistribution[Norma
             return self.rsample(generator)
 
     def rsample(self, generator: torch.Generator | None = None) -> torch.Tensor:
-        """Draws actions with gradients with respect to the logits (reparameterisation).
+        """Draw actions with gradients with respect to the logits (reparameterisation).
 
         :return: `[..., *space.shape]`.
         """
         return self.rsample_with_log_prob(generator)[0]
 
     def rsample_with_log_prob(self, generator: torch.Generator | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same, and their log-probabilities, which need not find out what noise made the actions.
+        """Sample actions with gradients, and return them with their log-probabilities.
 
         :return: Actions `[..., *space.shape]`, and their log-probabilities `[...]`.
         """

@@ -40,7 +40,7 @@ class MultiCategoricalProbabilityDistribution(JointProbabilityDistribution):
         return (int(action_space.nvec.sum()),)
 
     def require_valid(self, head: str = "action") -> None:
-        """Refuses rows in which some component has no valid choice."""
+        """Refuse rows in which some component has no valid choice."""
         for index, component in enumerate(self.components):
             component.require_valid(f"{head}[{index}]")
 
@@ -75,7 +75,7 @@ def _sum(tensors: Any) -> torch.Tensor:
 
 
 class GreedyMultiCategoricalProbabilityDistribution(MultiCategoricalProbabilityDistribution):
-    """Independent categorical distributions from which the most probable choices are drawn."""
+    """Independent categorical distributions that sample greedily."""
 
     @override(MultiCategoricalProbabilityDistribution)
     def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:

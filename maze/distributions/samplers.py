@@ -36,7 +36,7 @@ _UNSUSPICIOUS = 1e12
 
 
 def sampler_of(head: HeadDescription) -> Sampler:
-    """The sampler of a described distribution; it may be used by one thread at a time.
+    """Return the sampler of a described distribution; it may be used by one thread at a time.
 
     :raises KeyError: There is no such distribution.
     """
@@ -45,14 +45,14 @@ def sampler_of(head: HeadDescription) -> Sampler:
 
 
 def categorical_sizes(head: HeadDescription) -> list[int]:
-    """How logits split into categorical choices; empty for other distributions."""
+    """Return how logits split into categorical choices; empty for other distributions."""
     if head["distribution"] == "categorical":
         return [int(head["n"])]
     return [int(n) for n in np.ravel(head["nvec"])] if head["distribution"] == "multi_categorical" else []
 
 
 def _at(temperature: float, logits: Array) -> Array:
-    """Logits of the distribution at a temperature; in double precision, where masked ones have room to become less."""
+    """Logits of the distribution at a temperature; in double precision, in which masked logits do not underflow."""
     return logits if temperature == 1.0 else np.divide(logits, temperature, dtype=np.float64)
 
 
@@ -107,7 +107,7 @@ class _Bernoulli:
 
 
 class _Continuous:
-    """What the distributions over boxes share."""
+    """Base of the distributions over boxes."""
 
     def __init__(self, head: HeadDescription) -> None:
         self._shape = tuple(head["shape"])
@@ -190,7 +190,7 @@ _SAMPLERS: Mapping[str, Callable[[HeadDescription], Sampler]] = {
 
 
 def choice_probabilities(head: HeadDescription, logits: Array, temperature: float = 1.0) -> list[Array]:
-    """The probabilities of all choices that an action consists of; none for continuous ones.
+    """Return the probabilities of all choices that an action consists of; none for continuous ones.
 
     :param logits: Of one observation, `[n_logits]`.
     :return: One array `[n_choices]` for each component of the action.
@@ -206,7 +206,7 @@ def choice_probabilities(head: HeadDescription, logits: Array, temperature: floa
 
 
 def most_probable(factors: Sequence[Array], n_best: int | None) -> list[tuple[tuple[int, ...], float]]:
-    """The most probable combinations of independent choices, best first, with their probabilities.
+    """Return the most probable combinations of independent choices, best first, with their probabilities.
 
     The k best combinations are made of the k best choices of each factor.
 
@@ -227,7 +227,7 @@ def most_probable(factors: Sequence[Array], n_best: int | None) -> list[tuple[tu
 
 
 def check_logits(logits: Array, sizes: Sequence[int], head: str, where: str) -> None:
-    """Refuses logits that nothing can be drawn from.
+    """Refuse logits that cannot be sampled from.
 
     :param logits: `[batch, ...]`.
     :param sizes: How they split into categorical choices; empty for other distributions.
@@ -236,7 +236,7 @@ def check_logits(logits: Array, sizes: Sequence[int], head: str, where: str) -> 
     :raises NonFiniteError: One is NaN or infinite; minus infinity masks a choice.
     :raises EnvironmentContractError: All choices of a row are masked.
     """
-    if np.vdot(logits, logits) < _UNSUSPICIOUS:  # asked for every batch: one product, not several extremes
+    if np.vdot(logits, logits) < _UNSUSPICIOUS:  # for every batch: one product instead of several extremes
         return
     # extremes are NaN if any logit is; minus infinity masks a choice, and makes no sense elsewhere
     if not sizes:

@@ -55,7 +55,7 @@ def _scale(
     lower, upper = (np.frombuffer(bound, space_dtype).reshape(shape) for bound in (low, high))
     box: spaces.Box = spaces.Box(lower, upper, dtype=np.dtype(space_dtype).type)
     require_bounds(box, SquashedGaussianProbabilityDistribution)
-    with torch.inference_mode(False):  # whoever comes first, others may want gradients
+    with torch.inference_mode(False):  # the cached tensors are used with gradients as well
         lowest, highest = space_bounds(box, torch.empty(0, dtype=dtype, device=device))
         half_width = 0.5 * (highest - lowest)
         log_half_width = half_width.log()
@@ -135,7 +135,7 @@ class SquashedGaussianProbabilityDistribution(TorchProbabilityDistribution[Norma
             return self.rsample(generator)
 
     def rsample(self, generator: torch.Generator | None = None) -> torch.Tensor:
-        """Draws actions with gradients with respect to the logits (reparameterisation).
+        """Draw actions with gradients with respect to the logits (reparameterisation).
 
         :return: `[..., *space.shape]`.
         """
@@ -145,7 +145,7 @@ class SquashedGaussianProbabilityDistribution(TorchProbabilityDistribution[Norma
         return actions
 
     def rsample_with_log_prob(self, generator: torch.Generator | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same, and their log-probabilities, as one operation (without second derivatives).
+        """Return the same, and their log-probabilities, as one operation (without second derivatives).
 
         :return: Actions `[..., *space.shape]`, and their log-probabilities `[...]`.
         """

@@ -21,7 +21,7 @@ class TorchProbabilityDistribution(ProbabilityDistribution, Generic[T], ABC):
     """Wraps a torch distribution; all components of an action count as one event.
 
     :param dist: The torch distribution, whose batch shape ends with the action's shape. `None`: the subclass
-        computes everything itself and builds one in `_build_dist` when somebody asks for it.
+        computes everything itself and builds one in `_build_dist` on demand.
     :param action_space: Space of the actions.
     """
 
@@ -49,7 +49,7 @@ class TorchProbabilityDistribution(ProbabilityDistribution, Generic[T], ABC):
         raise NotImplementedError
 
     def _joint(self, per_component: torch.Tensor) -> torch.Tensor:
-        """Sums over the components of an action."""
+        """Sum over the components of an action."""
         return per_component.flatten(-self._n_event_dims).sum(-1) if self._n_event_dims else per_component
 
     @override(ProbabilityDistribution)

@@ -25,7 +25,7 @@ def atanh(x: torch.Tensor) -> torch.Tensor:
 
 
 def tensor_clamp(x: torch.Tensor, t_min: torch.Tensor, t_max: torch.Tensor) -> torch.Tensor:
-    """Clamps element by element to bounds that are tensors themselves.
+    """Clamp element by element to bounds that are tensors themselves.
 
     Bounds `[...]` are broadcast to the tensor's shape.
     """
@@ -33,7 +33,7 @@ def tensor_clamp(x: torch.Tensor, t_min: torch.Tensor, t_max: torch.Tensor) -> t
 
 
 def require_space(action_space: Any, space_type: type[Any], distribution: type[Any]) -> None:
-    """Refuses spaces that a distribution cannot serve.
+    """Refuse spaces that a distribution cannot serve.
 
     :raises ConfigError: Names the distribution, the type it needs and the space.
     """
@@ -49,7 +49,7 @@ def require_space(action_space: Any, space_type: type[Any], distribution: type[A
 
 
 def require_bounds(action_space: spaces.Box, distribution: type[Any]) -> None:
-    """Refuses boxes that have no finite width in some component.
+    """Refuse boxes that have no finite width in some component.
 
     :raises ConfigError: Names the distribution and the space.
     """
@@ -86,7 +86,7 @@ def box_logits_shape(action_space: Any, distribution: type[Any], is_bounded: boo
 
 
 def split_box_logits(logits: torch.Tensor, action_space: spaces.Box) -> tuple[torch.Tensor, torch.Tensor]:
-    """The two halves of the logits, each `[..., *action_space.shape]`."""
+    """Return the two halves of the logits, each `[..., *action_space.shape]`."""
     first, second = logits.chunk(2, dim=-1)
     if not action_space.shape:
         return first.squeeze(-1), second.squeeze(-1)
@@ -94,7 +94,7 @@ def split_box_logits(logits: torch.Tensor, action_space: spaces.Box) -> tuple[to
 
 
 def require_valid_rows(logits: torch.Tensor, head: str = "action") -> None:
-    """Refuses categorical logits all of whose entries are masked, i.e. at (or below) the dtype's finite minimum.
+    """Refuse categorical logits all of whose entries are masked, i.e. at (or below) the dtype's finite minimum.
 
     :raises EnvironmentContractError: Names the head and the first such row.
     :param logits: `[..., n_choices]`.
@@ -130,7 +130,7 @@ def isolated_global_generator(generator: torch.Generator | None) -> Iterator[Non
 
 
 def sample_with(distribution: ProbabilityDistribution, generator: torch.Generator | None) -> Any:
-    """Draws from any distribution with the given generator, also where its `sample` knows no generators."""
+    """Draw from any distribution with the given generator, also where its `sample` knows no generators."""
     if generator is None:
         return distribution.sample()
     if _takes_generator(type(distribution)):

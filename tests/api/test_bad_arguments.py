@@ -170,7 +170,7 @@ WRONG: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     ),
     "algorithm without a trainer": (
         lambda: {"algorithm": OwnAlgorithmConfig()},
-        "algorithm: OwnAlgorithmConfig does not say what trains it. Give it a `trainer`",
+        "algorithm: OwnAlgorithmConfig has no trainer. Set its class attribute `trainer`",
     ),
     "ambiguous hyperparameters": (lambda: {"algorithm": {"lr": 0.1}}, "several algorithms have the keys.*_target_"),
     "unknown hyperparameters": (lambda: {"algorithm": {"lrr": 0.1}}, "no algorithm has the keys"),

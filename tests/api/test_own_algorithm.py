@@ -158,7 +158,7 @@ def test_it_is_called_what_it_says(tmp_path):
         ([TARGET, "algorithm.n_epochs=many"], "algorithm.n_epochs: expected a whole number, got 'many'"),
         (["algorithm._target_=own_project.ReinforcConfig"], "own_project.ReinforcConfig"),
         (["algorithm._target_=own_project.Reinforce"], "`own_project.Reinforce` is no AlgorithmConfig"),
-        (["algorithm._target_=own_project.NamelessConfig"], "NamelessConfig does not say what trains it"),
+        (["algorithm._target_=own_project.NamelessConfig"], "NamelessConfig has no trainer"),
     ],
 )
 def test_it_gets_the_errors_of_those_that_are_shipped(arguments, message, capfd):

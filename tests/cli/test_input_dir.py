@@ -304,7 +304,7 @@ def test_trust_is_remembered_for_the_directory_that_the_user_works_in(
 @pytest.mark.parametrize("package", ["", "torch", "maze", "os", "not-a-name", "a.b"])
 def test_only_packages_of_ones_own_can_be_trusted(package: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["--trust", package]) == 2
-    assert "--trust: expected the name of a package of your own" in capfd.readouterr().err
+    assert "--trust: expected the name of your own package" in capfd.readouterr().err
 
 
 def test_a_broken_configuration_is_named_with_its_place(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

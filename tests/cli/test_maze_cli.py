@@ -108,7 +108,7 @@ USAGE_ERRORS = [
     (["-cn", "conf_train", "algorithm=sac", "algorithm.buffer_size=9"], "Did you mean `algorithm.replay_buffer_size`?"),
     (
         ["-cn", "conf_train", "wrappers={maze.some.Wrapper:{scale:2}}"],
-        "wrappers.maze.some.Wrapper: unknown key. To add a key that is not there yet, write +wrappers.maze.some.W",
+        "wrappers.maze.some.Wrapper: unknown key. To add a new key, write +wrappers.maze.some.W",
     ),
     (["wrappers.TimeLimitWrapper.max_episode_steps=5"], "no such wrapper is configured. To add a wrapper, write +wr"),
     (["wrappers=vector_obs", "~wrappers.ObservationNormalisation"], "Did you mean `ObservationNormalizationWrapper`?"),
@@ -118,7 +118,7 @@ USAGE_ERRORS = [
     ),
     (
         ["wrappers=vector_obs", "+wrappers.ObservationNormalizationWrapper.exclude=[x]", "+env.name=Acrobot-v1"],
-        "+env.name: is there already; write env.name=Acrobot-v1, without the +.",
+        "+env.name: this key exists already. Write env.name=Acrobot-v1, without the +.",
     ),
     (["-cn", "conf_train", "algorithm=ppo", "lr=1"], "lr: unknown key. Did you mean `algorithm.lr`?"),
     (["-cn", "conf_train", "runner.n_epochs=1"], "Did you mean `algorithm.n_epochs`?"),

@@ -208,7 +208,7 @@ def test_a_copied_root_configuration_may_have_a_specialisation(
     copy.write_text(f"{defaults}\n{line}{line}{end.lstrip()}{rest}")
     capfd.readouterr()
     assert main(command) == 2
-    assert "env_model appears more than once in the final defaults list; leave one of its lines out." in (
+    assert "env_model appears more than once in the final defaults list; remove one of its lines." in (
         capfd.readouterr().err
     )
 

@@ -44,7 +44,7 @@ def test_an_existing_directory_without_a_run_is_used(tmp_path: Path) -> None:
 def test_the_current_directory_takes_one_run_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert claim_directory(Path()).path == tmp_path
-    with pytest.raises(ConfigError, match="holds an earlier run already"):
+    with pytest.raises(ConfigError, match="holds an earlier run"):
         claim_directory(Path())
 
 

@@ -90,7 +90,7 @@ def test_a_path_is_split_behind_the_wrapper(path: str, configured: list[str], ex
 
 
 def test_a_name_that_several_wrappers_have_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"wrappers\.C: may be any of a\.C, b\.C; write the path"):
+    with pytest.raises(ConfigError, match=r"wrappers\.C: the name fits a\.C, b\.C; write the path"):
         split_wrapper_path(["C", "x"], ["a.C", "b.C"])
 
 

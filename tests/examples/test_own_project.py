@@ -97,16 +97,16 @@ def test_it_may_be_written_into_the_empty_directory_that_one_is_in(
         (["2shops"], "'2shops' cannot be the name of a package.*How about shops?"),
         (["lädchen"], "'lädchen' cannot be the name of a package"),
         (["class"], "'class' cannot be the name of a package"),
-        (["json"], "json is the name of a package already"),
-        (["numpy"], "numpy is the name of a package already"),
-        (["maze"], "maze is the name of a package already"),
-        (["maze_rl"], "maze_rl is the name of a package already"),  # a distribution
-        (["tests"], "tests is the name of a package already"),
-        (["job_shop"], "env=job_shop is an environment of Maze already"),
-        (["gym_env"], "env=gym_env is an environment of Maze already"),
-        (["nowhere/shop"], "there is no directory .*nowhere; make it first"),
-        (["full"], "is a directory with something in it, which stays as it is"),
-        (["file"], "is a file, which stays as it is"),
+        (["json"], "json is the name of an existing package"),
+        (["numpy"], "numpy is the name of an existing package"),
+        (["maze"], "maze is the name of an existing package"),
+        (["maze_rl"], "maze_rl is the name of an existing package"),  # a distribution
+        (["tests"], "tests is the name of an existing package"),
+        (["job_shop"], "env=job_shop is an environment of Maze"),
+        (["gym_env"], "env=gym_env is an environment of Maze"),
+        (["nowhere/shop"], "there is no directory .*nowhere. Create it first"),
+        (["full"], "is a directory that is not empty"),
+        (["file"], "is a file"),
     ],
 )
 def test_what_cannot_be_a_project_is_refused(

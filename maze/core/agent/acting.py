@@ -30,8 +30,8 @@ NumpyFunction = Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]]
 class ActionHeads:
     """From a network's outputs to actions.
 
-    Actions of the default distributions are drawn in NumPy from `rng`; any other distribution is asked itself and
-    draws from `torch_generator`.
+    Actions of the default distributions are sampled in NumPy from `rng`; any other distribution samples by itself, from
+    `torch_generator`.
 
     :param distribution_mapper: Knows the heads.
     :param rng: Generator for drawing in NumPy.
@@ -65,7 +65,7 @@ class ActionHeads:
         logits_out: dict[str, np.ndarray] | None = None,
         temperature: float = 1.0,
     ) -> dict[str, np.ndarray]:
-        """Chooses actions.
+        """Choose actions.
 
         :param network: From observations to logits.
 
@@ -104,7 +104,7 @@ class ActionHeads:
         return actions
 
     def as_arrays(self, outputs: Mapping[str, torch.Tensor]) -> Mapping[str, Any]:
-        """The logits among a network's outputs as arrays; all outputs where there are none.
+        """Return the logits among a network's outputs as arrays; all outputs where there are none.
 
         Each is `[batch, ...]`.
         """
@@ -158,7 +158,7 @@ class Actor:
         if network is not None and not network.is_current():
             network = self._in_numpy = self._compiled()
         if self._cells:
-            assert states is not None, "the policy asks for them"
+            assert states is not None, "passed by the policy"
             carried = partial(self._carried_in_numpy, network, states) if network else partial(self._carried, states)
             return self._heads.act(carried, observation, deterministic, out, logits_out, temperature)
         return self._heads.act(network or self._in_torch, observation, deterministic, out, logits_out, temperature)
@@ -188,7 +188,7 @@ class Actor:
 
 
 def _categorical_sizes(head: str, mapper: DistributionMapper) -> list[int]:
-    """How a head's logits split into categorical choices, subclasses included; empty for other distributions."""
+    """Return how a head's logits split into categorical choices, subclasses included; empty for other distributions."""
     distribution, space = mapper.distribution_class(head), mapper.action_space.spaces[head]
     if issubclass(distribution, CategoricalProbabilityDistribution) and isinstance(space, spaces.Discrete):
         return [int(space.n)]
@@ -198,7 +198,7 @@ def _categorical_sizes(head: str, mapper: DistributionMapper) -> list[int]:
 
 
 def _sampler_for(head: str, mapper: DistributionMapper, generator: torch.Generator) -> Sampler:
-    """The NumPy sampler of the usual distributions; subclasses and all others sample by themselves."""
+    """Return the NumPy sampler of the usual distributions; subclasses and all others sample by themselves."""
     description = mapper.describe_head(head)
     if description is not None:
         return sampler_of(description)

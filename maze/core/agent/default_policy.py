@@ -58,7 +58,7 @@ class DefaultPolicy(Policy):
         return self.policy_for(actor_id).compute_action(observation, deterministic=deterministic)
 
     def policy_for(self, actor_id: ActorID | None) -> FlatPolicy:
-        """The flat policy of an actor (`None`: the only one there is).
+        """Return the flat policy of an actor (`None`: the only one there is).
 
         :raises ConfigError: There is none for the actor's sub-step, or several and no actor is named.
         """

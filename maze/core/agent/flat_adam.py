@@ -16,8 +16,8 @@ class FlatAdam:
     small parameter, not into arithmetic. Here the parameters of a network become views of one tensor, their gradients
     views of another, so that a step, a norm or clearing all gradients is a single operation.
 
-    The step itself is torch's fused Adam: making a `torch.optim.Adam` imports torch's compiler, which would add
-    1.5 seconds to the start of every training.
+    The step itself is torch's fused Adam. Making a `torch.optim.Adam` imports torch's compiler, which takes 1.5
+    seconds.
 
     :param networks: Networks by name, in order; parameters shared between them count for the first one.
     :param lr: Learning rate.
@@ -43,12 +43,12 @@ class FlatAdam:
         return list(self._networks)
 
     def tie(self) -> None:
-        """Makes parameters and gradients views of the long tensors (again, if somebody has moved or replaced them)."""
+        """Make parameters and gradients views of the long tensors (again, if they were moved or replaced)."""
         for network in self._networks.values():
             network.tie()
 
     def zero_grad(self) -> None:
-        """Clears all gradients."""
+        """Clear all gradients."""
         for network in self._networks.values():
             network.gradient.zero_()
 
@@ -57,19 +57,19 @@ class FlatAdam:
         return {name: torch.linalg.vector_norm(network.gradient) for name, network in self._networks.items()}
 
     def scale_gradients(self, factor: float) -> None:
-        """Multiplies all gradients."""
+        """Multiply all gradients."""
         for network in self._networks.values():
             network.gradient.mul_(factor)
 
     @torch.no_grad()
     def step(self, frozen: Iterable[Any] = ()) -> None:
-        """Takes a step, but for the networks that stay as they are."""
+        """Take a step, but for the networks that stay as they are."""
         left_out = set(frozen)
         moved = [network for name, network in self._networks.items() if name not in left_out]
         if not moved:
             return
         n_steps = [network.n_steps for network in moved]
-        # what torch.optim.Adam(fused=True) comes down to, without what it does for each parameter before
+        # what torch.optim.Adam(fused=True) comes down to, without its per-parameter checks
         torch._foreach_add_(n_steps, 1)
         torch._fused_adam_(
             [network.values for network in moved],
@@ -97,7 +97,7 @@ class FlatAdam:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continues from a state that :meth:`state_dict` returned, with the current learning rate."""
+        """Continue from a state that :meth:`state_dict` returned, with the current learning rate."""
         for index, network in enumerate(self._networks.values()):
             for name in _ADAM_STATE:
                 getattr(network, name).copy_(state_dict[str(index)][name])

@@ -19,10 +19,10 @@ class FlatPolicy(ABC):
 
     @abstractmethod
     def compute_action(self, observation: ObservationType, deterministic: bool) -> ActionType:
-        """Chooses one action."""
+        """Choose one action."""
 
     @abstractmethod
     def compute_top_action_candidates(
         self, observation: ObservationType, num_candidates: int | None
     ) -> tuple[Sequence[ActionType], Sequence[float]]:
-        """Ranks at most `num_candidates` actions (`None`: all of them), best first, with their probabilities."""
+        """Rank at most `num_candidates` actions (`None`: all of them), best first, with their probabilities."""

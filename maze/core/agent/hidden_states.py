@@ -21,7 +21,7 @@ StatesOfActor = dict[str, np.ndarray]
 
 
 class HiddenStates:
-    """What the networks of each actor remember in each of several environments; zero where an episode begins."""
+    """Hidden states of each actor in each of several environments; zero where an episode begins."""
 
     def __init__(self, n_envs: int, sizes: StateSizes) -> None:
         self.n_envs = n_envs
@@ -29,7 +29,7 @@ class HiddenStates:
         self._by_actor: dict[ActorID | None, StatesOfActor] = {}
 
     def of(self, actor: ActorID | None) -> StatesOfActor:
-        """The states of an actor, to be read and overwritten."""
+        """Return the states of an actor, to be read and overwritten."""
         states = self._by_actor.get(actor)
         if states is None:
             sizes = self._sizes(actor)
@@ -39,7 +39,7 @@ class HiddenStates:
         return states
 
     def reset(self, envs: np.ndarray) -> None:
-        """Forgets all that was seen in some environments.
+        """Set the hidden states of some environments to zero.
 
         :param envs: Which, bool `[n_envs]`.
         """
@@ -49,7 +49,7 @@ class HiddenStates:
                     array[envs] = 0.0
 
     def copied(self) -> dict[ActorID | None, StatesOfActor]:
-        """The states as they are now, by actor."""
+        """Return the states as they are now, by actor."""
         return {actor: {key: array.copy() for key, array in of.items()} for actor, of in self._by_actor.items()}
 
     def act(
@@ -59,10 +59,10 @@ class HiddenStates:
         env_indices: Sequence[int] | None,
         choose: Callable[[StatesOfActor], None],
     ) -> None:
-        """Has a policy act in a vector environment, where new episodes begin without a memory, of placeholders as well.
+        """Compute actions in a vector environment; hidden states are zero where an episode begins.
 
         :param env: The vector environment, as its latest step has left it.
-        :param actor: Who acts.
+        :param actor: The acting actor.
         :param env_indices: In which environments; `None`: in all.
         :param choose: Reads the states of these environments, `[n_chosen, size]`, and overwrites them.
         """
@@ -71,9 +71,7 @@ class HiddenStates:
         if env_indices is None:
             self.reset(ended)
             choose(states)
-            if (
-                env.autoreset_pending is not None
-            ):  # what they were shown is no part of the episode that begins with the next step
+            if env.autoreset_pending is not None:  # placeholders are not observations of the next episode
                 paused = np.zeros_like(ended)
                 paused[env.autoreset_pending] = True
                 self.reset(paused)
@@ -87,11 +85,11 @@ class HiddenStates:
             states[key][env_indices] = array
 
     def state_dict(self) -> dict[str, Any]:
-        """The states in arrays and plain values."""
+        """Return the states in arrays and plain values."""
         return {"actors": [[None if actor is None else tuple(actor), of] for actor, of in self.copied().items()]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes on with states that :meth:`state_dict` gave; those of another number of environments are left out."""
+        """Restore states of :meth:`state_dict`; states of another number of environments are ignored."""
         self._by_actor.clear()
         for actor, saved in state_dict["actors"]:
             states = self.of(None if actor is None else ActorID(*actor))
@@ -103,7 +101,7 @@ class HiddenStates:
 class EpisodeMemory:
     """Hidden states of a policy that acts in one environment.
 
-    They begin anew with each episode. A policy that is asked again before the environment was stepped answers from the
+    They are reset with each episode. A policy that is evaluated again before the environment is stepped starts from the
     same state.
     """
 
@@ -111,13 +109,13 @@ class EpisodeMemory:
         self._states = HiddenStates(1, sizes)
         self._episode = -1
         self._before: dict[ActorID | None, tuple[int, StatesOfActor]] = {}
-        """By actor when it was asked last, in steps of the simulation, and its states then."""
+        """By actor: step of the simulation of its latest evaluation, and its states before it."""
 
     def now(self, context: EnvironmentContext, actor: ActorID | None) -> StatesOfActor:
-        """The states to act with, `[1, size]` by state key; to be overwritten by those that follow.
+        """Return the states to act with, `[1, size]` by state key; to be overwritten by those that follow.
 
         :param context: The environment's context.
-        :param actor: Who acts.
+        :param actor: The acting actor.
         """
         if context.n_episodes != self._episode:
             self._episode = context.n_episodes
@@ -135,25 +133,25 @@ class EpisodeMemory:
 
 
 class EpisodeMemories:
-    """What a policy remembers in each environment that it acts in by itself."""
+    """Hidden states of a policy by environment, where the policy manages them itself."""
 
     def __init__(self) -> None:
         self.by_context: WeakKeyDictionary[EnvironmentContext, EpisodeMemory] = WeakKeyDictionary()
-        """The memories, by what environments have one of."""
+        """The memories by environment context."""
 
     def now(self, policy: Any, env: Any, actor: ActorID | None) -> StatesOfActor:
-        """The states to act with in an environment, see :meth:`EpisodeMemory.now`.
+        """Return the states to act with in an environment, see :meth:`EpisodeMemory.now`.
 
         :param policy: The policy: the same at each call.
         :param env: The environment.
-        :param actor: Who acts.
+        :param actor: The acting actor.
         :raises ConfigError: There is no environment.
         """
         context = getattr(env, "context", None)
         if context is None:
             raise ConfigError(
-                f"{type(policy).__name__} is recurrent: it carries hidden states from step to step, and has to know in "
-                "which episode. Pass the environment as `env`, which has been reset."
+                f"{type(policy).__name__} is recurrent: it carries hidden states from step to step of an episode. "
+                "Pass the environment as `env` after its reset."
             )
         memory = self.by_context.get(context)
         if memory is None:

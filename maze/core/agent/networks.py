@@ -32,7 +32,7 @@ def as_float_tensors(observation: Mapping[str, Any], device: str) -> dict[str, t
 
 
 def check_networks(networks: Any, what: str) -> dict[Any, nn.Module]:
-    """A plain dictionary of the networks, all of which are modules.
+    """Return a plain dictionary of the networks, all of which are modules.
 
     :raises ConfigError: There are none, or one is no module.
     """
@@ -50,14 +50,14 @@ def network_weights(networks: Mapping[Any, nn.Module]) -> dict[Any, dict[str, to
 
 
 def load_network_weights(networks: Mapping[Any, nn.Module], state: Mapping[str, Any], group: str) -> None:
-    """Copies `state[group]` into the networks, in place, after all of it was found to fit."""
+    """Copy `state[group]` into the networks, in place, after all of it was found to fit."""
     check_network_weights(networks, state, group)
     for key, network in networks.items():
         network.load_state_dict(state[group][key])
 
 
 def check_network_weights(networks: Mapping[Any, nn.Module], state: Any, group: str) -> None:
-    """Compares the saved weights with the networks, and touches nothing.
+    """Compare the saved weights with the networks, and touch nothing.
 
     :raises CheckpointError: Lists every network and tensor that is missing, left over or of another shape.
     """
@@ -98,7 +98,7 @@ class TargetNetworks:
 
     @torch.no_grad()
     def update(self, tau: float) -> None:
-        """Moves the targets: `target <- (1 - tau) * target + tau * source`.
+        """Move the targets: `target <- (1 - tau) * target + tau * source`.
 
         :param tau: 0: parameters stay, 1: they become those that are followed.
         """
@@ -107,11 +107,11 @@ class TargetNetworks:
             target.copy_(source)
 
     def state_dict(self) -> dict[str, Any]:
-        """The weights of the targets, for trainings whose model does not hold them."""
+        """Return the weights of the targets, for algorithms whose model does not contain them."""
         return {str(index): dict(network.state_dict()) for index, network in enumerate(self._networks)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continues from weights that :meth:`state_dict` gave."""
+        """Continue from weights that :meth:`state_dict` gave."""
         for index, network in enumerate(self._networks):
             network.load_state_dict(state_dict[str(index)])
 
@@ -121,18 +121,18 @@ _MODULES_THAT_DEPEND_ON_MODE = {f"torch.nn.modules.{name}" for name in ("batchno
 
 
 def depends_on_mode(networks: Iterable[nn.Module]) -> bool:
-    """Whether networks may compute something else in training than in evaluation.
+    """Return whether outputs of networks may differ between training and evaluation mode.
 
-    :param networks: Modules of others than torch and Maze are searched for methods that ask for the mode.
+    :param networks: Methods of modules outside torch and Maze are searched for uses of the mode.
     """
     return any(
-        isinstance(module, _DEPEND_ON_MODE) or _asks_for_mode(type(module))
+        isinstance(module, _DEPEND_ON_MODE) or _uses_mode(type(module))
         for network in networks
         for module in network.modules()
     )
 
 
-def _asks_for_mode(module_type: type[nn.Module]) -> bool:
+def _uses_mode(module_type: type[nn.Module]) -> bool:
     if any(base.__module__ in _MODULES_THAT_DEPEND_ON_MODE for base in module_type.__mro__):
         return True
     if module_type.__module__.startswith(("torch.nn.", "maze.perception.")):

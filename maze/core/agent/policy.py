@@ -1,4 +1,4 @@
-"""What a policy is."""
+"""Interface of policies."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ class Policy(ABC):
     """
 
     is_recurrent: bool = False
-    """Whether it carries hidden states from step to step, and so has to know where it acts (`env`)."""
+    """Whether it carries hidden states from step to step, and therefore needs `env`."""
 
     def seed(self, seed: int) -> None:
-        """Restarts the policy's generators: the same seed and observations give the same actions.
+        """Restart the policy's generators: the same seed and observations give the same actions.
 
         Default: nothing, for policies that draw nothing.
         """
 
     def needs_state(self) -> bool:
-        """Whether `compute_action` wants `maze_state` (building it may cost a copy of the simulator's state)."""
+        """Return whether `compute_action` needs `maze_state` (building it may copy the state of the simulator)."""
         return False
 
     def needs_env(self) -> bool:
-        """Whether `compute_action` wants `env`, e.g. to look ahead with a clone."""
+        """Return whether `compute_action` needs `env`, e.g. to plan with a clone."""
         return False
 
     @abstractmethod
@@ -51,13 +51,13 @@ class Policy(ABC):
         actor_id: ActorID | None = None,
         deterministic: bool = False,
     ) -> ActionType:
-        """Chooses one action.
+        """Choose one action.
 
         :param observation: Observation of the acting actor.
         :param maze_state: State of the simulator, if :meth:`needs_state`.
         :param env: The environment itself, if :meth:`needs_env`.
-        :param actor_id: Who acts; may be left out where there is only one policy.
-        :param deterministic: Take the most likely action instead of drawing one.
+        :param actor_id: The acting actor; optional where there is only one policy.
+        :param deterministic: Return the deterministic (greedy) action instead of sampling.
         """
 
     def compute_top_action_candidates(
@@ -68,7 +68,7 @@ class Policy(ABC):
         env: BaseEnv | None,
         actor_id: ActorID | None = None,
     ) -> tuple[Sequence[ActionType], Sequence[float]]:
-        """Ranks actions, best first. Policies that do not rank give the one action that they take.
+        """Rank actions, best first. Policies that do not rank give the one action that they take.
 
         :param num_candidates: How many at most; `None`: as many as there are.
         :return: The actions, and their probabilities or scores.
@@ -79,11 +79,11 @@ class Policy(ABC):
 def acting_in(
     env: Any, policy: Policy, deterministic: bool = False
 ) -> Callable[[ObservationType, ActorID], ActionType]:
-    """Returns a function of observation and actor that has a policy choose an action.
+    """Return a function of observation and actor that has a policy choose an action.
 
-    :param env: The environment, shown to policies that want to see it or its state.
+    :param env: The environment, for policies that need it or its state.
     :param policy: The policy.
-    :param deterministic: Take the most likely actions instead of drawing them.
+    :param deterministic: Return deterministic (greedy) actions instead of sampling.
     """
     needs_state, needs_env = policy.needs_state(), policy.needs_env()
 
@@ -100,7 +100,7 @@ def acting_in(
 
 
 def for_actor(by_step_key: Mapping[Any, T], actor_id: ActorID | None, where: str) -> T:
-    """The entry that belongs to the sub-step of an actor (`None`: the only entry there is).
+    """Return the entry that belongs to the sub-step of an actor (`None`: the only entry there is).
 
     :param where: Place of the entries in the configuration.
     :raises ConfigError: There is none for the actor's sub-step, or several and no actor is named.

@@ -27,12 +27,12 @@ Sampler = Callable[[np.random.Generator], Any]
 class RandomPolicy(Policy):
     """Draws all actions uniformly from the action spaces (unbounded ones: as gymnasium does).
 
-    `Discrete` heads with an action mask among the observations are drawn from the actions that it allows (positive).
+    `Discrete` heads with an action mask among the observations are sampled from the actions that it allows (positive).
     The mask of a head is the observation whose name ends with `mask` and that has as many entries as the head has
     choices, where there is only one such head. A mask that allows nothing is taken for none.
 
     :param action_spaces_dict: Action spaces by step key. They are neither seeded nor sampled themselves.
-    :param masks: Action heads by the observations that are their masks, where names and sizes do not tell.
+    :param masks: Action heads by the observations that are their masks, where names and sizes are ambiguous.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class RandomPolicy(Policy):
         return actions, [1.0 / n_candidates] * n_candidates
 
     def _respect_masks(self, action: ActionType, observation: Mapping[str, Any], actor_id: ActorID | None) -> None:
-        """Draws heads again whose choices are masked: unmasked heads depend on the seed as they would without."""
+        """Resample heads with masked choices; masks do not change the samples of other heads."""
         step_key = next(iter(self._samplers)) if actor_id is None else actor_id[0]
         masked = self._masked_heads.get(step_key)
         if masked is None:
@@ -119,7 +119,7 @@ def _from_box(low: np.ndarray, high: np.ndarray, dtype: Any, rng: np.random.Gene
 
 
 def _from_space(space: spaces.Space[Any], rng: np.random.Generator) -> Any:
-    """Samples a private copy of a space, seeded for each draw."""
+    """Sample a private copy of a space, seeded for each draw."""
     space.seed(int(rng.integers(2**31)))
     return space.sample()
 
@@ -156,11 +156,11 @@ def masked_heads(
     """Masks with the `Discrete` action heads that they are for.
 
     An observation whose name ends with `mask` is the mask of the one head that has as many choices; where several have,
-    `<head>_mask` is that of its head. `<head>_candidates_mask` tells which choices there are, not which are allowed.
+    `<head>_mask` is that of its head. `<head>_candidates_mask` marks which choices exist, not which are allowed.
 
     :param observation_shapes: Shapes of the observations of a sub-step.
     :param action_space: Its action heads.
-    :param masks: Which head each mask is for, where names and sizes do not tell.
+    :param masks: Which head each mask is for, where names and sizes are ambiguous.
     :return: Heads by mask, and masks that might be for several heads.
     """
     heads = {key: int(space.n) for key, space in action_space.spaces.items() if isinstance(space, spaces.Discrete)}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class ReplayRecordedActionsPolicy(Policy):
     """Takes the actions that were recorded of an episode.
 
-    Which episode it is, the environment says: seeded in the same way, it gives its episodes the same identities. What
+    Episodes are matched by the environment's episode id, which depends on its seed only. What
     does not follow the record (another actor's turn, an episode that is longer) is an error.
 
     :param action_records: Directory of records, or the file of a single one.
@@ -41,7 +41,7 @@ class ReplayRecordedActionsPolicy(Policy):
 
     @override(Policy)
     def seed(self, seed: int) -> None:
-        """Begins an episode from its start; nothing is random here."""
+        """Begin an episode from its start; nothing is random here."""
         self._record = None
 
     @override(Policy)
@@ -65,7 +65,7 @@ class ReplayRecordedActionsPolicy(Policy):
         record = self._record_of(maze_env.get_episode_id())
         if self._position == len(record):
             raise EnvironmentContractError(
-                f"Episode {record.episode_id} goes on after the {len(record)} actions that were recorded. Replay it "
+                f"Episode {record.episode_id} continues after the {len(record)} recorded actions. Replay it "
                 f"in the environment, with the wrappers and the step limit, that it was recorded in."
             )
         actor, action = record.actions[self._position]

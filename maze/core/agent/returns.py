@@ -3,8 +3,8 @@
 All functions take NumPy arrays or torch tensors `[n_steps, n_envs]` and return what they were given. No gradient
 flows through them.
 
-`terminated` and `truncated` say how an episode ended in a step. A terminated state has no future, so nothing is
-bootstrapped. A truncated episode would have gone on, so it is bootstrapped from the value of its final observation,
+`terminated` and `truncated` are how an episode ended in a step. A terminated state has no future, so nothing is
+bootstrapped. A truncated episode would have continued, so it is bootstrapped from the value of its final observation,
 which `next_values` holds. Nothing flows backwards over either boundary.
 """
 
@@ -44,7 +44,7 @@ def gae(
     :param gamma: Discount for each environment step.
     :param gae_lambda: 0 gives the temporal difference error, 1 the discounted return minus the value.
     :param step_complete: The sub-step completed an environment step; `None`: each of them did.
-    :param acts: Where `gae_lambda` applies instead, in the streams of single actors.
+    :param acts: Where `gae_lambda` applies instead, in trajectories of single actors.
     :return: Advantages.
     :raises ValueError: The arrays differ in shape.
     """
@@ -82,7 +82,7 @@ def next_values_from(
     last_values: ArrayOrTensor,
     final_values: Mapping[tuple[int, int], float] | None = None,
 ) -> ArrayOrTensor:
-    """The value of the observation after each step.
+    """Return the value of the observation after each step.
 
     :param values: V of the observation before each step, `[n_steps, n_envs]`.
     :param last_values: V of the observations after the last step, `[n_envs]`.

@@ -1,4 +1,4 @@
-"""A trained policy, loaded from the files of its training."""
+"""A trained policy, loaded from the files of its run."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class SerializedTorchPolicy(TorchPolicy):
 
     Networks are in evaluation mode.
 
-    :param model: The model configuration of the training (`model` in its `hydra_config.yaml`).
+    :param model: The model configuration of the run (`model` in its `hydra_config.yaml`).
     :param state_dict_file: Weights, of the policy or of an actor-critic: `state_dict.pt`.
     :param spaces_dict_file: Spaces of the environment: `spaces_config.pkl`.
     :param device: `cpu` or `cuda`.
-    :param temperature: Of the distributions that actions are drawn from: below 1 sharpens, above 1 flattens them, which
-        the best of many samples (`runner.best_of`) can profit from. The most probable actions stay the same.
+    :param temperature: Temperature of sampled actions: below 1 sharpens, above 1 flattens the distributions, which
+        the best of many samples (`runner.best_of`) can profit from. Deterministic actions stay the same.
     :raises ConfigError: The model configuration has no policy, or the temperature is no number above 0.
     :raises CheckpointError: The weights cannot be read, or do not fit.
     """
@@ -69,6 +69,6 @@ class SerializedTorchPolicy(TorchPolicy):
 
 
 def _policy_weights(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a state that holds networks; a trainer's whole state has it under `model`."""
+    """Return the part of a state that holds networks; a trainer's whole state has it under `model`."""
     inner = state.get("model")
     return dict(inner) if "policies" not in state and isinstance(inner, Mapping) else dict(state)

@@ -1,4 +1,4 @@
-"""What a state-action critic is."""
+"""Interface of state-action critics."""
 
 from __future__ import annotations
 

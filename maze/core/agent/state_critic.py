@@ -1,4 +1,4 @@
-"""What a state critic is."""
+"""Interface of state critics."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ class StateCritic(ABC):
     def predict_value(self, observation: ObservationType, critic_id: int | str) -> Any:
         """Value of the observations of a single sub-step.
 
-        :param critic_id: Which critic to ask: the step key.
+        :param critic_id: Key of the critic: the step key.
         """

@@ -1,4 +1,4 @@
-"""What state critics take and return."""
+"""Inputs and outputs of state critics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StateCriticStepOutput:
     detached_values: torch.Tensor
     """The same without gradients."""
     actor_id: ActorID | None
-    """Who acted."""
+    """The actor."""
 
 
 class StateCriticOutput(Substeps[StateCriticStepOutput]):
@@ -35,7 +35,7 @@ class StateCriticOutput(Substeps[StateCriticStepOutput]):
 
     @property
     def actor_ids(self) -> list[ActorID | None]:
-        """Who acted in each sub-step."""
+        """The actor of each sub-step."""
         return [output.actor_id for output in self._items]
 
     @property
@@ -55,7 +55,7 @@ class StateCriticOutput(Substeps[StateCriticStepOutput]):
         return [output.detached_values for output in self._items]
 
     def reshape(self, shape: Sequence[int]) -> None:
-        """Gives all values another shape, in place."""
+        """Give all values another shape, in place."""
         for output in self._items:
             output.values = output.values.reshape(tuple(shape))
             output.detached_values = output.detached_values.reshape(tuple(shape))
@@ -68,13 +68,13 @@ class StateCriticStepInput:
     tensor_dict: dict[str, Any]
     """Observations and shared embeddings by key."""
     actor_id: ActorID | None
-    """Who acted."""
+    """The actor."""
     run: Run | None = None
     """Of a recurrent network: where its hidden states come from."""
 
     @classmethod
     def build(cls, policy_step_output: PolicySubStepOutput, observation: dict[str, Any]) -> StateCriticStepInput:
-        """Joins the observation with the embeddings that the policy has already computed."""
+        """Join the observation with the embeddings that the policy has already computed."""
         embeddings = policy_step_output.embedding_logits
         return cls({**observation, **embeddings} if embeddings else observation, policy_step_output.actor_id)
 
@@ -93,7 +93,7 @@ class StateCriticInput(Substeps[StateCriticStepInput]):
 
     @property
     def actor_ids(self) -> list[ActorID | None]:
-        """Who acted in each sub-step."""
+        """The actor of each sub-step."""
         return [step_input.actor_id for step_input in self._items]
 
     @property
@@ -103,7 +103,7 @@ class StateCriticInput(Substeps[StateCriticStepInput]):
 
     @classmethod
     def build(cls, policy_output: PolicyOutput, record: StructuredSpacesRecord) -> StateCriticInput:
-        """Joins the observations of a record with the embeddings that the policy has already computed.
+        """Join the observations of a record with the embeddings that the policy has already computed.
 
         :raises ValueError: A sub-step has no observation.
         """

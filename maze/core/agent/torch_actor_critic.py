@@ -162,14 +162,14 @@ class TorchActorCritic(TorchModel):
     def _state_critic(self) -> TorchStateCritic:
         if isinstance(self.critic, TorchStateActionCritic):
             raise ConfigError(
-                "model.critic: state values were asked for, but this is a state-action critic. Choose a state critic, "
+                "model.critic: state values were requested, but this is a state-action critic. Choose a state critic, "
                 "e.g. `critic=template_state` or `critic=flatten_concat_shared`."
             )
         return self.critic
 
 
 def policy_of(model: TorchModel) -> TorchPolicy:
-    """The policy in a model that is trained.
+    """Return the policy in a model that is trained.
 
     :raises ConfigError: There is none.
     """

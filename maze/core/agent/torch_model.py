@@ -84,22 +84,22 @@ class TorchModel(ABC):
 
     @abstractmethod
     def parameters(self) -> list[torch.Tensor]:
-        """All parameters, each one once.
+        """Return all parameters, each one once.
 
         :return: Each with the shape that it has in its network, `[...]`.
         """
 
     @abstractmethod
     def eval(self) -> None:
-        """Switches dropout, batch normalisation and the like to evaluation."""
+        """Switch dropout, batch normalisation and the like to evaluation."""
 
     @abstractmethod
     def train(self) -> None:
-        """Switches dropout, batch normalisation and the like to training."""
+        """Switch dropout, batch normalisation and the like to training."""
 
     @abstractmethod
     def to(self, device: str) -> None:
-        """Moves the networks, in place."""
+        """Move the networks, in place."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class TorchModel(ABC):
 
     @abstractmethod
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Copies weights into the networks; nothing changes when they do not fit.
+        """Copy weights into the networks; nothing changes when they do not fit.
 
         :raises CheckpointError: Networks or tensors are missing, left over or of other shapes.
         """
@@ -118,7 +118,7 @@ class NetworksModel(TorchModel):
 
     :param networks: The networks; they are moved to the device.
     :param device: Device of the networks.
-    :param name: What the networks are called in messages.
+    :param name: Name of the networks in messages.
     """
 
     state_group: ClassVar[str]
@@ -142,15 +142,17 @@ class NetworksModel(TorchModel):
     def _check_running(self, key: Any) -> None:
         if any(cell.run is None for cell in self._cells[key].values()):
             raise ConfigError(
-                f"{type(self).__name__}: network {key!r} carries hidden states from step to step, and whoever asks it "
-                "here does not. Train it with PPO or A2C and let it act in an environment; for all else use a model "
-                "without `RecurrentCellBlock` (`model.recurrence=true` looks at stacked observations)."
+                f"{type(self).__name__}: network {key!r} carries hidden states from step to step, which are not "
+                "available here. Train it with PPO or A2C and evaluate it in an environment; for all else use a model "
+                "without `RecurrentCellBlock` (`model.recurrence=true` with stacked observations)."
             )
 
     def _one_value(
         self, outputs: Mapping[str, torch.Tensor], name: str, batch_shape: tuple[int, ...], key: Any
     ) -> torch.Tensor:
-        """The output of a critic's network that has one value for each element of the batch, in the batch's shape."""
+        """Return the output of a critic's network that has one value for each element of the batch, in the batch's
+        shape.
+        """
         value = outputs.get(name)
         if value is None:
             raise ConfigError(f"critic.networks[{key!r}] returned {sorted(map(str, outputs))}, expected `{name}`.")
@@ -192,5 +194,5 @@ class NetworksModel(TorchModel):
 
     @override(TorchModel)
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Also takes the weights of what it is a part of: a policy takes an actor-critic's."""
+        """Load weights of these networks, or of an actor-critic that contains them."""
         load_network_weights(self.networks, state_dict, self.state_group)

@@ -62,8 +62,7 @@ class TorchPolicy(NetworksModel, Policy):
         self.distribution_mapper = distribution_mapper
         self.substeps_with_separate_agent_nets = list(substeps_with_separate_agent_nets or [])
         self.temperature = 1.0
-        """Of the distributions that actions are drawn from: below 1 sharpens, above 1 flattens them. Not for training,
-        whose probabilities are those of temperature 1."""
+        """Temperature of sampled actions: below 1 sharpens, above 1 flattens the distributions. Learning uses 1."""
         self._rng = np.random.default_rng()
         self._torch_generator = torch.Generator()
         self._torch_generator.manual_seed(int(self._rng.integers(2**63)))
@@ -90,7 +89,7 @@ class TorchPolicy(NetworksModel, Policy):
         }
 
     def set_rng_state(self, state: Mapping[str, Any]) -> None:
-        """Continues from a state that :meth:`rng_state` returned."""
+        """Continue from a state that :meth:`rng_state` returned."""
         numpy_state = state["numpy"]
         self._rng.bit_generator.state = {
             "bit_generator": "PCG64",
@@ -136,13 +135,13 @@ class TorchPolicy(NetworksModel, Policy):
         logits_out: dict[str, np.ndarray] | None = None,
         states: StatesOfActor | None = None,
     ) -> dict[str, np.ndarray]:
-        """Acts for a batch of environments: no gradients, NumPy in and out.
+        """Act for a batch of environments: no gradients, NumPy in and out.
 
         The network runs in the mode (`train` or `eval`) that it is in.
 
         :param observation: Arrays `[n_envs, ...]`.
-        :param actor_id: Who acts in all of them.
-        :param deterministic: Take the most likely actions instead of drawing them.
+        :param actor_id: The actor that acts in all of them.
+        :param deterministic: Return deterministic (greedy) actions instead of sampling.
         :param out: Arrays `[n_envs, ...]` that the actions are written into and that are returned.
         :param logits_out: Arrays `[n_envs, ...]` that the logits are written into, by action head.
         :param states: Hidden states `[n_envs, size]` by state key (:meth:`state_sizes`), of a recurrent policy; those
@@ -169,10 +168,10 @@ class TorchPolicy(NetworksModel, Policy):
 
     @contextmanager
     def remembering(self, env: Any, actor_id: ActorID | None) -> Iterator[None]:
-        """Context in which the network of an actor is asked once, for what it sees in an environment.
+        """Context in which the network of an actor is evaluated once, for its observation in an environment.
 
-        A recurrent network goes on from what the actor has seen there before; asked again about the same step, from the
-        same state.
+        A recurrent network continues from its hidden state there. Repeated calls at the same step start from the same
+        state.
 
         :param env: The environment; not needed by others.
         :param actor_id: The actor.
@@ -209,7 +208,7 @@ class TorchPolicy(NetworksModel, Policy):
         """Logits and distributions, with gradients.
 
         :param observation: Tensors (or arrays) with any leading batch dimensions that the network takes.
-        :param actor_id: Who acts.
+        :param actor_id: The acting actor.
         :param temperature: Below 1 sharpens the distributions, above 1 flattens them.
         """
         return self.substep_output_by(self.network_for(actor_id), observation, actor_id, temperature)
@@ -221,7 +220,7 @@ class TorchPolicy(NetworksModel, Policy):
         actor_id: ActorID | None = None,
         temperature: float = 1.0,
     ) -> PolicySubStepOutput:
-        """The same by any function that computes what the actor's network does.
+        """Compute logits and distributions with any function equivalent to the actor's network.
 
         :param observation: Arrays or tensors `[..., *space.shape]` by key.
         :raises ConfigError: The network does not return logits of the right shape for each head, or it is recurrent and
@@ -273,7 +272,7 @@ class TorchPolicy(NetworksModel, Policy):
     # -- networks -----------------------------------------------------------------------------------------------------
 
     def network_for(self, actor_id: ActorID | None) -> nn.Module:
-        """The network that acts for `actor_id` (`None`: the only one there is)."""
+        """Return the network that acts for `actor_id` (`None`: the only one there is)."""
         return self.networks[self.network_key(actor_id)]
 
     def running_for(self, actor_id: ActorID | None, run: Run | None) -> AbstractContextManager[None]:
@@ -281,13 +280,13 @@ class TorchPolicy(NetworksModel, Policy):
         return self.running(self.network_key(actor_id), run)
 
     def shares_networks_with(self, other: TorchPolicy) -> bool:
-        """Whether both act with the same networks, so that what one learns the other knows."""
+        """Return whether both act with the same networks, so that what one learns the other knows."""
         return all(network is other.networks.get(key) for key, network in self.networks.items())
 
     def network_key(self, actor_id: ActorID | None) -> Any:
         if actor_id is None:
             if len(self.networks) > 1:
-                raise ConfigError(f"This policy has the networks {list(self.networks)}; say which with `actor_id`.")
+                raise ConfigError(f"This policy has the networks {list(self.networks)}; pass `actor_id`.")
             return next(iter(self.networks))
         step_key = actor_id[0]
         if step_key in self.substeps_with_separate_agent_nets:
@@ -325,7 +324,7 @@ class TorchPolicy(NetworksModel, Policy):
 def top_candidates(
     logits: Mapping[str, torch.Tensor], distribution_mapper: DistributionMapper, num_candidates: int | None
 ) -> tuple[list[ActionType], list[float]]:
-    """The most likely joint actions of discrete heads, best first, with their probabilities.
+    """Return the most likely joint actions of discrete heads, best first, with their probabilities.
 
     The heads are independent, so the k best joint actions are made of the k best actions of each head.
 
@@ -350,7 +349,7 @@ def top_candidates(
 
 
 class InitialPolicy:
-    """A copy of a policy that no training changes.
+    """A frozen copy of a policy.
 
     :param policy: The policy as it is now.
     """
@@ -367,8 +366,8 @@ class InitialPolicy:
         """KL(current || initial) of the joint actions, one value per observation, with the current policy's gradient.
 
         :param current: Action distributions of the policy that is trained.
-        :param observation: What it was asked about, tensors `[B, ...]`, action masks included.
-        :param actor_id: Who acted.
+        :param observation: Its observations, tensors `[B, ...]`, action masks included.
+        :param actor_id: The actor.
         """
         with torch.no_grad():
             initial = self.policy.compute_substep_policy_output(dict(observation), actor_id)

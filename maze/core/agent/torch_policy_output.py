@@ -1,4 +1,4 @@
-"""What a torch policy returns for learning."""
+"""Outputs of torch policies for learning."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PolicySubStepOutput:
     embedding_logits: dict[str, torch.Tensor] | None
     """Outputs of the network that are not action heads: embeddings shared with the critic. `None`: there are none."""
     actor_id: ActorID | None
-    """Who acted."""
+    """The actor."""
 
     @property
     def entropy(self) -> torch.Tensor:
@@ -36,7 +36,7 @@ class PolicySubStepOutput:
 
 
 class Substeps(Generic[T]):
-    """What belongs to the sub-steps of one environment step, in their order."""
+    """Entries of the sub-steps of one environment step, in their order."""
 
     def __init__(self) -> None:
         self._items: list[T] = []
@@ -48,7 +48,7 @@ class Substeps(Generic[T]):
         return len(self._items)
 
     def append(self, value: T) -> None:
-        """Adds the next sub-step."""
+        """Add the next sub-step."""
         self._items.append(value)
 
 
@@ -56,7 +56,7 @@ class PolicyOutput(Substeps[PolicySubStepOutput]):
     """Outputs for the sub-steps of one environment step, in their order."""
 
     def actor_ids(self) -> list[ActorID | None]:
-        """Who acted in each sub-step."""
+        """The actor of each sub-step."""
         return [output.actor_id for output in self._items]
 
     @property

@@ -175,7 +175,7 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
         return [unique_parameters([pair]) for pair in self.networks.values()]
 
     def update_target_weights(self, tau: float) -> None:
-        """Moves the target networks towards the networks; see :class:`~maze.core.agent.networks.TargetNetworks`.
+        """Move the target networks towards the networks; see :class:`~maze.core.agent.networks.TargetNetworks`.
 
         :param tau: 0: they stay, 1: they become the networks.
         :raises ConfigError: `tau` is outside [0, 1].
@@ -185,11 +185,11 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
         self.followers().update(tau)
 
     def followers(self) -> TargetNetworks:
-        """The target networks as they follow the networks, for those who have them follow often."""
+        """Return the target networks, for callers that update them often."""
         return TargetNetworks((self.target_networks[key] for key in self.networks), self.networks.values())
 
     def re_init_networks(self) -> None:
-        """Draws new weights for all networks; the targets equal them afterwards."""
+        """Draw new weights for all networks; the targets equal them afterwards."""
         for pair in self.networks.values():
             _with_new_weights(pair)
         self.update_target_weights(1.0)
@@ -236,7 +236,7 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
         return by_step
 
     def _steps(self, key: Any) -> Sequence[Any]:
-        """The sub-steps whose actions a critic judges."""
+        """Return the sub-steps whose actions a critic evaluates."""
         return [key]
 
     def _action_space(self, key: Any) -> spaces.Dict:
@@ -309,7 +309,7 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
     def _soft_joint_value(
         self, key: Any, observation: TensorDict, action: TensorDict, entropy_cost: torch.Tensor
     ) -> torch.Tensor:
-        """Soft value of a drawn joint action.
+        """Soft value of a sampled joint action.
 
         :param entropy_cost: Sum of `alpha * log_prob` over heads and sub-steps.
         """
@@ -360,7 +360,7 @@ class TorchStepStateActionCritic(TorchStateActionCritic):
 
 
 def _with_new_weights(network: nn.Module) -> nn.Module:
-    """Resets all modules that can be reset, the innermost first, so that a network's own method has the last word."""
+    """Reset all modules that can be reset, the innermost first, so that a network's own method has the last word."""
 
     def reset(module: nn.Module) -> None:
         reset_parameters = getattr(module, "reset_parameters", None)
@@ -375,12 +375,12 @@ def _sum(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def are_all_discrete(action_space: spaces.Dict) -> bool:
-    """Whether all heads are `Discrete`, so that a network can return the values of all actions at once."""
+    """Return whether all heads are `Discrete`, so that a network can return the values of all actions at once."""
     return all(isinstance(space, spaces.Discrete) for space in action_space.spaces.values())
 
 
 def encoded_size(space: spaces.Space[Any], head: str) -> int:
-    """Number of features that :func:`encode_action` gives for one action head.
+    """Return the number of features that :func:`encode_action` gives for one action head.
 
     :raises ConfigError: The space has no encoding.
     """
@@ -421,7 +421,7 @@ def q_values_key(head: str) -> str:
 
 
 def merged_action_space(action_spaces_dict: Mapping[Any, spaces.Dict]) -> spaces.Dict:
-    """The action heads of all sub-steps.
+    """Return the action heads of all sub-steps.
 
     :raises ConfigError: Two sub-steps have a head of the same name, of which a shared critic would see only one.
     """

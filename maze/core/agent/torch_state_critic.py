@@ -60,7 +60,7 @@ class TorchStateCritic(NetworksModel, StateCritic):
 
     @property
     def num_critics(self) -> int:
-        """How many streams of values :meth:`predict_values` returns at most: 1 for a shared critic."""
+        """Maximum number of outputs of :meth:`predict_values`: 1 for a shared critic."""
         return len(self.networks)
 
     @override(StateCritic)
@@ -83,7 +83,7 @@ class TorchStateCritic(NetworksModel, StateCritic):
         """Values, without gradients, of observations after which no complete environment step is recorded.
 
         :param observation: Observations `[..., *shape]` of the actor that would act next.
-        :param actor_id: Who would act.
+        :param actor_id: The next actor.
         :param known_substeps: Latest known observations of all sub-steps, in order. A critic that looks at all of
             them takes those that are not there yet from here.
         :param position: The sub-step (counted from 0) that the observation belongs to.
@@ -123,7 +123,7 @@ class TorchStateCritic(NetworksModel, StateCritic):
             successor is not known then) its own.
         :return: Targets for each sub-step.
         """
-        streams = self._streams(rewards)
+        streams = self._predicted_rewards(rewards)
         targets = [
             self.compute_return(
                 gamma,
@@ -138,8 +138,8 @@ class TorchStateCritic(NetworksModel, StateCritic):
         ]
         return targets * (len(rewards) // len(streams))
 
-    def _streams(self, rewards: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Rewards whose return is predicted: of each sub-step by itself, or a single stream of all of them."""
+    def _predicted_rewards(self, rewards: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Rewards whose return is predicted: those of each sub-step, or their sum."""
         return rewards
 
     def compute_return(
@@ -154,12 +154,12 @@ class TorchStateCritic(NetworksModel, StateCritic):
         truncated: torch.Tensor | None = None,
         next_values: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Targets of one stream of values: generalised advantages plus the values they are advantages over.
+        """Targets of one output: generalised advantages plus values.
 
         :param deltas: Predicted differences of a later sub-step's value from `values`. They leave its target as it
             is: all sub-steps of a step lead to the same next one.
 
-        The other arguments are those of :meth:`compute_structured_return`, for one stream.
+        The other arguments are those of :meth:`compute_structured_return`, for one output.
         :return: `[n_steps, n_envs]`, as the values.
         """
         del deltas
@@ -202,7 +202,7 @@ class _JointReturnCritic(TorchStateCritic):
     """A critic whose sub-steps share one return: that of the environment step, seen from its first sub-step."""
 
     @override(TorchStateCritic)
-    def _streams(self, rewards: list[torch.Tensor]) -> list[torch.Tensor]:
+    def _predicted_rewards(self, rewards: list[torch.Tensor]) -> list[torch.Tensor]:
         return [sum(rewards[1:], rewards[0])]
 
 
@@ -210,7 +210,7 @@ class TorchSharedStateCritic(_JointReturnCritic):
     """One value for an environment step, shared by all of its sub-steps and agents.
 
     The network sees the observations of all sub-steps of the step in one dictionary. Without `stack_observations` it
-    can also be asked about some of the sub-steps only; the observations of the others are zero then.
+    can also evaluate some of the sub-steps only; the observations of the others are zero then.
 
     :param networks: The one value network, under any key.
     :param obs_spaces_dict: Observation spaces of all sub-steps.
@@ -235,7 +235,7 @@ class TorchSharedStateCritic(_JointReturnCritic):
 
     @override(StateCritic)
     def predict_values(self, critic_input: StateCriticInput) -> StateCriticOutput:
-        """One output for the whole environment step, under the first sub-step's actor."""
+        """Return one output for the whole environment step, under the first sub-step's actor."""
         substeps = [as_float_tensors(item.tensor_dict, self._device) for item in critic_input.substep_inputs]
         with self.running(self._key, critic_input[0].run):
             values = self._merged_value(substeps)
@@ -312,7 +312,7 @@ class TorchDeltaStateCritic(_JointReturnCritic):
 
     @override(StateCritic)
     def predict_value(self, observation: ObservationType, critic_id: int | str) -> torch.Tensor:
-        """The network's output: the first sub-step's value, or another one's difference from it."""
+        """Return the network's output: the first sub-step's value, or another one's difference from it."""
         tensors = as_float_tensors(observation, self._device)
         return self._value(self._network(critic_id), tensors, self._batch_shape(tensors), critic_id)
 
@@ -337,5 +337,5 @@ def _key_of(item: StateCriticStepInput, networks: Mapping[Any, nn.Module]) -> An
     if item.actor_id is not None:
         return item.actor_id[0]
     if len(networks) > 1:
-        raise ConfigError(f"This critic has the networks {list(networks)}; say who acts with `actor_id`.")
+        raise ConfigError(f"This critic has the networks {list(networks)}; pass `actor_id`.")
     return next(iter(networks))

@@ -1,4 +1,4 @@
-"""Knows who writes event logs."""
+"""Registry of writers of event logs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from maze.core.log_stats.log_stats import StatsContext
 
 
 class _ActiveContextView(type):
-    """Lets the class attribute show the active context's list."""
+    """Metaclass whose attribute is that of the active context."""
 
     @property
     def writers(cls) -> list[LogEventsWriter]:
@@ -22,16 +22,16 @@ class _ActiveContextView(type):
 
 
 class LogEventsWriterRegistry(metaclass=_ActiveContextView):
-    """The event log writers of the active statistics context, `writers`, to read and to set."""
+    """The event log writers of the active statistics context, `writers`, readable and writable."""
 
     @classmethod
     def register_writer(cls, writer: LogEventsWriter) -> None:
-        """Has `writer` receive the event logs of the episodes that begin from now on."""
+        """Register a writer for the event logs of episodes that begin afterwards."""
         StatsContext.active().event_writers.append(writer)
 
     @classmethod
     def record_event_logs(cls, episode_event_log: EpisodeEventLog) -> None:
-        """Hands the log of a finished episode to all writers."""
+        """Pass the log of a finished episode to all writers."""
         context = StatsContext.active()
         for writer in context.event_writers:
             context.guarded(writer, partial(writer.write, episode_event_log))

@@ -11,16 +11,15 @@ _NUMBERS = (int, float, bool)
 
 
 def histogram(values: Sequence[Any]) -> list[Any] | tuple[list[Any], int]:
-    """Keeps all values, so that writers can show their distribution.
+    """Return all values, so that writers can show their distribution.
 
-    Nested lists and arrays, as they arrive from the levels below, are flattened. Where values come with the number of
-    categories (an event's attributes `value` and `action_dim`, say), the result is the pair of all values and that
-    number.
+    Nested lists and arrays, as from the levels below, are flattened. For values with a number of categories (such as
+    the attributes `value` and `action_dim` of an event), the result is the pair of all values and that number.
 
     :param values: Numbers, lists of numbers, or attributes of events with one or two values each.
     """
     first = values[0]
-    if type(first) in _NUMBERS:  # asking abstract classes takes longer than all the rest
+    if type(first) in _NUMBERS:  # checks of abstract classes are slow
         return list(values)
     if isinstance(first, list) or (isinstance(first, np.ndarray) and first.ndim):
         joined: list[Any] = []
@@ -36,7 +35,7 @@ def histogram(values: Sequence[Any]) -> list[Any] | tuple[list[Any], int]:
 
 
 def _listed(array: np.ndarray) -> Iterable[Any]:
-    return array.tobytes() if array.dtype == np.uint8 and array.ndim == 1 else array.tolist()  # a third of the time
+    return array.tobytes() if array.dtype == np.uint8 and array.ndim == 1 else array.tolist()  # three times as fast
 
 
 def _parts(value: Any) -> tuple[Iterable[Any], int | None]:

@@ -1,4 +1,4 @@
-"""Asking any policy for the actions of many environments."""
+"""Acting with any policy in the environments of a vector environment."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def act_by_actor(
     actions: Rows,
     logits: Mapping[StepKeyType, Row | None] | None = None,
 ) -> dict[StepKeyType, Row]:
-    """Has a policy act in all environments, asking it once for each actor.
+    """Compute the actions of all environments, with one call of the policy for each actor.
 
     :param act: The policy, see :func:`acting_function`.
-    :param actors: Who acts, by environment.
-    :param observations: What they see.
-    :param actions: Where their actions are written.
-    :param logits: Where the logits are written, if they are wanted.
+    :param actors: The acting actors, by environment.
+    :param observations: Their observations.
+    :param actions: Arrays that their actions are written into.
+    :param logits: Arrays that the logits are written into; `None`: logits are not written.
     :return: The actions at the sub-steps that environments are at.
     """
     first = actors[0]
@@ -67,13 +67,13 @@ def act_by_actor(
 def acting_function(
     policy: Policy, env: Any, deterministic: bool = False, memory: HiddenStates | None = None
 ) -> ActingFunction:
-    """Returns a function that writes the actions for a batch of observations.
+    """Return a function that writes the actions for a batch of observations.
 
-    :param policy: Asked for all at once if it can (`compute_actions`), else for one after another.
-    :param env: The vector environment, for policies that want to see states or environments.
-    :param deterministic: Take the most likely actions instead of drawing them.
-    :param memory: Hidden states that a recurrent policy goes on with; `None`: all environments have just been reset.
-    :raises ConfigError: The policy wants to see environments that are in other processes.
+    :param policy: Evaluated for all environments at once where it has `compute_actions`, else one by one.
+    :param env: The vector environment, for policies that need states or environments.
+    :param deterministic: Return deterministic (greedy) actions instead of sampling.
+    :param memory: Hidden states of a recurrent policy; `None`: all environments have just been reset.
+    :raises ConfigError: The policy needs environments that are in other processes.
     """
     compute_actions: Any = getattr(policy, "compute_actions", None)
     if memory is None and getattr(policy, "is_recurrent", False):
@@ -100,7 +100,7 @@ def acting_function(
     envs: Any = getattr(env, "envs", None)
     if envs is None and (policy.needs_state() or policy.needs_env()):
         raise ConfigError(
-            f"{type(policy).__name__} wants to see the environment or its state, which worker processes do not show. "
+            f"{type(policy).__name__} needs the environment or its state, which worker processes do not provide. "
             "Use a SequentialVectorEnv or a single environment."
         )
     act_in = [acting_in(single_env, policy, deterministic) for single_env in envs or [None] * env.n_envs]
@@ -119,7 +119,7 @@ def acting_function(
 
 
 class EpisodesInterrupted(KeyboardInterrupt):
-    """The run was asked to end before the episodes of an evaluation have."""
+    """The end of the run was requested before the episodes of an evaluation ended."""
 
 
 _is_interrupted: ContextVar[Callable[[], bool]] = ContextVar("maze_is_interrupted", default=bool)
@@ -142,12 +142,12 @@ def check_interrupt() -> None:
 
 
 def play_episodes(policy: Policy, env: Any, quota: np.ndarray, deterministic: bool = False) -> None:
-    """Has a policy play episodes to their ends, all environments beginning with a reset.
+    """Play complete episodes in all environments, beginning with a reset.
 
     :param policy: The policy.
     :param env: The vector environment; its epoch statistics count these episodes.
     :param quota: How many episodes each environment contributes, `[n_envs]`; counted down.
-    :param deterministic: Take the most probable actions instead of drawing them.
+    :param deterministic: Return deterministic (greedy) actions instead of sampling.
     """
     act = acting_function(policy, env, deterministic)
     observations = zeros(env.observation_spaces_dict, (env.n_envs,), "observation")
@@ -171,7 +171,7 @@ def play_episodes(policy: Policy, env: Any, quota: np.ndarray, deterministic: bo
 def logits_shapes_of(
     policy: Policy | None, action_spaces_dict: Mapping[StepKeyType, spaces.Dict]
 ) -> dict[StepKeyType, dict[str, Sequence[int]]]:
-    """Shapes of a policy's logits by sub-step key and action key.
+    """Return shapes of a policy's logits by sub-step key and action key.
 
     :param policy: A policy with a distribution mapper.
     :param action_spaces_dict: Action spaces by sub-step key.

@@ -22,7 +22,7 @@ class CheckRunner(Runner):
     """Checks the configured environment with its wrappers and prints the findings.
 
     :param n_steps: Sub-steps to take.
-    :param masks: Which action each mask is for, where their sizes do not tell.
+    :param masks: Action head of each mask, where sizes are ambiguous.
     """
 
     n_steps: int = 200
@@ -38,7 +38,7 @@ class CheckRunner(Runner):
 
     @override(Runner)
     def run(self, **kwargs: Any) -> None:
-        """Prints the report; findings end the command with an error."""
+        """Print the report; findings end the command with an error."""
         assert self._env_factory is not None
         seed = self.maze_seeding.generate_env_instance_seed()
         report = check_env(self._env_factory, self.n_steps, seed, self.masks)

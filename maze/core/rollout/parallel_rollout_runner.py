@@ -23,14 +23,14 @@ __all__ = ["EpisodeRecorder", "EpisodeStatsReport", "ParallelRolloutRunner", "Pa
 
 
 class ParallelRolloutWorker(Host):
-    """Plays episodes where it is: in a worker process, or in an actor of Ray.
+    """Plays episodes in the process that it is in: a worker process, or an actor of Ray.
 
-    :param what: Environment, wrappers, steps after which episodes are cut off, and agent.
+    :param what: Environment, wrappers, steps after which episodes are truncated, and agent.
     :param run: The directory of the run that the agent is from.
     :param recording: Whether trajectories, event logs, actions, pages and tables are recorded.
-    :param deterministic: Take the most probable actions instead of drawing them.
+    :param deterministic: Return deterministic (greedy) actions instead of sampling.
     :param env_timeout: Seconds that a step or a reset may take; `None`: any time.
-    :param best_of: How often each episode is played before it is recorded as it went best.
+    :param best_of: How often each episode is played; the best one is recorded.
     :param instance_seeds: Seeds of environment and agent, where episodes have none of their own.
     :param seeds: Seeds of the episodes that :meth:`play` plays by default.
     :param is_quiet: Whether warnings are suppressed: another worker issues them.
@@ -73,7 +73,7 @@ class ParallelRolloutWorker(Host):
     def play(self, n_unseeded: int = 0) -> None:
         """Play the episodes, and report each as an :class:`EpisodeStatsReport` when it ends.
 
-        :param n_unseeded: Number of episodes, where they have no seeds of their own: the generators go on.
+        :param n_unseeded: Number of episodes without seeds of their own; the generators continue.
         """
         seeds = RolloutRunner.best_seeds(self._env, self._agent, self.seeds, self.best_of)
         guarded, recording = imports_guarded(self.guard), recorded(self._env, *self.recording)
@@ -120,7 +120,7 @@ class ParallelRolloutWorker(Host):
 
 
 class DistributedRolloutRunner(RolloutRunner):
-    """Runs the episodes in other processes, and reports them in their order, whoever is faster."""
+    """Runs the episodes in other processes, and reports them in the order of their numbers."""
 
     @override(RolloutRunner)
     def run_with(self, env: ConfigType, wrappers: CollectionOfConfigType, agent: ConfigType) -> None:
@@ -139,7 +139,7 @@ class DistributedRolloutRunner(RolloutRunner):
         """Context in which the episodes are played: their numbers and reports, as they end."""
 
     def _worker(self, env: ConfigType, wrappers: CollectionOfConfigType, agent: ConfigType) -> dict[str, Any]:
-        """The arguments of a :class:`ParallelRolloutWorker`."""
+        """Return the arguments of a :class:`ParallelRolloutWorker`."""
         return {
             "what": (env, wrappers, self.max_episode_steps, agent),
             "run": self.input_dir,

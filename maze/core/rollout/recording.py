@@ -1,4 +1,4 @@
-"""What rollouts leave behind: statistics, event logs and trajectories."""
+"""Outputs of rollouts: statistics, event logs and trajectories."""
 
 from __future__ import annotations
 
@@ -63,19 +63,19 @@ PARQUET_DIR = Path("trajectory_parquet")
 
 
 class EpisodeStatsReport(NamedTuple):
-    """What is reported of a finished episode."""
+    """Report of a finished episode."""
 
     stats: LogStats
     event_log: EpisodeEventLog | None
     """None where events are not recorded."""
     is_cut_off: bool = False
-    """Whether the rollout's limit of steps has ended it."""
+    """Whether the step limit of the rollout truncated it."""
 
 
 class EpisodeRecorder(LogStatsConsumer, LogEventsWriter):
     """Keeps statistics and event log of the last episode until they are fetched.
 
-    :param env: The environment; tells how many episodes were cut off, where there is a limit.
+    :param env: The environment; counts truncated episodes where there is a step limit.
     """
 
     def __init__(self, env: Any = None) -> None:
@@ -106,7 +106,7 @@ class EpisodeRecorder(LogStatsConsumer, LogEventsWriter):
 
 @contextmanager
 def _same_listeners(listeners: list[Any]) -> Iterator[None]:
-    """Takes away whatever begins to listen meanwhile: an environment may be rolled out any number of times."""
+    """Context that removes the listeners added in it, so that an environment can be rolled out repeatedly."""
     known = list(listeners)
     try:
         yield
@@ -123,12 +123,12 @@ def recorded(
     record_pages: int = 0,
     record_parquet: bool = False,
 ) -> Iterator[tuple[MazeEnv[Any], EpisodeRecorder]]:
-    """Wraps an environment so that its episodes are recorded; what is recorded of them is written as they end.
+    """Context with an environment that records its episodes and writes each record when the episode ends.
 
     :param env: A Maze environment.
     :param record_pages: Write a page of each episode, with a picture of every so many steps; 0: no pages.
     :param record_parquet: Write a table of each episode.
-    :return: The environment, and where statistics and event log of each episode are found after it.
+    :return: The environment, and the recorder of statistics and event logs.
     """
     recorder = EpisodeRecorder(env)
     with ExitStack() as stack:
@@ -167,7 +167,7 @@ class RolloutReport:
 
     :param record_event_logs: Write the event logs.
     :param cfg: Configuration of the job, written to the logs with the statistics.
-    :param max_episode_steps: Steps after which the rollout cuts episodes off; 0: never.
+    :param max_episode_steps: Steps after which episodes are truncated; 0: never.
     """
 
     def __init__(self, record_event_logs: bool, cfg: DictConfig | None = None, max_episode_steps: int = 0) -> None:
@@ -175,25 +175,25 @@ class RolloutReport:
         self._max_episode_steps = max_episode_steps
         self._n_episodes = 0
         self.n_cut_off = 0
-        """Number of episodes that the rollout has cut off."""
+        """Number of episodes that the rollout truncated."""
         self._early: dict[int, EpisodeStatsReport] = {}
-        """Episodes that wait for others to be reported before them."""
+        """Finished episodes whose predecessors have not been reported yet."""
         self._aggregator = LogStatsAggregator(LogStatsLevel.EPOCH)
         self._event_log_writer = LogEventsWriterTSV(log_dir=EVENT_LOG_DIR) if record_event_logs else None
         self._earlier_episodes = _episodes_in(EVENT_LOG_DIR) if record_event_logs else set()
 
     def add_as(self, number: int, report: EpisodeStatsReport) -> None:
-        """Takes over a finished episode in its turn, whichever ends first.
+        """Add a finished episode; episodes are reported in the order of their numbers.
 
         :param number: Counts the episodes, from 0.
-        :param report: What it reports.
+        :param report: Its report.
         """
         self._early[number] = report
         while self._n_episodes in self._early:
             self.add(self._early.pop(self._n_episodes))
 
     def add(self, report: EpisodeStatsReport) -> None:
-        """Takes over a finished episode."""
+        """Add a finished episode."""
         self._aggregator.receive(report.stats)
         self._n_episodes += 1
         self.n_cut_off += bool(report.is_cut_off and self._max_episode_steps)
@@ -203,7 +203,7 @@ class RolloutReport:
             self._event_log_writer.write(report.event_log)
 
     def publish(self) -> LogStats:
-        """Prints the statistics over all episodes, and returns them."""
+        """Print the statistics over all episodes, and return them."""
         stats = self._aggregator.reduce()
         with StatsContext():
             if self._cfg is None:
@@ -224,12 +224,12 @@ class RolloutReport:
 
 
 def _episodes_in(directory: Path) -> set[str]:
-    """The episodes of which there are events in a directory already, from an earlier rollout."""
+    """Return the episodes that already have events in a directory, from an earlier rollout."""
     return {row[0] for table in directory.glob("*.tsv") for row in _rows(table)[1:] if row}
 
 
 def _remove_episode(directory: Path, episode_id: str) -> None:
-    """Takes an episode that was run once more, with the same seeds, out of the tables."""
+    """Remove an episode that was repeated with the same seeds from the tables."""
     for table in directory.glob("*.tsv"):
         rows = _rows(table)
         kept = [row for row in rows if row[:1] != [episode_id]]
@@ -254,7 +254,7 @@ PICTURE_DIR = Path("rendering")
 
 
 def has_display() -> bool:
-    """Whether windows can be opened."""
+    """Return whether windows can be opened."""
     if sys.platform in ("win32", "darwin"):
         return True
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"))
@@ -263,8 +263,8 @@ def has_display() -> bool:
 class StepRenderer:
     """Draws an environment's current state with its renderer: in a window or, where there is no display, into files.
 
-    :param env: Environment that is going to be drawn; it is not yet reset.
-    :param picture_dir: Where pictures go without a display: `<episode id>/<number>.png`, one for each (sub-)step.
+    :param env: Environment to draw; it is not yet reset.
+    :param picture_dir: Directory of pictures without a display: `<episode id>/<number>.png`, one for each (sub-)step.
     """
 
     def __init__(self, env: StructuredEnv, picture_dir: Path = PICTURE_DIR) -> None:
@@ -283,7 +283,7 @@ class StepRenderer:
             set_render_mode("human" if self._has_display else "rgb_array")
 
     def __call__(self, env: Any) -> None:
-        """Draws the current state."""
+        """Draw the current state."""
         try:
             if self._has_display:
                 _draw(env)
@@ -317,7 +317,7 @@ def _draw(env: Any) -> None:
 
 
 def _picture(env: Any) -> bytes | None:
-    """The current state as PNG; None if nothing was drawn."""
+    """Return the current state as PNG; None if nothing was drawn."""
     gym_env = getattr(getattr(env, "core_env", None), "env", None)
     if isinstance(env.get_renderer(), GymRenderer) and getattr(gym_env, "render_mode", None) == "rgb_array":
         from PIL import Image

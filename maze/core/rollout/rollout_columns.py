@@ -1,4 +1,4 @@
-"""A rollout as columns: arrays allocated once from the spaces, filled row by row, seen by the trainer as they are."""
+"""A rollout as columns: arrays that are allocated once from the spaces, filled row by row and read by the trainer."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class FinalObservationEntry(NamedTuple):
 
     :param tick: The tick with which it ended.
     :param env_index: The environment.
-    :param actor_id: Who would have acted next.
-    :param observation: What it would have seen.
+    :param actor_id: The actor that would have acted next.
+    :param observation: Its observation.
     """
 
     tick: int
@@ -38,7 +38,7 @@ class FinalObservationEntry(NamedTuple):
 
 
 class _NonFiniteNumber(NamedTuple):
-    """A number that is NaN or infinite, and where it stands."""
+    """A number that is NaN or infinite, and its location."""
 
     name: str
     tick: int
@@ -47,7 +47,7 @@ class _NonFiniteNumber(NamedTuple):
 
 
 class RolloutMemory(NamedTuple):
-    """What a recurrent policy remembered when a rollout began.
+    """Hidden states of a recurrent policy at the begin of a rollout.
 
     :param begins: The environments that began an episode with the first tick, bool `[n_envs]`.
     :param states: Hidden states `[n_envs, size]` by actor and state key; zero for actors that are not there.
@@ -63,11 +63,11 @@ class RolloutColumns:
     :param observation_spaces_dict: Observation spaces by sub-step key.
     :param action_spaces_dict: Action spaces by sub-step key.
     :param n_envs: Number of environments.
-    :param n_ticks: Number of sub-step ticks that there is room for: environment steps times sub-steps of a step.
+    :param n_ticks: Capacity in sub-step ticks: environment steps times sub-steps of a step.
     :param logits_shapes: Shapes of the logits by sub-step key and action key; None: logits are not recorded.
     :param n_steps: A rollout ends when its environments have completed this many environment steps each, on average,
         however many ticks that takes; None: it always takes `n_ticks`.
-    :raises ValueError: There is no room for a tick.
+    :raises ValueError: The capacity is below 1.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class RolloutColumns:
         if n_ticks < 1:
             raise ValueError(f"A rollout needs at least one tick, not {n_ticks}.")
         self.n_ticks = n_ticks
-        """Ticks of the rollout; while it is collected, those that there is room for."""
+        """Ticks of the rollout; while it is collected, its capacity."""
         self.n_steps = n_steps
         self.n_envs = n_envs
         self.substeps = {
@@ -110,21 +110,21 @@ class RolloutColumns:
         self.step_complete: np.ndarray
         self._show_ticks(n_ticks)
         self.actor_rewards: np.ndarray | None = None
-        """float32 `[n_ticks, n_envs]`: the reward of the actor of each tick, where the environments tell it."""
+        """float32 `[n_ticks, n_envs]`: the reward of the actor of each tick, where the environments report it."""
         self.actor_done: np.ndarray | None = None
-        """bool `[n_ticks, n_envs]`: the actor of the tick left for good with it; None if that is not known."""
+        """bool `[n_ticks, n_envs]`: the actor left permanently with this tick; None if that is not known."""
         self.final_observations: list[FinalObservationEntry] = []
         """Last observations of truncated episodes."""
         self.terminal_observations: list[FinalObservationEntry] = []
         """Last observations of terminated episodes, if the vector environment keeps them."""
         self.last_actor_ids: list[ActorID] = []
-        """Who acts after the last tick, by environment."""
+        """Next actors after the last tick, by environment."""
         self.last_observations: dict[StepKeyType, Row] = {}
-        """What they see: rows `[n_envs, ...]` by sub-step key."""
+        """Their observations: rows `[n_envs, ...]` by sub-step key."""
         self.actor_sequence: list[ActorID] | None = None
         """The actors of every environment step, in order; None if environments or steps differ in them."""
         self.memory: RolloutMemory | None = None
-        """What the policy remembered before the first tick, if it is recurrent."""
+        """Hidden states of a recurrent policy before the first tick."""
         self.infos: list[list[dict[Any, Any]]] | None = None
         """Per tick the infos of all environments; recorded if this is a list."""
 
@@ -141,11 +141,11 @@ class RolloutColumns:
 
     @property
     def capacity(self) -> int:
-        """Number of ticks that there is room for."""
+        """Capacity in ticks."""
         return len(self._all_by_tick["rewards"])
 
     def reserve(self, n_ticks: int) -> None:
-        """Makes room for more ticks, if need be; what was filled stays."""
+        """Increase the capacity to `n_ticks` if it is smaller; filled rows stay."""
         if n_ticks <= self.capacity:
             return
         self._all_by_tick = {name: lengthened(array, n_ticks) for name, array in self._all_by_tick.items()}
@@ -158,7 +158,7 @@ class RolloutColumns:
         self._show_ticks(n_ticks)
 
     def wants_more(self, n_ticks: int, n_completed: int) -> bool:
-        """Whether the rollout goes on; there is room for another tick then.
+        """Return whether the rollout continues; the capacity then suffices for another tick.
 
         :param n_ticks: Number of ticks taken.
         :param n_completed: Number of environment steps completed, over all environments.
@@ -179,7 +179,7 @@ class RolloutColumns:
         return True
 
     def ticks_to_come(self, n_ticks: int, n_completed: int) -> int:
-        """As many ticks as a rollout that goes on has at least, and as there is room for.
+        """Return how many ticks the rollout has at least, at most its capacity.
 
         :param n_ticks: Number of ticks taken.
         :param n_completed: Number of environment steps completed; a tick completes at most one of each environment.
@@ -194,16 +194,16 @@ class RolloutColumns:
             setattr(self, name, array[:n_ticks])
 
     def next_rows(self) -> dict[StepKeyType, Row]:
-        """The rows that the next observations are written into, by sub-step key."""
+        """Return the rows that the next observations are written into, by sub-step key."""
         return {key: columns.observation_rows[columns.n_rows] for key, columns in self.substeps.items()}
 
     def take_rows(
         self, tick: int, actors: Sequence[ActorID]
     ) -> tuple[dict[StepKeyType, Row], dict[StepKeyType, Row], dict[StepKeyType, Row | None]]:
-        """Takes the rows of a tick: observations, and those for actions and logits, by sub-step key.
+        """Take the rows of a tick: observations, and those for actions and logits, by sub-step key.
 
         :param tick: Number of the tick.
-        :param actors: Who acts, by environment.
+        :param actors: The acting actors, by environment.
         """
         here: dict[StepKeyType, list[int]] = {}
         for index, actor in enumerate(actors):
@@ -218,7 +218,7 @@ class RolloutColumns:
         return observations, actions, logits
 
     def clear(self) -> None:
-        """Begins again with the first row."""
+        """Restart with the first row."""
         for columns in self.substeps.values():
             columns.n_rows = 0
         self._show_ticks(self.capacity)
@@ -233,7 +233,7 @@ class RolloutColumns:
     def finish(self, last_actor_ids: list[ActorID], actors: Sequence[ActorID | None]) -> None:
         """Complete the rollout after its last tick.
 
-        :param last_actor_ids: Who acts next, by environment.
+        :param last_actor_ids: The next actors, by environment.
         :param actors: Per tick the actor of all environments, None where they differed; as many as ticks were taken.
         """
         if len(actors) != self.n_ticks:
@@ -263,7 +263,7 @@ class RolloutColumns:
         return [actor for actor in sequence if actor is not None]
 
     def is_dense(self) -> bool:
-        """Whether in all environments the same actors act in the same fixed order."""
+        """Return whether in all environments the same actors act in the same fixed order."""
         return self.actor_sequence is not None
 
     def rows_by_substep(self) -> Iterator[tuple[ActorID, SubstepColumns, slice]]:
@@ -275,7 +275,7 @@ class RolloutColumns:
             yield actor, columns, slice(first, columns.n_rows, stride)
 
     def structured_record(self) -> StructuredSpacesRecord:
-        """A dense rollout as one record per sub-step, with views `[n_steps, n_envs, ...]` of the columns.
+        """Return a dense rollout as one record per sub-step, with views `[n_steps, n_envs, ...]` of the columns.
 
         :raises ValueError: The rollout is not dense.
         """
@@ -294,10 +294,11 @@ class RolloutColumns:
         return record
 
     def to_record(self, with_next_observations: bool = False, id: Any = None) -> SpacesTrajectoryRecord:
-        """The rollout as a record: one batched structured record per environment step, with views of the columns.
+        """Return the rollout as a record: one batched structured record per environment step, with views of the
+        columns.
 
         Where actors differ between environments there is one structured record per tick, with one spaces record for
-        each actor, whose `info` names its environments (`env_indices`).
+        each actor; its `info` has the environments (`env_indices`).
 
         :param with_next_observations: Whether to fill in `next_observation` (these are copies).
         :param id: Id of the trajectory.
@@ -400,10 +401,10 @@ class RolloutColumns:
         }
 
     def check_finite(self, seeding_at: Callable[[int, int], Seeding | None] | None = None) -> None:
-        """Looks for numbers that are NaN or infinite.
+        """Refuse numbers that are NaN or infinite.
 
-        :param seeding_at: Knows which seed something in the rollout followed from: gets index of the environment and
-            number of ticks from there to the end of the rollout.
+        :param seeding_at: Returns the seeding of an environment; arguments: index of the environment, number of ticks
+            to the end of the rollout.
         :raises NonFiniteError: Names the first one, its environment and seed, step, sub-step and key.
         """
         found = next(self._non_finite_numbers(), None)
@@ -471,21 +472,21 @@ class RolloutColumns:
     def _place(self, found: _NonFiniteNumber, seeding: Seeding | None) -> str:
         return (
             f"{self._where(found.tick, found.env_index, seeding)}: {found.name} is {found.value}. Training stops "
-            "before any parameter changes; look at what the environment and its wrappers compute there."
+            "before any parameter changes. Check what the environment and its wrappers compute there."
         )
 
 
 def substeps_per_step(agent_counts_dict: Mapping[StepKeyType, int]) -> int:
     """Sub-steps of an environment step in which each agent acts once; 1 where numbers of agents vary (-1).
 
-    What rollouts reserve for each step at first. Steps of hierarchies have fewer, and those with more agents have more.
+    It is the initial capacity for each step. Steps of hierarchies have fewer sub-steps, steps with more agents more.
     """
     counts = list(agent_counts_dict.values())
     return sum(counts) if all(count > 0 for count in counts) else 1
 
 
 def has_known_reward(step_complete: np.ndarray) -> np.ndarray:
-    """Where actors have been told their rewards, which is when a step is completed: not in one that is under way still.
+    """Return where per-actor rewards are known: in completed environment steps, not in one that is incomplete.
 
     :param step_complete: `[n_ticks, n_envs]`, the tick completed an environment step.
     """
@@ -497,10 +498,10 @@ Row = dict[str, np.ndarray]
 
 
 class SubstepColumns:
-    """What the actors with one sub-step key saw and did.
+    """Observations and actions of the actors with one sub-step key.
 
     :param step_key: The sub-step key.
-    :param capacity: Most rows that can be filled.
+    :param capacity: Maximum number of rows.
     :param n_envs: Number of environments.
     :param observation_space: Observation space of the sub-step.
     :param action_space: Action space of the sub-step.
@@ -540,7 +541,7 @@ class SubstepColumns:
         self._make_row_views()
 
         self.observations = self._all_observations
-        """`[n_rows + 1, n_envs, ...]`; the last row is what is seen after the rollout."""
+        """`[n_rows + 1, n_envs, ...]`; the last row is the observation after the rollout."""
         self.actions = self._all_actions
         """`[n_rows, n_envs, ...]`"""
         self.logits = self._all_logits
@@ -553,7 +554,7 @@ class SubstepColumns:
         """bool `[n_rows, n_envs]`; None if every entry is valid."""
 
     def _make_row_views(self) -> None:
-        """Made once: filling the columns makes no arrays."""
+        """Make the views once, so that filling the columns makes no arrays."""
         self.observation_rows = _rows(self._all_observations, self.capacity + 1)
         self.action_rows = _rows(self._all_actions, self.capacity)
         self.logits_rows = [None] * self.capacity
@@ -561,9 +562,9 @@ class SubstepColumns:
             self.logits_rows = list(_rows(self._all_logits, self.capacity))
 
     def reserve(self, capacity: int) -> None:
-        """Makes room for more rows; those that were filled stay.
+        """Increase the capacity; filled rows stay.
 
-        :param capacity: Most rows that can be filled from now on.
+        :param capacity: New maximum number of rows.
         """
         self.capacity = capacity
         for arrays, n_rows in ((self._all_observations, capacity + 1), (self._all_actions, capacity)):
@@ -576,10 +577,10 @@ class SubstepColumns:
         self._make_row_views()
 
     def add_row(self, tick: int, env_indices: Sequence[int] | None, agent_ids: Sequence[int]) -> int:
-        """Takes the next row, whose observations are already written.
+        """Add the next row; its observations are already written.
 
         :param tick: The tick it belongs to.
-        :param env_indices: Environments that stand at this sub-step; None: all.
+        :param env_indices: Environments at this sub-step; None: all.
         :param agent_ids: The agents acting in them.
         :return: Index of the row.
         """
@@ -596,7 +597,7 @@ class SubstepColumns:
         return row
 
     def leave_out(self, where: Mapping[int, np.ndarray], agent_id: int) -> None:
-        """In rows that were filled with the decisions of one agent, some environments made none.
+        """Remove entries of environments from rows that were filled with the decisions of one agent.
 
         :param where: Indices of the environments by row.
         :param agent_id: The agent.
@@ -607,7 +608,7 @@ class SubstepColumns:
             self._all_valid[row, envs] = False
 
     def finish(self, is_dense: bool) -> None:
-        """Shows the rows that were filled.
+        """Set the public arrays to the filled rows.
 
         :param is_dense: Whether every entry is valid.
         """
@@ -635,7 +636,7 @@ class SubstepColumns:
     def entries_by_actor(self, are_separate: bool = True) -> Iterator[tuple[ActorID, tuple[np.ndarray, np.ndarray]]]:
         """The entries of each actor that acted.
 
-        :param are_separate: Whether agents are told apart; otherwise the first one stands for all.
+        :param are_separate: Whether agents are distinguished; otherwise the first one stands for all.
         :return: Each actor with its rows and environments, both `[n_entries]`.
         """
         rows, env_indices = self.entries()
@@ -674,7 +675,7 @@ def _head(arrays: Row, n_rows: int, capacity: int) -> Row:
 
 
 def lengthened(array: np.ndarray, n_rows: int) -> np.ndarray:
-    """The array with zeros behind its rows.
+    """Return the array, extended by rows of zeros.
 
     :return: `[n_rows, ...]`.
     """

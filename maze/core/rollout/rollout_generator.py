@@ -1,4 +1,4 @@
-"""Generating rollouts: letting a policy act and recording what happens."""
+"""Rollouts of policies in environments and vector environments."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _ChoosingFunction = Callable[[Any, ActorID, SpacesRecord], Any]
 class RolloutGenerator:
     """Rolls out policies in an environment or vector environment.
 
-    Rollouts follow one another: each continues where the one before stopped. Episodes that end are followed by the
-    next one at once. Where an environment tells its actors' own rewards (`get_actor_rewards`), records hold these.
+    Each rollout continues where the previous one ended. The next episode begins at once when one ends. Where an
+    environment reports per-actor rewards (`get_actor_rewards`), records hold these.
 
     :param env: Environment, or vector environment.
     :param record_logits: Whether to record the logits of the policy.
@@ -71,21 +71,21 @@ class RolloutGenerator:
         if self.is_vectorized and record_next_observations:
             self.env.keep_terminal_observations = True
         self._last_observation: Any = None
-        """What the next action answers to: an observation, or arrays by sub-step key; None before the first reset."""
+        """Observation of the next action, or arrays by sub-step key; None before the first reset."""
         self._memory: tuple[Policy, HiddenStates] | None = None
         """A recurrent policy and its hidden states."""
         self._saved_memory: Mapping[str, Any] | None = None
-        """Hidden states that the next rollout goes on with, if it begins where an earlier training was."""
+        """Hidden states at the begin of the next rollout, if it resumes an earlier run."""
 
     def get_epoch_stats_aggregator(self) -> LogStatsAggregator:
-        """The epoch statistics of the environment."""
+        """Return the epoch statistics of the environment."""
         aggregator: LogStatsAggregator = self.env.get_stats(LogStatsLevel.EPOCH)
         return aggregator
 
     def get_stats_value(
         self, event: Callable[..., Any], level: LogStatsLevel, name: str | None = None
     ) -> LogStatsValue:
-        """One value of the last statistics of the environment.
+        """Return one value of the last statistics of the environment.
 
         :param event: Interface method of the event.
         :param level: Level of the statistics.
@@ -95,11 +95,11 @@ class RolloutGenerator:
         return value
 
     def reset(self) -> None:
-        """Begins the next rollout with fresh episodes: needed when somebody else has used the environment meanwhile."""
+        """Begin the next rollout with new episodes; required after any other use of the environment."""
         self._last_observation = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Where a vector environment is: the next rollout continues there."""
+        """State of a vector environment; the next rollout continues there."""
         state: dict[str, Any] = self.env.state_dict()
         if self._memory is not None and self._last_observation is not None:
             state["memory"] = {"begins": self._has_begun(), **self._memory[1].state_dict()}
@@ -108,7 +108,7 @@ class RolloutGenerator:
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
-        """Continues from a state that :meth:`state_dict` returned.
+        """Continue from a state that :meth:`state_dict` returned.
 
         :return: Why environments begin new episodes instead, by their index.
         """
@@ -121,17 +121,17 @@ class RolloutGenerator:
         return problems
 
     def rollout(self, policy: Policy, n_steps: int | None, trajectory_id: Any | None = None) -> SpacesTrajectoryRecord:
-        """Rolls out a policy.
+        """Roll out a policy.
 
         :param policy: The policy.
         :param n_steps: Number of environment steps; None: to the end of the episode (with `terminate_on_done`). With
             vector environments each takes this many, on average where their steps differ in their sub-steps.
         :param trajectory_id: Id of the record; by default the episode id, with vector environments None.
         :return: One structured record per environment step; with vector environments batched ones.
-        :raises ValueError: Nothing says when the rollout ends.
+        :raises ValueError: The rollout has no end.
         """
         if n_steps is None and not self.terminate_on_done:
-            raise ValueError("Without `terminate_on_done` a rollout has no end of its own; give `n_steps`.")
+            raise ValueError("Without `terminate_on_done` a rollout has no end: pass `n_steps`.")
         if not self.is_vectorized:
             return self._rollout_single(policy, n_steps, trajectory_id)
         assert n_steps is not None
@@ -151,17 +151,17 @@ class RolloutGenerator:
 
     @timed(COLLECTING)
     def collect(self, policy: Policy, columns: RolloutColumns) -> RolloutColumns:
-        """Fills columns with a rollout in a vector environment; what they held before is overwritten.
+        """Fill columns with a rollout in a vector environment; what they held before is overwritten.
 
-        :param policy: The policy; asked once per tick and actor for all environments where it can (`compute_actions`).
+        :param policy: The policy; evaluated once per tick and actor where it has `compute_actions`.
         :param columns: Columns made for this environment.
         :return: The same columns.
         """
         if getattr(self.env, "acts", False):
             if getattr(policy, "is_recurrent", False):
                 raise ConfigError(
-                    "model: a policy that carries hidden states cannot collect rollouts in environments that act by "
-                    "themselves. Use runner.env_groups=1 with runner=dev or runner=local."
+                    "model: a recurrent policy cannot collect rollouts in environments that contain their own copy of "
+                    "the policy. Use runner.env_groups=1 with runner=dev or runner=local."
                 )
             self.env.roll_out(policy, columns, begins=self._last_observation is None)
             self._last_observation = columns.last_observations
@@ -183,7 +183,7 @@ class RolloutGenerator:
         return columns
 
     def _remembered(self, policy: Policy, columns: RolloutColumns) -> HiddenStates:
-        """The hidden states of a recurrent policy before the first tick; the columns get a copy."""
+        """Return the hidden states of a recurrent policy before the first tick; the columns get a copy."""
         begins = np.ones(self.env.n_envs, np.bool_)
         if self._last_observation is not None and self._memory is not None and self._memory[0] is policy:
             begins = self._has_begun()
@@ -199,12 +199,12 @@ class RolloutGenerator:
         return memory
 
     def _has_begun(self) -> np.ndarray:
-        """Which environments have begun an episode with the latest step, bool `[n_envs]`."""
+        """Return which environments have begun an episode with the latest step, bool `[n_envs]`."""
         has_begun: np.ndarray = self.env.terminated | self.env.truncated
         return has_begun
 
     def _collect_flat(self, act: Any, columns: RolloutColumns) -> list[ActorID | None]:
-        """The common case: always the same actor, one row per tick."""
+        """Collect where the same actor always acts: one row per tick."""
         env = self.env
         actor = env.actor_ids()[0]
         substep = columns.substeps[actor.step_key]
@@ -268,7 +268,7 @@ class RolloutGenerator:
             if asks_who_left and columns.actor_done is not None:
                 columns.actor_done[tick] = env.is_actor_done()
                 if n_completed and columns.actor_rewards is None:
-                    columns.actor_done = None  # who has no rewards of their own are not told apart
+                    columns.actor_done = None  # without per-actor rewards, actors are not distinguished
             if any(infos):
                 _note_actors_done(infos, tick, columns)
         return common_actors
@@ -296,7 +296,7 @@ class RolloutGenerator:
         return trajectory
 
     def _take_step(self, choose: _ChoosingFunction, trajectory: SpacesTrajectoryRecord) -> bool:
-        """One environment step of a single environment: sub-steps until it is complete.
+        """Take one environment step in a single environment: sub-steps until it is complete.
 
         :param trajectory: Its last record is the one of this step.
         :return: Whether the episode is over; the next one has then begun.
@@ -326,7 +326,7 @@ class RolloutGenerator:
         return done
 
     def _choosing_function(self, policy: Policy) -> _ChoosingFunction:
-        """Returns a function that chooses an action, and records the logits where they are wanted."""
+        """Return a function that computes an action, and records the logits if `record_logits` is set."""
         all_shapes = self._logits_shapes(policy)
         if all_shapes is None:
             act = acting_in(self.env, policy)
@@ -355,7 +355,7 @@ def _copy(source: Any, target: Any) -> None:
 
 
 def _share_out(own_rewards: np.ndarray, trajectory: SpacesTrajectoryRecord) -> None:
-    """Gives the sub-steps of the last step their own rewards, and earlier ones what they have earned since."""
+    """Set the per-actor rewards of the last step, and add to those of earlier sub-steps."""
     of_step = trajectory.step_records[-1].substep_records
     for record in of_step:
         record.reward = 0.0
@@ -367,7 +367,7 @@ def _share_out(own_rewards: np.ndarray, trajectory: SpacesTrajectoryRecord) -> N
 
 
 def _note_actors_done(infos: Sequence[Mapping[Any, Any]], tick: int, columns: RolloutColumns) -> None:
-    """Marks the last ticks of actors that have left for good while others acted, as far as the rollout has them."""
+    """Mark the last ticks of actors that left permanently while others acted, if they are in the rollout."""
     for env_index, info in enumerate(infos):
         for n_ago in info.get(ACTORS_DONE_KEY, ()):
             if columns.actor_done is None:
@@ -377,7 +377,7 @@ def _note_actors_done(infos: Sequence[Mapping[Any, Any]], tick: int, columns: Ro
 
 
 def _spread_actor_rewards(rewards: list[np.ndarray | None], tick: int, columns: RolloutColumns) -> None:
-    """Gives the last ticks what their actors have earned, as far as the rollout has them."""
+    """Add per-actor rewards to the last ticks of the actors, if they are in the rollout."""
     if columns.actor_rewards is None:
         columns.actor_rewards = np.zeros_like(columns.rewards)
     for env_index, of_actors in enumerate(rewards):

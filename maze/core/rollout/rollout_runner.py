@@ -60,7 +60,7 @@ class RolloutRunner(Runner, ABC):
     :param max_episode_steps: Steps after which an episode is cut off; 0: never.
     :param record_trajectory: Store each episode's trajectory in `trajectory_data`.
     :param record_event_logs: Store all events in `event_logs`.
-    :param deterministic: Take the policy's most probable action instead of sampling one.
+    :param deterministic: Return deterministic (greedy) actions instead of sampling.
     :param record_actions: Store each episode's seed and actions in `action_records`, to be replayed.
     :param env_timeout: Seconds that a step or a reset of the environment may take; `None`: any time.
     :param record_parquet: Store each episode as a table in `trajectory_parquet`.
@@ -121,7 +121,7 @@ class RolloutRunner(Runner, ABC):
 
     @abstractmethod
     def run_with(self, env: ConfigType, wrappers: CollectionOfConfigType, agent: ConfigType) -> None:
-        """Runs the episodes, writes what is to be recorded, and prints the statistics.
+        """Run the episodes, write what is to be recorded, and print the statistics.
 
         :param env: Environment, or configuration of one.
         :param wrappers: Wrappers to put around it, innermost first.
@@ -139,7 +139,7 @@ class RolloutRunner(Runner, ABC):
         agent_instance_seed: int | None = None,
         env_timeout: float | None = None,
     ) -> tuple[MazeEnv[Any], Policy]:
-        """Builds environment and agent. Relative file names in their configurations refer to `input_dir`."""
+        """Build environment and agent. Relative file names in their configurations refer to `input_dir`."""
         if input_dir:
             env_config = with_files_of(input_dir, env_config, "env")
             wrappers_config = with_files_of(input_dir, wrappers_config, "wrappers")
@@ -179,14 +179,14 @@ class RolloutRunner(Runner, ABC):
         deterministic: bool = False,
         returns: list[float] | None = None,
     ) -> None:
-        """Runs a number of episodes.
+        """Run a number of episodes.
 
         An episode's statistics, event log and trajectory are complete when the environment is reset after it.
 
         :param render: Show each step with the environment's renderer.
         :param episode_end_callback: Called after each episode, when its records are complete.
-        :param episode_seeds: Seeds of each episode; without them, the generators of the first go on.
-        :param deterministic: Take the most probable actions.
+        :param episode_seeds: Seeds of each episode; without them, the generators of the first continue.
+        :param deterministic: Return deterministic (greedy) actions.
         :param returns: Gets the sum of the rewards of each episode.
         """
         show = StepRenderer(env) if render else None
@@ -239,9 +239,9 @@ class RolloutRunner(Runner, ABC):
 
     @staticmethod
     def best_seeds(env: StructuredEnv, agent: Policy, episode_seeds: EpisodeSeeds, best_of: int) -> EpisodeSeeds:
-        """The seeds with which each episode goes best, of several that the agent may have.
+        """Return the seeds of the best of several repetitions of each episode.
 
-        :param env: An environment that nobody records.
+        :param env: An environment without recorders.
         :param episode_seeds: Seeds of each episode; that of the agent is the first one tried.
         :param best_of: Number of seeds of the agent that are tried for each episode.
         """
@@ -257,7 +257,7 @@ class RolloutRunner(Runner, ABC):
         return best
 
     def _announce(self, agent: Any) -> None:
-        """Says how a policy of networks acts; of others nobody knows whether they draw their actions."""
+        """Print whether a policy of networks samples its actions; it is unknown of other policies."""
         if hasattr(agent, "networks") or (isinstance(agent, Mapping) and "state_dict_file" in agent):
             other = "false draws them" if self.deterministic else "true takes the most probable ones"
             kind = "the most probable actions" if self.deterministic else "sampled actions"
@@ -266,12 +266,12 @@ class RolloutRunner(Runner, ABC):
             print(f"Each episode is played {self.best_of} times before it is recorded as it went best.", flush=True)
 
     def draw_episode_seeds(self) -> list[tuple[int, int]]:
-        """The seeds of all episodes, in their order."""
+        """Return the seeds of all episodes, in their order."""
         return self.maze_seeding.episode_seeds(self.n_episodes)
 
 
 def _failure(error: BaseException, call: str, env: Any, name: str, observation: Any) -> BaseException:
-    """What to raise where an episode has failed; errors that are not the environment's stay what they are."""
+    """Return the error of a failed episode; errors that are not the environment's stay unchanged."""
     place = Place.of(env, name)
     if call not in ("", _ACTING):
         return failure(error, place, call)
@@ -295,7 +295,7 @@ def _build_env(config: Any) -> MazeEnv[Any]:
 
 
 def _build_agent(config: Any, env: MazeEnv[Any]) -> Policy:
-    """Builds the agent; one that asks for spaces, as the random policy does, gets the environment's."""
+    """Build the agent; constructor arguments that are spaces, as of the random policy, are the environment's."""
     config = plain_container(config, "policy")
     spaces: dict[str, Any] = {}
     if isinstance(config, Mapping) and TARGET_KEY in config:

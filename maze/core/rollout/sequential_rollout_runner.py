@@ -86,7 +86,7 @@ class SequentialRolloutRunner(RolloutRunner):
             print(f"An episode to look at in a browser: {page.absolute()}", flush=True)
 
     def update_progress(self) -> None:
-        """Takes over what the finished episode recorded, and moves the progress bar."""
+        """Add the report of the finished episode, and update the progress bar."""
         assert self._recorder is not None
         assert self._report is not None
         assert self._progress is not None

@@ -1,7 +1,7 @@
-"""Saving and loading weights and training states, so that no kill, full disk or flipped byte goes unnoticed.
+"""Checkpoints of weights and training states, safe against kills, full disks and flipped bytes.
 
 States are dictionaries of tensors and plain values, written by `torch.save` and readable by `torch.load`. They are
-read after their checksum has been compared, by an interpreter that runs no code of the file.
+read after a comparison of their checksum, by an interpreter that runs no code of the file.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _MAX_NAMES_SHOWN = 6
 
 
 class Stateful(Protocol):
-    """Anything with a state dictionary: a `TorchModel`, an optimizer, a vector environment, an evaluator.
+    """An object with a state dictionary: a `TorchModel`, an optimizer, a vector environment, an evaluator.
 
-    Of what is part of a training, `load_state_dict` may return what could not be continued: sentences, or by the
-    index of environments why they begin new episodes.
+    For parts of a run, `load_state_dict` may return what could not be resumed: sentences, or by index of the
+    environment the reason why it begins a new episode.
     """
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -39,7 +39,7 @@ class Stateful(Protocol):
 
 
 def save_state(path: str | Path, state: Mapping[str, Any]) -> None:
-    """Writes a state; whatever happens, the file holds either the previous state or the whole new one.
+    """Write a state atomically: the file holds either the previous state or the whole new one.
 
     :param path: The file to write.
     :param state: Tensors, numbers, strings and containers of them.
@@ -55,7 +55,7 @@ def save_state(path: str | Path, state: Mapping[str, Any]) -> None:
 
 
 def load_state(source: str | Path | BinaryIO, map_location: str | torch.device = "cpu") -> dict[str, Any]:
-    """Reads and verifies a state written by :func:`save_state` or `torch.save`.
+    """Read and verify a state written by :func:`save_state` or `torch.save`.
 
     :param source: A file, by its path or opened for binary reading.
     :param map_location: The device to put tensors on.
@@ -70,7 +70,7 @@ def load_state(source: str | Path | BinaryIO, map_location: str | torch.device =
     records = _verified_records(content, name, alternatives)
     try:
         state = read_pickle(records["data.pkl"], _rule, _Storages(records, torch.device(map_location)))
-    except Exception as error:  # a foreign content can lead to nearly any type
+    except Exception as error:  # an untrusted content can lead to nearly any type
         raise CheckpointError(
             f"{name} cannot be loaded as a checkpoint: {_first_line(error)}. A checkpoint may contain tensors and "
             f"plain values only, and nothing in it is executed.{alternatives}"
@@ -81,11 +81,11 @@ def load_state(source: str | Path | BinaryIO, map_location: str | torch.device =
 
 
 def load_into(model: Stateful, state: Mapping[str, Any], origin: str | Path = "The checkpoint") -> None:
-    """Loads weights into a model that they fit; otherwise the model stays as it is.
+    """Load weights into a model; the model stays unchanged if they do not fit.
 
     :param model: The model to load into.
     :param state: Its state dictionary, possibly nested.
-    :param origin: Where the state comes from, for error messages.
+    :param origin: Origin of the state, for messages.
     :raises CheckpointError: Names or shapes differ; the message lists them.
     """
     expected = dict(_flatten(model.state_dict()))
@@ -112,10 +112,10 @@ def load_into(model: Stateful, state: Mapping[str, Any], origin: str | Path = "T
 
 
 class _Storages:
-    """The values of tensors, by the references that a checkpoint's pickle has to them.
+    """Values of tensors by their references in a checkpoint's pickle.
 
     :param records: Contents of the archive's entries.
-    :param device: Where the tensors go.
+    :param device: Device of the tensors.
     """
 
     def __init__(self, records: Mapping[str, memoryview], device: torch.device) -> None:
@@ -125,7 +125,7 @@ class _Storages:
 
     def __call__(self, reference: Any) -> Tensor:
         if type(reference) is not tuple or len(reference) != 5 or not isinstance(reference[1], torch.dtype):
-            raise refuse("it refers to something else than the values of a tensor")
+            raise refuse("it holds a reference that is none to the values of a tensor")
         _, dtype, key, _, n_values = reference
         found = self._flat.get(key)
         if found is None:
@@ -136,11 +136,11 @@ class _Storages:
 
 
 def read_storage(content: Any) -> Tensor:
-    """The values of a tensor as `pickle` has them written: three headers, a reference, the values.
+    """Read the values of a pickled tensor: three headers, a reference, the values.
 
-    :param content: What `torch.storage._load_from_bytes` gets.
-    :raises UnpicklingError: It is nothing of that kind.
-    :return: The values one after the other, `[n_values]`.
+    :param content: The argument of `torch.storage._load_from_bytes`.
+    :raises RefusedPickleError: The content has another format.
+    :return: The values, `[n_values]`.
     """
     if type(content) is not bytes:
         raise refuse("it holds a tensor without values")
@@ -162,7 +162,7 @@ def _flat_tensor(content: memoryview, dtype: Any) -> Tensor:
         raise refuse("it holds a tensor whose values do not fit its type")
     if not len(content):
         return torch.empty(0, dtype=dtype)
-    flat = torch.frombuffer(content, dtype=dtype)  # the file's own memory, which nobody else uses
+    flat = torch.frombuffer(content, dtype=dtype)  # shares the memory of the file, which has no other user
     return flat.clone() if flat.data_ptr() % dtype.itemsize else flat
 
 
@@ -192,7 +192,7 @@ def _read(path: Path) -> bytearray:
 
 
 def _verified_records(content: bytearray, name: str, alternatives: str) -> dict[str, memoryview]:
-    """The entries of the archive that a checkpoint is, without their common folder, after comparing checksums."""
+    """Return the entries of a checkpoint's archive, without their common folder, after comparing checksums."""
     expected = "expected a checkpoint written by torch.save"
     if not content:
         raise CheckpointError(f"{name} is empty; {expected}.{alternatives}")
@@ -204,7 +204,7 @@ def _verified_records(content: bytearray, name: str, alternatives: str) -> dict[
     except CheckpointError as error:
         raise CheckpointError(f"{error}{alternatives}") from None
     try:
-        with zipfile.ZipFile(_View(content)) as archive:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
             entries, comment = archive.infolist(), archive.comment
         if comment and not is_sealed(content):
             raise ValueError("its checksum is damaged")
@@ -226,35 +226,8 @@ def _verified_records(content: bytearray, name: str, alternatives: str) -> dict[
         )
     folder = pickles[0].removesuffix("data.pkl")
     if records.get(f"{folder}byteorder", b"") not in (b"", sys.byteorder.encode()):
-        raise CheckpointError(f"{name} was written on a machine with another order of bytes.{alternatives}")
+        raise CheckpointError(f"{name} was written on a machine with another byte order.{alternatives}")
     return {entry.removeprefix(folder): record for entry, record in records.items()}
-
-
-class _View(io.RawIOBase):
-    """Bytes as a file, without a copy of them."""
-
-    def __init__(self, content: bytearray) -> None:
-        self._content = memoryview(content)
-        self._position = 0
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        start = (0, self._position, len(self._content))[whence]
-        if start + offset < 0:
-            raise OSError("before the beginning")
-        self._position = start + offset
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def read(self, size: int = -1) -> bytes:
-        end = len(self._content) if size < 0 else self._position + size
-        found = bytes(self._content[self._position : end])
-        self._position += len(found)
-        return found
 
 
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
@@ -262,7 +235,7 @@ _ENCRYPTED, _FOLDER = 0x1, 0x10
 
 
 def _record(content: bytearray, entry: zipfile.ZipInfo) -> memoryview:
-    """The content of an entry, which `torch.save` stores as it is: nothing unpacks to more than the file holds."""
+    """Return the content of an entry, which `torch.save` stores uncompressed: no entry is larger than the file."""
     *_, n_name, n_extra = _LOCAL_HEADER.unpack_from(content, entry.header_offset)
     start = entry.header_offset + _LOCAL_HEADER.size + n_name + n_extra
     is_plain = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size
@@ -278,7 +251,7 @@ def _alternatives(path: Path) -> str:
 
 
 def _candidates(directory: Path, excluded: Path | None) -> str:
-    """A sentence on the other checkpoints in a directory, newest first; empty when there are none."""
+    """Name the other checkpoints in a directory, newest first; empty: there are none."""
     if not directory.is_dir():
         return f" The directory `{directory}` does not exist."
     files = [file for file in directory.glob("*.pt") if file != excluded and file.is_file() and file.stat().st_size]

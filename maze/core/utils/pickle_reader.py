@@ -1,8 +1,8 @@
-"""An interpreter of pickles that runs nothing a file names.
+"""Restricted interpreter of pickles that never executes code named in the file.
 
-Python's own unpickler calls whatever the file says, with any arguments, and sets attributes of whatever it is told to.
-This one knows the data opcodes of protocols 2 to 5, and asks a :class:`Rule` before it makes or fills an object. There
-is no second parser that could read a file differently from the one that was checked.
+Python's unpickler calls any function with any arguments, and sets attributes of any object. This interpreter knows the
+data opcodes of protocols 2 to 5, and applies a :class:`Rule` before it makes or fills an object. It checks and reads in
+one pass, so no second parser can interpret the file differently.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import numpy as np
 
 
 class Rule(NamedTuple):
-    """What a file may do with something that it names.
+    """Permitted uses of a name in a file.
 
-    :param value: What the name stands for where it is stored itself.
-    :param call: Makes an object of the arguments that the file gives; None: it must not be called.
-    :param new: Makes an empty object of the arguments of `__new__`.
-    :param build: Fills an object that `call` or `new` made, with the state that the file gives; once.
+    :param value: The object of the name.
+    :param call: Makes an object from arguments in the file; None: not permitted.
+    :param new: Makes an empty object from the arguments of `__new__`; None: not permitted.
+    :param build: Fills an object of `call` or `new` once with a state in the file; None: not permitted.
     """
 
     value: Any
@@ -36,11 +36,13 @@ class Rule(NamedTuple):
 
 
 class RefusedPickleError(Exception):
-    """A pickle asks for something that is not done for a file; the message says what."""
+    """A pickle contains an operation that is not permitted, which the message describes."""
 
+
+refuse = RefusedPickleError
 
 Find = Callable[[str, str], Rule]
-"""Gives the rule for a name, by module and qualified name, or raises :class:`RefusedPickleError`."""
+"""Returns the rule for a name, by module and qualified name, or raises :class:`RefusedPickleError`."""
 
 _MAX_EXPANSION_PER_BYTE = 100
 _MAX_EXPANSION = 1_000_000
@@ -61,12 +63,12 @@ _NAMES_ITSELF = (type, FunctionType, BuiltinFunctionType)
 
 
 def read_pickle(content: bytes | memoryview, find: Find, persistent: Callable[[Any], Any] | None = None) -> Any:
-    """The value that a pickle holds.
+    """Read the value of a pickle.
 
     :param content: The pickle and nothing else.
-    :param find: Gives the rule for each name in it.
-    :param persistent: Gives what a persistent id stands for.
-    :raises RefusedPickleError: The pickle asks for something that its rules do not allow.
+    :param find: Returns the rule for each name in it.
+    :param persistent: Returns the object of a persistent id.
+    :raises RefusedPickleError: The pickle contains an operation that its rules do not permit.
     """
     value, n_bytes = read_first_pickle(content, find, persistent)
     if n_bytes != len(content):
@@ -77,14 +79,9 @@ def read_pickle(content: bytes | memoryview, find: Find, persistent: Callable[[A
 def read_first_pickle(
     content: bytes | memoryview, find: Find, persistent: Callable[[Any], Any] | None = None
 ) -> tuple[Any, int]:
-    """The value of the pickle that something begins with, and where that pickle ends; see :func:`read_pickle`."""
+    """Read the first pickle of the content; return its value and its length. See :func:`read_pickle`."""
     reader = _Reader(bytes(content), find, persistent)
     return reader.read(), reader.position
-
-
-def refuse(what: str) -> RefusedPickleError:
-    """The error for a pickle that asks for too much."""
-    return RefusedPickleError(what)
 
 
 class _Reader:
@@ -128,7 +125,7 @@ class _Reader:
             else:
                 operation = operations.get(code)
                 if operation is None:
-                    raise ValueError(f"the opcode {code:#04x} is none that data is written with")
+                    raise ValueError(f"the opcode {code:#04x} is none of data")
                 operation(self)
         if len(stack) != 1 or self.marks:
             raise ValueError("it ends in the middle of a value")
@@ -148,6 +145,9 @@ class _Reader:
     def number(self, layout: struct.Struct) -> Any:
         return layout.unpack(self.take(layout.size))[0]
 
+    def sized(self, layout: struct.Struct) -> bytes:
+        return self.take(self.number(layout))
+
     def line(self) -> str:
         end = self.content.index(b"\n", self.position)
         text = self.content[self.position : end].decode("utf-8")
@@ -159,6 +159,12 @@ class _Reader:
         items = self.stack[start:]
         del self.stack[start:]
         return items
+
+    def discard(self) -> None:
+        if self.marks and self.marks[-1] == len(self.stack):
+            self.marks.pop()
+        else:
+            self.stack.pop()
 
     def remember(self, index: int) -> None:
         self.memo[index] = self.stack[-1]
@@ -173,7 +179,7 @@ class _Reader:
 
     def name(self, module: Any, qualified_name: Any) -> None:
         if not (type(module) is str and type(qualified_name) is str):
-            raise refuse("it names something by other values than texts")
+            raise refuse("it holds a name that is no text")
         key = (_RENAMED_MODULES.get(module, module), qualified_name)
         rule = self._named.get(key)
         if rule is None:
@@ -181,10 +187,13 @@ class _Reader:
             self._rules[id(rule.value)] = rule
         self.stack.append(rule.value)
 
-    def call(self, function: Any, arguments: Any) -> None:
+    def call(self) -> None:
+        arguments, function = self.stack.pop(), self.stack.pop()
         self._make("called", self._rule(function).call, function, arguments, {})
 
-    def new(self, klass: Any, arguments: Any, named_arguments: Any) -> None:
+    def new(self, has_names: bool) -> None:
+        named_arguments = self.stack.pop() if has_names else {}
+        arguments, klass = self.stack.pop(), self.stack.pop()
         self._make("made", self._rule(klass).new, klass, arguments, named_arguments)
 
     def _rule(self, found: Any) -> Rule:
@@ -197,9 +206,9 @@ class _Reader:
         self, verb: str, make: Callable[..., Any] | None, what: Any, arguments: Any, named_arguments: Any
     ) -> None:
         if make is None:
-            raise refuse(f"it wants {_name(what)} to be {verb}, which data has no need of")
+            raise refuse(f"{_name(what)} would be {verb}, which is not permitted")
         if type(arguments) is not tuple or type(named_arguments) is not dict:
-            raise refuse("it gives arguments in something else than a tuple and a dictionary")
+            raise refuse("it holds arguments in other types than a tuple and a dictionary")
         self._spend(arguments)
         made = make(*arguments, **named_arguments)
         build = self._rules[id(what)].build
@@ -207,8 +216,8 @@ class _Reader:
             self._unbuilt[id(made)] = (made, build)
         self.stack.append(made)
 
-    def build(self, state: Any) -> None:
-        made = self.stack[-1]
+    def build(self) -> None:
+        state, made = self.stack.pop(), self.stack[-1]
         _, build = self._unbuilt.pop(id(made), (None, None))
         if build is None:
             raise refuse(f"it sets the state of {_name(made)}, which it has not made or has set already")
@@ -219,15 +228,15 @@ class _Reader:
                 self._count_nested(part)
 
     def _spend(self, values: Iterable[Any], n_parts: int = 0) -> None:
-        """Bounds what objects are made of in all: a file can give the same large value to any number of them."""
+        """Bound the total size of arguments and states: a file can use the same large value any number of times."""
         self._n_left -= n_parts + sum(len(value) for value in values if type(value) in _SIZED)
         if self._n_left < 0:
-            raise refuse("it uses the same values again and again, more often than would fit into memory")
+            raise refuse("it repeats values more often than fits into memory")
 
     def _count_nested(self, part: Any) -> None:
-        """Bounds chains of containers that Python takes apart recursively, which overflows the stack."""
+        """Bound nested containers that Python deallocates recursively, which would overflow the stack."""
         if isinstance(part, (deque, defaultdict)) or (
-            isinstance(part, np.ndarray) and (part.dtype.hasobject or not part.size)  # perhaps not filled yet
+            isinstance(part, np.ndarray) and (part.dtype.hasobject or not part.size)  # may be filled later
         ):
             self._n_nested += 1
             if self._n_nested > _MAX_FRAGILE_NESTING:
@@ -263,6 +272,11 @@ class _Reader:
                 self._count_nested(items[index + 1])
             target[key] = items[index + 1]
 
+    def dictionary(self) -> None:
+        items = self.since_mark()
+        self.stack.append({})
+        self.set_items(items)
+
     def add(self, items: Iterable[Any]) -> None:
         target = self.stack[-1]
         if type(target) is not set:
@@ -276,10 +290,10 @@ class _Reader:
         return items
 
     def check_key(self, key: Any) -> None:
-        """Refuses keys whose hash may take for ever (the same tuple many times in itself) or overflows the stack."""
+        """Refuse keys whose hash takes exponential time (repeated nested tuples) or overflows the stack."""
         left = [key]
         n_parts = 0
-        for n_parts, part in enumerate(left):  # grows on the way
+        for n_parts, part in enumerate(left):  # grows in the loop
             if n_parts > _MAX_KEY_PARTS:
                 raise refuse("it holds a key of too many parts")
             kind = type(part)
@@ -287,13 +301,11 @@ class _Reader:
                 left.extend(part)
             elif not (
                 kind in _ATOMS
-                or kind is frozenset  # its parts were checked when it was made
+                or kind is frozenset  # its parts are checked already
                 or isinstance(part, (*_NAMES_ITSELF, *_HASHED_AT_ONCE))
                 or getattr(kind, "__hash__", None) is object.__hash__
-                or isinstance(part, Enum)  # of a class whose hash is the usual one
-                or (
-                    id(kind) in self._rules and self._rules[id(kind)].call is kind
-                )  # a class that the reader of the file has allowed
+                or isinstance(part, Enum)  # its rule requires the default hash
+                or (id(kind) in self._rules and self._rules[id(kind)].call is kind)  # a trusted class
             ):
                 raise refuse(f"it has {_name(part)} as a key")
         self._spend((), n_parts)
@@ -304,18 +316,18 @@ class _Reader:
         self._shared.append(value)
 
     def _check_expansion(self) -> None:
-        """Refuses containers that hold each other so often that whoever goes through them never comes to an end."""
+        """Refuse repeated nested containers, whose traversal would take exponential time."""
         limit = _MAX_EXPANSION + _MAX_EXPANSION_PER_BYTE * len(self.content)
         sizes: dict[int, int] = {}
         total = 0
         for shared in self._shared:
             total += _expanded_size(shared, sizes)
             if total > limit:
-                raise refuse(f"it has containers within each other that would expand to more than {limit} values")
+                raise refuse(f"it has nested containers that expand to more than {limit} values")
 
 
 def _expanded_size(value: Any, sizes: dict[int, int]) -> int:
-    """Number of values that going through a container visits; those of the containers within go into `sizes`."""
+    """Count the values that a traversal of a container visits; `sizes` caches the counts of inner containers."""
     if id(value) in sizes:
         return sizes[id(value)]
     running: list[tuple[Any, list[Any]]] = [(value, _parts(value))]
@@ -330,7 +342,7 @@ def _expanded_size(value: Any, sizes: dict[int, int]) -> int:
                 running.append((part, _parts(part)))
                 break
             if size < 0:
-                raise refuse("it has a container that holds itself")
+                raise refuse("it has a container that contains itself")
         else:
             sizes[id(container)] = 1 + sum(sizes[id(part)] for part in _parts(container)) + len(container)
             running.pop()
@@ -347,89 +359,37 @@ def _name(value: Any) -> str:
     return f"`{kind.__module__}.{kind.__qualname__}`"
 
 
-_UNSIGNED2, _SIGNED4, _UNSIGNED4, _UNSIGNED8, _DOUBLE = (struct.Struct(code) for code in ("<H", "<i", "<I", "<Q", ">d"))
+_UNSIGNED1, _UNSIGNED2, _SIGNED4, _UNSIGNED4, _UNSIGNED8, _DOUBLE = (
+    struct.Struct(code) for code in ("<B", "<H", "<i", "<I", "<Q", ">d")
+)
 
 
-def _bytes(reader: _Reader, n_bytes: int) -> None:
-    reader.stack.append(reader.take(n_bytes))
+def _text(content: bytes) -> str:
+    return content.decode("utf-8", "surrogatepass")
 
 
-def _text(reader: _Reader, n_bytes: int) -> None:
-    reader.stack.append(reader.take(n_bytes).decode("utf-8", "surrogatepass"))
-
-
-def _bytearray(reader: _Reader) -> None:
-    reader.stack.append(bytearray(reader.take(reader.number(_UNSIGNED8))))
-
-
-def _long(reader: _Reader, n_bytes: int) -> None:
-    reader.stack.append(int.from_bytes(reader.take(n_bytes), "little", signed=True))
-
-
-def _pop(reader: _Reader) -> None:
-    if reader.marks and reader.marks[-1] == len(reader.stack):
-        reader.marks.pop()
-    else:
-        reader.stack.pop()
-
-
-def _dict(reader: _Reader) -> None:
-    items = reader.since_mark()
-    reader.stack.append({})
-    reader.set_items(items)
-
-
-def _set_item(reader: _Reader) -> None:
-    value, key = reader.stack.pop(), reader.stack.pop()
-    reader.set_items((key, value))
-
-
-def _append(reader: _Reader) -> None:
-    item = reader.stack.pop()
-    if type(reader.stack[-1]) is list:
-        reader.stack[-1].append(item)
-    else:
-        reader.extend((item,))
-
-
-def _new(reader: _Reader) -> None:
-    arguments, klass = reader.stack.pop(), reader.stack.pop()
-    reader.new(klass, arguments, {})
-
-
-def _new_with_names(reader: _Reader) -> None:
-    named_arguments, arguments, klass = (reader.stack.pop() for _ in range(3))
-    reader.new(klass, arguments, named_arguments)
-
-
-def _call(reader: _Reader) -> None:
-    arguments, function = reader.stack.pop(), reader.stack.pop()
-    reader.call(function, arguments)
-
-
-def _stack_global(reader: _Reader) -> None:
-    qualified_name, module = reader.stack.pop(), reader.stack.pop()
-    reader.name(module, qualified_name)
+def _integer(content: bytes) -> int:
+    return int.from_bytes(content, "little", signed=True)
 
 
 _OPERATIONS: dict[int, Callable[[_Reader], object]] = {
     0x80: lambda r: r.take(1),  # PROTO
-    0x95: lambda r: r.take(8),  # FRAME: says how much to read ahead, and everything is there
+    0x95: lambda r: r.take(8),  # FRAME: a length for buffered reading
     ord("N"): lambda r: r.stack.append(None),
     0x88: lambda r: r.stack.append(True),
     0x89: lambda r: r.stack.append(False),
     ord("J"): lambda r: r.stack.append(r.number(_SIGNED4)),
     ord("M"): lambda r: r.stack.append(r.number(_UNSIGNED2)),
-    0x8A: lambda r: _long(r, r.take(1)[0]),
-    0x8B: lambda r: _long(r, r.number(_SIGNED4)),
+    0x8A: lambda r: r.stack.append(_integer(r.sized(_UNSIGNED1))),
+    0x8B: lambda r: r.stack.append(_integer(r.sized(_SIGNED4))),
     ord("G"): lambda r: r.stack.append(r.number(_DOUBLE)),
-    0x8C: lambda r: _text(r, r.take(1)[0]),
-    ord("X"): lambda r: _text(r, r.number(_UNSIGNED4)),
-    0x8D: lambda r: _text(r, r.number(_UNSIGNED8)),
-    ord("C"): lambda r: _bytes(r, r.take(1)[0]),
-    ord("B"): lambda r: _bytes(r, r.number(_UNSIGNED4)),
-    0x8E: lambda r: _bytes(r, r.number(_UNSIGNED8)),
-    0x96: _bytearray,
+    0x8C: lambda r: r.stack.append(_text(r.sized(_UNSIGNED1))),
+    ord("X"): lambda r: r.stack.append(_text(r.sized(_UNSIGNED4))),
+    0x8D: lambda r: r.stack.append(_text(r.sized(_UNSIGNED8))),
+    ord("C"): lambda r: r.stack.append(r.sized(_UNSIGNED1)),
+    ord("B"): lambda r: r.stack.append(r.sized(_UNSIGNED4)),
+    0x8E: lambda r: r.stack.append(r.sized(_UNSIGNED8)),
+    0x96: lambda r: r.stack.append(bytearray(r.sized(_UNSIGNED8))),
     ord(")"): lambda r: r.stack.append(()),
     0x85: lambda r: r.stack.append((r.stack.pop(),)),
     0x86: lambda r: r.stack.append((r.stack.pop(-2), r.stack.pop())),
@@ -437,26 +397,26 @@ _OPERATIONS: dict[int, Callable[[_Reader], object]] = {
     ord("t"): lambda r: r.stack.append(tuple(r.since_mark())),
     ord("]"): lambda r: r.stack.append([]),
     ord("l"): lambda r: r.stack.append(r.since_mark()),
-    ord("a"): _append,
+    ord("a"): lambda r: r.extend((r.stack.pop(),)),
     ord("e"): lambda r: r.extend(r.since_mark()),
     ord("}"): lambda r: r.stack.append({}),
-    ord("d"): _dict,
-    ord("s"): _set_item,
+    ord("d"): lambda r: r.dictionary(),
+    ord("s"): lambda r: r.set_items((r.stack.pop(-2), r.stack.pop())),
     ord("u"): lambda r: r.set_items(r.since_mark()),
     0x8F: lambda r: r.stack.append(set()),
     0x90: lambda r: r.add(r.since_mark()),
     0x91: lambda r: r.stack.append(frozenset(r.checked_keys(r.since_mark()))),
-    ord("0"): _pop,
+    ord("0"): lambda r: r.discard(),
     ord("1"): lambda r: r.since_mark(),
     ord("2"): lambda r: r.stack.append(r.stack[-1]),
     ord("j"): lambda r: r.recall(r.number(_UNSIGNED4)),
     ord("q"): lambda r: r.remember(r.take(1)[0]),
     ord("r"): lambda r: r.remember(r.number(_UNSIGNED4)),
     ord("c"): lambda r: r.name(r.line(), r.line()),
-    0x93: _stack_global,
-    ord("R"): _call,
-    ord("b"): lambda r: r.build(r.stack.pop()),
-    0x81: _new,
-    0x92: _new_with_names,
+    0x93: lambda r: r.name(r.stack.pop(-2), r.stack.pop()),
+    ord("R"): lambda r: r.call(),
+    ord("b"): lambda r: r.build(),
+    0x81: lambda r: r.new(has_names=False),
+    0x92: lambda r: r.new(has_names=True),
     ord("Q"): lambda r: r.persistent(r.stack.pop()),
 }

@@ -1,4 +1,4 @@
-"""What files of data may name, and how each of it is made: never by calling what the file names with what it says."""
+"""Rules for the names that data files may contain: each object is made by a checked constructor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import datetime
 import re
 from abc import ABCMeta
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from enum import Enum, EnumMeta
 from functools import cache, partial
 from math import prod
@@ -29,26 +29,26 @@ _FACTORIES = (None, list, dict, set, int, float, str, tuple, bool)
 _PLAIN = frozenset({int, float, str, bytes, bool, type(None), datetime.timezone})
 _UNCALLED = frozenset({list, dict, tuple, int, float, str, bytes, bool, object})
 PLAIN_HASHES = (object.__hash__, Enum.__hash__, int.__hash__, str.__hash__)
-"""Hash functions that run no code of a class."""
+"""Hash functions that run no code of a user's class."""
 _RUN_BY_READING = ("__del__", "__getattr__", "__getattribute__")
-"""What Python calls of an instance that is made, filled and dropped."""
+"""Methods that Python calls when an instance is made, filled and dropped."""
 
 
 # -- data classes -----------------------------------------------------------------------------------------------------
 
 
 def data_class(klass: type) -> Rule:
-    """The rule for a class whose instances are stored as they are: nothing of the class is called."""
+    """Return the rule for a class whose instances are filled without calling any code of the class."""
     is_tuple = issubclass(klass, tuple)
     make = partial(_named_tuple, klass) if is_tuple else partial(_empty, klass)
     return Rule(klass, new=make, build=None if is_tuple else _Filler(klass))
 
 
 def class_that_only_stores(klass: type) -> Rule | None:
-    """The rule for a class of the user's own that nobody has named: filled without running any code of it.
+    """Return the rule for a user's class that is not explicitly allowed: instances are filled without running its code.
 
-    `None`: its code could be run all the same, by making, filling, hashing or removing an instance, or it is none that
-    can be filled: it has a state of its own making, or is derived from another type than `object`.
+    `None`: making, filling, hashing or removing an instance would run code of the class, or it cannot be filled: it has
+    its own state format, or is derived from another type than `object`.
     """
     if issubclass(klass, Enum):
         is_usual = type(klass) is EnumMeta and klass.__hash__ in PLAIN_HASHES and not _defines(klass, "__del__")
@@ -74,11 +74,11 @@ def _member(klass: type[Enum], *arguments: Any) -> Enum:
         member = klass._value2member_map_.get(arguments[0])
         if type(member) is klass:
             return member
-    raise refuse(f"it asks for a member that `{klass.__qualname__}` does not have")
+    raise refuse(f"it holds a member that `{klass.__qualname__}` does not have")
 
 
 def _fill_fields(klass: Any, made: Any, state: Any) -> None:
-    """Fills a frozen dataclass with slots, whose state is the list of its fields."""
+    """Fill a frozen dataclass with slots, whose state is the list of its fields."""
     names = [field.name for field in dataclasses.fields(klass)]
     if type(state) is not list or len(state) != len(names):
         raise refuse(f"it holds a damaged state of `{klass.__qualname__}`")
@@ -86,12 +86,12 @@ def _fill_fields(klass: Any, made: Any, state: Any) -> None:
 
 
 def trusted_class(klass: type) -> Rule:
-    """The rule for a class that the reader of a file trusts with whatever the file gives it."""
+    """Return the rule for a trusted class, which may be called with any arguments."""
     return Rule(klass, call=klass, new=partial(klass.__new__, klass), build=_fill_as_python_does)
 
 
 class _Filler:
-    """Stores the state of a data class's instances, attribute by attribute."""
+    """Store the state of a data class's instances, attribute by attribute."""
 
     def __init__(self, klass: type) -> None:
         self._klass = klass
@@ -144,80 +144,52 @@ def _fill_as_python_does(made: Any, state: Any) -> None:
         setattr(made, name, value)
 
 
-# -- Python's own -----------------------------------------------------------------------------------------------------
+# -- the standard library ----------------------------------------------------------------------------------------------
 
 
-def _sequence(of: Callable[[Any], Any], *arguments: Any) -> Any:
-    """`of` a list that the file holds, as protocols below 4 write sets: never of a range, whatever its length."""
-    if len(arguments) > 1 or not all(type(argument) in (list, tuple) for argument in arguments):
-        raise refuse(f"it makes a {getattr(of, '__name__', of)} of something else than a list")
-    return of(arguments[0] if arguments else [])
+def _checked(of: Callable[..., Any], is_permitted: Callable[..., bool], expected: str) -> Callable[..., Any]:
+    """Return a function that calls `of` with permitted arguments only.
 
+    :param of: What makes the object.
+    :param is_permitted: Check of the arguments.
+    :param expected: The permitted arguments, for messages.
+    """
 
-def _hashed(of: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def make(items: Sequence[Any]) -> Any:
-        if not all(type(item) in _PLAIN or type(item) is complex for item in items):
-            raise refuse("it has members of a set that are not written as such")
-        return of(items)
+    def make(*arguments: Any) -> Any:
+        if not is_permitted(*arguments):
+            raise refuse(f"it makes a {getattr(of, '__name__', of)} of something else than {expected}")
+        return of(*arguments)
 
     return make
 
 
-def _bytearray(*arguments: Any) -> bytearray:
-    if arguments and type(arguments[0]) is not bytes:
-        raise refuse("it makes an array of bytes of something else than bytes")
-    return bytearray(*arguments[:1])
+def _of_plain(of: Callable[..., Any]) -> Callable[..., Any]:
+    return _checked(of, lambda *given: all(type(each) in _PLAIN for each in given), "numbers and texts")
 
 
-def _plain(of: Callable[..., Any], *arguments: Any) -> Any:
-    """`of` a few numbers or texts."""
-    if not all(type(argument) in _PLAIN for argument in arguments):
-        raise refuse(f"it makes a {getattr(of, '__name__', of)} of something else than numbers and texts")
-    return of(*arguments)
+def _of_members(of: Callable[..., Any]) -> Callable[..., Any]:
+    """Protocols below 4 write sets as lists; other iterables, such as a long range, could fill the memory."""
+
+    def is_permitted(*given: Any) -> bool:
+        return len(given) < 2 and all(
+            type(each) in (list, tuple) and all(type(item) in _PLAIN or type(item) is complex for item in each)
+            for each in given
+        )
+
+    return _checked(of, is_permitted, "a list of numbers and texts")
 
 
-def _timezone(*arguments: Any) -> datetime.timezone:
-    if not all(type(argument) in (datetime.timedelta, str) for argument in arguments):
-        raise refuse("it makes a time zone of something else than an offset and a name")
-    return datetime.timezone(*arguments)
+def _is_fraction(*given: Any) -> bool:
+    is_text = len(given) == 1 and type(given[0]) is str and re.fullmatch(r"-?\d+(/\d+)?", given[0])
+    return bool(is_text) or all(type(each) is int for each in given)  # an exponent would fill the memory
 
 
-def _fraction(*arguments: Any) -> Any:
-    from fractions import Fraction
-
-    is_text = len(arguments) == 1 and type(arguments[0]) is str and re.fullmatch(r"-?\d+(/\d+)?", arguments[0])
-    if not is_text and not all(type(argument) is int for argument in arguments):
-        raise refuse("it makes a fraction of something else than whole numbers")  # an exponent would fill the memory
-    return Fraction(*arguments)
-
-
-def _deque(*arguments: Any) -> deque[Any]:
-    items, length = (*arguments, (), None)[:2]
-    if type(items) not in (tuple, list) or items or type(length) not in (int, type(None)):
-        raise refuse("it makes a deque of something else than nothing and a length")
-    return deque(maxlen=length)
-
-
-def _defaultdict(*arguments: Any) -> defaultdict[Any, Any]:
-    if len(arguments) > 1 or not any(argument is factory for argument in arguments for factory in _FACTORIES):
-        raise refuse("it makes a defaultdict whose values would be made by something else than a plain type")
-    return defaultdict(*arguments)
-
-
-def _counter(*arguments: Any) -> Counter[Any]:
-    if arguments and (len(arguments) > 1 or type(arguments[0]) is not dict):
-        raise refuse("it makes a Counter of something else than a dictionary")
-    return Counter(*arguments)
-
-
-def _ordered_dict(*arguments: Any) -> OrderedDict[Any, Any]:
-    if arguments and not (type(arguments[0]) is list and not arguments[0]):
-        raise refuse("it makes an OrderedDict of something else than nothing")
-    return OrderedDict()
+def _is_deque(items: Any = (), length: Any = None) -> bool:
+    return type(items) in (tuple, list) and not items and type(length) in (int, type(None))
 
 
 def _note_metadata(made: Any, state: Any) -> None:
-    """`torch.nn.Module.state_dict` gives its dictionary one attribute."""
+    """Set the attribute that `torch.nn.Module.state_dict` adds to its dictionary."""
     if type(state) is not dict or set(state) - {"_metadata"} or not isinstance(state.get("_metadata", {}), dict):
         raise refuse("it sets attributes of a dictionary")
     vars(made).update(state)
@@ -236,9 +208,9 @@ def _fill_uuid(made: UUID, state: Any) -> None:
 
 
 def _encode(text: Any, encoding: Any = "latin1") -> bytes:
-    """How protocol 2 writes bytes."""
+    """Encode a text as protocol 2 writes bytes."""
     if type(text) is not str or encoding not in ("latin1", "latin-1"):
-        raise refuse("it encodes a text in another way than pickles do")
+        raise refuse("it encodes a text in another encoding than latin1")
     return text.encode("latin1")
 
 
@@ -248,12 +220,12 @@ def _encode(text: Any, encoding: Any = "latin1") -> bytes:
 def _dtype(*arguments: Any) -> np.dtype[Any]:
     if arguments[1:] not in ((False, True), (0, 1), ()) or not _DTYPE.fullmatch(str(arguments[0])):
         raise refuse(f"it names the array type {str(arguments[:1])[:80]}, which NumPy does not write")
-    copy: np.dtype[Any] = np.dtype(arguments[0], False, True)  # to be filled
+    copy: np.dtype[Any] = np.dtype(arguments[0], False, True)  # a copy, which can be filled
     return copy
 
 
 def _fill_dtype(made: np.dtype[Any], state: Any) -> None:
-    """Takes only a state that NumPy itself writes for a type that it has checked."""
+    """Fill an array type with a state that NumPy writes for a valid type; others are refused."""
     if type(state) is not tuple or len(state) not in (8, 9):
         raise refuse("it holds a damaged array type")
     if state[-1] is not None and len(state) == 9 and state[-1] and type(state[-1][0]) is dict:  # NumPy 1
@@ -320,7 +292,7 @@ def _depth(dtype: np.dtype[Any]) -> int:
 
 def _array_shell(kind: Any, shape: Any, code: Any) -> Any:
     if kind is not np.ndarray or shape != (0,) or code not in (b"b", "b"):
-        raise refuse("it makes an array in another way than NumPy does")
+        raise refuse("it makes an array with other arguments than NumPy")
     return np.ndarray((0,), "b")
 
 
@@ -332,7 +304,7 @@ def _fill_array(made: Any, state: Any) -> None:
     if not isinstance(dtype, np.dtype) or is_fortran not in (True, False, 0, 1):
         raise refuse("it holds a damaged array")
     if dtype.hasobject:
-        # Bytes would be taken for addresses of objects.
+        # bytes would be interpreted as addresses of objects
         is_whole = dtype == np.dtype(object) and type(content) is list and len(content) == n_values
     else:
         is_whole = type(content) is bytes and len(content) == n_values * dtype.itemsize
@@ -343,7 +315,7 @@ def _fill_array(made: Any, state: Any) -> None:
 
 def _n_values(shape: Any) -> int:
     if type(shape) is not tuple or len(shape) > 32 or not all(type(n) is int and n >= 0 for n in shape):
-        raise refuse("it holds an array of no possible shape")
+        raise refuse("it holds an array of an impossible shape")
     return prod(shape)
 
 
@@ -365,7 +337,7 @@ def _scalar(dtype: Any, content: Any = None) -> Any:
 
 _BIT_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 _POSITIONS = {"pos": (0, 624), "buffer_pos": (0, 4), "has_uint32": (0, 1), "has_gauss": (0, 1)}
-"""Where reading goes on in a generator's own arrays: NumPy trusts these numbers."""
+"""Indices into a generator's arrays, which NumPy does not check."""
 
 
 def _bit_generator(kind: Any) -> Any:
@@ -384,19 +356,15 @@ def _fill_bit_generator(made: Any, state: Any) -> None:
 
 
 def _check_positions(state: Any) -> None:
-    for key, value in _checked_state(state).items():
+    if type(state) is not dict:
+        raise refuse("it holds a damaged random generator")
+    for key, value in state.items():
         if key in _POSITIONS and not (type(value) is int and _POSITIONS[key][0] <= value <= _POSITIONS[key][1]):
             raise refuse(f"it holds a random generator whose `{key}` is impossible")
         if type(value) is dict:
             _check_positions(value)
         elif isinstance(value, np.ndarray) and (value.dtype.kind not in "ui" or value.ndim != 1):
             raise refuse("it holds a random generator of other values than whole numbers")
-
-
-def _checked_state(state: Any) -> dict[Any, Any]:
-    if type(state) is not dict:
-        raise refuse("it holds a damaged random generator")
-    return state
 
 
 def _generator(bits: Any, make: Any = None) -> Any:
@@ -436,7 +404,7 @@ def _fill_seeds(made: Any, state: Any) -> None:
 
 
 def storage_types() -> dict[str, torch.dtype]:
-    """The types of torch's storages by the names that files have for them."""
+    """Return the types of torch's storages by their names in files."""
     import torch
 
     names = {
@@ -451,7 +419,7 @@ def storage_types() -> dict[str, torch.dtype]:
 def _tensor(
     storage: Any, offset: Any, size: Any, stride: Any, requires_grad: Any = False, hooks: Any = None, *_: Any
 ) -> torch.Tensor:
-    """A view of a flat tensor, which stands for a storage."""
+    """Make a view of a flat tensor, which represents a storage."""
     import torch
 
     numbers = (*size, *stride, offset) if type(size) in (tuple, torch.Size) and type(stride) is tuple else (None,)
@@ -465,7 +433,7 @@ def _tensor(
 
 
 def _tensor_of_bytes(storage: Any, *arguments: Any) -> torch.Tensor:
-    """A view of bytes, which newer types (unsigned integers) are stored as."""
+    """Make a view of bytes, as newer types (unsigned integers) are stored."""
     import torch
 
     *geometry, dtype = arguments[:6]
@@ -488,40 +456,42 @@ def _size(*arguments: Any) -> Any:
     return torch.Size([int(n) for argument in arguments[:1] for n in argument])
 
 
-def _device(*arguments: Any) -> Any:
-    import torch
-
-    return _plain(torch.device, *arguments)
-
-
-# -- the list ---------------------------------------------------------------------------------------------------------
+# -- tables of rules --------------------------------------------------------------------------------------------------
 
 
 def _rules() -> dict[str, Rule]:
     from decimal import Decimal
+    from fractions import Fraction
 
+    make_set = _of_members(set)
+    make_ordered = _checked(
+        OrderedDict, lambda items=None: items is None or (type(items) is list and not items), "nothing"
+    )
+    plain_types = {
+        "builtins": (complex, slice, range),
+        "datetime": (datetime.date, datetime.datetime, datetime.time, datetime.timedelta),
+        "decimal": (Decimal,),
+        "pathlib": (Path, PosixPath, PurePosixPath),
+    }
     value_types = {klass: f"builtins.{klass.__name__}" for klass in _UNCALLED}
     rules = {name: Rule(klass) for klass, name in value_types.items()}
     calls: dict[str, Callable[..., Any]] = {
-        "builtins.set": partial(_sequence, _hashed(set)),
-        "builtins.frozenset": partial(_sequence, _hashed(frozenset)),
-        "builtins.bytearray": _bytearray,
-        "builtins.complex": partial(_plain, complex),
-        "builtins.slice": partial(_plain, slice),
-        "builtins.range": partial(_plain, range),
-        "collections.deque": _deque,
-        "collections.defaultdict": _defaultdict,
-        "collections.Counter": _counter,
-        "datetime.date": partial(_plain, datetime.date),
-        "datetime.datetime": partial(_plain, datetime.datetime),
-        "datetime.time": partial(_plain, datetime.time),
-        "datetime.timedelta": partial(_plain, datetime.timedelta),
-        "datetime.timezone": _timezone,
-        "decimal.Decimal": partial(_plain, Decimal),
-        "fractions.Fraction": _fraction,
-        "pathlib.Path": partial(_plain, Path),
-        "pathlib.PosixPath": partial(_plain, PosixPath),
-        "pathlib.PurePosixPath": partial(_plain, PurePosixPath),
+        **{f"{module}.{of.__name__}": _of_plain(of) for module, types in plain_types.items() for of in types},
+        "builtins.frozenset": _of_members(frozenset),
+        "builtins.bytearray": _checked(bytearray, lambda content=b"": type(content) is bytes, "bytes"),
+        "collections.deque": _checked(deque, _is_deque, "nothing and a length"),
+        "collections.defaultdict": _checked(
+            defaultdict, lambda factory: any(factory is each for each in _FACTORIES), "a plain type"
+        ),
+        "collections.Counter": _checked(
+            Counter, lambda *given: len(given) < 2 and all(type(each) is dict for each in given), "a dictionary"
+        ),
+        "datetime.timezone": _checked(
+            datetime.timezone,
+            lambda *given: all(type(each) in (datetime.timedelta, str) for each in given),
+            "an offset and a name",
+        ),
+        "fractions.Fraction": _checked(Fraction, _is_fraction, "whole numbers"),
         "_codecs.encode": _encode,
         "numpy.random._pickle.__generator_ctor": _generator,
     }
@@ -531,8 +501,8 @@ def _rules() -> dict[str, Rule]:
         rules[f"numpy.{core}.multiarray._reconstruct"] = Rule(_array_shell, call=_array_shell, build=_fill_array)
     rules |= {name: Rule(call, call=call) for name, call in calls.items()}
     rules |= {
-        "builtins.set": Rule(set, call=calls["builtins.set"]),  # may be what a defaultdict makes
-        "collections.OrderedDict": Rule(_ordered_dict, call=_ordered_dict, build=_note_metadata),
+        "builtins.set": Rule(set, call=make_set),  # may be the factory of a defaultdict
+        "collections.OrderedDict": Rule(make_ordered, call=make_ordered, build=_note_metadata),
         "uuid.UUID": Rule(_uuid, new=_uuid, build=_fill_uuid),
         "numpy.ndarray": Rule(np.ndarray),
         "numpy.dtype": Rule(np.dtype, call=_dtype, build=_fill_dtype),
@@ -566,13 +536,13 @@ _SPACES = (
 
 @cache
 def plain_rules() -> Mapping[str, Rule]:
-    """The rules for containers, numbers, arrays and generators of NumPy, and values of the standard library."""
+    """Return the rules for containers, numbers, arrays and generators of NumPy, and values of the standard library."""
     return _rules()
 
 
 @cache
 def torch_rules() -> Mapping[str, Rule]:
-    """The rules for tensors."""
+    """Return the rules for tensors."""
     import torch
 
     rules = {name: Rule(dtype) for name, dtype in storage_types().items()}
@@ -583,14 +553,14 @@ def torch_rules() -> Mapping[str, Rule]:
         "torch._utils._rebuild_tensor_v3": _tensor_of_bytes,
         "torch._utils._rebuild_parameter": _parameter,
         "torch.Size": _size,
-        "torch.device": _device,
+        "torch.device": _of_plain(torch.device),
     }
     return rules | {name: Rule(call, call=call) for name, call in calls.items()}
 
 
 @cache
 def space_rules() -> Mapping[str, Rule]:
-    """The rules for gymnasium's spaces."""
+    """Return the rules for gymnasium's spaces."""
     from gymnasium import spaces
 
     return {f"gymnasium.spaces.{name}": data_class(getattr(spaces, name.partition(".")[2])) for name in _SPACES}

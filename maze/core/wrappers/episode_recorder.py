@@ -1,8 +1,8 @@
-"""Turns the steps of one environment into episode statistics.
+"""Collects the episode statistics of one environment.
 
-On the hot path raw rewards and discrete actions go straight into the input lists of the episode's statistics; records
-of these two events are made only for those who ask. The environment's own events are taken from the event service when
-it drops them, so that a step without events costs nothing.
+On the hot path raw rewards and discrete actions are appended to the input lists of the episode's statistics; records of
+these two events are created on request only. The environment's own events are taken from the event service when it
+drops them, so that a step without events costs nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _Head = tuple[str, list[int], Callable[[int], None]]
 
 
 class EpisodeRecorder:
-    """Steps an environment and collects its statistics.
+    """Step an environment and collect its statistics.
 
     :param episode_stats: Receives the values of the current episode.
     """
@@ -37,7 +37,7 @@ class EpisodeRecorder:
     def __init__(self, episode_stats: LogStatsAggregator) -> None:
         self.episode_stats = episode_stats
         self.step_stats = LogStatsAggregator(LogStatsLevel.STEP)
-        """Statistics of single steps for whoever asked for them."""
+        """Statistics of single steps, calculated once they are requested."""
         self.is_step_level_observed = False
         self.is_log_requested = False
         self.is_done = False
@@ -52,7 +52,7 @@ class EpisodeRecorder:
         self._step_keys: list[Any] = []
 
     def bind(self, env: Any) -> None:
-        """Prepares for stepping `env`; called again when the environment was exchanged or copied."""
+        """Prepare for stepping `env`; called again when the environment was replaced or copied."""
         self.env = env
         self.context = env.context
         self._env_step = env.step
@@ -61,7 +61,7 @@ class EpisodeRecorder:
             is_first = not self._heads_by_key
             self._heads_by_key[step_key] = self._heads(step_key, space)
             if is_first:
-                # After the actions of the first sub-step: this is the order of rows in the log.
+                # After the actions of the first sub-step: this defines the order of rows in the log.
                 self._rewards: list[float] = self.episode_stats.input_values(BaseEnvEvents.reward)
         is_flat = len(self._heads_by_key) == 1
         self._only_key = next(iter(self._heads_by_key)) if is_flat else None
@@ -71,12 +71,12 @@ class EpisodeRecorder:
             listeners.append(self._take_events)
 
     def __getstate__(self) -> dict[str, Any]:
-        # `bind` makes these anew; bound methods of lists would otherwise go on pointing to the original's lists.
+        # `bind` creates these again; bound methods of lists would refer to the lists of the original.
         transient = ("env", "context", "_env_step", "_heads_by_key", "_only_heads", "_rewards")
         return {name: value for name, value in self.__dict__.items() if name not in transient}
 
     def step(self, action: Any) -> Any:
-        # Here rather than in `MazeEnv.step` alone: a wrapper may answer the first sub-steps of a step by itself.
+        # Not in `MazeEnv.step` alone: a wrapper may answer the first sub-steps of a step without stepping it.
         context = self.context
         context.pre_step()
         heads = self._only_heads
@@ -93,7 +93,7 @@ class EpisodeRecorder:
             for name, _, append in heads:
                 append(int(action[name]))
         except (KeyError, TypeError, ValueError):
-            pass  # the environment accepts actions that its action space does not describe: no statistics of them
+            pass  # the action is no element of the action space: no statistics of it
         self.is_done = result[2]
         if not context.is_step_complete:
             self._pending_reward += result[1]
@@ -107,9 +107,9 @@ class EpisodeRecorder:
         return result
 
     def reset(self, env_reset: Callable[..., Any], **kwargs: Any) -> Any:
-        """Publishes the episode so far and begins a new one."""
+        """Publish the episode so far and begins a new one."""
         self.publish()
-        # Steps that wrappers take while they reset are no part of the episode; events left at the end are.
+        # Steps that wrappers take during a reset are not part of the episode; events that remain at its end are.
         self._is_resetting = True
         try:
             observation = env_reset(**kwargs)
@@ -129,7 +129,7 @@ class EpisodeRecorder:
         return observation
 
     def publish(self) -> None:
-        """Reduces the episode so far, finished or not, to episode statistics. Without a step there is nothing to do."""
+        """Reduce the episode so far, finished or not, to episode statistics; an episode without steps has none."""
         env_time = self._env_time()
         if self._is_step_pending:
             self._complete_step(self._pending_reward, env_time)
@@ -153,32 +153,32 @@ class EpisodeRecorder:
         self._logs = {}
 
     def discard(self) -> None:
-        """Forgets the episode so far."""
+        """Drop the episode so far."""
         self._pending_reward = 0.0
         self._is_step_pending = False
         self._n_taken = len(self.context.event_service.records)
         self._forget_episode()
 
     def request_log(self) -> None:
-        """Has the events of the current episode, from the step just taken on, and of all later ones kept."""
+        """Keep the events of the current episode, from the last step on, and of all later episodes."""
         if not self._keeps_log and self._rewards and not self._is_step_pending:
             env_time = self._env_time()
             self._logs[env_time] = StepEventLog(env_time, EventCollection(self._reward_and_actions()))
         self.is_log_requested = self._keeps_log = True
 
     def event_log(self) -> EpisodeEventLog:
-        """The events of the episode so far, as far as they were kept; once it is over, its KPIs are among them."""
+        """Return the kept events of the episode so far; after its end, its KPIs are included."""
         log = self._log_without_kpis()
         if self._keeps_log and self.is_done and (self._rewards or self._is_step_pending):
             log.episode_events.extend(self._kpi_records(log))
         return log
 
     def last_step_records(self) -> list[EventRecord]:
-        """Actions, reward and events of the last environment step; until it is complete, without its reward."""
+        """Return actions, reward (once the step is complete) and events of the last environment step."""
         return [*self._reward_and_actions(), *self.context.event_service.records]
 
     def clone_from(self, other: EpisodeRecorder) -> None:
-        """Takes over what another environment's recorder has collected of its current episode."""
+        """Take over the statistics of the current episode of another environment's recorder."""
         self.episode_stats.copy_inputs_from(other.episode_stats)
         self._pending_reward = other._pending_reward
         self._is_step_pending = other._is_step_pending
@@ -190,7 +190,7 @@ class EpisodeRecorder:
         self.context.event_service.clear_events()
 
     def _heads(self, step_key: Any, space: spaces.Space[Any]) -> list[_Head]:
-        """The discrete actions of a sub-step with the lists that collect them."""
+        """Return the discrete actions of a sub-step with the lists that collect their values."""
         subspaces = space.spaces if isinstance(space, spaces.Dict) else {_SINGLE_ACTION: space}
         heads: list[_Head] = []
         for name, subspace in subspaces.items():
@@ -224,7 +224,7 @@ class EpisodeRecorder:
             self.step_stats.reduce()
 
     def _reward_and_actions(self) -> list[EventRecord]:
-        """Records of the last environment step's actions and reward, made from the raw values."""
+        """Record of the last environment step's actions and reward, made from the raw values."""
         records: list[EventRecord] = []
         step_keys = self._step_keys if self._only_heads is None else [self._only_key]
         for position, step_key in enumerate(step_keys):
@@ -241,7 +241,7 @@ class EpisodeRecorder:
         return records
 
     def _env_time(self) -> int:
-        """The environment time of the step just taken, or under way."""
+        """Return the environment time of the last step, or of the step in progress."""
         step_id: int = self.context.step_id
         return step_id - 1 if self.context.is_step_complete else step_id
 
@@ -251,7 +251,7 @@ class EpisodeRecorder:
         if self._is_step_pending:
             untaken = [*self._reward_and_actions(), *untaken]
         if self._keeps_log and untaken:
-            # Looking must not take them: the statistics of a step are reduced once, when all its events are there.
+            # A read must not consume them: the statistics of a step are reduced once, when it is complete.
             env_time = self._env_time()
             known = logs[env_time].events if env_time in logs else ()
             logs[env_time] = StepEventLog(env_time, EventCollection([*known, *untaken]))
@@ -260,7 +260,7 @@ class EpisodeRecorder:
         return log
 
     def _take_events(self, records: list[EventRecord]) -> None:
-        """Takes the events of a completed step, which the event service is about to drop."""
+        """Take the events of a completed step before the event service drops them."""
         if self._is_resetting:
             return
         n_taken, self._n_taken = self._n_taken, 0
@@ -272,7 +272,7 @@ class EpisodeRecorder:
             self._logs.setdefault(env_time, StepEventLog(env_time)).extend(new)
         topics = self.context.event_service.topics
         if len(topics) > 1:
-            # Rows appear topic by topic.
+            # Rows are ordered by topic.
             new.sort(key=lambda record: topics.get(record.interface_class, len(topics)))
         for record in new:
             self._event_stats.add_event(record)

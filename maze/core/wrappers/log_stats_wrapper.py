@@ -21,11 +21,11 @@ T = TypeVar("T")
 
 
 class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
-    """Collects step, episode and epoch statistics of the wrapped environment.
+    """Collect step, episode and epoch statistics of the wrapped environment.
 
-    The statistics of an episode are complete at the `reset` that follows it; an episode that is reset before its end
-    counts as well. Key performance indicators are calculated then. :meth:`write_epoch_stats` logs all episodes since
-    its last call; `increment_log_step` does so as well, of the context in which the wrapper was made.
+    The statistics and KPIs of an episode are calculated at the next `reset`; an episode that is reset before its end
+    counts as well. :meth:`write_epoch_stats` logs all episodes since its last call; `increment_log_step` calls it
+    for environments that were wrapped in the same context.
 
     :param env: The environment.
     :param logging_prefix: Log epoch statistics under this prefix ("train", "eval"); `None`: only collect them.
@@ -47,7 +47,7 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
     @classmethod
     @override(Wrapper)
     def wrap(cls, env: T, logging_prefix: str | None = None) -> T | LogStatsWrapper:  # type: ignore[override]
-        """Wraps `env`; equal to calling the class, but typed as both.
+        """Wrap `env`; equal to calling the class, but typed as both.
 
         :param env: The environment.
         :param logging_prefix: Log epoch statistics under this prefix; `None`: only collect them.
@@ -65,33 +65,33 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
 
     @override(Wrapper)
     def reset(self, **kwargs: Any) -> Any:
-        """Publishes the statistics of the episode so far and begins a new one."""
+        """Publish the statistics of the episode so far and begins a new one."""
         return self._recorder.reset(self._env_reset, **kwargs)
 
     def publish_episode(self) -> None:
-        """Publishes the statistics of the episode so far at once; the `reset` that follows does not repeat them."""
+        """Publish the statistics of the episode so far immediately; the next `reset` does not repeat them."""
         self._recorder.publish()
 
     def finish_epoch(self) -> None:
-        """Writes the statistics of the epoch, the episode that has just ended included, if there are any to write."""
+        """Write the statistics of the epoch, if there are any, including the episode that has just ended."""
         if self._recorder.is_done:
             self._recorder.publish()
         if self.epoch_stats.has_received:
             self.write_epoch_stats()
 
     def discard_episode(self) -> None:
-        """Forgets the episode so far, as if it had not been played; a `reset` has to follow."""
+        """Drop the statistics of the episode so far; a `reset` must follow."""
         self._recorder.discard()
 
     def close(self) -> None:
-        """Publishes the last episode if it is finished, and closes the environment."""
+        """Publish the last episode if it is finished, and closes the environment."""
         if self._recorder.is_done:
             self._recorder.publish()
         self.env.close()
 
     @override(LogStatsEnv)
     def get_stats(self, level: LogStatsLevel) -> LogStatsAggregator:
-        """The aggregator of a level. Statistics of single steps are calculated once they were asked for."""
+        """Return the aggregator of a level. Statistics of single steps are calculated after the first request."""
         if level is LogStatsLevel.STEP:
             self._recorder.is_step_level_observed = True
             return self._recorder.step_stats
@@ -112,7 +112,7 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
     def get_last_step_events(
         self, query: Callable[..., Any] | Iterable[Callable[..., Any]] | None = None
     ) -> list[EventRecord]:
-        """The events of the last environment step, its actions and reward among them.
+        """Return the events of the last environment step, including its actions and reward.
 
         :param query: An event's interface method, or several; `None`: all events.
         """
@@ -120,17 +120,17 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
         return records if query is None else EventCollection(records).query_events(query)
 
     def get_episode_event_log(self) -> EpisodeEventLog:
-        """The events of the current episode up to the step just taken; once the episode is over, its KPIs as well.
+        """Return the events of the current episode up to the last step; after its end, its KPIs as well.
 
-        Kept if there are KPIs or event writers, or from the step before the first call on. :meth:`reset` and
-        :meth:`publish_episode` begin a new log.
+        Events are kept if there are KPIs or event writers, otherwise from the step before the first call on.
+        :meth:`reset` and :meth:`publish_episode` begin a new log.
         """
         self._recorder.request_log()
         return self._recorder.event_log()
 
     @property
     def episode_event_log(self) -> EpisodeEventLog:
-        """The same as :meth:`get_episode_event_log` gives."""
+        """The result of :meth:`get_episode_event_log`."""
         return self.get_episode_event_log()
 
     def render_stats(
@@ -141,17 +141,17 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
         group_by: str | None = None,
         post_processing_func: str | Callable[..., Any] | None = "cumsum",
     ) -> None:
-        """Draws how an event's values developed in the current episode.
+        """Draw the values of an event over the steps of the current episode.
 
-        Steps taken before the first call are only shown if the episode's events were kept anyway.
+        Steps before the first call are shown if the events of the episode were kept.
 
         :param event_name: Interface and event, separated by a dot.
         :param metric_name: The attribute to draw.
         :param aggregation_func: How several values of one step are joined, as pandas understands it.
-        :param group_by: Draw one line for each value of this attribute.
+        :param group_by: Attribute for each value of which a line is drawn.
         :param post_processing_func: Applied to each line, as pandas understands it.
         """
-        # By name: rendering lies above the wrappers and brings matplotlib.
+        # By name: rendering is a layer above the wrappers and imports matplotlib.
         rendering = import_module("maze.core.rendering.events_stats_renderer")
         rendering.EventStatsRenderer().render_current_episode_stats(
             self.get_episode_event_log(), event_name, metric_name, aggregation_func, group_by, post_processing_func
@@ -164,12 +164,12 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
 
 
 def stats_value(stats: LogStatsAggregator, event: Callable[..., Any], name: str | None) -> Any:
-    """One ungrouped value of the statistics that an aggregator calculated last.
+    """Return one ungrouped value of the latest statistics of an aggregator.
 
     :param stats: The aggregator.
     :param event: The event's interface method.
     :param name: The statistic's output name.
-    :raises KeyError: There is no such statistic; names those that there are.
+    :raises KeyError: There is no such statistic; the message lists the existing ones.
     """
     key = LogStatsKey(event, name, None)
     if key not in stats.last_stats:

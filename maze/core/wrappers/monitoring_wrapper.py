@@ -1,4 +1,4 @@
-"""Logs actions, observations and rewards as events."""
+"""Logging of actions, observations and rewards as events."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ FireAction = Callable[[ActionEvents, str, str, Any], None]
 
 
 class MazeEnvMonitoringWrapper(Wrapper[MazeEnv[Any]]):
-    """Fires events for what agents observe, do and get; statistics turn them into figures of their distributions.
+    """Fire events for observations, actions and rewards, whose statistics are figures of their distributions.
 
-    "Original" is what the Maze environment below all wrappers gives, "processed" what arrives here: wrappers that are
-    to show up in the difference come before this one. Observations are those that agents acted on; the one after an
-    episode's last step is not among them.
+    "Original" values are those of the Maze environment below all wrappers, "processed" values those at this wrapper.
+    Observations are those that agents act on; the last observation of an episode is not among them.
 
-    Meant for inspection: all values of an epoch are kept until its statistics are written.
+    For inspection: all values of an epoch are kept in memory until its statistics are written.
 
     :param env: The environment.
     :param observation_logging: Fire :class:`ObservationEvents`.
@@ -64,7 +63,7 @@ class MazeEnvMonitoringWrapper(Wrapper[MazeEnv[Any]]):
 
     @override(Wrapper)
     def step(self, action: Any) -> tuple[Any, Any, bool, dict[Any, Any]]:
-        # The events of the previous step must be gone before those of this one are fired.
+        # Drops the events of the previous step before those of this one are fired.
         self._context.pre_step()
         actor = self._actor_id()
         step_key, agent = _names(actor)
@@ -79,7 +78,7 @@ class MazeEnvMonitoringWrapper(Wrapper[MazeEnv[Any]]):
         observation, reward, done, info = self._env_step(action)
         self._observation = observation
         if tap is not None:
-            # A wrapper may answer a sub-step without asking the environment.
+            # A wrapper may answer a sub-step without stepping the environment.
             self._original = (tap.actor, tap.observation) if tap.n_observations > n_seen else None
         if self.reward_logging:
             assert tap is not None
@@ -112,24 +111,24 @@ class MazeEnvMonitoringWrapper(Wrapper[MazeEnv[Any]]):
 
 
 def step_key_name(step_key: StepKeyType) -> str:
-    """How a sub-step is called in the monitoring events."""
+    """Return the name of a sub-step in the monitoring events."""
     return f"step_key_{step_key}"
 
 
 @cache
 def _names(actor: ActorID) -> tuple[str, str]:
-    """How an actor's sub-step and agent are called in the monitoring events."""
+    """Return the names of an actor's sub-step and agent in the monitoring events."""
     return step_key_name(actor.step_key), f"agent_{actor.agent_id}"
 
 
 def named_values(observation: Any) -> Mapping[str, Any]:
-    """The parts of an observation by name; one that is no dictionary is called "observation"."""
+    """Return the parts of an observation by name; an observation without names is called "observation"."""
     return observation if isinstance(observation, Mapping) else {"observation": observation}
 
 
 def _fire_each(event: Callable[..., None], step_key: str, agent: str, observation: Any) -> None:
     for name, value in named_values(observation).items():
-        # Environments and wrappers may use their arrays again for the next observation.
+        # Environments and wrappers may reuse their arrays for the next observation.
         event(step_key=step_key, agent_name=agent, name=name, value=np.array(value))
 
 
@@ -173,10 +172,9 @@ def _fire_function(name: str, space: spaces.Space[Any]) -> FireAction | None:
 
 
 class MazeEnvTap:
-    """Stands in the step path of a Maze environment and remembers its last observation and its rewards.
+    """Store the last observation and the rewards of a Maze environment, as a part of its step path.
 
-    Costs nothing where it is not installed. It is neither pickled nor copied with the environment; whoever needs it
-    installs it anew.
+    It is neither pickled nor copied with the environment; wrappers that need it install it again.
 
     :param env: The Maze environment below all wrappers.
     :param path: Its step path.
@@ -188,15 +186,15 @@ class MazeEnvTap:
         self.observation: Any = None
         """The last observation."""
         self.n_observations = 0
-        """How many observations there were so far."""
+        """Number of observations so far."""
         self.rewards: list[float] = []
-        """The rewards since the list was cleared, by a reset or by a user of the tap before it steps."""
+        """The rewards since the list was cleared: by a reset, or by a wrapper before it steps."""
         self.actor = ActorID(0, 0)
-        """The actor that the last observation is for."""
+        """The actor of the last observation."""
 
     @classmethod
     def install(cls, env: Any) -> MazeEnvTap:
-        """The tap of the Maze environment at the bottom of `env`; there is one, however often it is asked for."""
+        """Return the tap of the Maze environment below all wrappers; it is created once."""
         maze_env = base_maze_env(env)
         path: Any = maze_env.step_path
         if not isinstance(path, cls):
@@ -222,7 +220,7 @@ class MazeEnvTap:
 
 
 def base_maze_env(env: Any) -> MazeEnv[Any]:
-    """The Maze environment below all wrappers."""
+    """Return the Maze environment below all wrappers."""
     while not issubclass(type(env), MazeEnv):
         env = env.env
     return env  # type: ignore[no-any-return]

@@ -1,9 +1,8 @@
 """Networks as programs: the operations of a forward pass, read once and run by several interpreters.
 
-A module takes part by a method `describe_forward(reader, inputs)` next to the `forward` that it describes: it asks
-the :class:`ProgramReader` for the operations that `forward` would do, from the places of its inputs to those of its
-outputs. Whatever cannot be described (other layers, hooks, a `forward` that was replaced) is no program, and whoever
-asked for one uses the module itself.
+A module describes its `forward` by a method `describe_forward(reader, inputs)`, which adds the operations of `forward`
+to a :class:`ProgramReader`, from the places of its inputs to those of its outputs. Networks that cannot be described
+(other layers, hooks, a replaced `forward`) have no program; callers use the module itself.
 
 :mod:`~maze.perception.program.numpy_networks` runs programs in NumPy, for one or for many sets of parameters,
 :mod:`~maze.perception.program.network_program` in torch, with gradients.
@@ -25,7 +24,7 @@ from torch.nn.modules import module as _module
 from maze.perception.activations import Tanh
 
 Place: TypeAlias = int
-"""Where a program keeps a tensor: an index into the list of all its tensors."""
+"""Index of a tensor in the list of all tensors of a program."""
 Places: TypeAlias = Mapping[str, Place]
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -33,7 +32,7 @@ ACTIVATIONS = (nn.ReLU, nn.Tanh, Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.SELU
 """The activations that programs know."""
 
 _COMPUTING_METHODS = ("forward", "normalized_forward", "latent")
-"""Where one of them is replaced, an inherited description is none of what the module computes."""
+"""If a subclass replaces one of them, an inherited description does not apply."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +59,10 @@ class Function(Protocol):
     """A function of tensors without parameters. It leaves its arguments as they are; equal ones compute the same."""
 
     def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
-        """The result `[..., *shape]`, for any leading batch dimensions."""
+        """Return the result `[..., *shape]`, for any leading batch dimensions."""
 
     def in_numpy(self, *arrays: Array) -> Array:
-        """The same for arrays."""
+        """Return the same for arrays."""
 
 
 @dataclass(frozen=True)
@@ -131,8 +130,7 @@ class Concatenate:
 class Program:
     """The forward pass of a network.
 
-    Parameters are those of the network's own layers: a program sees optimiser steps, loaded states, and parameters that
-    replace others.
+    Parameters are those of the network's own layers: optimiser steps, loaded states and replaced parameters count.
     """
 
     inputs: Places
@@ -149,7 +147,7 @@ class Program:
 
 
 class ProgramReader:
-    """Takes the operations of modules; those that have none raise an error that :func:`read_program` catches."""
+    """Records the operations of modules; those without a description raise an error for :func:`read_program`."""
 
     def __init__(self) -> None:
         self.inputs = _Inputs(self._new_place)
@@ -158,14 +156,14 @@ class ProgramReader:
         self.n_places = 0
 
     def module(self, module: nn.Module, inputs: Places) -> Places:
-        """The outputs of a module that describes itself, by key."""
+        """Return the outputs of a module that describes itself, by key."""
         if not _describes_itself(type(module)):
             raise _UnreadableError
         outputs: Places = module.describe_forward(self, inputs)  # type: ignore[operator]  # nn.Module hides methods
         return outputs
 
     def layer(self, layer: nn.Module, source: Place) -> Place:
-        """The output of a linear layer, an activation, or several of them one after the other."""
+        """Return the output of a linear layer, an activation, or several of them one after the other."""
         kind = type(layer)
         if kind is nn.Sequential:
             for child in layer.children():
@@ -180,11 +178,11 @@ class ProgramReader:
         raise _UnreadableError
 
     def flatten(self, source: Place, n_dims: int) -> Place:
-        """The last `n_dims` dimensions joined to one."""
+        """Return the last `n_dims` dimensions joined to one."""
         return source if n_dims == 1 else self.apply(Flatten(n_dims), source)
 
     def unflatten(self, source: Place, shape: Sequence[int]) -> Place:
-        """The last dimension in another shape."""
+        """Return the last dimension in another shape."""
         return source if len(shape) == 1 else self.apply(Unflatten(tuple(shape)), source)
 
     def concatenate(self, sources: Sequence[Place], axis: int) -> Place:
@@ -192,19 +190,19 @@ class ProgramReader:
         return sources[0] if len(sources) == 1 else self.apply(Concatenate(axis), *sources)
 
     def apply(self, function: Function, *sources: Place) -> Place:
-        """The result of any other function, whose arguments are `[batch, ...]`."""
+        """Return the result of any other function, whose arguments are `[batch, ...]`."""
         return self._add(Apply(sources, self._new_place(), function))
 
     def state(self, key: str) -> Place:
-        """A hidden state, which the program is given beside its inputs and returns beside its outputs."""
+        """Return a hidden state, which the program is given beside its inputs and returns beside its outputs."""
         return self.inputs[key]
 
     def carry(self, key: str, source: Place) -> None:
-        """What a hidden state becomes."""
+        """Set the next value of a hidden state."""
         self.carried[key] = source
 
     def unreadable(self) -> _UnreadableError:
-        """The error to raise by a module that cannot be described with its settings."""
+        """Return the error to raise by a module that cannot be described with its settings."""
         return _UnreadableError()
 
     def _add(self, operation: Operation) -> Place:
@@ -217,7 +215,7 @@ class ProgramReader:
 
 
 def read_program(network: nn.Module) -> Program | None:
-    """The program of a network; `None` where only the module itself can compute what it does."""
+    """Return the program of a network; `None` where only the module itself can compute what it does."""
     modules = ModuleWatch(network)
     if not modules.are_unchanged():
         return None
@@ -234,7 +232,7 @@ _HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_
 
 
 class ModuleWatch:
-    """Notices what makes a network compute something else than before, other parameters excepted."""
+    """Detects changes of a network's computation, other than of its parameters."""
 
     def __init__(self, network: nn.Module) -> None:
         self._attributes = [vars(module) for module in network.modules()]
@@ -245,7 +243,7 @@ class ModuleWatch:
         self._children = [dict(children) for children in self._children_now]
 
     def are_unchanged(self) -> bool:
-        """Whether there are the same modules, nobody listens to them, and none has a `forward` of its own."""
+        """Return whether the modules are the same, without hooks and without a `forward` of their own."""
         if any(self._hooks):
             return False
         for attributes in self._attributes:
@@ -255,7 +253,7 @@ class ModuleWatch:
 
 
 class _Inputs(dict[str, Place]):
-    """Places of a network's inputs: each key that is asked for gets one."""
+    """Places of a network's inputs; each requested key gets one."""
 
     def __init__(self, new_place: Callable[[], Place]) -> None:
         super().__init__()
@@ -271,7 +269,7 @@ class _UnreadableError(Exception):
 
 
 def _describes_itself(module_type: type[Any]) -> bool:
-    """Whether the description belongs to the very computation in use, not to one that a subclass replaced."""
+    """Return whether the description belongs to the computation in use, not to one that a subclass replaced."""
     for base in module_type.__mro__:
         if "describe_forward" in vars(base):
             return True
@@ -298,11 +296,11 @@ class JointEvaluation:
         self._read()
 
     def is_of(self, networks: Iterable[nn.Module]) -> bool:
-        """Whether these are still the networks."""
+        """Return whether these are still the networks."""
         return all(map(operator.is_, self._networks, networks))
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> list[TensorDict]:
-        """The outputs of each network by key.
+        """Return the outputs of each network by key.
 
         :param inputs: With any leading batch dimensions.
         """
@@ -312,7 +310,7 @@ class JointEvaluation:
             try:
                 return self._run_programs(inputs)
             except (KeyError, RuntimeError):
-                pass  # the networks say better what they miss
+                pass  # the networks raise better messages
         return [network(inputs) for network in self._networks]
 
     def _run_programs(self, inputs: Mapping[str, Tensor]) -> list[TensorDict]:
@@ -340,7 +338,7 @@ class JointEvaluation:
 class TorchPopulation:
     """One network of any kind with many sets of parameters, mapped over them by `torch.func.vmap`.
 
-    :param network: The network; it computes what it is called for, as it is.
+    :param network: The network; it stays unchanged.
     :param stacked: Arrays `[n_rows, *shape]` for parameters, by `id`; their memory is read at every call. Other
         parameters are the network's own.
     """
@@ -357,7 +355,7 @@ class TorchPopulation:
         self._stacked = {key: torch.from_numpy(stacked[key]) for _, _, key in self._slots}
 
     def __call__(self, observation: Mapping[str, Array], rows: slice | Array) -> TensorDict:
-        """The network's outputs `[batch, ...]`.
+        """Return the network's outputs `[batch, ...]`.
 
         :param observation: Arrays `[batch, ...]`.
         :param rows: Whose parameters are used, for the observation at the same place in the batch.
@@ -382,7 +380,7 @@ class TorchPopulation:
 
 
 def _n_shared_operations(programs: Sequence[Program]) -> int:
-    """How many operations at the beginning are the same for all programs."""
+    """Return how many operations at the beginning are the same for all programs."""
     n_shared = 0
     for operations in zip(*(program.operations for program in programs), strict=False):
         if any(operation != operations[0] for operation in operations):
@@ -392,7 +390,7 @@ def _n_shared_operations(programs: Sequence[Program]) -> int:
 
 
 def _run(operations: Iterable[Operation], at: list[Any]) -> None:
-    """Fills the places of all results."""
+    """Fill the places of all results."""
     for operation in operations:
         match operation:
             case Linear(source, target, _, parameters):

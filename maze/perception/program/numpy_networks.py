@@ -32,11 +32,11 @@ Rows: TypeAlias = slice | Array
 ArrayFunction: TypeAlias = Callable[[Array], Array]
 _ALL = slice(None)
 _Step: TypeAlias = Callable[[list[Array], Rows], None]
-"""Fills a place, with the parameters in some rows."""
+"""Fill a place, with the parameters in some rows."""
 
 
 class NumpyNetwork:
-    """A network on the memory of its parameters, which sees optimiser steps and loaded states; see :func:`in_numpy`.
+    """A network on the memory of its parameters; optimiser steps and loaded states take effect. See :func:`in_numpy`.
 
     :param program: A program whose parameters are float32 on the CPU.
     """
@@ -48,24 +48,24 @@ class NumpyNetwork:
         self._run = _compiled(program, _own_linear)
 
     def __call__(self, observation: Mapping[str, Array]) -> Arrays:
-        """The network's outputs for a batch of observations of any type."""
+        """Return the network's outputs for a batch of observations of any type."""
         return self._run(observation, _ALL)
 
     def is_current(self) -> bool:
-        """Whether the network still is what it was, with its parameters in the memory that is read here."""
+        """Return whether the network still is what it was, with its parameters in the memory that is read here."""
         return self._addresses_now() == self._addresses and self._modules.are_unchanged()
 
     def _addresses_now(self) -> list[int]:
         """Where the parameters are; 0: there is none. The memory is held here, so that nothing else can come there."""
         parameters: Iterator[Any] = chain.from_iterable(self._parameters)
         try:
-            return list(map(torch.Tensor.data_ptr, parameters))  # asked for every batch: a single call
+            return list(map(torch.Tensor.data_ptr, parameters))  # called for every batch
         except TypeError:  # a layer without a bias
             return [0 if one is None else one.data_ptr() for one in chain.from_iterable(self._parameters)]
 
 
 def in_numpy(network: nn.Module) -> NumpyNetwork | None:
-    """The network in NumPy; `None` where only torch can compute it faithfully."""
+    """Return the network in NumPy; `None` where only torch can compute it faithfully."""
     program = read_program(network)
     return None if program is None or not _is_shareable(program) else NumpyNetwork(program)
 
@@ -82,7 +82,7 @@ class NumpyPopulation:
         self._run = _compiled(program, lambda operation: _stacked_linear(operation, stacked))
 
     def __call__(self, observation: Mapping[str, Array], rows: Rows) -> Arrays:
-        """The network's outputs `[batch, ...]`.
+        """Return the network's outputs `[batch, ...]`.
 
         :param observation: Arrays `[batch, ...]`.
         :param rows: Whose parameters are used, for the observation at the same place in the batch.
@@ -91,13 +91,13 @@ class NumpyPopulation:
 
 
 def population_in_numpy(network: nn.Module, stacked: Mapping[int, Array]) -> NumpyPopulation | None:
-    """The network with many sets of parameters in NumPy; `None` where only torch can compute it faithfully."""
+    """Return the network with many sets of parameters in NumPy; `None` where only torch can compute it faithfully."""
     program = read_program(network)
     return None if program is None or not _is_shareable(program) else NumpyPopulation(program, stacked)
 
 
 def _is_shareable(program: Program) -> bool:
-    """Whether NumPy can read the memory of all parameters."""
+    """Return whether NumPy can read the memory of all parameters."""
     parameters = [parameter for layer in program.linear_layers for parameter in layer.parameters()]
     return all(parameter.device.type == "cpu" and parameter.dtype is torch.float32 for parameter in parameters)
 
@@ -106,9 +106,9 @@ def _is_shareable(program: Program) -> bool:
 
 
 def _compiled(program: Program, linear: Callable[[Linear], _Step]) -> Callable[[Mapping[str, Array], Rows], Arrays]:
-    """The program as a function of observations and rows of parameters.
+    """Return the program as a function of observations and rows of parameters.
 
-    :param linear: Makes the step of a linear layer, whose result is nobody else's.
+    :param linear: Makes the step of a linear layer, whose result is in memory of its own.
     """
     in_place = _free_to_change(program)
     steps = [_step(operation, linear, operation.target in in_place) for operation in program.operations]
@@ -127,7 +127,7 @@ def _compiled(program: Program, linear: Callable[[Linear], _Step]) -> Callable[[
 
 
 def _free_to_change(program: Program) -> set[Place]:
-    """Places of activations that may overwrite their argument: the result of a layer that nobody else looks at."""
+    """Return the places of activations that may overwrite their argument: no other operation reads it."""
     n_readers = Counter(program.outputs.values())
     for operation in program.operations:
         n_readers.update(_sources(operation))
@@ -160,7 +160,7 @@ def _applied(function: ArrayFunction, source: Place, target: Place) -> _Step:
 
 
 def _own_linear(operation: Linear) -> _Step:
-    """A linear layer on the memory of its parameters that writes into one buffer for each shape of its input."""
+    """Return a linear layer on the memory of its parameters that writes into one buffer for each shape of its input."""
     source, target, layer = operation.source, operation.target, operation.layer
     weight: Array = layer.weight.detach().numpy().T
     bias: Array | None = layer.bias.detach().numpy() if "bias" in dict(layer.named_parameters()) else None
@@ -185,7 +185,7 @@ def _own_linear(operation: Linear) -> _Step:
 
 
 def _stacked_linear(operation: Linear, stacked: Mapping[int, Array]) -> _Step:
-    """A linear layer with a set of parameters for each row; those that are not stacked are the same for all."""
+    """Return a linear layer with a set of parameters for each row; those that are not stacked are the same for all."""
     source, target, layer = operation.source, operation.target, operation.layer
 
     def of_rows(name: str) -> Callable[[Rows], Array] | None:
@@ -202,7 +202,7 @@ def _stacked_linear(operation: Linear, stacked: Mapping[int, Array]) -> _Step:
     assert weight_of is not None, "a linear layer has weights"
 
     def step(at: list[Array], rows: Rows) -> None:
-        # one column for each row of parameters: NumPy computes its product on its own, whoever else is there
+        # one column for each row of parameters: its product does not depend on the other rows
         array = at[source]
         are_vectors = array.ndim == 2
         columns = array[:, :, np.newaxis] if are_vectors else array.swapaxes(-1, -2)
@@ -223,7 +223,7 @@ _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805  # Klambauer e
 
 
 def _in_place(layer: nn.Module, source: Place, target: Place) -> _Step:
-    """An activation that overwrites its argument, where it can."""
+    """Return an activation that overwrites its argument, where it can."""
     if not isinstance(layer, nn.ReLU | nn.Tanh):
         return _applied(_activation(layer), source, target)
     is_tanh = isinstance(layer, nn.Tanh)

@@ -1,4 +1,4 @@
-"""Memory that is freed and wanted again with every minibatch."""
+"""Memory that is freed and allocated again for every minibatch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as <malloc.h> numbers them
 _DEFAULTS = {_MMAP_THRESHOLD: 2**25, _TRIM_THRESHOLD: 2**26}
-"""What glibc itself comes to where large memory is freed."""
+"""Thresholds of glibc after large blocks were freed."""
 _KEPT = {_MMAP_THRESHOLD: 2**28, _TRIM_THRESHOLD: 2**30}
 """Bytes: blocks up to a quarter of a GiB are used again, and up to one GiB is kept for them."""
 

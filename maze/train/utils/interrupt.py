@@ -1,4 +1,4 @@
-"""Ending a training in order when the operating system or the user asks for it."""
+"""Orderly end of a run after SIGINT or SIGTERM."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """SIGINT or SIGTERM ended a training after its running update; its state is saved.
+    """SIGINT or SIGTERM ended a run after its current update; its state is saved.
 
-    A `KeyboardInterrupt`, so that `except Exception` does not take it for a failure of the training.
+    A `KeyboardInterrupt`, so that `except Exception` does not handle it as a failure.
 
     :param signum: The signal that was received.
-    :param message: What was saved, and where.
+    :param message: The saved files.
     """
 
     def __init__(self, signum: int, message: str = "") -> None:
@@ -59,7 +59,7 @@ class InterruptGuard:
 
     @property
     def requested(self) -> bool:
-        """Whether a signal has asked the training to end."""
+        """Whether a signal has requested the end of the run."""
         return self.signum is not None
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:

@@ -23,7 +23,7 @@ WORTH_IT = 2**22
 
 
 class MatrixProducts:
-    """Has the matrices of some networks multiplied by whoever is fastest.
+    """Multiplies the matrices of some networks with the faster of two libraries.
 
     :param parameters: Of the networks, on their device.
     """
@@ -60,7 +60,7 @@ def multiplied_by_onednn() -> Iterator[None]:
 
 @cache
 def onednn_is_faster() -> bool:
-    """Whether this is a processor for which MKL is no good, and oneDNN as precise as MKL is."""
+    """Return whether MKL is slow on this processor, and oneDNN as precise as MKL."""
     if not (mkl_is_slow() and _ONEDNN.is_available() and hasattr(_ONEDNN, "matmul")):
         return False
     values = 1.0 + torch.arange(256 * 256, dtype=torch.float64).view(256, 256) / 2**20  # needs more than 16 bits

@@ -17,11 +17,11 @@ from maze.core.utils.checkpoint import Stateful
 logger = logging.getLogger(__name__)
 
 Part = Union[Stateful, torch.Generator]
-"""Something with a state: numbers, arrays and tensors. `load_state_dict` may return sentences about what could not be
-continued."""
+"""An object with a state of numbers, arrays and tensors. `load_state_dict` may return sentences about what could not be
+restored."""
 
 STATE_FORMAT = "maze_training_state"
-"""Key that tells the state of a training from plain weights; its value is the version of the format."""
+"""Key that distinguishes the state of a run from weights; its value is the version of the format."""
 
 _ARRAY, _SCALAR, _PASSED = "__array__", "__scalar__", "__passed__"
 
@@ -33,9 +33,9 @@ in it is an entry of the archive, which takes its time."""
 
 
 def to_plain(value: Any) -> Any:
-    """Replaces what only NumPy and Maze know, at any depth.
+    """Replace values of NumPy and Maze by plain values and tensors, at any depth.
 
-    :raises TypeError: Something else than numbers, texts, arrays, tensors and containers of them.
+    :raises TypeError: A value is no number, text, array, tensor or container of them.
     """
     plain: Any = value
     if value is None or type(value) in _PLAIN:
@@ -62,7 +62,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(value: Any) -> Any:
-    """What :func:`to_plain` was given; named tuples come back as tuples."""
+    """Invert :func:`to_plain`; named tuples become tuples."""
     if isinstance(value, dict):
         if len(value) == 1:
             ((kind, content),) = value.items()
@@ -79,7 +79,7 @@ def from_plain(value: Any) -> Any:
 
 
 def _array(content: Any) -> np.ndarray:
-    """An array as :func:`to_plain` wrote it; earlier releases wrote each as a tensor."""
+    """Return an array as :func:`to_plain` wrote it; earlier releases wrote each as a tensor."""
     if isinstance(content, torch.Tensor):
         array: np.ndarray = content.numpy()
         return array
@@ -89,7 +89,7 @@ def _array(content: Any) -> np.ndarray:
 
 
 def states_of(parts: Mapping[str, Part]) -> dict[str, Any]:
-    """The states of all parts, as they are saved."""
+    """Return the states of all parts, as they are saved."""
     return {
         name: part.get_state() if isinstance(part, torch.Generator) else to_plain(part.state_dict())
         for name, part in parts.items()
@@ -97,9 +97,9 @@ def states_of(parts: Mapping[str, Part]) -> dict[str, Any]:
 
 
 def load_states(parts: Mapping[str, Part], states: Mapping[str, Any]) -> list[str]:
-    """Continues all parts from what :func:`states_of` gave.
+    """Restore all parts from the result of :func:`states_of`.
 
-    :return: What could not be continued.
+    :return: Sentences about parts that could not be restored.
     """
     problems: list[str] = []
     for name, part in parts.items():
@@ -114,7 +114,7 @@ def load_states(parts: Mapping[str, Part], states: Mapping[str, Any]) -> list[st
 
 
 def new_episodes(problems: Mapping[int, str]) -> list[str]:
-    """Says which environments begin new episodes.
+    """Report which environments begin new episodes.
 
     :param problems: The reasons by index of the environment.
     """
@@ -129,7 +129,7 @@ def new_episodes(problems: Mapping[int, str]) -> list[str]:
 
 
 def statistics_to_plain(aggregator: LogStatsAggregator) -> dict[str, Any]:
-    """What an aggregator has collected, as far as it can be saved."""
+    """Return the collected values of an aggregator that can be saved."""
     rows = []
     state = aggregator.state()
     for row in state["rows"]:
@@ -141,7 +141,7 @@ def statistics_to_plain(aggregator: LogStatsAggregator) -> dict[str, Any]:
 
 
 def statistics_from_plain(aggregator: LogStatsAggregator, state: Mapping[str, Any]) -> None:
-    """Has an aggregator continue from what :func:`statistics_to_plain` gave."""
+    """Restore an aggregator from the result of :func:`statistics_to_plain`."""
     aggregator.load_state(from_plain(dict(state)))
 
 
@@ -156,7 +156,7 @@ def global_generators_state() -> dict[str, Any]:
 
 
 def set_global_generators_state(state: Mapping[str, Any]) -> None:
-    """Continues from a state of :func:`global_generators_state`."""
+    """Continue from a state of :func:`global_generators_state`."""
     random.setstate(state["python"])
     np.random.set_state(from_plain(state["numpy"]))  # noqa: NPY002 (the global generator is the point)
     torch.set_rng_state(state["torch"])

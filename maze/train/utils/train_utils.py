@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def stack_numpy_dict_list(dict_list: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Stacks dictionaries of arrays along a new first dimension; dtypes and key order are kept.
+    """Stack dictionaries of arrays along a new first dimension; dtypes and key order are kept.
 
     :param dict_list: At least one dictionary, all with the same keys and shapes.
     """
@@ -51,7 +51,7 @@ def compute_gradient_norm(params: Iterable[torch.Tensor]) -> float:
 def stack_torch_dict_list(
     dict_list: Sequence[dict[str, torch.Tensor | np.ndarray]], dim: int = 0
 ) -> dict[str, torch.Tensor]:
-    """Stacks dictionaries of tensors or arrays along a new dimension; arrays become tensors.
+    """Stack dictionaries of tensors or arrays along a new dimension; arrays become tensors.
 
     :param dict_list: At least one dictionary, all with the same keys and shapes.
     :param dim: Position of the new dimension.

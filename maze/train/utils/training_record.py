@@ -1,4 +1,4 @@
-"""What a training says about itself while it runs: a row for each epoch, and a small file beside its checkpoint."""
+"""Progress of a run: a row for each epoch, and a small file beside its checkpoint."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from typing import Any, NamedTuple
 from maze.core.utils.files import read_json_object, write_whole
 
 RECORD_FILE = "run.json"
-"""Where a run says how far it is, in its directory; it is read without torch and without its checkpoints."""
+"""File with the progress of a run, in its directory; it is read without torch and without checkpoints."""
 
 RUNNING, ENDED, INTERRUPTED = "running", "ended", "interrupted"
 
 
 class EpochSummary(NamedTuple):
-    """What is left of an epoch."""
+    """Summary of an epoch."""
 
     epoch: int
     """Its number, counted from 1."""
     n_steps: int
-    """Environment steps of the training so far, this epoch included; 0 where learning takes none."""
+    """Environment steps of the run so far, this epoch included; 0 where learning takes none."""
     mean_reward: float
-    """Mean reward of the training's episodes that ended in it; NaN: none did."""
+    """Mean reward of the training episodes that ended in it; NaN: none did."""
 
 
 def write_record(directory: Path, state: str, values: Mapping[str, Any]) -> None:
-    """Writes how far a training is, whole or not at all; a disk that does not take it stops no training.
+    """Write the progress of a run atomically; disk errors are ignored.
 
     :param directory: Directory of the run.
     :param state: `running`, `ended` or `interrupted`.
@@ -42,7 +42,7 @@ def write_record(directory: Path, state: str, values: Mapping[str, Any]) -> None
 
 
 def read_record(directory: Path) -> dict[str, Any] | None:
-    """How far a training is; `None`: nothing is written down. One that was killed is `interrupted`.
+    """Return the progress of a run; `None`: there is no record. A killed run is `interrupted`.
 
     :param directory: Directory of the run.
     """
@@ -62,6 +62,6 @@ def _is_alive(record: Mapping[str, Any]) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # somebody else's
+    except OSError:  # a process of another user
         return True
     return True

@@ -482,7 +482,7 @@ def test_policies_that_need_the_state_or_the_environment_get_it_where_they_can()
     RolloutGenerator(counting_env()).rollout(Curious(), 4)
     RolloutGenerator(SequentialVectorEnv([counting_env] * 2)).rollout(Curious(), 4)
     subproc = SubprocVectorEnv([counting_env])
-    with pytest.raises(ConfigError, match="Curious wants to see the environment"):
+    with pytest.raises(ConfigError, match="Curious needs the environment"):
         RolloutGenerator(subproc).rollout(Curious(), 4)
     subproc.close()
 
@@ -491,7 +491,7 @@ def test_what_cannot_be_recorded_is_refused():
     env = SequentialVectorEnv([random_walk_env])
     with pytest.raises(ValueError, match="belong to a single environment"):
         RolloutGenerator(env, terminate_on_done=True)
-    with pytest.raises(ValueError, match="give `n_steps`"):
+    with pytest.raises(ValueError, match="pass `n_steps`"):
         RolloutGenerator(env).rollout(Reflex(), None)
     with pytest.raises(ConfigError, match="no logits"):
         RolloutGenerator(env, record_logits=True).rollout(Reflex(), 2)

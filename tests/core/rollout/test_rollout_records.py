@@ -184,7 +184,7 @@ def test_a_record_repeats_an_episode_of_continuous_actions_bit_for_bit() -> None
             np.testing.assert_array_equal(observation["observation"], expected["observation"])
             observation = env.step(policy.compute_action(observation, env=env, actor_id=env.actor_id()))[0]
         np.testing.assert_array_equal(observation["observation"], observations[-1]["observation"])
-    with pytest.raises(EnvironmentContractError, match="goes on after the 6 actions that were recorded"):
+    with pytest.raises(EnvironmentContractError, match="continues after the 6 recorded actions"):
         policy.compute_action(observation, env=env, actor_id=env.actor_id())
 
 
@@ -202,7 +202,7 @@ def test_only_the_episode_after_seeding_knows_its_seed() -> None:
 @pytest.mark.parametrize("content", [b"", b"{", b'{"episode_id": 1}', b"\xff\xfe", b"[1, 2]"])
 def test_a_damaged_record_is_named(content: bytes) -> None:
     Path("record.json").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"record\.json is no record of actions, or a damaged one"):
+    with pytest.raises(CheckpointError, match=r"record\.json is no valid record of actions"):
         ActionRecord.load("record.json")
 
 

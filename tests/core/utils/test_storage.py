@@ -159,7 +159,7 @@ class TestRunsWithFiles:
         assert main([*TINY, f"hydra.run.dir=file://{tmp_path}/there"]) == 1
         told = capfd.readouterr().err
         assert "hydra.run.dir: file://" in told
-        assert "holds an earlier run already" in told
+        assert "holds an earlier run" in told
         assert not (tmp_path / "outputs").exists()
 
     def test_a_place_that_cannot_be_written_to_is_said_at_the_start(

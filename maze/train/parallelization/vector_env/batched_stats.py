@@ -28,7 +28,7 @@ _PASS_ONE_ON = (None, sum, max, min, latest, np.sum, np.mean, np.median, np.max,
 _FIRST_CAPACITY = 1024
 
 _VALUES_AT_ONCE = 16384
-"""Number of values that are reduced together; they fit into the cache of the processor."""
+"""Number of values that are reduced together, to fit into the processor's cache."""
 
 _Key = tuple[Callable[..., Any], LogStatsGroup | None, str | None]
 """Event, group, and name of the step statistic."""
@@ -40,16 +40,16 @@ def _kpi_key(name: str) -> LogStatsKey:
 
 
 _Ended = tuple[np.ndarray, np.ndarray, int, Mapping[str, np.ndarray] | None, np.ndarray | None]
-"""Episodes that ended with the same step: environments, first steps, step after the last, KPIs, which ones count."""
+"""Episodes that ended together: environments, first steps, step after the last one, KPIs, mask of those to deliver."""
 
 
 class _Episodes(NamedTuple):
-    """Finished episodes, in the order in which they ended.
+    """Ended episodes, in the order in which they ended.
 
-    :param rows: Environments, `[n_episodes]`.
-    :param starts: First steps.
-    :param lengths: Numbers of steps.
-    :param kpis: Key performance indicators by name, `[n_episodes]` each.
+    :param rows: Their environments, `[n_episodes]`.
+    :param starts: Their first steps.
+    :param lengths: Their numbers of steps.
+    :param kpis: Their key performance indicators by name, `[n_episodes]` each.
     """
 
     rows: np.ndarray
@@ -58,7 +58,7 @@ class _Episodes(NamedTuple):
     kpis: Mapping[str, np.ndarray]
 
     def some(self, which: slice | np.ndarray) -> _Episodes:
-        """Return some of the episodes."""
+        """Return some of them, in their order."""
         kpis = {name: values[which] for name, values in self.kpis.items()}
         return _Episodes(self.rows[which], self.starts[which], self.lengths[which], kpis)
 
@@ -71,13 +71,13 @@ class _Episodes(NamedTuple):
 
 
 class BatchedEpisodeStats:
-    """Keeps the values of running episodes in arrays and reduces them to episode statistics.
+    """Store the values of running episodes in arrays, and reduce those of ended episodes.
 
-    An event occurs at most once per step in each environment and group. Statistics equal those of single environments.
-    They are calculated on access, for many finished episodes at once.
+    An event occurs at most once per step in each environment and group; statistics are equal to those of single
+    environments. They are calculated on request, for many ended episodes at once.
 
     :param n_envs: Number of environments.
-    :param before_moving: Called before the values of finished episodes are dropped; calls :meth:`deliver`.
+    :param before_moving: Called before values of ended episodes are dropped; calls :meth:`deliver`.
     """
 
     def __init__(self, n_envs: int, before_moving: Callable[[], None] = lambda: None) -> None:
@@ -91,19 +91,19 @@ class BatchedEpisodeStats:
         self._latest: _Ended | None = None
         """The episodes that ended last."""
         self.n_steps = 0
-        """Number of recorded steps, which is the index of the current step."""
+        """Number of stored steps, which is the index of the step in progress."""
         self._capacity = _FIRST_CAPACITY
 
     def add(
         self, event: Callable[..., Any], group: LogStatsGroup | None, name: str | None, values: Any, where: Any = None
     ) -> None:
-        """Record a step statistic of the current step.
+        """Store a step statistic of the step in progress.
 
         :param event: Interface method of the event.
         :param group: Its group.
         :param name: Name of the step statistic.
-        :param values: `[n_envs]`, or one value for all environments.
-        :param where: Environments in which the event occurred, bool `[n_envs]`; `None`: all.
+        :param values: `[n_envs]`, or one for all.
+        :param where: bool `[n_envs]`: environments in which it occurred; `None`: all.
         """
         column = self._columns.get((event, group, name)) or self.column(event, group, name, np.asarray(values).dtype)
         column.set(self.n_steps, values, where)
@@ -111,7 +111,7 @@ class BatchedEpisodeStats:
     def column(
         self, event: Callable[..., Any], group: LogStatsGroup | None, name: str | None, dtype: Any
     ) -> StatColumn:
-        """Return the column of a step statistic; the column is never replaced.
+        """Return the column of a step statistic, which is never replaced.
 
         :param event: Interface method of the event.
         :param group: Its group.
@@ -122,11 +122,11 @@ class BatchedEpisodeStats:
         return self._columns.get(key) or self._add_column(key, dtype)
 
     def fire(self, event: Callable[..., Any], where: np.ndarray | None, attributes: Mapping[str, Any]) -> None:
-        """Record the step statistics of an event.
+        """Store the step statistics of an event.
 
         :param event: Interface method of the event.
-        :param where: Environments in which the event occurred, bool `[n_envs]`; `None`: all.
-        :param attributes: Arrays `[n_envs]` by name, or one value for all; attributes of groups are one value for all.
+        :param where: bool `[n_envs]`: environments in which it occurred; `None`: all.
+        :param attributes: Arrays `[n_envs]` by name, or one value for all; grouping attributes are common to all.
         """
         plan, given = level_plan(event, "step"), dict(attributes)
         for variant in plan.variants:
@@ -141,21 +141,21 @@ class BatchedEpisodeStats:
                 self.add(event, group, stat.output_name, values, where)
 
     def complete_step(self) -> None:
-        """Complete the current step of all environments."""
+        """Complete the step in progress of all environments."""
         self.n_steps += 1
         if self.n_steps == self._capacity:
             self._make_room()
 
     def begin(self, rows: np.ndarray, pauses: bool = False) -> None:
-        """Start episodes with the current step; values of earlier episodes in these environments are dropped.
+        """Begin episodes with the step in progress; values of earlier ones in their environments are dropped.
 
         :param rows: Indices of the environments.
-        :param pauses: Whether the episodes start one step later.
+        :param pauses: Whether the episodes begin one step later, because of a pending autoreset.
         """
         self._starts[rows] = self.n_steps + pauses
 
     def begun(self) -> np.ndarray:
-        """Return the environments whose running episode has at least one step, bool `[n_envs]`."""
+        """Return the environments whose running episode has a step, bool `[n_envs]`."""
         begun: np.ndarray = self._starts < self.n_steps
         return begun
 
@@ -166,20 +166,20 @@ class BatchedEpisodeStats:
         pauses: bool = False,
         counts: np.ndarray | None = None,
     ) -> None:
-        """End episodes with the last completed step; the next ones start.
+        """End episodes with the last completed step, and begin the next ones.
 
-        :param rows: Indices of the environments; each has taken at least one step.
-        :param kpis: Key performance indicators, `[n_ended]` by name, with the same names in each call.
-        :param pauses: Whether the next episodes start one step later.
-        :param counts: Episodes that are delivered, bool `[n_ended]`; `None`: all.
+        :param rows: Indices of the environments.
+        :param kpis: Their key performance indicators, `[n_ended]` by name, with the same names in each call.
+        :param pauses: Whether the next episodes begin one step later, because of a pending autoreset.
+        :param counts: Mask of the episodes to deliver, bool `[n_ended]`; `None`: all.
         """
-        # Called in nearly every step: everything else is done later for many episodes at once.
+        # Called in nearly every step; all other work is done for many episodes at once.
         self._latest = ended = (rows, self._starts[rows], self.n_steps, kpis, counts)
         self._undelivered.append(ended)
         self._starts[rows] = self.n_steps + pauses
 
     def finished(self) -> dict[int, LogStats]:
-        """Return the statistics of the episodes that ended last by environment, until the next step is completed."""
+        """Return the statistics of the last ended episodes by environment; valid until the next step is completed."""
         if self._latest is None:
             return {}
         rows, starts, end, kpis, _ = self._latest
@@ -189,7 +189,7 @@ class BatchedEpisodeStats:
     def deliver(self, receiver: LogStatsAggregator) -> None:
         """Deliver the statistics of the episodes that have ended since the last call.
 
-        :param receiver: Aggregator that receives the statistics.
+        :param receiver: Receives them.
         """
         waiting, self._undelivered = self._undelivered, []
         if not waiting:
@@ -212,14 +212,14 @@ class BatchedEpisodeStats:
         """Calculate the statistics of episodes.
 
         :param episodes: The episodes.
-        :param joins: Whether statistics that an epoch joins to one list are returned as arrays of many episodes.
-        :return: Values by statistic, numbers as arrays; for statistics that only some episodes have, the indices of
-            these episodes.
+        :param joins: Whether statistics that epochs only concatenate are returned as arrays of many episodes.
+        :return: The values by statistic, numbers as arrays; for statistics that some episodes lack, the indices of the
+            episodes with a value.
         """
         if episodes.lengths.min() <= 0:
             raise EnvironmentContractError(
-                f"environment {episodes.rows[episodes.lengths.argmin()]}: its episode ended before its first step. An "
-                "episode that starts with the next step cannot end before that step."
+                f"environment {episodes.rows[episodes.lengths.argmin()]}: expected at least one step in an "
+                "episode, but it ended before its first step."
             )
         parts: dict[LogStatsKey, list[Any]] = {}
         indices: dict[LogStatsKey, list[np.ndarray]] = {}
@@ -236,7 +236,7 @@ class BatchedEpisodeStats:
                     where = sizes.nonzero()[0]
                     sizes, n_absent = sizes[where], n_absent[where]
                 for key, stat, is_joined in source.stats:
-                    # as one list of arrays: histograms of epochs convert arrays to lists faster than single values
+                    # As one list of arrays, which the epoch's histogram converts faster than single values.
                     of_each = [values] if joins and is_joined else stat.reduce_each(values, sizes, n_absent)
                     parts.setdefault(key, []).append(of_each)
                     if where is not None:
@@ -251,10 +251,9 @@ class BatchedEpisodeStats:
         self.begin(np.arange(self.n_envs))
 
     def row_state(self, row: int) -> list[dict[str, Any]]:
-        """Return the values of the running episode of an environment; the values of the current step are the last.
+        """Return the values of the running episode of an environment, those of the step in progress last.
 
-        Values are bytes: checkpoints of hundreds of environments contain thousands of arrays, which would be slow as
-        tensors.
+        As bytes: a checkpoint of hundreds of environments has thousands of them, and tensors are slower to store.
         """
         start, end = min(int(self._starts[row]), self.n_steps), self.n_steps + 1
         return [
@@ -270,9 +269,9 @@ class BatchedEpisodeStats:
         ]
 
     def load_row_state(self, row: int, state: list[dict[str, Any]]) -> None:
-        """Restore a state from :meth:`row_state`.
+        """Restore a result of :meth:`row_state`.
 
-        :param row: Index of the environment.
+        :param row: The environment.
         :param state: The state.
         """
         self._drop_ended()
@@ -310,8 +309,8 @@ class BatchedEpisodeStats:
             for stat in plan.variants[index].stats:
                 if stat.cumulative:
                     raise ConfigError(
-                        f"Event {event.__qualname__}: cumulative episode statistics are not supported in a vectorised "
-                        "simulation."
+                        f"Event {event.__qualname__}: cumulative episode statistics refer to one environment and "
+                        "are not available for vectorised simulations."
                     )
                 if stat.input_name == name:
                     is_joined = stat.reduce_function is histogram and _is_joined(event, stat.output_name)
@@ -319,7 +318,7 @@ class BatchedEpisodeStats:
         return column
 
     def _drop_ended(self) -> None:
-        """Deliver the finished episodes; afterwards their values may be moved."""
+        """Deliver ended episodes, whose values may be moved afterwards."""
         self._before_moving()
         self._undelivered.clear()
         self._latest = None
@@ -352,43 +351,43 @@ def _joined(parts: list[Any]) -> np.ndarray | list[Any]:
 
 
 def _is_joined(event: Callable[..., Any], name: str | None) -> bool:
-    """Return whether epochs only join an episode statistic to one list of all values."""
+    """Return whether epochs only concatenate the values of an episode statistic."""
     stats = [stat for variant in level_plan(event, "epoch").variants for stat in variant.stats]
     return all(stat.reduce_function is histogram for stat in stats if stat.input_name == name)
 
 
 class StatColumn:
-    """Values of one step statistic, `[capacity, n_envs]`.
+    """Values of one step statistic, `[capacity, n_envs]`, and a mask of existing values.
 
     :param capacity: Number of steps.
     :param n_envs: Number of environments.
     :param dtype: Type of the values.
-    :param last: Index of the last step that may already have a value.
+    :param last: The last step that may have a value.
     """
 
     def __init__(self, capacity: int, n_envs: int, dtype: Any, last: int = -1) -> None:
         self.array = np.zeros((capacity, n_envs), dtype)
         self.present: np.ndarray | None = None
-        """Steps and environments with a value, bool `[capacity, n_envs]`; `None`: all up to the last step."""
+        """Mask of existing values; `None`: all steps up to the last have values."""
         self.last = last
-        """Index of the last step that may have a value."""
+        """The last step that may have a value."""
 
     def become_sparse(self) -> np.ndarray:
-        """Allow steps without a value from now on; return the mask of values."""
+        """Return the mask of existing values, which is created if necessary."""
         if self.present is None:
             self.present = np.zeros(self.array.shape, np.bool_)
             self.present[: self.last + 1] = True
         return self.present
 
     def set(self, step: int, values: Any, where: np.ndarray | None = None) -> None:
-        """Record the values of a step, `[n_envs]`."""
+        """Store the values of a step, `[n_envs]`."""
         self.array[step] = values
         if where is not None or self.present is not None or step > self.last + 1:
             self.become_sparse()[step] = True if where is None else where
         self.last = step
 
     def load(self, row: int, start: int, values: np.ndarray, present: np.ndarray) -> None:
-        """Record the values of an environment from a step on."""
+        """Store the values of an environment from a step on."""
         if not present[:-1].all():
             self.become_sparse()
         self.array[start : start + len(values), row] = values
@@ -401,13 +400,13 @@ class StatColumn:
         self.become_sparse()[start:, row] = False
 
     def presence(self, row: int, start: int, end: int) -> np.ndarray:
-        """Return the steps in which an environment has values, bool `[end - start]`."""
+        """Return the mask of existing values of an environment, bool `[end - start]`."""
         steps = np.arange(start, end)
         present: np.ndarray = steps <= self.last if self.present is None else self.present[steps, row]
         return present
 
     def take(self, index: np.ndarray, n_steps: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the values at indices of the flat array, and the mask of values; `None`: all indices have one."""
+        """Return the values at indices of the flat array, and the mask of existing ones; `None`: all exist."""
         values: np.ndarray = self.array.ravel().take(index)
         if self.present is None and self.last + 1 >= n_steps:
             return values, None
@@ -415,7 +414,7 @@ class StatColumn:
         return values, is_present
 
     def move(self, start: int, by: int) -> None:
-        """Move the values from step `start` on; steps that become free have no values."""
+        """Move the values from step `start` on; free steps have no values."""
         self.last += by
         self.array = _moved(self.array, start, by)
         if self.present is not None:
@@ -429,10 +428,10 @@ class StatColumn:
 
 
 class _Source(NamedTuple):
-    """The values that episode statistics are calculated from.
+    """Values of episode statistics.
 
-    :param columns: Columns of the values; several if episode statistics drop a part of the group.
-    :param stats: The statistics with their keys, and whether epochs only join them to one list.
+    :param columns: Their columns; several if episode statistics drop a part of the group.
+    :param stats: The statistics with their keys, and whether epochs only concatenate their values.
     """
 
     columns: list[StatColumn]
@@ -441,13 +440,12 @@ class _Source(NamedTuple):
     def values(
         self, index: np.ndarray, lengths: np.ndarray, n_steps: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Return the concatenated values of episodes.
+        """Return the concatenated values of episodes, their counts, and the counts of steps without a value.
 
-        :param index: Indices of the values of the episodes in a flat array, one for each step.
+        :param index: Indices of the values in a flat array, one for each step.
         :param lengths: Number of steps of each episode.
-        :param n_steps: Number of recorded steps.
-        :return: Values; number of values of each episode; number of steps without a value of each episode, `None` if
-            each step has one value.
+        :param n_steps: Number of stored steps.
+        :return: The last element is `None` if each step has one value.
         """
         taken = [column.take(index, n_steps) for column in self.columns]
         (values, is_present), *others = taken

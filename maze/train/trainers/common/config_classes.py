@@ -1,4 +1,4 @@
-"""Configurations of trainings: plain dataclasses that carry values and check them."""
+"""Configurations of training runs: dataclasses that carry values and check them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class AlgorithmConfig(CheckedConfig, ABC):
-    """Hyperparameters of an algorithm, and what it says about itself.
+    """Hyperparameters and properties of an algorithm.
 
-    An algorithm is this class and a trainer; both may be in anybody's package, and nothing has to be registered:
+    An algorithm is this class and a trainer; both may be in any package, and nothing has to be registered:
     `algorithm._target_` names the configuration's class, which names the rest. The author writes
 
     * the hyperparameters as fields with defaults and docstrings, checked in `__post_init__`;
@@ -37,7 +37,7 @@ class AlgorithmConfig(CheckedConfig, ABC):
     section = "algorithm"
 
     name: ClassVar[str] = ""
-    """What the algorithm is called in messages and directories. Where a class does not say, the class is called without
+    """Name of the algorithm in messages and directories. Default: the name of the class without
     `AlgorithmConfig` or `Config`, in small letters."""
 
     critic: ClassVar[CriticKind | None] = None
@@ -47,13 +47,13 @@ class AlgorithmConfig(CheckedConfig, ABC):
     """The trainer's class. Its path as text keeps the configuration cheap to import."""
 
     distributions: ClassVar[Sequence[Mapping[str, Any]]] = ()
-    """Distributions that policies of this algorithm have unless the model says otherwise: entries of a
+    """Distributions that policies of this algorithm have unless the model configures others: entries of a
     `distribution_mapper_config`, which go before those of the model."""
 
     n_epochs: int = 0
     """Number of epochs to train; 0 trains until early stopping ends the run, and 1,000 epochs at most."""
 
-    # What the life cycle of a training asks every configuration. An algorithm makes fields of those that it offers.
+    # Options of the life cycle of a run. An algorithm makes fields of those that it offers.
     epoch_length = 1
     patience = 0
     device = "cpu"
@@ -97,7 +97,7 @@ class ReplayConfig(AlgorithmConfig):
     replay_buffer_size: int
     """Most items that are kept; the oldest ones make room."""
     initial_buffer_size: int
-    """Number of items collected by the initial sampling policy before the training."""
+    """Number of items collected by the initial sampling policy before learning."""
     initial_sampling_policy: Any
     """The policy that collects them, or its configuration."""
     collect_ahead: bool | None
@@ -119,7 +119,7 @@ class ReplayConfig(AlgorithmConfig):
 
 
 def algorithm_class(algorithm: Any) -> type[AlgorithmConfig] | None:
-    """The class of an algorithm's configuration; `None` where a mapping does not say (`_target_`).
+    """Return the class of an algorithm's configuration; `None` for a mapping without `_target_`.
 
     :param algorithm: The `algorithm` part of a configuration, or an object.
     """
@@ -152,4 +152,4 @@ class TrainConfig:
     algorithm: AlgorithmConfig
     """Hyperparameters of the trainer."""
     runner: Runner
-    """What runs the training."""
+    """The runner."""

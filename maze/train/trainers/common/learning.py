@@ -1,4 +1,4 @@
-"""What every algorithm that follows gradients needs: losses, the gradient step, and the numbers that updates report."""
+"""Losses, the gradient step, and the statistics of updates, for all gradient-based algorithms."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TorchOptimizer:
     """An optimizer of torch, of any kind, with the methods of :class:`~maze.core.agent.flat_adam.FlatAdam`.
 
     :param optimizer: The optimizer.
-    :param networks: The networks whose gradients are looked at, all of whose parameters it has.
+    :param networks: The networks whose gradient norms are reported; the optimizer has all of their parameters.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, networks: Mapping[Name, nn.Module]) -> None:
@@ -48,11 +48,11 @@ class TorchOptimizer:
         self._optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's state, and of which kind it is."""
+        """Return the optimizer's state, and of which kind it is."""
         return {"type": type_name(self._optimizer), "state": self._optimizer.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continues from a state that :meth:`state_dict` returned, with the configured learning rate and the like."""
+        """Continue from a state that :meth:`state_dict` returned, with the configured learning rate and the like."""
         configured = [{**group} for group in self._optimizer.param_groups]
         self._optimizer.load_state_dict(dict(state_dict["state"]))
         for group, wanted in zip(self._optimizer.param_groups, configured, strict=True):
@@ -69,16 +69,16 @@ def type_name(instance: object) -> str:
 
 
 Key = Any
-"""What a number belongs to: a sub-step, a critic, an action head."""
+"""Group of a number: a sub-step, a critic, an action head."""
 Terms = list[tuple[Key, Tensor]]
-"""Scalars, each with what it belongs to; several of one key are averaged when they are logged."""
+"""Scalars, each with its group; several of one group are averaged when they are logged."""
 Name = tuple[str, Key]
-"""A network to an optimizer: the event that reports the norm of its gradient, and what it belongs to."""
+"""Name of a network in an optimizer: the event that reports the norm of its gradient, and its group."""
 
 
 @dataclass
 class Losses:
-    """What a gradient step makes small, and the numbers to report about it.
+    """The objective of a gradient step, and the numbers to report.
 
     An algorithm derives a dataclass of its own. Each further field is named like the event that reports it, and holds a
     scalar, or :data:`Terms` for an event with a group (`define_stats_grouping`). Nothing of it needs detaching.
@@ -88,7 +88,7 @@ class Losses:
     """The objective, a scalar with gradients."""
 
     def add(self, value: Tensor, weight: float = 1.0) -> None:
-        """Adds a term to the total; one without weight is left out, so that nothing is computed for it.
+        """Add a term to the total; one without weight is left out, so that nothing is computed for it.
 
         :param value: A scalar `[]`.
         """
@@ -118,7 +118,7 @@ def gradient_step(
     inputs: Sequence[Tensor] | None = None,
     frozen: Iterable[Name] = (),
 ) -> dict[Name, Tensor]:
-    """Follows the gradient of the total, unless anything in it is not finite.
+    """Follow the gradient of the total, unless anything in it is not finite.
 
     :param losses: The losses.
     :param optimizer: Has the parameters.
@@ -178,7 +178,7 @@ def _belonging(event: str, key: Key | None) -> str:
 
 
 Row = tuple[str, Any]
-"""Event, and what a number belongs to; `None`: the event has no group."""
+"""Event and group of a number; `None`: the event has no group."""
 
 
 @dataclass
@@ -212,10 +212,10 @@ class UpdateStats:
 
     @torch.no_grad()
     def add(self, losses: Losses, gradient_norms: Mapping[Name, Tensor] | None = None) -> None:
-        """Adds what a gradient step has to report.
+        """Add the losses and gradient norms of a gradient step.
 
         :param losses: Its losses.
-        :param gradient_norms: Norms by network, scalars `[]`; what belongs to an agent counts for its sub-step.
+        :param gradient_norms: Norms by network, scalars `[]`; those of an agent count for its sub-step.
         :raises ConfigError: The interface has no event of a loss's name.
         """
         terms = list(losses.terms())
@@ -233,12 +233,12 @@ class UpdateStats:
         same.count += 1
 
     def add_value(self, event: str, *values: float) -> None:
-        """Adds the arguments of an event, which is left out where the interface has no such event."""
+        """Add the arguments of an event, which is left out where the interface has no such event."""
         if event in self._parameters:
             self._values.setdefault(event, []).append(values)
 
     def add_time(self, event: str, seconds: float) -> None:
-        """Adds the seconds that a part of an update took; an event with a percentage gets that of all such parts.
+        """Add the seconds that a part of an update took; an event with a percentage gets that of all such parts.
 
         It is left out where the interface has no such event.
         """
@@ -246,7 +246,7 @@ class UpdateStats:
             self._times.setdefault(event, []).append(seconds)
 
     def publish(self, events: Any) -> None:
-        """Fires the mean of each event and group, and starts over; this is the only place that waits for the device.
+        """Fire the mean of each event and group, and start over; this is the only place that waits for the device.
 
         :param events: Topic of the interface.
         """
@@ -274,12 +274,12 @@ class UpdateStats:
             collected.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """The values collected so far."""
+        """Return the values collected so far."""
         sums = [(list(rows), same.total.clone(), same.count) for rows, same in self._sums.items()]
         return {"sums": sums, "values": dict(self._values), "times": dict(self._times)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continues from a state that :meth:`state_dict` returned."""
+        """Continue from a state that :meth:`state_dict` returned."""
         self._sums = {
             tuple((event, key) for event, key in rows): _Sum(total.clone(), count)
             for rows, total, count in state_dict["sums"]

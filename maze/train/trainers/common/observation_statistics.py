@@ -1,4 +1,4 @@
-"""Running normalization of observations: what the networks of a model know of them, and when they learn more."""
+"""Running normalization of observations: statistics in the networks of a model, and their updates."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class ObservedRows:
                 array[row] = 0
 
     def add(self, actor: ActorID, observation: Mapping[str, np.ndarray], rows: Rows) -> None:
-        """Takes observations into account that are acted on.
+        """Take observations into account that are acted on.
 
-        :param actor: Who acts.
+        :param actor: The acting actor.
         :param observation: Arrays `[len(rows), *shape]`.
         :param rows: The episodes.
         """
@@ -123,7 +123,7 @@ class ObservationStatistics:
     """The statistics in all :class:`~maze.perception.blocks.general.input_conversion.RunningNormalizationBlock`
     of a model, which are the same for all networks, sub-steps and environments that see an observation of that name.
 
-    Trainers call :meth:`learn` once for each rollout, when they have learned from it: so it was collected, valued and
+    Trainers call :meth:`learn` once for each rollout, after they have learned from it. A rollout is collected and
     learned from with the same statistics, those of all rollouts before. Every observation that was acted on counts
     once, and wherever environments are, they are joined in the order that the rollout has them.
 
@@ -157,7 +157,7 @@ class ObservationStatistics:
         return list(self._blocks)
 
     def acting_buffers(self) -> list[torch.Tensor]:
-        """What networks normalize by: of each block what is subtracted and what is divided by, `[*shape]` each."""
+        """Offset and scale of each block, `[*shape]` each."""
         return [buffer for blocks in self._blocks.values() for each in blocks for buffer in (each.offset, each.scale)]
 
     @contextmanager
@@ -172,7 +172,7 @@ class ObservationStatistics:
                 buffer.copy_(value)
 
     def learn(self, columns: RolloutColumns) -> None:
-        """Takes the observations of a rollout into account.
+        """Take the observations of a rollout into account.
 
         :param columns: The rollout.
         """
@@ -180,7 +180,7 @@ class ObservationStatistics:
             self.learn_from(_observations(columns))
 
     def learn_from(self, observations: Iterable[Mapping[str, np.ndarray]]) -> None:
-        """Takes observations into account.
+        """Take observations into account.
 
         :param observations: Arrays `[n, *shape]` by name, each observation in one of them.
         :raises ConfigError: A network normalizes something that is no observation.
@@ -205,15 +205,15 @@ class ObservationStatistics:
                 block.learn(found)
 
     def learn_merged(self, found: Mapping[str, CumulativeMovingMeanStd]) -> None:
-        """Takes observations into account of which only the statistics are known.
+        """Take observations into account of which only the statistics are known.
 
         :param found: The statistics by name.
         :raises ConfigError: There are none.
         """
         if self._blocks and not found:
             raise ConfigError(
-                f"model.normalize_observations: expected statistics of the observations {self.names}, and whoever "
-                "played the episodes has told none."
+                f"model.normalize_observations: expected statistics of the observations {self.names}, but the workers "
+                "reported none."
             )
         for key, blocks in self._blocks.items():
             for block in blocks if key in found else []:
@@ -229,12 +229,12 @@ class ObservationStatistics:
             raise ConfigError(
                 f"model.normalize_observations: {learner} learns no statistics of observations, and the networks have "
                 "none yet. Train with A2C, PPO, IMPALA, SAC, DQN, ES or BC, start from such a model (input_dir=...), "
-                "or use wrappers=vector_obs, whose statistics are estimated before the training."
+                "or use wrappers=vector_obs, whose statistics are estimated before the run."
             )
 
 
 def _observations(columns: RolloutColumns) -> Iterable[Mapping[str, np.ndarray]]:
-    """What was acted on, by sub-step; not what comes after the last step, with which the next rollout begins."""
+    """Observations with an action, by sub-step; without those after the last step, which begin the next rollout."""
     for substep in columns.substeps.values():
         entries: Any = (slice(None, substep.n_rows),) if substep.valid is None else substep.entries()
         yield {

@@ -1,4 +1,4 @@
-"""What algorithms have in common that learn from a replay buffer."""
+"""Base of the algorithms that learn from a replay buffer."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def fill_by_policy(
     """Fill a buffer by rolling a policy out.
 
     :param replay_buffer: The buffer.
-    :param sampling_policy: The policy, or its configuration; it gets the action spaces if it wants them.
+    :param sampling_policy: The policy, or its configuration; it gets the action spaces if it accepts them.
     :param n_items: Number of items.
     :param seed: Seed of policy and environment.
     :param item_length: Number of environment steps of an item.
@@ -149,7 +149,7 @@ def fill_by_policy(
 
 
 def add_demonstrations(replay_buffer: BaseReplayBuffer, dataset: InMemoryDataset, item_length: int) -> None:
-    """Adds all trajectories of a data set.
+    """Add all trajectories of a data set.
 
     :param replay_buffer: The buffer.
     :param dataset: Steps with what was observed after them.
@@ -201,16 +201,16 @@ def _build_sampling_policy(config: Any, action_spaces_dict: Mapping[Any, Any]) -
 
 
 ALWAYS_SAVED_BYTES = 1 << 26
-"""A larger replay buffer is saved only when training ends or is interrupted, not after each epoch."""
+"""A larger replay buffer is saved only when the run ends or is interrupted, not after each epoch."""
 
 
 class ReplayTrainer(EpochTrainer, ABC):
     """Collects transitions into a replay buffer and learns from batches of it.
 
     An update collects `rollouts_per_iteration * n_rollout_steps` environment steps and learns from
-    `num_batches_per_iter` batches. An algorithm says what it learns from a batch (:meth:`_learn_from`), and lists
+    `num_batches_per_iter` batches. An algorithm learns from a batch in :meth:`_learn_from`, and lists
     its optimizers and generators as its :meth:`_parts`, besides those of this class. The buffer, which the workers
-    fill, is part of the training's state; what it holds to begin with is up to who makes the trainer.
+    fill, is part of the run's state; its initial content is up to the caller.
 
     Where it collects ahead (:attr:`collects_ahead`), the rollouts of an update were begun with the policy that the
     update before it began with: one that is exactly one update old, however fast workers and learner are.
@@ -220,7 +220,7 @@ class ReplayTrainer(EpochTrainer, ABC):
     `buffer_size` and `buffer_avg_pick_per_transition`.
 
     :param algorithm_config: Hyperparameters, among them those of :class:`ReplayConfig`.
-    :param model: What is trained and saved.
+    :param model: The model that is trained and saved.
     :param workers: Collect transitions into a buffer, and draw from it.
     :param seed: Seed of what is drawn while it learns, for those subclasses that draw something.
     :param evaluator: See :class:`~maze.train.trainers.common.trainer.EpochTrainer`, as for the others.
@@ -256,7 +256,7 @@ class ReplayTrainer(EpochTrainer, ABC):
     @classmethod
     @override(Trainer)
     def build(cls, run: TrainingRunner, fill: Callable[[BaseReplayBuffer], int | None] | None = None) -> ReplayTrainer:
-        """Builds the trainer of a run.
+        """Build the trainer of a run.
 
         :param run: The runner; its algorithm has the fields of :class:`ReplayConfig`.
         :param fill: Fills the replay buffer to begin with, and may return the number of environment steps that it took;
@@ -301,20 +301,20 @@ class ReplayTrainer(EpochTrainer, ABC):
 
     @classmethod
     def _replay_buffer(cls, run: TrainingRunner) -> BaseReplayBuffer:
-        """The replay buffer, still empty."""
+        """Return the replay buffer, still empty."""
         return UniformReplayBuffer(run.algorithm.replay_buffer_size, seed=run.agent_seed())
 
     @classmethod
     def _worker_policy(cls, policy: TorchPolicy) -> TorchPolicy:
-        """The policy that collects: here that one itself.
+        """Return the policy that collects: here that one itself.
 
-        :param policy: The policy that learns, or a copy where it learns elsewhere or meanwhile.
+        :param policy: The policy that learns, or a copy where it learns on another device or at the same time.
         """
         return policy
 
     @classmethod
     def _sampling_policy(cls, config: ReplayConfig, worker_policy: TorchPolicy) -> Any:
-        """The policy that fills the buffer to begin with, or its configuration.
+        """Return the policy that fills the buffer to begin with, or its configuration.
 
         :param config: The algorithm's configuration.
         :param worker_policy: The policy that collects later.
@@ -323,7 +323,7 @@ class ReplayTrainer(EpochTrainer, ABC):
 
     @abstractmethod
     def _learn_from(self, batch: TransitionBatch) -> None:
-        """Learns from a batch.
+        """Learn from a batch.
 
         :param batch: Transitions, on the model's device.
         """
@@ -336,7 +336,7 @@ class ReplayTrainer(EpochTrainer, ABC):
 
     @override(EpochTrainer)
     def _update(self) -> None:
-        """Collects transitions and learns from batches of the buffer."""
+        """Collect transitions and learn from batches of the buffer."""
         stats, sampling = self.stats, 0.0
         start = time.perf_counter()
         waiting = self._collect()
@@ -352,7 +352,7 @@ class ReplayTrainer(EpochTrainer, ABC):
         stats.add_time("time_sampling_from_buffer", sampling)
 
     def _learn_observation_statistics(self) -> None:
-        """Learns from the rows that have come into the buffer; what is drawn of it is normalized with the newest."""
+        """Learn from the rows that have come into the buffer; what is drawn of it is normalized with the newest."""
         if not self.observation_statistics:
             return
         buffer = self.workers.replay_buffer
@@ -365,7 +365,7 @@ class ReplayTrainer(EpochTrainer, ABC):
         self.observation_statistics.learn_from(buffer.columns.observations_since(first))
 
     def _collect(self) -> float:
-        """Has the workers collect with the current policy.
+        """Have the workers collect with the current policy.
 
         :return: Seconds spent on waiting for them.
         """

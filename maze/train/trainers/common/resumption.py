@@ -1,4 +1,4 @@
-"""The earlier run that a training goes on with or starts from, and saying what is missing."""
+"""Earlier runs that a run resumes or takes its weights from."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ if TYPE_CHECKING:
     from maze.train.trainers.common.training_runner import TrainingRunner
 
 CHECKPOINT_FILE = "latest.pt"
-"""Where a run keeps the state of its training, in its directory."""
+"""File with the state of a run, in its directory."""
 
 SEED_KEYS = ("env_base_seed", "agent_base_seed")
 
 
 class StoredTraining(NamedTuple):
-    """A training that another run has saved."""
+    """The saved state of an earlier run."""
 
     path: Path
     state: dict[str, Any]
 
 
 def stored_training(cfg: Mapping[str, Any]) -> StoredTraining | None:
-    """The training that is to be resumed; `None`: a new one begins.
+    """Return the run to resume; `None`: a new one begins.
 
     :param cfg: The whole configuration.
-    :raises ConfigError: There is no state of a training where it should be, or it cannot be read.
+    :raises ConfigError: The state of the run is missing or cannot be read.
     """
     resume, input_dir = cfg.get("resume", False), cfg.get("input_dir")
     if resume is None or resume is False:
         return None
     if resume is not True:
         raise ConfigError(f"resume: expected true or false, got {resume!r}.")
-    way_out = "Leave out `resume=true` to begin a new training."
+    way_out = "Leave out `resume=true` to start a new run."
     if not input_dir:
         raise ConfigError(
-            "resume: true goes on with the training in `input_dir`, but no input_dir is given. Name the directory of "
+            "resume: true resumes the run in `input_dir`, but no input_dir is given. Name the directory of "
             f"that run, input_dir=outputs/<name>/<time>. {way_out}"
         )
     directory = Path(str(input_dir))
@@ -64,35 +64,35 @@ def stored_training(cfg: Mapping[str, Any]) -> StoredTraining | None:
     state = load_state(path)
     if STATE_FORMAT not in state:
         raise ConfigError(
-            f"resume: expected the state of a training in {path}, found weights alone. {way_out} Its weights can be "
+            f"resume: expected the state of a run in {path}, found weights alone. {way_out} Its weights can be "
             "started from as `state_dict.pt`."
         )
     return StoredTraining(path, state)
 
 
 def resumed_seeds(training: StoredTraining, seeding: Mapping[str, Any]) -> dict[str, int]:
-    """The seeds of the training that is resumed.
+    """Return the seeds of the resumed run.
 
-    :param training: That training.
-    :param seeding: What is configured: the same seeds, or `None` for each.
-    :raises ConfigError: Other seeds were given than the training began with.
+    :param training: The resumed run.
+    :param seeding: The configured seeds: the same, or `None` for each.
+    :raises ConfigError: The configured seeds differ from those of the run.
     """
     stored = training.state.get("seeds") or {}
     for key in SEED_KEYS:
         given = seeding.get(key)
         if key in stored and given is not None and given != stored[key]:
             raise ConfigError(
-                f"seeding.{key}: the training in {training.path} has the seed {stored[key]}, found {given}. Leave it "
+                f"seeding.{key}: the run in {training.path} has the seed {stored[key]}, found {given}. Leave it "
                 "out when resuming: seeds are taken over."
             )
     return {key: int(stored[key]) for key in SEED_KEYS if key in stored}
 
 
 def seeding_of(cfg: Mapping[str, Any], resumed: StoredTraining | None) -> MazeSeeding:
-    """The source of all seeds of a run.
+    """Return the source of all seeds of a run.
 
     :param cfg: The whole configuration.
-    :param resumed: The training that is resumed, whose seeds are taken over; `None`: a new one begins.
+    :param resumed: The resumed run, whose seeds are used; `None`: a new one begins.
     """
     seeding = dict(cfg.get("seeding") or {})
     if resumed is not None:
@@ -101,13 +101,13 @@ def seeding_of(cfg: Mapping[str, Any], resumed: StoredTraining | None) -> MazeSe
 
 
 def begin_where_configured(trainer: Trainer, run: TrainingRunner, resumed: StoredTraining | None) -> None:
-    """Starts a training from an earlier one, if that is configured: where it stopped, or from its best model.
+    """Resume an earlier run or start from its best model, if that is configured.
 
-    A training that starts from none begins with the cloning of another policy, where `warm_start` names one.
+    A run without an earlier one begins with cloning another policy, where `warm_start` configures one.
 
     :param trainer: The trainer, as it was built.
     :param run: Its runner; `input_dir` of its configuration is the directory of the earlier run.
-    :param resumed: The training to go on with; `None`: at most its weights are taken over.
+    :param resumed: The run to resume; `None`: at most weights are loaded.
     :raises ConfigError: There is nothing to start from, or it was trained for other spaces.
     """
     if isinstance(trainer, EpochTrainer):

@@ -1,4 +1,4 @@
-"""What trains a model: the interface, and the loop of epochs and updates that all algorithms share."""
+"""Trainers: the interface, and the loop of epochs and updates that all algorithms share."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Trainer(ABC):
 
     @classmethod
     def build(cls, run: TrainingRunner) -> Trainer:
-        """Builds the trainer of a run: here an algorithm says what it needs.
+        """Build the trainer of a run from the parts that an algorithm needs.
 
         The runner has read the configuration, seeded everything and estimated normalization statistics. It is asked
         for the parts: `run.algorithm` (the configuration), `run.model()` (policy, and critic where there is one),
@@ -76,38 +76,38 @@ class Trainer(ABC):
         closes, and it continues the trainer from an earlier run where that is configured. Only what is the algorithm's
         own (a replay buffer, a data set) is built here.
 
-        :param run: The runner of the training.
-        :raises ConfigError: The algorithm does not say it.
+        :param run: The runner.
+        :raises ConfigError: The algorithm has no `build`.
         """
-        raise ConfigError(f"algorithm: {cls.__name__} does not say how it is built. Give it a `build(run)`.")
+        raise ConfigError(f"algorithm: {cls.__name__} cannot be built. Implement its class method `build(run)`.")
 
     @abstractmethod
     def train(self, n_epochs: int | None = None, **kwargs: Any) -> None:
-        """Trains the model.
+        """Train the model.
 
         :param n_epochs: Number of epochs; `None` takes the number of the configuration.
         """
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """The weights of the model."""
+        """Return the weights of the model."""
 
     @abstractmethod
     def load_state(self, file_path: str | Path | BinaryIO) -> None:
-        """Loads a file with weights, as written for the best model, or with the state of a training.
+        """Load a file with weights, as written for the best model, or with the state of a run.
 
         :param file_path: The file, by path or opened for binary reading.
         """
 
     def resume(self, state: Mapping[str, Any], origin: str | Path) -> None:
-        """Goes on with a training of another process; :meth:`train` then counts the epochs of both.
+        """Resume a run of another process; :meth:`train` then counts the epochs of both.
 
-        :param state: State of that training, as it was saved.
+        :param state: Its saved state.
         :param origin: Where it comes from, for messages.
-        :raises ConfigError: The algorithm cannot go on with that state.
+        :raises ConfigError: The algorithm cannot resume that state.
         """
         raise ConfigError(
-            f"resume: {type(self).__name__} cannot go on with `{origin}`. Leave out `resume=true` to start from its "
+            f"resume: {type(self).__name__} cannot resume `{origin}`. Leave out `resume=true` to start from its "
             "weights."
         )
 
@@ -126,8 +126,8 @@ class EpochTrainer(Trainer, ABC):
 
     Its state holds its weights and everything that another process needs to resume it. All the rest it gets from its
     :class:`~maze.train.trainers.common.training_session.TrainingSession`: evaluation between epochs, the
-    best model, early stopping, the progress display, a checkpoint after each epoch from which a training goes on
-    exactly, an orderly end after a signal, and for a number that is not finite an error that says where, with a file to
+    best model, early stopping, the progress display, a checkpoint after each epoch from which a run resumes
+    exactly, an orderly end after a signal, and for a number that is not finite an error with its place and a file to
     reproduce it. Burn-in (:attr:`_critic_learns_alone`) and the distance from the initial policy
     (:attr:`_initial_policy`) follow the configuration, if it has those fields.
 
@@ -136,10 +136,10 @@ class EpochTrainer(Trainer, ABC):
     or :class:`~maze.train.trainers.common.replay_trainer.ReplayTrainer` (a replay buffer).
 
     :param algorithm_config: Hyperparameters: a `config_class`, or a mapping of its fields.
-    :param model: What is trained and saved; it is moved to `config.device`.
-    :param evaluator: Evaluates the policy; `None`: nobody does, and the training's episodes say how good it is.
+    :param model: The model that is trained and saved; it is moved to `config.device`.
+    :param evaluator: Evaluates the policy; `None`: the model is judged by the training episodes.
     :param model_selection: Keeps the best model; early stopping needs it.
-    :param checkpoint_file: Where the state of the training is written after each epoch; `None`: nowhere.
+    :param checkpoint_file: File of the state, written after each epoch; `None`: none.
     :raises ConfigError: The device is not there.
     """
 
@@ -159,15 +159,14 @@ class EpochTrainer(Trainer, ABC):
     """Whether its environments may change from epoch to epoch, see
     :class:`~maze.train.parallelization.curriculum.Curriculum`."""
     optional_parts: ClassVar[Mapping[str, str]] = {}
-    """Parts that a training has where a field of its configuration says so, with the field; without them it was another
-    training."""
+    """Parts that exist if a field of the configuration is set, by part; a state without them cannot be resumed."""
     update_name: ClassVar[str] = "update"
-    """What an update is called in messages."""
+    """Name of an update in messages."""
 
     config: Any
     """The hyperparameters; subclasses declare their own type."""
     model: Any
-    """What is trained; subclasses declare its type."""
+    """The model that is trained; subclasses declare its type."""
 
     def __init__(
         self,
@@ -188,7 +187,7 @@ class EpochTrainer(Trainer, ABC):
             )
         model.to(resolve_device(self.config.device, "algorithm.device", type(self.config).device))
         self.observation_statistics = ObservationStatistics(model)
-        """What networks know of observations that they normalize; a part of their weights."""
+        """Statistics of observations that networks normalize; a part of their weights."""
         self.products = MatrixProducts(model.parameters())
         """Context for what is computed of a batch."""
         self.evaluator = evaluator
@@ -208,27 +207,27 @@ class EpochTrainer(Trainer, ABC):
         """Number of updates of an epoch; 0: as configured."""
         self._initial_policy: InitialPolicy | None = None
         self.session = TrainingSession(self, checkpoint_file)
-        """Evaluates, saves, and says when training ends."""
+        """Evaluates, saves, and ends the run."""
 
     # -- what trainers differ in -----------------------------------------------------------------------
 
     @abstractmethod
     def _update(self) -> None:
-        """Collects or draws data and learns from it."""
+        """Collect or draw data and learn from it."""
 
     def latest_data(self) -> dict[str, Any]:
-        """What the latest update learned from, where its state does not hold it; tensors and plain values."""
+        """Data of the latest update that the state does not contain; tensors and plain values."""
         return {}
 
     def n_updates_per_epoch(self) -> int:
         return self._epoch_length or int(self.config.epoch_length)
 
     def steps_per_update(self) -> int:
-        """Number of environment steps per update; 0: it takes none, or their number is not fixed."""
+        """Return the number of environment steps per update; 0: it takes none, or their number is not fixed."""
         return 0
 
     def work_of_an_epoch(self) -> str:
-        """What an epoch is made of; it is printed before the first one, which may take long."""
+        """Description of an epoch, printed before the first one."""
         steps = f"collecting {self.steps_per_epoch:,} environment steps, " if self.steps_per_epoch else ""
         return f"{steps}{self.n_updates_per_epoch():,} updates"
 
@@ -239,10 +238,10 @@ class EpochTrainer(Trainer, ABC):
         """
 
     def _end_training(self) -> None:
-        """Comes after the last epoch of a training that ends by itself."""
+        """Hook after the last epoch of a run that ends by itself."""
 
     def _write_epoch_stats(self) -> None:
-        """Logs the statistics of the epoch that has just been completed."""
+        """Log the statistics of the epoch that has just been completed."""
         self.stats.publish(self.events)
         self.train_stats.reduce()
         episodes = self.episode_source()
@@ -250,31 +249,31 @@ class EpochTrainer(Trainer, ABC):
             episodes.write_epoch_stats()
 
     def _parts(self) -> dict[str, Part]:
-        """What the training consists of besides the model, by names of their own.
+        """Stateful parts besides the model, by name.
 
-        All of it is saved with the training, and continued in this order. The policy's generators, statistics,
+        All of them are saved with the run, and restored in this order. The policy's generators, statistics,
         evaluator, best model, progress and the global generators need no mention.
         """
         return {}
 
     def _load_parts(self, state: Mapping[str, Any]) -> list[str]:
-        """Continues all parts.
+        """Continue all parts.
 
-        :return: What could not be continued.
+        :return: Sentences about parts that could not be restored.
         """
         return load_states(self._parts(), state["parts"])
 
     def _check_fits(self, state: Mapping[str, Any], origin: str | Path) -> None:
-        """Raises an error where the parts, as configured, cannot go on with a state of this algorithm."""
+        """Raise an error where the parts, as configured, cannot go on with a state of this algorithm."""
         for part, field in self.optional_parts.items():
             if part in self._parts() and part not in state["parts"]:
                 raise ConfigError(
-                    f"algorithm.{field}: the training in `{origin}` learned without it. Leave it out to go on, or "
-                    "start a new training with the weights alone."
+                    f"algorithm.{field}: the run in `{origin}` learned without it. Leave it out to resume, or "
+                    "start a new run with the weights alone."
                 )
 
     def episode_source(self) -> EpisodeSource | None:
-        """What collects the training's episodes."""
+        """Source of the training episodes."""
         return None
 
     def _aggregators(self) -> dict[str, LogStatsAggregator]:
@@ -300,10 +299,10 @@ class EpochTrainer(Trainer, ABC):
 
     @override(Trainer)
     def train(self, n_epochs: int | None = None, **kwargs: Any) -> None:
-        """Trains until the number of epochs is reached, or early stopping or a signal ends the training.
+        """Train until the number of epochs is reached, or early stopping or a signal ends the run.
 
-        After a training that has come to its end, another call trains on; after an interrupted one (in this process or
-        one whose state was loaded), it does what was left.
+        After a run that ended by itself, another call adds epochs; an interrupted run (in this process or from a loaded
+        state) is completed.
 
         :param n_epochs: Number of epochs; 0: :data:`EPOCH_LIMIT` at most. `None` takes the configuration's.
         """
@@ -325,7 +324,7 @@ class EpochTrainer(Trainer, ABC):
             self._end_training()
 
     def evaluate(self, deterministic: bool | None = None, repeats: int = 1) -> None:
-        """Evaluates the current policy.
+        """Evaluate the current policy.
 
         :param deterministic: Take the most probable actions; `None` leaves it to the evaluator.
         :param repeats: How often.
@@ -359,12 +358,12 @@ class EpochTrainer(Trainer, ABC):
 
     @override(Trainer)
     def state_dict(self) -> dict[str, Any]:
-        """The weights of the model."""
+        """Return the weights of the model."""
         state: dict[str, Any] = self.model.state_dict()
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any], origin: str | Path = "The state dictionary") -> None:
-        """Loads weights; those of a policy alone leave a critic as it is, and a policy leaves out those of a critic.
+        """Load weights; those of a policy alone leave a critic as it is, and a policy leaves out those of a critic.
 
         :param state_dict: Weights as :meth:`state_dict` gives them.
         :param origin: Where they come from, for error messages.
@@ -378,12 +377,13 @@ class EpochTrainer(Trainer, ABC):
         self.session.evaluated_epoch = None
         self._initial_policy = None
 
-    # -- the whole training ----------------------------------------------------------------------------
+    # -- state -----------------------------------------------------------------------------------------
 
     def training_state(self, is_last: bool = True) -> dict[str, Any]:
-        """All that the training consists of, so that another process can go on with it; tensors and plain values.
+        """Return the complete state, from which another process can resume; tensors and plain
+        values.
 
-        :param is_last: Whether the training ends here; what is expensive to save may be left out of others.
+        :param is_last: Whether the run ends here; otherwise large parts may be left out.
         """
         initial = self._initial_policy
         return {
@@ -406,7 +406,7 @@ class EpochTrainer(Trainer, ABC):
         }
 
     def load_training_state(self, state: Mapping[str, Any], origin: str | Path = "The training state") -> None:
-        """Continues from a state that :meth:`training_state` returned, and says what it cannot continue.
+        """Restore a state of :meth:`training_state`, and report parts that cannot be restored.
 
         :param state: The state.
         :param origin: Where it comes from, for messages.
@@ -414,12 +414,12 @@ class EpochTrainer(Trainer, ABC):
         """
         if state[STATE_FORMAT] != STATE_VERSION:
             raise CheckpointError(
-                f"`{origin}` has version {state[STATE_FORMAT]} of the format of training states; this release reads "
+                f"`{origin}` has version {state[STATE_FORMAT]} of the format of states; this release reads "
                 f"version {STATE_VERSION}. Use the release that wrote it (`versions.json` beside it names it)."
             )
         if not self._has_saved(state):
             raise CheckpointError(
-                f"`{origin}` is the state of a training with another algorithm "
+                f"`{origin}` is the state of a run with another algorithm "
                 f"({state.get('algorithm', 'not named')}); expected one of {type(self).__name__}."
             )
         self._check_fits(state, origin)
@@ -448,9 +448,9 @@ class EpochTrainer(Trainer, ABC):
 
     @override(Trainer)
     def load_state(self, file_path: str | Path | BinaryIO) -> None:
-        """Loads a file with weights, or continues from one with the state of a training.
+        """Load a file with weights, or continue from one with the state of a training.
 
-        A policy alone takes the weights of a training with another algorithm.
+        A policy alone takes the weights of a run with another algorithm.
 
         :param file_path: The file, by path or opened for binary reading.
         """
@@ -465,24 +465,24 @@ class EpochTrainer(Trainer, ABC):
 
     @override(Trainer)
     def resume(self, state: Mapping[str, Any], origin: str | Path) -> None:
-        """Goes on with a training of another process; epochs of both are counted.
+        """Resume a run of another process; epochs of both are counted.
 
-        :param state: State of that training.
+        :param state: Its state.
         :param origin: Where it comes from, for messages.
-        :raises ConfigError: The training was another one.
+        :raises ConfigError: The run had another algorithm or model.
         """
         if not self._has_saved(state):
             raise ConfigError(
-                f"algorithm: `{origin}` is the state of a training with {state.get('algorithm', 'another algorithm')}, "
-                f"but {type(self).__name__} is configured. Choose the algorithm of that training, or leave out "
+                f"algorithm: `{origin}` is the state of a run with {state.get('algorithm', 'another algorithm')}, "
+                f"but {type(self).__name__} is configured. Choose the algorithm of that run, or leave out "
                 "`resume=true` to start a new one with its weights."
             )
         try:
             self.load_training_state(state, origin)
         except CheckpointError as error:
             raise ConfigError(
-                f"model: the training in `{origin}` cannot be resumed with the configured model. {error} To start a "
-                "new training with weights alone, leave out `resume=true`."
+                f"model: the run in `{origin}` cannot be resumed with the configured model. {error} To start a "
+                "new run with weights alone, leave out `resume=true`."
             ) from error
         self.session.first_epoch, self.session.is_finished = 0, False
 

@@ -1,4 +1,4 @@
-"""The runner of all trainings: environments, spaces, model, logging, trainer, resumption."""
+"""The runner of all algorithms: environments, spaces, model, logging, trainer, resumption."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class TrainingRunner(BackendRunner):
     trains: ClassVar[str] = ""
     """Path of the trainer whose subclasses the runner is for; empty: for all."""
     checkpoint_file: ClassVar[str] = CHECKPOINT_FILE
-    """Where the state of the training is written after each epoch."""
+    """File of the state of the run, written after each epoch."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -111,7 +111,7 @@ class TrainingRunner(BackendRunner):
         self._model_composer.save_models()
         self._algorithm = self._checked_algorithm(cfg.get("algorithm"))
         if self._algorithm is None:
-            return  # a runner of somebody's own builds the trainer
+            return  # a user's runner builds the trainer
         if cfg.get("curriculum") and not getattr(self.trainer_type, "follows_curriculum", False):
             raise ConfigError(
                 f"curriculum: {self.trainer_type.__name__} learns in the same environments all the time. Use "
@@ -126,7 +126,7 @@ class TrainingRunner(BackendRunner):
             raise
 
     def build_trainer(self) -> Trainer:
-        """Builds the trainer; runners with arguments for an algorithm pass them on here."""
+        """Build the trainer; runners with arguments for an algorithm pass them on here."""
         return self.trainer_type.build(self)
 
     @override(Runner)
@@ -166,11 +166,12 @@ class TrainingRunner(BackendRunner):
 
     @property
     def resumed_state(self) -> Mapping[str, Any]:
-        """State of the training that goes on, while the trainer is built; empty where a new one begins."""
+        """State of the resumed run, while the trainer is built; empty for a new run."""
         return {} if self._resumed is None else self._resumed.state
 
     def model(self, seed: int | None = None) -> Any:
-        """The policy as configured on the algorithm's device, in a `TorchActorCritic` where the algorithm has a critic.
+        """Return the policy as configured on the algorithm's device, in a `TorchActorCritic` where the algorithm has a
+        critic.
 
         :param seed: The policy's seed; `None`: the next one.
         :raises ConfigError: The device is not there, or the model has no critic of the kind that the algorithm needs.
@@ -184,16 +185,16 @@ class TrainingRunner(BackendRunner):
         return policy if critic is None else TorchActorCritic(policy, critic, device)
 
     def best_model_selection(self, model: TorchModel) -> BestModelSelection:
-        """What keeps the best model.
+        """Return the selection of the best model.
 
-        :param model: What is trained.
+        :param model: The model that is trained.
         """
         return BestModelSelection(dump_file=self.state_dict_dump_file, model=model, dump_interval=self.dump_interval)
 
     def evaluator(self, model_selection: BestModelSelection) -> Evaluator | None:
-        """The evaluator that the algorithm's field `rollout_evaluator` configures, with environments of its own.
+        """Return the evaluator that the algorithm's field `rollout_evaluator` configures, with environments of its own.
 
-        :param model_selection: What it reports to.
+        :param model_selection: Receives the results.
         """
         config = self.algorithm.rollout_evaluator
         if config is None or isinstance(config, Evaluator):
@@ -223,7 +224,7 @@ class TrainingRunner(BackendRunner):
 
     @classmethod
     def trainer_for(cls, config_class: type[AlgorithmConfig], trainer_class: str | type[Trainer] = "") -> type[Trainer]:
-        """Returns the trainer: of the runner's and the configuration's the one that is derived from the other.
+        """Return the trainer: of the runner's and the configuration's the one that is derived from the other.
 
         :param config_class: The class of the algorithm's configuration.
         :param trainer_class: The runner's `trainer_class`.
@@ -232,7 +233,7 @@ class TrainingRunner(BackendRunner):
         named = {"runner.trainer_class": trainer_class, f"{config_class.__name__}.trainer": config_class.trainer}
         given = [_trainer_named(name, config_path) for config_path, name in named.items() if name]
         if not given:
-            raise ConfigError(f"algorithm: {config_class.__name__} does not say what trains it. Give it a `trainer`.")
+            raise ConfigError(f"algorithm: {config_class.__name__} has no trainer. Set its class attribute `trainer`.")
         trainer = next((one for one in given if all(issubclass(one, other) for other in given)), None)
         if trainer is None:
             raise ConfigError(

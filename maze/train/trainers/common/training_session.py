@@ -1,4 +1,4 @@
-"""What goes on around the learning: evaluations, early stopping, checkpoints, signals, and what is said meanwhile."""
+"""Evaluations, early stopping, checkpoints, signals and progress messages around the learning."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ EPOCHS_WITHOUT_EPISODE = 10
 
 
 class EpisodeSource(Protocol):
-    """What collects the training's episodes: a vector environment, or workers that fill a replay buffer."""
+    """Source of training episodes: a vector environment, or workers that fill a replay buffer."""
 
     @property
     def epoch_stats(self) -> LogStatsAggregator:
         """Statistics of the episodes that ended in this epoch."""
 
     def write_epoch_stats(self) -> None:
-        """Hands them to the writers, and begins the next epoch."""
+        """Pass them to the writers, and begin the next epoch."""
 
 
 class TrainingSession:
-    """Accompanies a trainer: evaluates between its epochs, saves it, and says when its training ends.
+    """Evaluates between the epochs of a trainer, saves it, and decides when its run ends.
 
     Nothing in it decides what is learned.
 
     :param trainer: The trainer.
-    :param checkpoint_file: Where the state of the training is written after each epoch; `None`: nowhere.
+    :param checkpoint_file: File of the state, written after each epoch; `None`: none.
     """
 
     def __init__(self, trainer: EpochTrainer, checkpoint_file: str | Path | None) -> None:
@@ -65,28 +65,28 @@ class TrainingSession:
         self.history: list[EpochSummary] = []
         """The epochs that this object has completed."""
         self.first_epoch = 0
-        """Number of epochs completed before the current training began."""
+        """Number of epochs completed before the current call of `train`."""
         self.is_finished = False
-        """Whether the last training came to its end."""
+        """Whether the last call of `train` completed."""
         self.evaluated_epoch: int | None = None
         """Number of completed epochs at the latest evaluation."""
         self.training_reward = math.nan
-        """Mean reward of the episodes of the last epoch, where nothing else says how good the model is."""
+        """Mean reward of the episodes of the last epoch; judges the model where there is no evaluation."""
         self.restored: dict[str, Any] = {}
         """States of what is given to the next call of `train` only."""
         self.profile: UpdateProfile | None = None
-        """Says where the time of an update goes, where that is wanted."""
+        """Profile of an update, if one is requested."""
         self._n_epochs = 0
         self._saved_epoch: int | None = None
         """Which epoch the checkpoint is of; `None`: this object has written none."""
         self._progress: TrainingProgress
         self._interrupt: InterruptGuard
 
-    # -- in the order of a training --------------------------------------------------------------------
+    # -- in the order of a run -------------------------------------------------------------------------
 
     @contextmanager
     def opened(self, n_epochs: int) -> Iterator[TrainingSession]:
-        """Context of a whole training.
+        """Context of a whole run.
 
         :param n_epochs: Number of epochs; 0: not fixed.
         """
@@ -120,7 +120,7 @@ class TrainingSession:
         self._progress.training_done(self._best())
 
     def goes_on(self) -> bool:
-        """Whether another epoch begins, or the rest of one; before, the policy is evaluated if that is due."""
+        """Return whether another epoch begins, or the rest of one; before, the policy is evaluated if that is due."""
         trainer, n_done = self._trainer, self._trainer.epoch - self.first_epoch
         self.evaluate_if_due()
         if (self._n_epochs or EPOCH_LIMIT) <= n_done:
@@ -137,7 +137,7 @@ class TrainingSession:
 
     @contextmanager
     def one_update(self) -> Iterator[None]:
-        """Context of an update: counts it, ends the training after a signal, and keeps what led to NaN."""
+        """Context of an update: counts it, ends the run after a signal, and saves the data that led to NaN."""
         trainer = self._trainer
         try:
             with self._profiled():
@@ -152,7 +152,7 @@ class TrainingSession:
 
     @contextmanager
     def _profiled(self) -> Iterator[None]:
-        """Context of an update that is profiled, if that was asked for and has not been done yet."""
+        """Context of an update that is profiled, if a profile is requested and not yet written."""
         if self.profile is None or self.profile.is_done:
             yield
             return
@@ -169,13 +169,13 @@ class TrainingSession:
         return n_epochs / max(self._n_epochs, 1)
 
     def took_steps(self, n_steps: int) -> None:
-        """Takes notice of how many environment steps the update has taken, where their number is not fixed."""
+        """Take notice of how many environment steps the update has taken, where their number is not fixed."""
         self._progress.steps_per_update = n_steps
 
     def before_statistics(self, header: str = "") -> None:
-        """Says after how many environment steps the following statistics were taken, and makes room for their lines.
+        """Report after how many environment steps the following statistics were taken, and make room for their lines.
 
-        :param header: What is printed above them; empty: nothing.
+        :param header: Printed above them; empty: nothing.
         """
         trainer = self._trainer
         counts_steps = trainer.takes_env_steps or trainer.steps_per_epoch or trainer.n_env_steps
@@ -185,7 +185,7 @@ class TrainingSession:
             print_header(header)
 
     def epoch_done(self) -> None:
-        """Follows an epoch that was counted and logged: tells how good it was, and saves it."""
+        """Follow an epoch that was counted and logged: report its score and save it."""
         trainer = self._trainer
         self.training_reward = self._mean_training_reward()
         self.history.append(EpochSummary(trainer.epoch, trainer.n_env_steps, self.training_reward))
@@ -200,7 +200,7 @@ class TrainingSession:
     # -- evaluation and its consequences ---------------------------------------------------------------
 
     def evaluate_if_due(self) -> None:
-        """Evaluates once between two epochs; not while critics learn alone and the policy stays what it is."""
+        """Evaluate once between two epochs; not while critics learn alone and the policy does not change."""
         trainer, selection = self._trainer, self._trainer.model_selection
         if not trainer.evaluates_between_epochs or self.evaluated_epoch == trainer.epoch or trainer.update > 0:
             return
@@ -246,7 +246,7 @@ class TrainingSession:
                 return float(value)
         return math.nan
 
-    # -- what is said ----------------------------------------------------------------------------------
+    # -- messages --------------------------------------------------------------------------------------
 
     def _announce(self) -> None:
         n_done = self._trainer.epoch - self.first_epoch
@@ -276,7 +276,7 @@ class TrainingSession:
         return unfinished_epoch(self._trainer.train_stats if episodes is None else episodes.epoch_stats)
 
     def _best(self) -> str:
-        """The best score so far, in words; empty: there is none."""
+        """Return the best score so far, in words; empty: there is none."""
         score = selected_score(self._trainer.model_selection)
         if score is None:
             return ""
@@ -304,9 +304,9 @@ class TrainingSession:
             )
 
     def report(self, problems: list[str], origin: str | Path) -> None:
-        """Says what of a state could not be continued.
+        """Report what of a state could not be continued.
 
-        :param problems: Sentences; none: nothing is said.
+        :param problems: Sentences; none: nothing is printed.
         :param origin: Where the state comes from.
         """
         if problems:
@@ -315,9 +315,9 @@ class TrainingSession:
     # -- files and signals -----------------------------------------------------------------------------
 
     def save(self, is_last: bool = False) -> None:
-        """Writes the checkpoint and the run's record, if there is a place for them.
+        """Write the checkpoint and the run's record, if there is a place for them.
 
-        :param is_last: Whether the training ends here.
+        :param is_last: Whether the run ends here.
         """
         if self.checkpoint_file is not None:
             save_state(self.checkpoint_file, self._trainer.training_state(is_last))
@@ -326,9 +326,9 @@ class TrainingSession:
             upload_changes()
 
     def hand_out_restored(self) -> list[str]:
-        """Hands restored states to evaluator and model selection, once they are there.
+        """Pass restored states to evaluator and model selection, once they are there.
 
-        :return: What could not be continued.
+        :return: Sentences about parts that could not be restored.
         """
         trainer, problems = self._trainer, list[str]()
         for name, part in (("model_selection", trainer.model_selection), ("evaluator", trainer.evaluator)):
@@ -337,7 +337,7 @@ class TrainingSession:
         return problems
 
     def _stop_if_requested(self) -> None:
-        """After a signal, ends the training with everything saved."""
+        """After a signal, save everything and end the run."""
         trainer, signum = self._trainer, self._interrupt.signum
         if signum is None:
             return
@@ -350,7 +350,7 @@ class TrainingSession:
         raise TrainingInterrupted(signum, f"Training was interrupted {where}.{saved}")
 
     def _with_reproduction_file(self, error: NonFiniteError) -> NonFiniteError:
-        """The error with its place in the training, and a file beside the checkpoints that shows it again."""
+        """Return the error with its place in the run, and write a file beside the checkpoints that reproduces it."""
         trainer, where = self._trainer, ""
         if self.checkpoint_file is not None:
             file = self.checkpoint_file.parent / f"non_finite_{time.strftime('%Y-%m-%d_%H-%M-%S')}.pt"
@@ -362,7 +362,7 @@ class TrainingSession:
         return NonFiniteError(f"Epoch {trainer.epoch + 1}, {trainer.update_name} {trainer.update + 1}: {error}{where}")
 
     def _write_record(self, state: str) -> None:
-        """Says beside the checkpoint how far the training is, for those who look at many runs."""
+        """Write the progress of the run beside the checkpoint, for tools that list runs."""
         if self.checkpoint_file is None:
             return
         score = selected_score(self._trainer.model_selection)
@@ -378,6 +378,6 @@ class TrainingSession:
     def _name_last_checkpoint(self, error: MazeError) -> None:
         if self._saved_epoch is not None:
             error.remark(
-                f"The training up to epoch {self._saved_epoch} is safe in `{self.checkpoint_file}`; "
-                "input_dir=<its directory> resume=true goes on from there."
+                f"The run up to epoch {self._saved_epoch} is saved in `{self.checkpoint_file}`; "
+                "input_dir=<its directory> resume=true resumes it."
             )

@@ -19,7 +19,7 @@ class ValueTransform(ABC):
 
     @abstractmethod
     def transform_value(self, x: ValueType) -> ValueType:
-        """Transforms values, element by element."""
+        """Transform values, element by element."""
 
     @abstractmethod
     def transform_value_inv(self, x: ValueType) -> ValueType:
@@ -58,7 +58,7 @@ class ReduceScaleValueTransform(ValueTransform):
 
 
 def support_to_scalar(logits: Tensor, support_range: tuple[int, int]) -> Tensor:
-    """The expected value of categorical distributions over the integers of a range.
+    """Return the expected value of categorical distributions over the integers of a range.
 
     :param logits: `[..., high - low + 1]`.
     :param support_range: The smallest and the largest integer, `(low, high)`.
@@ -73,7 +73,7 @@ def support_to_scalar(logits: Tensor, support_range: tuple[int, int]) -> Tensor:
 
 
 def scalar_to_support(scalar: Tensor, support_range: tuple[int, int]) -> Tensor:
-    """Distributes each scalar's probability over its two neighbouring integers, so that the expectation is the scalar.
+    """Distribute each scalar's probability over its two neighbouring integers, so that the expectation is the scalar.
 
     :param scalar: `[...]`; values outside the range are clipped to it.
     :param support_range: The smallest and the largest integer, `(low, high)`.

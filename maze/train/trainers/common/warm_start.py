@@ -1,4 +1,4 @@
-"""A training that begins with what a rule does: its actions are cloned before anything else is learned."""
+"""Warm start: behavioural cloning of another policy before learning."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class WarmStart(CheckedConfig):
-    """What a new training begins with: behavioural cloning of another policy."""
+    """Warm start of a new run: behavioural cloning of another policy."""
 
     section = "warm_start"
 
@@ -35,10 +35,10 @@ class WarmStart(CheckedConfig):
     """Configuration of the policy that is cloned, an option of the group `policy`; `null`: none is."""
 
     n_steps: int = 20_000
-    """Number of environment steps that it is watched for, over all environments."""
+    """Number of recorded environment steps, over all environments."""
 
     n_epochs: int = 10
-    """How often they are learned from."""
+    """Number of passes over them."""
 
     batch_size: int = 500
     """Number of environment steps in a minibatch."""
@@ -47,8 +47,8 @@ class WarmStart(CheckedConfig):
     """Learning rate of the Adam optimizer, which is used for the cloning alone."""
 
     entropy_coef: float = 0.0
-    """Weight of the entropy bonus. With it, what the policy never sees done keeps a probability worth trying: in the
-    end about `exp(-1 / entropy_coef)` of that of what it always sees."""
+    """Weight of the entropy bonus. With it, actions that were never recorded keep a probability: in the end about
+    `exp(-1 / entropy_coef)` of that of actions that were always recorded."""
 
     def __post_init__(self) -> None:
         for name in ("n_steps", "n_epochs", "batch_size"):
@@ -58,7 +58,7 @@ class WarmStart(CheckedConfig):
 
 
 def start_warm(trainer: Trainer, run: TrainingRunner) -> None:
-    """Clones the policy that `warm_start` names, if there is one, in the environments of the training's kind.
+    """Clone the policy that `warm_start` names, if there is one, in environments like those of the run.
 
     :param trainer: The trainer, as it was built.
     :param run: Its runner.
@@ -100,14 +100,14 @@ def clone_policy(
     seed: int,
     statistics: ObservationStatistics | None = None,
 ) -> float:
-    """Trains a policy to act as another one does, by maximum likelihood.
+    """Train a policy to act as another one does, by maximum likelihood.
 
     :param learner: The policy that learns.
     :param demonstrator: The policy that acts.
     :param rollouts: Where it acts.
     :param config: How long, and how it is learned from.
     :param seed: Seed of the order of minibatches.
-    :param statistics: What the model's networks know of observations that they normalize; they learn first.
+    :param statistics: Statistics of observations that the model's networks normalize; they are updated first.
     :return: Geometric mean of the probabilities that the learner gives to the demonstrated actions in the end.
     """
     columns = rollouts.allocate(-(-config.n_steps // int(rollouts.env.n_envs)))

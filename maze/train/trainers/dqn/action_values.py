@@ -31,7 +31,7 @@ class Factor(NamedTuple):
     """Its place in the head's actions."""
 
     def of(self, actions: Mapping[str, Any]) -> Any:
-        """What was chosen, `[B]`: a view, where the actions allow it.
+        """Return the chosen actions, `[B]`: a view, where the actions allow it.
 
         :param actions: Arrays or tensors `[B, ...]` by head.
         """
@@ -39,7 +39,7 @@ class Factor(NamedTuple):
 
 
 def factors_of(action_space: spaces.Dict) -> list[Factor]:
-    """The single choices that actions consist of.
+    """Return the single choices that actions consist of.
 
     :param action_space: `Discrete` and `MultiDiscrete` spaces by head.
     :raises ConfigError: One of them is another space.
@@ -57,7 +57,7 @@ def factors_of(action_space: spaces.Dict) -> list[Factor]:
 
 
 def is_allowed(logits: Tensor) -> Tensor:
-    """Which logits `[..., n]` no mask has excluded; masks set them to the finite minimum, or to minus infinity."""
+    """Return which logits `[..., n]` are not masked; masked ones are the finite minimum or minus infinity."""
     return logits > torch.finfo(logits.dtype).min
 
 
@@ -106,7 +106,7 @@ def bellman_targets(
     plus the discounted value of what is observed then. After a termination nothing is added.
 
     :param batch: Transitions; targets of sub-steps that were not taken have no meaning.
-    :param n_step: What followed over several environment steps; `None`: one step counts.
+    :param n_step: N-step returns; `None`: one step counts.
     :param gamma: Discount per environment step.
     :param value_of: Values `[B]` of the observations of the actor at a position.
     """

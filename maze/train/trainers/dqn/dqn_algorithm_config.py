@@ -34,10 +34,10 @@ class DQNAlgorithmConfig(ReplayConfig):
     """Discount per environment step."""
 
     double: bool = True
-    """Whether the learned networks choose the action whose value the target networks tell (van Hasselt et al. 2016)."""
+    """Whether the learned networks choose the action that the target networks evaluate (van Hasselt et al. 2016)."""
 
     dueling: bool = True
-    """Whether the critic tells the value of states, and the policy's logits are advantages over it (Wang et al. 2016).
+    """Whether the critic predicts the value of states and the policy's logits are advantages (Wang et al. 2016).
     Otherwise the logits are the values of actions, and the critic has no part in it."""
 
     n_step_returns: int = 1
@@ -100,7 +100,7 @@ class DQNAlgorithmConfig(ReplayConfig):
     """Most transitions that are kept; the oldest ones make room."""
 
     initial_buffer_size: int = 1000
-    """Number of transitions collected by the initial sampling policy before the training."""
+    """Number of transitions collected by the initial sampling policy before learning."""
 
     initial_sampling_policy: Any = None
     """The policy that collects them, or its configuration; `None`: any action that is allowed."""
@@ -112,7 +112,7 @@ class DQNAlgorithmConfig(ReplayConfig):
     """Number of epochs without a better evaluation after which training stops; 0 never stops early."""
 
     rollout_evaluator: Any = field(default_factory=default_rollout_evaluator)
-    """Evaluates the policy between epochs (or its configuration); `None`: training episodes say how good it is."""
+    """Evaluates the policy between epochs (or its configuration); `None`: training episodes judge it."""
 
     split_rollouts_into_transitions = True
 

@@ -52,7 +52,7 @@ Key = int | str
 
 
 class DQNEvents(ABC):
-    """What DQN reports, once per epoch as the mean over its updates. Percentages are of collecting and drawing."""
+    """Events of DQN, once per epoch as the mean over its updates. Percentages are of collecting and drawing."""
 
     @define_epoch_stats(np.mean)
     @define_stats_grouping("step_key")
@@ -100,7 +100,7 @@ class DQN(ReplayTrainer):
     """Deep Q-networks (Mnih et al. 2015), double (van Hasselt et al. 2016), with duelling heads (Wang et al. 2016),
     returns over several steps (Hessel et al. 2018) and prioritised replay (Schaul et al. 2016), each as configured.
 
-    The logits of the policy are the values of its actions, or advantages over the value that the critic tells of the
+    The logits of the policy are the values of its actions, or advantages over the value that the critic predicts of the
     state: either way its most probable action is the best one. Actions of several choices are factored (Tavakoli et al.
     2018). In structured environments the value after a sub-step is that of the next one, and a discount applies after
     the last; returns over several steps are those of whole environment steps.
@@ -217,7 +217,7 @@ class DQN(ReplayTrainer):
             self._followers.update(self.config.tau)
 
     def _n_step_returns(self, batch: TransitionBatch) -> NStepReturns | None:
-        """What followed over several environment steps; `None`: one step counts."""
+        """N-step returns; `None`: one step counts."""
         if self.config.n_step_returns == 1:
             return None
         buffer = self.workers.replay_buffer
@@ -231,8 +231,8 @@ class DQN(ReplayTrainer):
 
     def _best_value(self, position: int, observation: TensorDict) -> Tensor:
         observation = as_float_tensors(observation, self.model.device)
-        told = self._targets[position](observation)
-        return best_value(self._networks[position](observation) if self.config.double else told, told)
+        values = self._targets[position](observation)
+        return best_value(self._networks[position](observation) if self.config.double else values, values)
 
     @override(ReplayTrainer)
     def _parts(self) -> dict[str, Part]:
@@ -240,14 +240,14 @@ class DQN(ReplayTrainer):
 
 
 def _state_value(model: TorchActorCritic, actor: ActorID, actors: list[ActorID]) -> nn.Module:
-    """The critic's network for a sub-step."""
+    """Return the critic's network for a sub-step."""
     critic = model.critic
     if isinstance(critic, TorchStepStateCritic):
         return critic.networks[actor.step_key]
     if isinstance(critic, TorchSharedStateCritic) and len(actors) == 1:
         return next(iter(critic.networks.values()))
     raise ConfigError(
-        f"model.critic: duelling heads need the value of the state that each sub-step sees; got a "
+        f"model.critic: duelling heads need the value of the state at each sub-step; got a "
         f"{type(critic).__name__} for {len(actors)} sub-steps. Use critic=flatten_concat_step or "
         "critic=template_state, or set algorithm.dueling=false."
     )

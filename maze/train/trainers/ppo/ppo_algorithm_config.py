@@ -17,7 +17,7 @@ class PPOAlgorithmConfig(ActorCriticConfig):
     trainer = "maze.train.trainers.ppo.ppo_trainer.PPO"
 
     lr: float = 0.00025
-    """Learning rate of the Adam optimizer at the start of the training."""
+    """Learning rate of the Adam optimizer at the start of the run."""
 
     batch_size: int = 100
     """Number of environment steps in a minibatch."""

@@ -40,7 +40,7 @@ class PPO(ActorCritic):
         return value_loss(value, target, old_value, self.config.value_clip_range)
 
     def _has_moved_too_far(self, losses: ActorCriticLosses) -> bool:
-        """Whether the policy has left the neighbourhood in which the rollout says something about it."""
+        """Return whether the policy has left the neighbourhood in which the rollout is valid for it."""
         if self.config.target_kl is None:
             return False
         divergences = torch.stack([value for _, value in losses.policy_approx_kl])

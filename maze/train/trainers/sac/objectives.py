@@ -1,4 +1,4 @@
-"""What the critics and the policy are to learn from a batch.
+"""Targets of the critics and losses of the policy for a batch.
 
 With a step critic, the value of a sub-step is its reward plus the value of the next sub-step of the same environment
 step, undiscounted; the last one is followed by the discounted value of the next environment step. A shared critic
@@ -43,7 +43,7 @@ DISCRETE_SHARE = 0.98
 
 
 def soft_bellman_target(reward: Tensor, next_value: Tensor, ended: Tensor, discount: float) -> Tensor:
-    """What a state-action value should be: `reward + discount * next_value`.
+    """Compute the target of a state-action value: `reward + discount * next_value`.
 
     :param reward: `[B]`
     :param next_value: Soft value of what followed; after a truncation that of the true last observation.
@@ -125,7 +125,7 @@ def box_target(space: spaces.Box, multiplier: float) -> float:
 
 
 def valid_actions(logits: Tensor) -> Tensor:
-    """Number of actions that are not masked, `[...]`."""
+    """Return the number of actions that are not masked, `[...]`."""
     return (logits > torch.finfo(logits.dtype).min).sum(-1).to(logits.dtype)
 
 
@@ -218,7 +218,7 @@ class ActionDraw:
 def draw_actions(
     output: PolicySubStepOutput, action_space: spaces.Dict, generator: torch.Generator, needs_actions: bool
 ) -> ActionDraw:
-    """Draws from a policy's output.
+    """Draw from a policy's output.
 
     :param output: Logits and distributions, perhaps with gradients.
     :param action_space: The heads.
@@ -245,7 +245,7 @@ def draw_actions(
 
 
 def check_distributions(action_space: spaces.Dict, distribution_classes: Mapping[str, type[Any]]) -> list[str]:
-    """Refuses heads whose actions cannot be differentiated.
+    """Refuse heads whose actions cannot be differentiated.
 
     :return: Bounded `Box` heads whose distribution is not: they train, but worse than with a squashed Gaussian.
     :raises ConfigError: Names the head.
@@ -307,8 +307,8 @@ class SACNetworks:
         self.is_shared = isinstance(self.critic, TorchSharedStateActionCritic)
         if self.is_shared and len(self.step_keys) < len(actors):
             raise ConfigError(
-                f"model.critic: a shared state-action critic tells the actors of a step by their step keys, but some "
-                f"of {actors} have the same. Use maze.perception.models.critics.StateActionCriticComposer."
+                f"model.critic: a shared state-action critic distinguishes actors by their step keys, but some of "
+                f"{actors} have the same. Use maze.perception.models.critics.StateActionCriticComposer."
             )
         self.shared_key: Key = next(iter(self.critic.networks))
         self.all_discrete = [
@@ -319,7 +319,7 @@ class SACNetworks:
         self.generator = seeded_generator(seed, model.device)
 
     def critic_key(self, position: int) -> Key:
-        """The critic that judges an actor."""
+        """Return the critic that judges an actor."""
         return self.shared_key if self.is_shared else self.actors[position].step_key
 
     def draw(self, position: int, observation: TensorDict) -> ActionDraw:

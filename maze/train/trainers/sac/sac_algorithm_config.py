@@ -78,7 +78,7 @@ class SACAlgorithmConfig(ReplayConfig):
     """Most transitions (or rollouts) that are kept; the oldest ones make room."""
 
     initial_buffer_size: int = 10000
-    """Number of transitions (or rollouts) collected by the initial sampling policy before the training."""
+    """Number of transitions (or rollouts) collected by the initial sampling policy before learning."""
 
     initial_sampling_policy: Any = field(default_factory=default_sampling_policy)
     """The policy that collects them, or its configuration."""
@@ -93,7 +93,7 @@ class SACAlgorithmConfig(ReplayConfig):
     """Number of epochs without a better evaluation after which training stops; 0 never stops early."""
 
     rollout_evaluator: Any = field(default_factory=default_rollout_evaluator)
-    """Evaluates the policy between epochs (or its configuration); `None`: training episodes say how good it is."""
+    """Evaluates the policy between epochs (or its configuration); `None`: training episodes judge it."""
 
     collect_ahead: bool | None = field(default=None, kw_only=True)
     """Whether rollouts are collected while the networks learn from those before, with the policy of one update ago;
@@ -107,7 +107,7 @@ class SACAlgorithmConfig(ReplayConfig):
     """Adam's epsilon: larger values damp steps where gradients are tiny."""
 
     kl_to_initial_coef: float = field(default=0.0, kw_only=True)
-    """Weight of KL(policy || initial policy), in units of returns: keeps a training that starts from a good policy
+    """Weight of KL(policy || initial policy), in units of returns: keeps a run that starts from a good policy
     close to it."""
 
     kl_to_initial_decay: float = field(default=1.0, kw_only=True)

@@ -12,7 +12,7 @@ Key = int | str
 
 
 class SACEvents(ABC):
-    """What SAC reports, once per epoch as the mean over its updates. Percentages are of the time of an update."""
+    """Events of SAC, once per epoch as the mean over its updates. Percentages are of the time of an update."""
 
     @define_epoch_stats(np.mean)
     @define_stats_grouping("step_key")
@@ -37,7 +37,7 @@ class SACEvents(ABC):
     @define_epoch_stats(np.mean)
     @define_stats_grouping("step_key")
     def policy_kl_to_initial(self, step_key: Key, value: float) -> None:
-        """KL divergence of the current policy from the one that the training started from, where it is penalised."""
+        """KL divergence of the current policy from the initial one of the run, where it is penalised."""
 
     @define_epoch_stats(np.mean)
     @define_stats_grouping("critic_key")

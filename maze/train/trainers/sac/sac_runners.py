@@ -47,7 +47,7 @@ class SACRunner(TrainingRunner):
         return trainer_class.build(self, lambda buffer: self.load_replay_buffer(buffer, self.cfg))
 
     def load_replay_buffer(self, replay_buffer: BaseReplayBuffer, cfg: DictConfig) -> int | None:
-        """Fills the buffer with demonstrations where there are some, and otherwise with the initial policy.
+        """Fill the buffer with demonstrations where there are some, and otherwise with the initial policy.
 
         :param replay_buffer: The buffer.
         :param cfg: The whole configuration.
@@ -65,10 +65,10 @@ class SACRunner(TrainingRunner):
         n_rollout_steps: int,
         env_factory: Callable[[], MazeEnv[Any]],
     ) -> None:
-        """Fills a buffer by rolling a policy out.
+        """Fill a buffer by rolling a policy out.
 
         :param replay_buffer: The buffer.
-        :param initial_sampling_policy: The policy, or its configuration; it gets the action spaces if it wants them.
+        :param initial_sampling_policy: The policy, or its configuration; it gets the action spaces if it accepts them.
         :param initial_buffer_size: Number of items.
         :param replay_buffer_seed: Seed of policy and environment.
         :param split_rollouts_into_transitions: Whether items are single steps instead of rollouts.
@@ -92,7 +92,7 @@ class SACRunner(TrainingRunner):
         env_instance_seeds: list[int],
         replay_buffer: BaseReplayBuffer,
     ) -> BaseDistributedWorkersWithBuffer:
-        """Builds what collects rollouts; the arguments are those of `BaseDistributedWorkersWithBuffer`."""
+        """Build what collects rollouts; the arguments are those of `BaseDistributedWorkersWithBuffer`."""
         return super()._make_workers(
             env_factory=env_factory,
             worker_policy=worker_policy,
@@ -112,7 +112,7 @@ class SACRunner(TrainingRunner):
 
 @dataclass
 class SACDevRunner(SACRunner):
-    """Steps all environments in the process of the training, unless the placement is configured."""
+    """Steps all environments in the training process, unless the placement is configured."""
 
 
 @dataclass

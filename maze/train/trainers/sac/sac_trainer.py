@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class CriticLosses(Losses):
-    """What the critics make small, by critic."""
+    """Losses of the critics, by critic."""
 
     critic_value_loss: Terms = field(default_factory=list)
     critic_value: Terms = field(default_factory=list)
@@ -54,7 +54,7 @@ class CriticLosses(Losses):
 
 @dataclass
 class PolicyLosses(Losses):
-    """What policy and entropy coefficients make small, by sub-step."""
+    """Losses of policy and entropy coefficients, by sub-step."""
 
     policy_loss: Terms = field(default_factory=list)
     policy_entropy: Terms = field(default_factory=list)
@@ -82,14 +82,14 @@ class EntropyCoefs(nn.Module):
         self._by_key: dict[Key, Tensor] = dict(zip(keys, self.logs, strict=True))
 
     def alphas(self) -> dict[Key, Tensor]:
-        """The coefficients themselves, without gradients.
+        """Return the coefficients themselves, without gradients.
 
         :return: Scalars `[]`.
         """
         return {key: log.detach().exp() for key, log in self._by_key.items()}
 
     def log_alpha(self, key: Key) -> Tensor:
-        """One logarithm, with its gradient.
+        """Return one logarithm, with its gradient.
 
         :return: A scalar `[]`.
         """
@@ -147,13 +147,13 @@ class SACLearner:
         initial_policy: InitialPolicy | None = None,
         kl_coef: float = 0.0,
     ) -> Report:
-        """Learns from a batch.
+        """Learn from a batch.
 
         :param batch: Transitions, on the model's device.
         :param critic_alone: Leave policy and entropy coefficients as they are.
-        :param initial_policy: What the policy has to stay close to; `None`: nothing.
+        :param initial_policy: Policy that the policy has to stay close to; `None`: none.
         :param kl_coef: Weight of the policy's divergence from it.
-        :return: What was learned, to be reported.
+        :return: The losses, to be reported.
         :raises NonFiniteError: A loss or a gradient is not finite; the step that it belongs to was not taken.
         """
         start = time.perf_counter()
@@ -223,7 +223,7 @@ class SACLearner:
     def _timed_step(
         self, start: float, losses: Losses, optimizer: FlatAdam, inputs: list[Tensor] | None = None
     ) -> dict[Name, Tensor]:
-        """A gradient step.
+        """Take a gradient step.
 
         :param start: When the computation of the losses began.
         """
@@ -255,7 +255,7 @@ class SACLearner:
     # -- state -----------------------------------------------------------------------------------------
 
     def tie(self) -> None:
-        """Keeps parameters where the optimizers expect them, whoever has moved them meanwhile."""
+        """Move parameters back into the memory of the optimizers."""
         for optimizer in (self.policy_optimizer, self.critic_optimizer, self.entropy_optimizer):
             optimizer.tie()
 
@@ -271,7 +271,7 @@ class SACLearner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from a state that :meth:`state_dict` returned."""
+        """Continue from a state that :meth:`state_dict` returned."""
         self.policy_optimizer.load_state_dict(state["policy_optimizer"])
         self.critic_optimizer.load_state_dict(state["critic_optimizer"])
         self.entropy_optimizer.load_state_dict(state["entropy_optimizer"])
@@ -284,7 +284,7 @@ class SACLearner:
 
 
 def _counts(weight: Tensor | None) -> bool:
-    """Whether any row does; a mean over none is no number to report."""
+    """Return whether any row does; a mean over none is no number to report."""
     return weight is None or bool(weight.any())
 
 
@@ -299,9 +299,9 @@ class SAC(ReplayTrainer):
     :param learner_model: Policy and state-action critic.
     :param distributed_actors: Collect transitions into a buffer; it has been filled to begin with.
     :param model_selection: Keeps the best model; early stopping needs it.
-    :param evaluator: Evaluates the policy between epochs; `None`: the training episodes say how good it is.
+    :param evaluator: Evaluates the policy between epochs; `None`: the model is judged by the training episodes.
     :param seed: Seed of the actions drawn for learning; `None` draws one from torch's global generator.
-    :param checkpoint_file: Where the state of the training is written after each epoch; `None`: nowhere.
+    :param checkpoint_file: File of the state, written after each epoch; `None`: none.
     """
 
     config_class: ClassVar[type[AlgorithmConfig]] = SACAlgorithmConfig

@@ -106,7 +106,7 @@ def test_a_training_that_ends_without_a_best_model_keeps_the_last_one(tmp_path, 
         fill(model, value)
         selection.training_ended()
         assert load_state(tmp_path / "state_dict.pt")["weight"].item() == value
-    assert "the weights of the end of the training are kept" in caplog.text
+    assert "the weights of the end of the run are kept" in caplog.text
     selection.update(1.0)
     fill(model, 5.0)
     selection.training_ended()

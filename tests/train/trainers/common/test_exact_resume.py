@@ -390,7 +390,7 @@ def test_seeds_are_taken_over_and_the_best_model_is_in_the_new_directory(tmp_pat
     resumed = Run("es", second, n_epochs=2, input_dir=str(tmp_path / "first"), resume=True, **overrides)
     assert resumed.state["seeds"] == {"env_base_seed": 11, "agent_base_seed": 11}
     assert (second / "state_dict.pt").is_file()
-    with pytest.raises(ConfigError, match=r"seeding.env_base_seed: the training in .* has the seed 11, found 12"):
+    with pytest.raises(ConfigError, match=r"seeding.env_base_seed: the run in .* has the seed 11, found 12"):
         Run("es", tmp_path / "third", input_dir=str(second), resume=True, seeding__env_base_seed=12)
 
 
@@ -484,7 +484,7 @@ def test_another_algorithm_cannot_resume(tmp_path):
     Run("ppo", tmp_path / "earlier", n_epochs=1)
     message = refused(tmp_path, "a2c", input_dir=str(tmp_path / "earlier"))
     assert message.startswith("algorithm: ")
-    assert "is the state of a training with PPO, but A2C is configured" in message
+    assert "is the state of a run with PPO, but A2C is configured" in message
 
 
 def test_another_model_cannot_resume(tmp_path):

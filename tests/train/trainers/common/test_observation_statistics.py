@@ -237,7 +237,7 @@ def test_an_algorithm_that_learns_none_says_so(tmp_path, capsys, monkeypatch):
 
 
 def test_episodes_that_tell_nothing_are_no_ground_for_statistics():
-    with pytest.raises(ConfigError, match=r"expected statistics of the observations .*'vector'.* has told none"):
+    with pytest.raises(ConfigError, match=r"expected statistics of the observations .*'vector'.* reported none"):
         ObservationStatistics(model_of(composed())).learn_merged({})
 
 

@@ -102,4 +102,4 @@ def test_resuming_without_a_directory_is_one_message(tmp_path, monkeypatch, capf
     monkeypatch.chdir(tmp_path)
     assert main([*COMMAND, "resume=true"]) == 1
     error = capfd.readouterr().err
-    assert error.startswith("ConfigError: resume: true goes on with the training in `input_dir`")
+    assert error.startswith("ConfigError: resume: true resumes the run in `input_dir`")

@@ -37,7 +37,7 @@ class ActorCriticConfig(AlgorithmConfig):
     """Number of steps taken in each environment for a rollout."""
 
     lr: float = 0.0005
-    """Learning rate of the Adam optimizer at the start of the training."""
+    """Learning rate of the Adam optimizer at the start of the run."""
 
     gamma: float = 0.98
     """Discount per environment step."""
@@ -70,7 +70,7 @@ class ActorCriticConfig(AlgorithmConfig):
     """Adam's epsilon: larger values damp steps where gradients are tiny."""
 
     kl_to_initial_coef: float = field(default=0.0, kw_only=True)
-    """Weight of KL(policy || initial policy): keeps a training that starts from a good policy close to it."""
+    """Weight of KL(policy || initial policy): keeps a run that starts from a good policy close to it."""
 
     kl_to_initial_decay: float = field(default=1.0, kw_only=True)
     """Factor of that weight after each epoch in which the policy learns; 1 leaves it as it is."""
@@ -97,7 +97,7 @@ class ActorCriticConfig(AlgorithmConfig):
 
 
 def scheduled_lr(schedule: str, initial_lr: float, progress: float) -> float:
-    """The learning rate after a share `progress` (0 to 1) of all updates.
+    """Return the learning rate after a share `progress` (0 to 1) of all updates.
 
     >>> scheduled_lr("linear", 0.1, 0.75)
     0.025

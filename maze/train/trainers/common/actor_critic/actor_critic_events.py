@@ -12,7 +12,7 @@ SubstepKey = int | str
 
 
 class ActorCriticEvents(ABC):
-    """What an actor-critic trainer reports, once per epoch as the mean over its updates, in this order."""
+    """Events of an actor-critic trainer, once per epoch as the mean over its updates, in this order."""
 
     @define_epoch_stats(np.mean)
     def time_epoch(self, value: float) -> None:
@@ -62,7 +62,7 @@ class ActorCriticEvents(ABC):
     @define_epoch_stats(np.mean)
     @define_stats_grouping("substep_key")
     def policy_kl_to_initial(self, substep_key: SubstepKey, value: float) -> None:
-        """KL divergence of the current policy from the one that the training started from, where it is penalised."""
+        """KL divergence of the current policy from the initial one of the run, where it is penalised."""
 
     @define_epoch_stats(np.mean)
     @define_stats_grouping("critic_id")

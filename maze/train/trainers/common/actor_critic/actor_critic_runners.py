@@ -41,7 +41,7 @@ class ACRunner(TrainingRunner):
 
     @override(TrainingRunner)
     def _checked_algorithm(self, algorithm: Any) -> AlgorithmConfig | None:
-        """The algorithm's configuration, in which the runner's own values take precedence."""
+        """Return the algorithm's configuration, in which the runner's own values take precedence."""
         config: Any = super()._checked_algorithm(algorithm)
         if config is None:
             raise ConfigError("runner.trainer_class: expected the path of a trainer, such as `...ppo_trainer.PPO`.")
@@ -60,7 +60,7 @@ class ACRunner(TrainingRunner):
 
 @dataclass
 class ACDevRunner(ACRunner):
-    """Steps all environments in the process of the training: the fastest choice for cheap environments."""
+    """Steps all environments in the training process: the fastest choice for cheap environments."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What A2C, PPO and IMPALA have in common: what an update consists of."""
+"""Base of A2C, PPO and IMPALA: one update."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class ActorCritic(EpochTrainer, ABC):
         if config.reward_centering:
             self._returns = CentredReturns(self._returns, config.reward_centering, config.reward_scaling)
         self._memory = self._new_memory()
-        """What a recurrent critic remembers where the next rollout begins."""
+        """Hidden states of a recurrent critic at the begin of the next rollout."""
         is_scaled = config.reward_scaling and not config.reward_centering
         self._reward_scaling = RewardScaling(config.gamma) if is_scaled else None
         self._columns: RolloutColumns | None = None
@@ -152,7 +152,7 @@ class ActorCritic(EpochTrainer, ABC):
 
     @classmethod
     def _rollouts(cls, run: TrainingRunner, model: TorchActorCritic) -> RolloutGenerator | DistributedActors:
-        """What collects the rollouts."""
+        """Return the source of the rollouts."""
         return run.rollouts()
 
     # -- life cycle ------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class ActorCritic(EpochTrainer, ABC):
     def _begin_training(self, n_epochs: int) -> None:
         if n_epochs == 0 and self.config.lr_schedule != "constant":
             raise ConfigError(
-                f"algorithm.lr_schedule: `{self.config.lr_schedule}` has to know when training ends; set "
+                f"algorithm.lr_schedule: `{self.config.lr_schedule}` needs the number of epochs; set "
                 "`algorithm.n_epochs`, or use `constant`."
             )
         self.optimizer.tie()
@@ -205,12 +205,12 @@ class ActorCritic(EpochTrainer, ABC):
     # -- one update ------------------------------------------------------------------------------------
 
     def _return_function(self) -> ReturnFunction:
-        """Estimates advantages and targets."""
+        """Estimate advantages and targets."""
         return GAE(self.config.gamma, self.config.gae_lambda)
 
     @override(EpochTrainer)
     def _update(self) -> None:
-        """Collects a rollout and learns from it."""
+        """Collect a rollout and learn from it."""
         self._enter_stage(self.epoch)
         self._schedule_lr()
         start = time.perf_counter()
@@ -230,7 +230,7 @@ class ActorCritic(EpochTrainer, ABC):
         self.optimizer.lr = scheduled_lr(self.config.lr_schedule, self.config.lr, self.session.share_done)
 
     def _collect(self) -> RolloutColumns:
-        """The next rollout; its memory is used again by the one after."""
+        """Return the next rollout; its memory is used again by the one after."""
         if self._columns is None:
             self._columns = self.rollout_generator.allocate(self.config.n_rollout_steps, self.model.policy)
         self.model.eval()
@@ -239,7 +239,7 @@ class ActorCritic(EpochTrainer, ABC):
         return self._columns
 
     def _valued(self, columns: RolloutColumns) -> RolloutBatch:
-        """The rollout with its targets."""
+        """Return the rollout with its targets."""
         if self._reward_scaling is not None:
             self._reward_scaling.scale(columns)
         batch = value_rollout(self.model, columns, self._returns, self._memory, self.config.sequence_length)
@@ -248,12 +248,12 @@ class ActorCritic(EpochTrainer, ABC):
         return batch
 
     def _optimize(self, batch: RolloutBatch) -> None:
-        """Learns from a rollout."""
+        """Learn from a rollout."""
         with self.products.for_batch(batch.n_rows):
             self._gradient_step(self._losses(batch))
 
     def _losses(self, batch: RolloutBatch) -> ActorCriticLosses:
-        """The objective: policy loss, entropy bonus and value loss, summed over sub-steps."""
+        """Return the objective: policy loss, entropy bonus and value loss, summed over sub-steps."""
         losses = ActorCriticLosses(torch.zeros((), device=self.model.device))
         for part in batch.parts:
             policy_output, critic_output = part.evaluate(self.model)
@@ -285,7 +285,7 @@ class ActorCritic(EpochTrainer, ABC):
                 losses.add(divergence, self._kl_to_initial_coef)
 
     def _policy_loss(self, log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor) -> SurrogateLoss:
-        """The policy's loss for the actions of one sub-step, `[n_rows]` each."""
+        """Return the policy's loss for the actions of one sub-step, `[n_rows]` each."""
         return SurrogateLoss(policy_gradient_loss(log_prob, advantage))
 
     def _add_value_terms(
@@ -312,7 +312,9 @@ class ActorCritic(EpochTrainer, ABC):
 
 
 def _networks(policy: TorchPolicy, critic: TorchStateCritic) -> dict[tuple[str, Any], nn.Module]:
-    """All networks, by the event that reports their gradient and by sub-step (or sub-step and agent, or critic)."""
+    """Return all networks, by the event that reports their gradient and by sub-step (or sub-step and agent, or
+    critic).
+    """
     policies = {("policy_grad_norm", key): network for key, network in policy.networks.items()}
     is_shared = critic.num_critics == 1
     critics = {("critic_grad_norm", 0 if is_shared else key): net for key, net in critic.networks.items()}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class SurrogateLoss(NamedTuple):
-    """A policy's objective and, for PPO, the two numbers that tell how far an update has moved the policy."""
+    """A policy's objective and, for PPO, two measures of how far an update has moved the policy."""
 
     policy: Tensor
     """The loss to minimise (scalar)."""
@@ -41,7 +41,7 @@ def clipped_surrogate(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor,
 
 
 def policy_gradient_loss(log_prob: Tensor, advantage: Tensor) -> Tensor:
-    """The advantage actor-critic's policy loss (Mnih et al. 2016): raises the probability of better actions.
+    """Return the advantage actor-critic's policy loss (Mnih et al. 2016): raises the probability of better actions.
 
     :param log_prob: Of the actions, `[batch]`.
     :param advantage: `[batch]`.
@@ -67,7 +67,7 @@ def value_loss(
 
 
 def normalize_advantage(advantage: Tensor, epsilon: float = 1e-8) -> Tensor:
-    """Shifts and scales to mean zero and standard deviation one; a single element has neither and stays as it is.
+    """Shift and scale to mean zero and standard deviation one; a single element has neither and stays as it is.
 
     :param advantage: `[...]`; the result has the same shape.
     """

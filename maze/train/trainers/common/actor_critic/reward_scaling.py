@@ -1,6 +1,6 @@
-"""What is done to the rewards that are learned from, where it is asked for: they are scaled, or centred.
+"""Reward scaling and reward centring.
 
-Statistics, KPIs and evaluations keep the environment's.
+They change the rewards of a rollout that is learned from, not those of statistics, KPIs and evaluations.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class RewardScaling:
     That return is the discounted sum of the rewards up to a step, from the beginning of its episode on (`R <- gamma * R
     + r`), and the standard deviation is that of all steps of all environments. A rollout counts before its own rewards
     are scaled, all of them by the same number. Rewards in statistics, KPIs and evaluations stay what they are, because
-    nothing but the rollout that is learned from is changed. A return goes on with the next rollout, in the environment
-    at the same place; with IMPALA, and where a rollout does not wait for all environments, that may be another one.
+    nothing but the rollout that is learned from is changed. A return continues in the next rollout, in the environment
+    with the same index; with IMPALA, and where a rollout does not wait for all environments, that may be another one.
 
     :param gamma: Discount for each environment step.
     """
@@ -47,12 +47,12 @@ class RewardScaling:
 
     @property
     def std(self) -> float:
-        """What rewards are divided by; 1 where returns do not vary."""
+        """Divisor of rewards; 1 where returns do not vary."""
         variance = float(self._statistics.var) if self._statistics.count else 0.0
         return float(np.sqrt(variance + _EPSILON)) if variance > 0.0 else 1.0
 
     def scale(self, columns: RolloutColumns) -> None:
-        """Learns from the rewards of a rollout, and scales them in place.
+        """Learn from the rewards of a rollout, and scale them in place.
 
         :param columns: The rollout; of rewards that are not finite nothing is learned.
         """
@@ -65,7 +65,7 @@ class RewardScaling:
                 np.clip(of_whom, -_LARGEST, _LARGEST, out=of_whom)
 
     def _discounted_returns(self, columns: RolloutColumns) -> np.ndarray:
-        """The return up to each environment step that was completed, `[n_steps]` of all environments."""
+        """Return the return up to each environment step that was completed, `[n_steps]` of all environments."""
         rewards, complete = columns.rewards.astype(np.float64), columns.step_complete
         discounts = np.where(complete, self._gamma, 1.0)
         discounts[columns.terminated | columns.truncated] = 0.0
@@ -80,7 +80,7 @@ class RewardScaling:
         return returns
 
     def state_dict(self) -> dict[str, Any]:
-        """The statistics, and the returns of the running episodes."""
+        """Return the statistics, and the returns of the running episodes."""
         known = self._statistics
         return {
             "count": float(known.count),
@@ -90,7 +90,7 @@ class RewardScaling:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes on with a state of :meth:`state_dict`."""
+        """Restore a state of :meth:`state_dict`."""
         known = self._statistics
         known.count, known.mean, known.var = (state_dict[name] for name in ("count", "mean", "var"))
         self._returns = np.array(state_dict["returns"], np.float64)
@@ -117,9 +117,9 @@ class CentredReturns(ReturnFunction):
         self.gamma = returns.gamma
         self.is_off_policy = returns.is_off_policy
         self.averages: list[float] = []
-        """What an environment step earns, by entry of the trajectories' rewards that is predicted by itself."""
+        """Average reward of an environment step, by separately predicted entry of the trajectories' rewards."""
         self.std = 0.0 if is_scaled else 1.0
-        """What rewards above their average are divided by; 0 before the first rollout."""
+        """Divisor of centred rewards; 0 before the first rollout."""
         self._returns = returns
         self._rate = rate
         self._is_scaled = is_scaled
@@ -142,11 +142,11 @@ class CentredReturns(ReturnFunction):
         return returns
 
     def state_dict(self) -> dict[str, Any]:
-        """The estimates."""
+        """Return the estimates."""
         return {"averages": list(self.averages), "std": self.std}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes on with the estimates of :meth:`state_dict`."""
+        """Restore estimates of :meth:`state_dict`."""
         self.averages, self.std = list(state_dict["averages"]), float(state_dict.get("std", 1.0))
 
 
@@ -157,7 +157,7 @@ def _of_decisions(target: Tensor, trajectories: Trajectories) -> Tensor:
 
 
 def average_rewards(trajectories: Trajectories) -> list[float]:
-    """What an environment step earns on average, for each entry of the rewards that is predicted by itself.
+    """Return the average reward of an environment step, for each separately predicted entry of the rewards.
 
     :param trajectories: The trajectories of a rollout.
     :raises ConfigError: There is an end, or actors come and go: subtracting a constant would change what is best.
@@ -175,11 +175,11 @@ def average_rewards(trajectories: Trajectories) -> list[float]:
 
 
 def centred(trajectories: Trajectories, averages: Sequence[float], std: float = 1.0) -> Trajectories:
-    """The trajectories with rewards above their average: it is subtracted where an environment step is complete.
+    """Return the trajectories with rewards above their average: it is subtracted where an environment step is complete.
 
     :param trajectories: The trajectories of a rollout.
     :param averages: As of :func:`average_rewards`.
-    :param std: What is left is divided by it.
+    :param std: Divisor of the centred rewards.
     """
     complete = 1.0 if trajectories.step_complete is None else trajectories.step_complete.to(trajectories.rewards[0])
     if trajectories.has_own_rewards:

@@ -1,4 +1,4 @@
-"""A rollout as sequences that recurrent networks are unrolled over: what an actor saw in an episode, step after step.
+"""Sequences that recurrent networks are unrolled over: the observations of an actor in an episode.
 
 Hidden states are zero where an episode begins, and those of before where a rollout begins in the middle of one
 (Hausknecht and Stone 2015, bootstrapped sequential updates; Kapturowski et al. 2019 on stored states).
@@ -58,14 +58,14 @@ class Sequences:
         return starts
 
     def runs(self, groups: Sequence[PackedRows]) -> ModelRuns:
-        """What a model runs over the sequences with."""
+        """Return the runs of a model over the sequences."""
         return ModelRuns(
             [SequenceRun(groups, states) for states in self.policy_states],
             [SequenceRun(groups, states) for states in self.critic_states],
         )
 
     def all_at_once(self, device: str) -> ModelRuns:
-        """The same, where the states before all sequences are known.
+        """Return the runs of a model over all sequences at once, from the stored states before them.
 
         :param device: Where the networks are.
         """
@@ -96,7 +96,7 @@ class Sequences:
         return rows, self._with_states_of(Sequences(np.arange(len(rows)), lengths), indices)
 
     def known(self, is_known: np.ndarray) -> Sequences:
-        """The sequences without rows at their ends.
+        """Return the sequences without rows at their ends.
 
         :param is_known: Which rows stay, bool `[n_rows]`; those that do not are the last ones of their sequences.
         """
@@ -107,7 +107,7 @@ class Sequences:
         return self._with_states_of(Sequences(rows[self.order[kept]], lengths[left]), left)
 
     def _with_states_of(self, sequences: Sequences, indices: np.ndarray) -> Sequences:
-        """Gives others the states of some of these."""
+        """Copy the states of some of these sequences to others."""
         index = torch.from_numpy(indices)
         sequences.policy_states, sequences.critic_states = (
             [{key: tensor[index.to(tensor.device)] for key, tensor in states.items()} for states in of_substeps]
@@ -117,11 +117,11 @@ class Sequences:
 
 
 class SequencedRollout:
-    """The hidden states of a recurrent model in a rollout: those that are known, and those that follow.
+    """Hidden states of a recurrent model in a rollout: the stored ones, and those computed from them.
 
     :param model: The model.
-    :param columns: The rollout; it knows what the policy remembered before it.
-    :param memory: What the critic remembered before it; `None`: nothing.
+    :param columns: The rollout, with the hidden states of the policy before it.
+    :param memory: Hidden states of the critic before it; `None`: zero.
     :param length: Most steps of a sequence; 0: no limit.
     :raises ConfigError: The critic cannot be recurrent in such a rollout.
     """
@@ -223,7 +223,7 @@ class SequencedRollout:
         return found, found.runs(groups), (actors, index is None, agent_of, env_of, episode_of)
 
     def note(self, runs: ModelRuns, origin: Any) -> None:
-        """Keeps the states that the sequences have ended with, when the model has run over them.
+        """Store the final states of the sequences after the model has run over them.
 
         :param runs: As of :meth:`sequences`, like `origin`.
         """
@@ -237,9 +237,9 @@ class SequencedRollout:
                     self._final[name, key, env, episode] = run.final, row
 
     def at(self, actor: ActorID, places: Sequence[Place]) -> ModelRuns:
-        """What policy and critic are asked about single observations with, that follow what was recorded.
+        """Return the runs of policy and critic for single observations that follow the recorded ones.
 
-        :param actor: Who sees them.
+        :param actor: The observing actor.
         :param places: Tick with which the episode was cut off, or the number of ticks, and environment.
         """
         sought = None if self._has_shared_critic else actor
@@ -267,8 +267,8 @@ class SequencedRollout:
                     tensor[row] = torch.from_numpy(known[key][env])
         return states
 
-    def remember(self) -> None:
-        """Brings what the critic remembers to the end of the rollout."""
+    def update_memory(self) -> None:
+        """Update the hidden states of the critic to the end of the rollout."""
         now = self._episodes[-1]
         self._memory.reset(now > 0)
         for (name, actor, env, episode), (final, row) in self._final.items():
@@ -278,7 +278,7 @@ class SequencedRollout:
 
 
 def _is_of_one(columns: RolloutColumns) -> bool:
-    """Whether the same actor makes all decisions."""
+    """Return whether the same actor makes all decisions."""
     (first, *others) = columns.substeps.values()
     return not others and len(np.unique(first.agent_ids[first.entries()])) == 1
 
@@ -287,7 +287,7 @@ def _check(critic: TorchStateCritic, columns: RolloutColumns) -> None:
     sequence = columns.actor_sequence
     problem = ""
     if columns.memory is None:
-        problem = "the critic has some and the policy has none, so that nobody knows where episodes begin"
+        problem = "the critic has some and the policy has none, so that the begins of episodes are unknown"
     elif isinstance(critic, TorchDeltaStateCritic) and critic.is_recurrent:
         problem = "a delta critic has no hidden states"
     elif isinstance(critic, TorchSharedStateCritic) and critic.is_recurrent and not (sequence or _is_of_one(columns)):

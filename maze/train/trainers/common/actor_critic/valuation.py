@@ -335,7 +335,7 @@ def value_rollout(
         found = returns(trajectories)
         parts = [_with_returns(batch, number, trajectories, found) for number, batch in enumerate(batches)]
     if sequenced is not None:
-        sequenced.remember()
+        sequenced.update_memory()
     return RolloutBatch([part for part in parts if part.n_rows], max(1, int(columns.step_complete.sum())))
 
 

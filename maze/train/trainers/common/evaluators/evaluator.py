@@ -1,4 +1,4 @@
-"""What evaluates a policy during training."""
+"""Evaluators of policies during training."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class Evaluator(ABC):
     """Evaluates policies."""
 
     deterministic: bool | None = None
-    """Whether the most probable actions are taken; `None`: that is not for this evaluator to say."""
+    """Whether actions are deterministic; `None`: unknown to this evaluator."""
     model_selection: ModelSelectionBase | None = None
     """Told about the results."""
 
     @abstractmethod
     def evaluate(self, policy: TorchPolicy) -> None:
-        """Evaluates the policy as it is; results go into statistics and, where there is one, a model selection."""
+        """Evaluate the policy as it is; results go into statistics and, where there is one, a model selection."""
 
     def report_to(self, model_selection: ModelSelectionBase) -> None:
-        """Has the results reported to the trainer's model selection, where none was given before."""
+        """Have the results reported to the trainer's model selection, where none was given before."""
         if self.model_selection is None:
             self.model_selection = model_selection
 
@@ -44,13 +44,13 @@ class Evaluator(ABC):
             self.deterministic = configured
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next evaluations depend on besides the policy, in numbers and arrays."""
+        """State that the next evaluations depend on besides the policy, in numbers and arrays."""
         return {}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> list[str]:
-        """Continues from a state that :meth:`state_dict` returned.
+        """Continue from a state that :meth:`state_dict` returned.
 
-        :return: What could not be continued.
+        :return: Sentences about parts that could not be restored.
         """
         return []
 

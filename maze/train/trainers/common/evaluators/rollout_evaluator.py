@@ -39,12 +39,12 @@ class RolloutEvaluator(Evaluator):
 
     :param eval_env: Vector environment, or one environment with statistics (`LogStatsWrapper`).
     :param n_episodes: Number of episodes.
-    :param model_selection: Told about the mean reward (or the objective); `None`: nobody is.
-    :param deterministic: Take the most probable actions instead of drawing them.
+    :param model_selection: Receives the mean reward (or the objective); `None`: none does.
+    :param deterministic: Return deterministic (greedy) actions instead of sampling.
     :param objective: Statistic or KPI that the best model is chosen by, such as `kpi/waste`; `None`: the mean
         reward. See :class:`~maze.train.trainers.common.model_selection.selection_criterion.SelectionCriterion`.
     :param maximize: Whether more of it is better.
-    :param constraints: What has to hold for the best model, such as `invalid_cut <= 0`.
+    :param constraints: Conditions on the best model, such as `invalid_cut <= 0`.
     :param keep: Which model the selection keeps: the `best`, or the `latest`, where epochs towards the end differ by
         less than their evaluations do by chance.
     :raises ValueError: There is no episode to play.
@@ -121,7 +121,7 @@ class RolloutEvaluator(Evaluator):
         return [f"evaluation environment {index} starts anew: {problem}" for index, problem in problems.items()]
 
     def episodes_per_env(self, n_envs: int) -> np.ndarray:
-        """How many episodes each environment contributes, as evenly as possible.
+        """Return how many episodes each environment contributes, as evenly as possible.
 
         :return: Integers `[n_envs]`.
         """

@@ -30,7 +30,7 @@ class BestModelSelection(ModelSelectionBase):
     :param dump_file: Where to write the best model's weights; `None` keeps them in memory only.
     :param model: The model that is trained; `None` only keeps track of the best evaluation.
     :param dump_interval: Additionally write the current weights after every so many epochs, next to `dump_file` with
-        the number of the epoch in the name. Where no trainer says when epochs end, evaluations count as such.
+        the number of the epoch in the name. Without a trainer, evaluations count as epochs.
     :param verbose: Also print a line about evaluations that were not better.
     :raises ValueError: The interval is below 1.
     """
@@ -81,7 +81,7 @@ class BestModelSelection(ModelSelectionBase):
         if self.model is None or self.best_reward > -math.inf:
             return
         logger.warning(
-            "No evaluation has found a best model: the weights of the end of the training are kept as the best ones%s.",
+            "No evaluation has found a best model: the weights of the end of the run are kept as the best ones%s.",
             f", in `{self.dump_file}`" if self.dump_file is not None else "",
         )
         self._keep_current_model()
@@ -109,7 +109,7 @@ class BestModelSelection(ModelSelectionBase):
             self._keep_current_model()
         elif rank == best_rank or self.keeps_latest:
             # Where evaluations reach a ceiling, the model that was trained for longer is the more robust one. This is
-            # no improvement: patience goes on counting.
+            # no improvement: patience continues counting.
             self._keep_current_model()
         elif self.verbose:
             print(f"-> no improvement over {self.best_value:.5f} since {self.last_improvement} evaluations.")
@@ -117,7 +117,7 @@ class BestModelSelection(ModelSelectionBase):
             self._dump_numbered(self.n_updates)
 
     def reset_to_best(self) -> None:
-        """Gives the model the weights of its best evaluation again.
+        """Give the model the weights of its best evaluation again.
 
         :raises CheckpointError: No evaluation was good enough to be kept.
         """
@@ -138,7 +138,7 @@ class BestModelSelection(ModelSelectionBase):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continues the selection that :meth:`state_dict` was taken from."""
+        """Continue the selection that :meth:`state_dict` was taken from."""
         self.best_reward = state_dict["best_reward"]
         self.best_violation = state_dict["best_violation"]
         self.is_constrained = state_dict["is_constrained"]
@@ -147,7 +147,7 @@ class BestModelSelection(ModelSelectionBase):
         self.n_updates = state_dict["n_updates"]
         self._best_weights = state_dict["best_weights"]
         if self.dump_file is not None and self._best_weights is not None and not self.dump_file.exists():
-            _save(self.dump_file, self._best_weights)  # the directory of a run that goes on with another one
+            _save(self.dump_file, self._best_weights)  # the directory of a run that resumes another one
 
     def _keep_current_model(self) -> None:
         if self.model is None:
@@ -170,7 +170,7 @@ def _save(file: Path, state: Any) -> None:
 
 
 def _cpu_copy(state: Any) -> Any:
-    """A deep copy with all tensors on the CPU, detached from the ones that are trained."""
+    """Return a deep copy with all tensors on the CPU, detached from the ones that are trained."""
     from torch import Tensor
 
     if isinstance(state, Tensor):
@@ -181,7 +181,7 @@ def _cpu_copy(state: Any) -> Any:
 
 
 class BestScore(float):
-    """The statistic or KPI of a training's best evaluation, as it is logged.
+    """The statistic or KPI of the best evaluation of a run, as it is logged.
 
     :param value: The number.
     :param violation: How far that evaluation is from fulfilling its constraints; `None`: it had none.
@@ -198,15 +198,15 @@ class BestScore(float):
 
 
 def best_score(runner: Any) -> BestScore | None:
-    """How good the model is that a training has kept; `None` for other jobs, and where no evaluation was finite.
+    """Return the score of the best model of a run; `None` for other jobs, and where no evaluation was finite.
 
-    :param runner: What ran the training.
+    :param runner: The runner of the run.
     """
     return selected_score(getattr(getattr(runner, "trainer", None), "model_selection", None))
 
 
 def selected_score(selection: Any) -> BestScore | None:
-    """How good the best model of a selection is; `None`: it has none."""
+    """Return how good the best model of a selection is; `None`: it has none."""
     reward = getattr(selection, "best_reward", None)
     if reward is None or not math.isfinite(reward):
         return None

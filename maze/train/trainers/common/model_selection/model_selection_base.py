@@ -1,4 +1,4 @@
-"""What decides which model of a training is kept."""
+"""Interface of model selections."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class ModelSelectionBase(ABC):
 
     @abstractmethod
     def update(self, reward: float) -> None:
-        """Takes notice of an evaluation of the current model.
+        """Receive the score of the current model.
 
         :param reward: Mean reward of the evaluation; more is better.
         """
 
     def update_constrained(self, reward: float, violation: float) -> None:
-        """Takes notice of an evaluation that had constraints to fulfil.
+        """Receive the score of the current model and its violation of constraints.
 
         :param reward: Score of the evaluation; more is better.
         :param violation: How far it is from fulfilling them; 0: it does.
@@ -34,23 +34,23 @@ class ModelSelectionBase(ABC):
         self.update(reward if violation == 0 else -math.inf)
 
     def training_started(self) -> None:
-        """Takes notice of the start of a training that says when its epochs are completed."""
+        """Notify of the start of a run that reports its epochs."""
         return
 
     def epoch_completed(self, epoch: int) -> None:
-        """Takes notice of the end of an epoch, which comes before the evaluation of what it led to.
+        """Notify of the end of an epoch, before its evaluation.
 
         :param epoch: Number of completed epochs.
         """
         return
 
     def training_ended(self) -> None:
-        """Takes notice of the end of a training, after its last evaluation."""
+        """Notify of the end of a run, after its last evaluation."""
         return
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next comparisons depend on; tensors and plain values."""
+        """State that the next comparisons depend on; tensors and plain values."""
         return {}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continues from a state that :meth:`state_dict` returned."""
+        """Continue from a state that :meth:`state_dict` returned."""

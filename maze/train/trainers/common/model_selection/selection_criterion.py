@@ -1,4 +1,4 @@
-"""What makes one evaluation better than another: a statistic or KPI, subject to limits on others."""
+"""Criterion of the best model: a statistic or KPI, subject to constraints on others."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Constraint(NamedTuple):
 
     @classmethod
     def parse(cls, text: Any) -> Constraint:
-        """Reads `<statistic> <=, >=, <, > or == <number>`.
+        """Read `<statistic> <=, >=, <, > or == <number>`.
 
         :raises ConfigError: The text is no comparison.
         """
@@ -70,7 +70,7 @@ class Constraint(NamedTuple):
         return cls(" ".join(text.split()), match["name"], match["sign"], bound)
 
     def violation(self, value: float) -> float:
-        """How far a value is from what is allowed, relative to the bound; 0: it is allowed."""
+        """Return how far a value is from what is allowed, relative to the bound; 0: it is allowed."""
         if _COMPARISONS[self.sign](value, self.bound):
             return 0.0
         if math.isnan(value):
@@ -87,7 +87,7 @@ class SelectionCriterion:
 
     :param objective: The statistic that counts; `None`: the mean reward.
     :param maximize: Whether more of it is better.
-    :param constraints: What has to hold, such as `kpi/waste <= 0.1`. An event that does not occur in an evaluation
+    :param constraints: Conditions, such as `kpi/waste <= 0.1`. An event that does not occur in an evaluation
         counts as 0.
     :raises ConfigError: A value is of another type, or a constraint cannot be read.
     """
@@ -101,10 +101,10 @@ class SelectionCriterion:
         self.maximize = maximize
         self.constraints = [Constraint.parse(text) for text in constraints]
         self._may_be_absent: set[str] = set()
-        """Names in constraints that are statistics of events which have not occurred, as far as anybody knows."""
+        """Names in constraints that are statistics of events which have not occurred yet."""
 
     def judge(self, stats: LogStats) -> Judgement:
-        """The score of an evaluation, and how far it is from fulfilling the constraints.
+        """Return the score of an evaluation, and how far it is from fulfilling the constraints.
 
         :raises ConfigError: The evaluation has no such statistic.
         """
@@ -145,10 +145,10 @@ class SelectionCriterion:
 
 
 def tell(selection: ModelSelectionBase, criterion: SelectionCriterion, stats: LogStats) -> None:
-    """Tells a model selection about an evaluation.
+    """Notify a model selection of an evaluation.
 
     :param selection: The model selection.
-    :param criterion: What judges the evaluation.
+    :param criterion: The criterion.
     :param stats: The evaluation's epoch statistics.
     """
     score, violation = criterion.judge(stats)
@@ -160,7 +160,7 @@ def tell(selection: ModelSelectionBase, criterion: SelectionCriterion, stats: Lo
 
 
 def find_statistic(stats: LogStats, name: str) -> float | None:
-    """The value of the statistic with this name; `None`: there is none.
+    """Return the value of the statistic with this name; `None`: there is none.
 
     :param stats: Statistics of one level.
     :param name: See :class:`SelectionCriterion`.
@@ -235,9 +235,9 @@ def _number(text: str) -> float | None:
 
 
 def is_declared(name: Sequence[str]) -> bool:
-    """Whether an interface of this process declares an event with this epoch statistic.
+    """Return whether an interface of this process declares an event with this epoch statistic.
 
-    KPIs are no events: one that is missing is not calculated. Looks at every class, so ask once.
+    KPIs are no events: one that is missing is not calculated. It inspects every class; call it once.
 
     :param name: Parts of the statistic's name: interface (if it is named), method, statistic (if it is named), groups.
     """
@@ -249,7 +249,7 @@ def is_declared(name: Sequence[str]) -> bool:
 
 
 def _methods(interface: type[Any], name: Sequence[str]) -> Iterator[tuple[Callable[..., Any], Sequence[str]]]:
-    """What the name may mean in an interface: a method, and the parts that come after it."""
+    """Possible meanings of the name in an interface: a method, and the parts after it."""
     members = vars(interface)
     for position in (0, 1) if len(name) > 1 and name[0] == interface.__name__ else (0,):
         method = members.get(name[position])

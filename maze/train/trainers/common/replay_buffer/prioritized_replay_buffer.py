@@ -46,7 +46,7 @@ class PrioritizedReplayBuffer(UniformReplayBuffer):
         return batch
 
     def set_errors(self, slots: np.ndarray, errors: np.ndarray) -> None:
-        """Sets how surprising rows were.
+        """Set how surprising rows were.
 
         :param slots: int64 `[B]`: where they lie, see
             :class:`~maze.train.trainers.common.replay_buffer.transitions.TransitionBatch`.
@@ -62,7 +62,7 @@ class PrioritizedReplayBuffer(UniformReplayBuffer):
             raise ConfigError("A prioritised replay buffer holds single steps; its items cannot be whole rollouts.")
         self._take_notice_of_new_rows()
         if not len(self):
-            return super()._draw(n_samples)  # which says that there is nothing to draw
+            return super()._draw(n_samples)  # raises the error for an empty buffer
         self.n_drawn += n_samples
         strata = (np.arange(n_samples) + self._rng.random(n_samples)) / n_samples
         slots: np.ndarray = np.minimum(self._sums.find(strata * self._sums.total), len(self) - 1)
@@ -112,12 +112,12 @@ class SumTree:
         return self._nodes[self._first_leaf : self._first_leaf + self._size]
 
     def values(self, indices: np.ndarray) -> np.ndarray:
-        """The numbers at `indices`, `[B]`."""
+        """Return the numbers at `indices`, `[B]`."""
         found: np.ndarray = self._nodes[self._first_leaf + indices]
         return found
 
     def set(self, indices: np.ndarray, values: np.ndarray) -> None:
-        """Sets the numbers at `indices`, `[B]`; of one that is named twice the last value counts."""
+        """Set the numbers at `indices`, `[B]`; of one that is named twice the last value counts."""
         nodes = self._first_leaf + np.asarray(indices)
         self._nodes[nodes] = values
         while nodes.size and nodes[0] > 1:

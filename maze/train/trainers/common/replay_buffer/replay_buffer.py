@@ -1,4 +1,4 @@
-"""What a replay buffer is."""
+"""Interface of replay buffers."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class BaseReplayBuffer(ABC):
     It holds items, which are either all single environment steps or all rollouts of one length.
 
     The methods (:meth:`add_rollout`, :meth:`add_transition`, :meth:`sample_batch`, `len`) are enough for a
-    buffer of one's own. Trainings ask for rows and batches of arrays, which this class makes of these records;
+    buffer of one's own. Trainers use rows and batches of arrays, which this class makes of these records;
     :class:`~maze.train.trainers.common.replay_buffer.uniform_replay_buffer.UniformReplayBuffer` keeps arrays from the
-    beginning, and a buffer for long trainings is best derived from that one.
+    beginning, and a buffer for long runs is best derived from that one.
     """
 
     n_rows_added: int = 0
@@ -36,7 +36,7 @@ class BaseReplayBuffer(ABC):
     item_length: int = 1
     """Number of environment steps of an item."""
     lacks_rows: bool = False
-    """Whether rows that were added before the training was resumed are missing."""
+    """Whether rows that were added before the run was resumed are missing."""
     n_bytes: int = 0
     """Size of what a checkpoint holds of the items."""
     avg_pick_per_transition: float = 0.0
@@ -44,14 +44,14 @@ class BaseReplayBuffer(ABC):
 
     @abstractmethod
     def add_rollout(self, rollout: SpacesTrajectoryRecord | list[StructuredSpacesRecord]) -> None:
-        """Adds each step of a rollout as an item of its own.
+        """Add each step of a rollout as an item of its own.
 
         :param rollout: Successive steps of one environment.
         """
 
     @abstractmethod
     def sample_batch(self, n_samples: int, learner_device: str) -> list[Transition]:
-        """Draws items.
+        """Draw items.
 
         :param n_samples: Number of items.
         :param learner_device: Where their tensors shall be.
@@ -59,16 +59,16 @@ class BaseReplayBuffer(ABC):
 
     @abstractmethod
     def add_transition(self, transition: Transition) -> None:
-        """Adds one item.
+        """Add one item.
 
         :param transition: A step, or a whole rollout.
         """
 
     @abstractmethod
     def __len__(self) -> int:
-        """Number of items held."""
+        """Return the number of items held."""
 
-    # -- what trainings ask for ------------------------------------------------------------------------
+    # -- methods of trainers ---------------------------------------------------------------------------
 
     def allocate(
         self,
@@ -77,7 +77,7 @@ class BaseReplayBuffer(ABC):
         action_spaces_dict: Mapping[StepKeyType, spaces.Dict],
         item_length: int = 1,
     ) -> None:
-        """Tells the buffer what is going to be added.
+        """Prepare the buffer for the environment.
 
         :param actors: The actors of an environment step, in their order.
         :param observation_spaces_dict: Observation spaces by step key.
@@ -98,7 +98,7 @@ class BaseReplayBuffer(ABC):
         self.item_length = item_length
 
     def add_rows(self, rows: TransitionRows) -> None:
-        """Adds steps that are rows already; with items of several steps, whole items.
+        """Add steps that are rows already; with items of several steps, whole items.
 
         :param rows: The steps, those of an item one after another.
         """
@@ -114,7 +114,7 @@ class BaseReplayBuffer(ABC):
             self.add_transition(item)
 
     def sample_transitions(self, n_samples: int, learner_device: str) -> TransitionBatch:
-        """Draws items as one batch of environment steps, those of an item one after the other.
+        """Draw items as one batch of environment steps, those of an item one after the other.
 
         :param n_samples: Number of items.
         :param learner_device: Where the tensors shall be.
@@ -153,7 +153,7 @@ class BaseReplayBuffer(ABC):
         return {"content": None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from a state.
+        """Continue from a state.
 
         :param state: As :meth:`state_dict` gave it.
         """

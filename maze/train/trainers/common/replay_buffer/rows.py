@@ -42,11 +42,11 @@ class _Step:
 def _stacked(
     steps: Sequence[_Step], n_actors: int, zeros: tuple[Sequence[Arrays | None], Sequence[Arrays | None]] | None = None
 ) -> TransitionRows:
-    """Steps as rows.
+    """Convert steps to rows.
 
     :param steps: The steps.
     :param n_actors: Number of actors of a complete step.
-    :param zeros: What stands for missing observations and actions, by actor; `None`: zeros like those of other steps.
+    :param zeros: Values of missing observations and actions, by actor; `None`: zeros like those of other steps.
     """
     observation_zeros, action_zeros = zeros or ([None] * n_actors, [None] * n_actors)
     padding = [[0.0] * (n_actors - len(step.rewards)) for step in steps]
@@ -88,7 +88,7 @@ def _stack(dictionaries: Sequence[Mapping[str, Any] | None], zeros: Arrays | Non
 
 
 def _clipped(bounds: ActionBounds, actions: Arrays) -> Arrays:
-    """The actions, those of `Box` heads within their bounds, as they were on the way to the environment."""
+    """Return the actions, those of `Box` heads within their bounds, as they were on the way to the environment."""
     return {head: bounds.clip_rows(head, values) for head, values in actions.items()}
 
 
@@ -130,12 +130,12 @@ class RolloutRows:
         self._has_warned = False
 
     def reset(self) -> None:
-        """Drops steps that are under way: the environments are going to be reset."""
+        """Drop steps that are under way: the environments are going to be reset."""
         self._steps = [_Step() for _ in self._steps]
         self._finished = [[] for _ in self._steps]
 
     def state(self) -> list[dict[str, Any]]:
-        """The steps that are under way, by environment, and those that wait until they are an item."""
+        """Return the steps that are under way, by environment, and those that wait until they are an item."""
         return [
             {**vars(step), "waiting": [dict(vars(one)) for one in finished]}
             for step, finished in zip(self._steps, self._finished, strict=True)
@@ -144,7 +144,7 @@ class RolloutRows:
     def load_state(
         self, state: Sequence[Mapping[str, Any]], new_episodes: Collection[int] = (), with_numbers: bool = True
     ) -> None:
-        """Continues from a state that :meth:`state` returned.
+        """Continue from a state that :meth:`state` returned.
 
         :param state: The state.
         :param new_episodes: Environments that begin new episodes instead.
@@ -160,7 +160,7 @@ class RolloutRows:
                 self._steps[index] = under_way
 
     def convert(self, columns: RolloutColumns, first_number: int) -> TransitionRows:
-        """The rows of a rollout, those of one environment after another, in arrays of their own.
+        """Return the rows of a rollout, those of one environment after another, in arrays of their own.
 
         Actions are clipped to their space, as they were on the way to the environment.
 
@@ -282,7 +282,7 @@ class RolloutRows:
                 )
 
     def _is_of_next_actor(self, final: FinalObservationEntry, n_substeps: int) -> bool:
-        """Whether the last observation of a truncated episode is of the actor that would have acted."""
+        """Return whether the last observation of a truncated episode is of the actor that would have acted."""
         expected = self._actors[n_substeps % len(self._actors)]
         if final.actor_id == expected:
             return True
@@ -370,7 +370,7 @@ def rows_of_records(
 
 
 def record_of_batch(batch: TransitionBatch) -> StructuredSpacesRecord:
-    """A batch as records: one for each actor that acted in any of its rows, with its next observation."""
+    """Return a batch as records: one for each actor that acted in any of its rows, with its next observation."""
     record = StructuredSpacesRecord()
     last = len(batch.actors) - 1
     for position, actor in enumerate(batch.actors):
@@ -439,7 +439,7 @@ def _step(
 
 
 def _within(space: spaces.Dict, actions: Arrays, acted: np.ndarray) -> Arrays:
-    """The actions, those of `Box` heads clipped, where they are elements of their space."""
+    """Return the actions, those of `Box` heads clipped, where they are elements of their space."""
     bounds, checked = ActionBounds(space), dict(actions)
     for head, values in actions.items():
         entry = space.spaces.get(head)

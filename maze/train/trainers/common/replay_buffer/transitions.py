@@ -2,8 +2,8 @@
 
 A row is one *environment step* with all of its sub-steps, whose actors act in a fixed order. An episode that ends in
 mid-step leaves a row with fewer sub-steps; the rest of it is zero, except observations: networks have to be able to
-evaluate them, although nobody learns from it. There stands what the next actor would have answered where the episode
-was cut off, and otherwise something that the observation space allows.
+evaluate them, although they are not learned from. They hold the observation of the next actor where the episode was
+truncated, and otherwise a value that the observation space allows.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class TransitionBatch:
         return None if self.n_substeps is None or position == 0 else (self.n_substeps > position).float()
 
     def ended_at(self, position: int) -> Tensor:
-        """Whether the episode terminated with the sub-step of an actor.
+        """Return whether the episode terminated with the sub-step of an actor.
 
         :param position: Which actor of the step.
         :return: Booleans `[B]`.
@@ -109,7 +109,7 @@ class TransitionBatch:
 
 @dataclass
 class NStepReturns:
-    """What followed rows over several environment steps."""
+    """Rewards and observations that followed rows over several environment steps."""
 
     rewards: Tensor
     """float32 `[B, n_actors]`: discounted sum of the rewards from each sub-step on."""
@@ -125,7 +125,7 @@ class NStepReturns:
 
 
 def fixed_actors(agent_counts_dict: Mapping[StepKeyType, int]) -> list[ActorID]:
-    """The actors of an environment step, in their order.
+    """Return the actors of an environment step, in their order.
 
     :raises ConfigError: Their number changes.
     """
@@ -145,7 +145,7 @@ class TransitionColumns:
     :param actors: Actors of an environment step.
     :param observation_shapes: Shape and type of each observation, by actor.
     :param action_shapes: Shape and type of each action, by actor.
-    :param unobserved: What stands for observations of an actor that did not get any, by actor.
+    :param unobserved: Values of missing observations, by actor.
     :raises ConfigError: There is not enough memory for it.
     """
 
@@ -210,7 +210,7 @@ class TransitionColumns:
         return min(self.n_added, self.capacity)
 
     def add(self, rows: TransitionRows) -> None:
-        """Adds rows; the oldest ones make room."""
+        """Add rows; the oldest ones make room."""
         n = len(rows)
         numbers = np.arange(self.n_added, self.n_added + n)
         slots: Any = numbers % self.capacity
@@ -232,7 +232,7 @@ class TransitionColumns:
         self.n_added += n
 
     def observations_since(self, first: int) -> Iterator[Arrays]:
-        """What actors saw in the rows that are still here and not older than a number.
+        """Yield the observations of actors in the rows that are still held and not older than a number.
 
         :param first: Number of the first of them, counted over all that were ever added.
         :return: Of each actor, arrays `[n, ...]`.
@@ -255,7 +255,7 @@ class TransitionColumns:
         self.next_row[follows[known] % self.capacity] = numbers[known]
 
     def read(self, slots: np.ndarray, device: str) -> TransitionBatch:
-        """The rows in the given places.
+        """Return the rows in the given places.
 
         :param slots: int64 `[B]`, below the number of rows.
         :param device: Where the tensors go.
@@ -324,13 +324,13 @@ class TransitionColumns:
         return int(total * len(self) / self.capacity)
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of the rows held, as tensors and plain values."""
+        """Return copies of the rows held, as tensors and plain values."""
         n = len(self)
         arrays = {name: torch.from_numpy(array[:n].copy()) for name, array in self._arrays().items()}
         return {"n_added": self.n_added, "capacity": self.capacity, "all_complete": self.all_complete, "arrays": arrays}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what :meth:`state_dict` gave.
+        """Restore what :meth:`state_dict` gave.
 
         :raises ConfigError: The saved rows do not fit.
         """

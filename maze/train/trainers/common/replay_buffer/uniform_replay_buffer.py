@@ -35,9 +35,9 @@ class UniformReplayBuffer(BaseReplayBuffer):
         self.n_drawn = 0
         """Number of items ever drawn."""
         self.lacks_rows = False
-        """Whether it goes on from a buffer whose content is not here."""
+        """Whether it resumes a buffer without its content."""
         self._n_left_behind = 0
-        """Number of items added to a buffer that this one goes on from without its content."""
+        """Number of items added to the buffer that this one resumes without its content."""
         self._rng = np.random.default_rng(seed)
         self._columns: TransitionColumns | None = None
         self._item_length: int | None = None
@@ -93,7 +93,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
         action_spaces_dict: Mapping[StepKeyType, spaces.Dict],
         item_length: int = 1,
     ) -> None:
-        """Makes the arrays for an environment; if there are some already, they stay.
+        """Make the arrays for an environment; if there are some already, they stay.
 
         :param actors: The actors of an environment step, in their order.
         :param observation_spaces_dict: Observation spaces by step key.
@@ -120,7 +120,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
 
     @override(BaseReplayBuffer)
     def add_rows(self, rows: TransitionRows) -> None:
-        """Adds steps that are rows already; with items of several steps, whole items."""
+        """Add steps that are rows already; with items of several steps, whole items."""
         columns = self.columns
         if len(rows) % self.item_length or columns.n_added % self.item_length:
             raise ConfigError(
@@ -145,7 +145,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
 
     @override(BaseReplayBuffer)
     def sample_transitions(self, n_samples: int, learner_device: str) -> TransitionBatch:
-        """Draws items as one batch of environment steps, those of an item one after the other.
+        """Draw items as one batch of environment steps, those of an item one after the other.
 
         :param n_samples: Number of items.
         :param learner_device: Where the tensors shall be.
@@ -154,7 +154,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
 
     @override(BaseReplayBuffer)
     def state_dict(self, with_content: bool = True) -> dict[str, Any]:
-        """Generator, counts and, if wanted, all items; plain values and tensors."""
+        """Generator, counts and optionally all items; plain values and tensors."""
         bits = self._rng.bit_generator.state
         return {
             "generator": [bits["state"]["state"], bits["state"]["inc"], bits["has_uint32"], bits["uinteger"]],
@@ -166,7 +166,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
 
     @override(BaseReplayBuffer)
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from a state; without content in it, with the items there are.
+        """Continue from a state; without content in it, with the items there are.
 
         :raises ConfigError: The items have another length, or there is room for more or fewer of them.
         """
