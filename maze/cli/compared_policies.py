@@ -15,6 +15,7 @@ from maze.cli.run_summary import algorithm_name
 from maze.cli.stored_model import packages_trusted_by
 from maze.core.errors import ConfigError, did_you_mean
 from maze.core.rollout.recording import TRAJECTORY_DIR
+from maze.core.trajectory_recording.datasets.minari_data import PREFIX as MINARI
 from maze.core.utils.config_utils import read_config
 from maze.core.utils.factory import TARGET_KEY
 from maze.core.utils.files import read_json_object
@@ -41,6 +42,8 @@ def complete_policies(cfg: DictConfig, project: Path, overrides: Sequence[str]) 
     """
     named = {override.lstrip("+~").partition("=")[0].partition(".")[0] for override in overrides}
     reader = PolicyReader(cfg, project, named)
+    if isinstance(cfg.get("data"), str) and not cfg.data.startswith(MINARI):
+        cfg.data = str(project / cfg.data)
     if is_gate(cfg):
         _complete_gate(cfg, project)
         reader.where = " or ".join(GATE)
