@@ -150,7 +150,10 @@ def test_other_files_are_refused(tmp_path, content, message):
 
 @pytest.mark.parametrize(
     ("module", "owner", "message"),
-    [("os", "system", "allow_pickle"), ("stable_baselines3.common.utils", "set_random_seed", "is no class of networks")],
+    [
+        ("os", "system", "allow_pickle"),
+        ("stable_baselines3.common.utils", "set_random_seed", "is no class of networks"),
+    ],
 )
 def test_what_a_file_names_as_its_policy_is_not_called_unless_it_is_one(saved, tmp_path, module, owner, message):
     _, path = saved("ppo")
