@@ -134,7 +134,7 @@ def table(
 def train_all(
     names: list[str], n_seeds: int, directory: Path, overrides: list[str], n_jobs: int
 ) -> tuple[dict[str, list[Path]], dict[str, float]]:
-    """Trains what is not trained yet; directories and mean seconds, by what was trained with."""
+    """Train what is not trained yet; directories and mean seconds, by what was trained with."""
     by_name = {
         name: [
             Training("job_shop_ppo", directory / f"job_shop-{name}-{seed}", seed, (*EXPERIMENTS[name], *overrides))
