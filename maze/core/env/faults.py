@@ -185,7 +185,6 @@ _CALLERS = (
     "maze.core.env.maze_env",
     "maze.core.wrappers.wrapper",
     "maze.core.wrappers.log_stats_wrapper",
-    "maze.core.wrappers.episode_recorder",
 )
 """Modules whose methods of these names only call other methods."""
 

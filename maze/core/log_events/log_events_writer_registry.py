@@ -6,19 +6,13 @@ from functools import partial
 
 from maze.core.log_events.episode_event_log import EpisodeEventLog
 from maze.core.log_events.log_events_writer import LogEventsWriter
-from maze.core.log_stats.log_stats import StatsContext
+from maze.core.log_stats.log_stats import StatsContext, of_active_context
 
 
 class _ActiveContextView(type):
     """Metaclass whose attribute is that of the active context."""
 
-    @property
-    def writers(cls) -> list[LogEventsWriter]:
-        return StatsContext.active().event_writers
-
-    @writers.setter
-    def writers(cls, writers: list[LogEventsWriter]) -> None:
-        StatsContext.active().event_writers = writers
+    writers = of_active_context("event_writers")
 
 
 class LogEventsWriterRegistry(metaclass=_ActiveContextView):

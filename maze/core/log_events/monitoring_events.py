@@ -21,7 +21,7 @@ from maze.core.log_stats.event_decorators import (
     define_stats_grouping,
     define_step_stats,
 )
-from maze.core.log_stats.reducer_functions import histogram
+from maze.core.log_stats.reduction import histogram
 
 
 class DiscreteActionEvents(ABC):

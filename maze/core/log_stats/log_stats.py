@@ -459,32 +459,24 @@ _entered: ContextVar[StatsContext | None] = ContextVar("maze_stats", default=Non
 _open_contexts: list[tuple[int, StatsContext]] = []  # with their threads; for threads without one
 
 
+def of_active_context(name: str) -> Any:
+    """Return a property of a metaclass: an attribute of the active context, readable and writable."""
+
+    def read(_: type) -> Any:
+        return getattr(StatsContext.active(), name)
+
+    def write(_: type, value: Any) -> None:
+        setattr(StatsContext.active(), name, value)
+
+    return property(read, write)
+
+
 class _ActiveContextView(type):
     """Metaclass whose attributes are those of the active context."""
 
-    @property
-    def global_log_stats_writers(cls) -> list[LogStatsWriter]:
-        return StatsContext.active().writers
-
-    @global_log_stats_writers.setter
-    def global_log_stats_writers(cls, writers: list[LogStatsWriter]) -> None:
-        StatsContext.active().writers = writers
-
-    @property
-    def hook_on_log_step(cls) -> list[Callable[[], Any]]:
-        return StatsContext.active().hooks
-
-    @hook_on_log_step.setter
-    def hook_on_log_step(cls, hooks: list[Callable[[], Any]]) -> None:
-        StatsContext.active().hooks = hooks
-
-    @property
-    def global_step(cls) -> int:
-        return StatsContext.active().step
-
-    @global_step.setter
-    def global_step(cls, step: int) -> None:
-        StatsContext.active().step = step
+    global_log_stats_writers = of_active_context("writers")
+    hook_on_log_step = of_active_context("hooks")
+    global_step = of_active_context("step")
 
 
 class GlobalLogState(metaclass=_ActiveContextView):

@@ -15,9 +15,6 @@ from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.log_events.monitoring_events import ActionEvents, ObservationEvents, RewardEvents
 from maze.core.wrappers.wrapper import Wrapper
 
-FireAction = Callable[[ActionEvents, str, str, Any], None]
-"""Fires the events of one action head: topic, step key, agent name, action."""
-
 
 class MazeEnvMonitoringWrapper(Wrapper[MazeEnv[Any]]):
     """Fire events for observations, actions and rewards, whose statistics are figures of their distributions.
@@ -102,12 +99,10 @@ class MazeEnvMonitoringWrapper(Wrapper[MazeEnv[Any]]):
         _fire_each(events.observation_processed, step_key, agent, self._observation)
 
     def _log_actions(self, key: StepKeyType, step_key: str, agent: str, action: Any) -> None:
-        is_dict = isinstance(action, Mapping)
-        for name, fire in self._actions.get(key, {}).items():
-            if not is_dict:
-                fire(self.action_events, step_key, agent, action)
-            elif name in action:
-                fire(self.action_events, step_key, agent, action[name])
+        values = action if isinstance(action, Mapping) else {"action": action}
+        for name, space in self._actions.get(key, {}).items():
+            if name in values:
+                _fire_action(self.action_events, step_key, agent, name, space, values[name])
 
 
 def step_key_name(step_key: StepKeyType) -> str:
@@ -132,43 +127,26 @@ def _fire_each(event: Callable[..., None], step_key: str, agent: str, observatio
         event(step_key=step_key, agent_name=agent, name=name, value=np.array(value))
 
 
-def _action_heads(space: spaces.Space[Any]) -> dict[str, FireAction]:
-    """What to fire for each entry of an action space."""
-    heads = space.spaces.items() if isinstance(space, spaces.Dict) else [("action", space)]
-    return {name: fire for name, subspace in heads if (fire := _fire_function(name, subspace)) is not None}
+def _action_heads(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]]:
+    """Return the space of each entry of an action space."""
+    return dict(space.spaces) if isinstance(space, spaces.Dict) else {"action": space}
 
 
-def _fire_function(name: str, space: spaces.Space[Any]) -> FireAction | None:
+def _fire_action(
+    events: ActionEvents, step_key: str, agent: str, name: str, space: spaces.Space[Any], action: Any
+) -> None:
+    """Fire the events of one action head."""
     if isinstance(space, spaces.Discrete):
-        n, start = int(space.n), int(space.start)
-
-        def discrete(events: ActionEvents, step_key: str, agent: str, action: Any) -> None:
-            events.discrete_action(step_key, agent, name, value=int(action) - start, action_dim=n)
-
-        return discrete
-    if isinstance(space, spaces.MultiDiscrete):
-        sizes = space.nvec.ravel().tolist()
-
-        def multi_discrete(events: ActionEvents, step_key: str, agent: str, action: Any) -> None:
-            for index, (value, size) in enumerate(zip(np.ravel(action).tolist(), sizes, strict=True)):
-                events.discrete_action(step_key, agent, f"{name}_{index}", value=int(value), action_dim=int(size))
-
-        return multi_discrete
-    if isinstance(space, spaces.MultiBinary):
-        n_binary = int(np.prod(space.shape))
-
-        def multi_binary(events: ActionEvents, step_key: str, agent: str, action: Any) -> None:
-            for index in np.flatnonzero(np.ravel(action)).tolist():
-                events.multi_binary_action(step_key, agent, name, value=index, num_binary_actions=n_binary)
-
-        return multi_binary
-    if isinstance(space, spaces.Box):
-
-        def continuous(events: ActionEvents, step_key: str, agent: str, action: Any) -> None:
-            events.continuous_action(step_key, agent, name, value=np.array(action, dtype=np.float64).ravel())
-
-        return continuous
-    return None
+        events.discrete_action(step_key, agent, name, value=int(action) - int(space.start), action_dim=int(space.n))
+    elif isinstance(space, spaces.MultiDiscrete):
+        for index, (value, size) in enumerate(zip(np.ravel(action), space.nvec.ravel(), strict=True)):
+            events.discrete_action(step_key, agent, f"{name}_{index}", value=int(value), action_dim=int(size))
+    elif isinstance(space, spaces.MultiBinary):
+        for index in np.flatnonzero(np.ravel(action)).tolist():
+            n_binary = int(np.prod(space.shape))
+            events.multi_binary_action(step_key, agent, name, value=index, num_binary_actions=n_binary)
+    elif isinstance(space, spaces.Box):
+        events.continuous_action(step_key, agent, name, value=np.array(action, dtype=np.float64).ravel())
 
 
 class MazeEnvTap:
