@@ -241,7 +241,7 @@ def main() -> None:
         header = ["gap to best known, %" if not arguments.temperatures else "above lower bound, %", *sizes, "seeds"]
         lines = markdown_table(header, [cells(name, row, sizes) for name, row in found.items()])
         for name, of_name in seconds.items():
-            lines += f"\n\nA training ({name}): {of_name / 60:.0f} minutes."
+            lines += f"\n\nRun time ({name}): {of_name / 60:.0f} minutes."
         print(f"\n{lines}")
         if arguments.markdown:
             write_table(arguments.markdown, arguments.table, lines)

@@ -88,7 +88,7 @@ class Row:
         return [self.setting, reference, rules, self.published, *figures, f"{len(self.learned)}"]
 
 
-HEADER = ["setting", "reference", "rules", "published", "learned", "gap", "seconds per run", "seeds"]
+HEADER = ["setting", "reference", "heuristics", "published", "learned", "gap", "seconds per run", "seeds"]
 """Of the table; intervals are for 95 %."""
 
 

@@ -8,8 +8,8 @@ fourth time a node with all its actors instead; another node joins some seconds 
 over goes on: trainings are resumed for as many epochs again, rollouts begin anew. A run passes if
 
 * it ends by itself with status 0, and no update is missing: the record of the run has the requested number of
-  environment steps (PPO, IMPALA); the weights are bit for bit those of an undisturbed run (ES); each episode is delivered
-  once, with the seeds that `runner=sequential` has (rollouts);
+  environment steps (PPO, IMPALA); the weights are bit for bit those of an undisturbed run (ES); each episode is
+  delivered once, with the seeds that `runner=sequential` has (rollouts);
 * when it is over there is no process of an actor, and after the cluster's end no process at all and no file in /dev/shm
   more than before; meanwhile, the learner has not opened more and more descriptors.
 
