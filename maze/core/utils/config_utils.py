@@ -116,8 +116,8 @@ class EnvFactory:
 
     :param env: Configuration of the environment, the id of a gymnasium environment, the name of a PettingZoo
         environment with its family, or a class or function without arguments that makes an environment of Maze or of
-        one of these. An environment object is copied by every call. A vector environment of gymnasium, or a function that makes one
-        for `num_envs` members, becomes a :class:`~maze.core.wrappers.gym_vector_env.GymVectorMazeEnv`.
+        one of these. An environment object is copied by every call. A vector environment of gymnasium, or a function
+        that makes one for `num_envs` members, becomes a :class:`~maze.core.wrappers.gym_vector_env.GymVectorMazeEnv`.
     :param wrappers: Wrappers to apply, the first one innermost.
     :param timeout: Time limit of a step or reset in seconds; `None`: none.
     """
