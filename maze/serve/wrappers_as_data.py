@@ -316,7 +316,7 @@ def _add_split(wrapper: SplitActionsWrapper, operations: Operations) -> None:
                 operations.actions[key].insert(0, {**operation, "indices": dict(split.indices)})
 
 
-def _add_skip(wrapper: StepSkipWrapper[Any], operations: Operations) -> None:
+def _add_skip(wrapper: StepSkipWrapper, operations: Operations) -> None:
     env: Any = wrapper.env
     for key in operations.observations:
         operations.observations[key].append({"op": "skip", "n_steps": wrapper.n_steps})
