@@ -83,6 +83,8 @@ class ExternalCoreEnv(CoreEnv):
     :param agent_counts_dict: Number of agents of each sub-step.
     """
 
+    is_simulated = False
+
     def __init__(
         self,
         context: EnvironmentContext,

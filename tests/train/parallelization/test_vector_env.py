@@ -185,7 +185,7 @@ def test_finished_episodes_are_reported_with_their_environment(env_class):
 def test_epoch_statistics_count_a_quota_of_episodes_of_each_environment(env_class):
     env = env_class([partial(counting_env, endings) for endings in ENDINGS])
     env.reset()
-    env.episode_quota = quota = np.array([2, 1, 0])
+    env.episode_budget = quota = np.array([2, 1, 0])
     for _ in range(7):
         env.step(moves(0, 0, 0))
     assert quota.tolist() == [0, 0, 0]
@@ -195,7 +195,7 @@ def test_epoch_statistics_count_a_quota_of_episodes_of_each_environment(env_clas
         for name in ("episode_count", "min", "max", "mean")
     }
     assert values == {"episode_count": 3, "min": 1.0, "max": 6.0, "mean": pytest.approx(8 / 3)}
-    env.episode_quota = None
+    env.episode_budget = None
     env.step(moves(0, 0, 0))
     env.write_epoch_stats()
     assert env.get_stats_value(BaseEnvEvents.reward, LogStatsLevel.EPOCH, name="episode_count") == 2
