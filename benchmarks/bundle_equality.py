@@ -91,7 +91,7 @@ class Difference(NamedTuple):
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--states", type=int, default=10_000)
     parser.add_argument("--epochs", type=int, default=3)
@@ -113,7 +113,7 @@ def main() -> None:
 
 
 def trained(name: str, run: Path, n_epochs: int = 1) -> Path:
-    """Trains the policy of a case for a moment.
+    """Train the policy of a case for a moment.
 
     :param name: Of the case.
     :param run: Where to.
@@ -155,7 +155,7 @@ def raw_action(action: Any, operations: Operations, actor: ActorID) -> Any:
 
 
 def compared(bundle: PolicyBundle, run: Path, n_states: int, seed: int = 1) -> Difference:
-    """Lets the trained policy act, and shows the bundle what it was shown.
+    """Let the trained policy act, and shows the bundle what it was shown.
 
     :param bundle: Made of the run.
     :param run: The run.
@@ -229,7 +229,7 @@ def same(found: Any, expected: Any) -> bool:
 def draw_p_values(
     bundle: PolicyBundle, policy: TorchPolicy, actor: Any, batch: Any, inputs: Any, states: Any, seed: int
 ) -> list[float]:
-    """Draws many actions in one state from both, and compares how often they fall where."""
+    """Draw many actions in one state from both, and compares how often they fall where."""
     many = {key: np.repeat(value, N_DRAWS, axis=0) for key, value in batch.items()}
     states = {key: np.repeat(value, N_DRAWS, axis=0) for key, value in states.items()}
     run = StepRun({key: torch.from_numpy(array) for key, array in states.items()})
