@@ -1,29 +1,27 @@
-"""Episodes that begin somewhere in the middle."""
+"""Random steps at the beginning of episodes."""
 
 from __future__ import annotations
 
 import copy
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
 from maze.core.annotations import override
 from maze.core.env.simulated_env_mixin import Future
-from maze.core.env.structured_env import StructuredEnv
 from maze.core.env.time_env_mixin import TimeEnvMixin
 from maze.core.errors import ConfigValueError
-from maze.core.wrappers.wrapper import EnvType, Wrapper
+from maze.core.wrappers.wrapper import Wrapper
 
 
-class RandomResetWrapper(Wrapper[Union[StructuredEnv, EnvType]]):
-    """Takes a random number of random environment steps at the beginning of each episode.
+class RandomResetWrapper(Wrapper[Any]):
+    """Take a random number of random environment steps at the beginning of each episode.
 
-    Skipped steps count for the environment's time. Where the episode ends meanwhile, the next one takes its place and
-    skipping goes on.
+    Skipped steps count for the environment time. If the episode ends meanwhile, skipping continues in the next one.
 
     :param env: The environment to wrap.
-    :param min_skip_steps: Least number of steps to skip.
-    :param max_skip_steps: Greatest number of steps to skip.
+    :param min_skip_steps: Smallest number of steps to skip.
+    :param max_skip_steps: Largest number of steps to skip.
     :raises ConfigError: The range is empty, or negative.
     """
 
@@ -39,16 +37,15 @@ class RandomResetWrapper(Wrapper[Union[StructuredEnv, EnvType]]):
         self.min_skip_steps = min_skip_steps
         self.max_skip_steps = max_skip_steps
         self._rng = np.random.RandomState()
-        # Copies: what others sample from the environment's spaces has no influence on the actions taken here.
+        # Copies: samples drawn elsewhere from the environment's spaces do not influence the actions taken here.
         self._action_spaces = copy.deepcopy(dict(env.action_spaces_dict))
 
     def seed(self, seed: int) -> None:
-        """Seeds the environment and the choice of the steps and their number."""
+        """Seed the environment and the random steps."""
         self._rng = np.random.RandomState(seed)
         for space in self._action_spaces.values():
             space.seed(int(self._rng.randint(2**31 - 1)))
-        env: Any = self.env
-        env.seed(seed)
+        self.env.seed(seed)
 
     @override(Wrapper)
     def reset(self) -> Any:
@@ -60,9 +57,8 @@ class RandomResetWrapper(Wrapper[Union[StructuredEnv, EnvType]]):
         return observation
 
     def _skip_env_step(self) -> tuple[Any, bool]:
-        """Takes the random sub-steps of one environment step."""
-        env: Any = self.env
-        get_time = env.get_env_time if isinstance(env, TimeEnvMixin) else None
+        """Take the random sub-steps of one environment step."""
+        get_time = self.env.get_env_time if isinstance(self.env, TimeEnvMixin) else None
         time_before = None if get_time is None else get_time()
         while True:
             observation, _, done, _ = self._env_step(self._sample_action())
@@ -73,11 +69,10 @@ class RandomResetWrapper(Wrapper[Union[StructuredEnv, EnvType]]):
         spaces = self._action_spaces
         if len(spaces) == 1:
             return next(iter(spaces.values())).sample()
-        env: Any = self.env
-        return spaces[env.actor_id().step_key].sample()
+        return spaces[self.env.actor_id().step_key].sample()
 
     @override(Wrapper)
-    def clone_from(self, env: RandomResetWrapper[Any], future: Future = "same") -> None:
+    def clone_from(self, env: RandomResetWrapper, future: Future = "same") -> None:
         super().clone_from(env, future)
         self._rng.set_state(env._rng.get_state())
         self._action_spaces = copy.deepcopy(env._action_spaces)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, ClassVar, Union
+from typing import Any, ClassVar
 
 from maze.core.annotations import override
 from maze.core.env.base_env import TRUNCATION_KEY, BaseEnv
 from maze.core.env.time_env_mixin import TimeEnvMixin
 from maze.core.errors import ConfigError, ConfigValueError
-from maze.core.wrappers.wrapper import EnvType, Wrapper
+from maze.core.wrappers.wrapper import Wrapper
 from maze.utils.timeout import Timeout
 
 
-class TimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]], BaseEnv):
-    """Cuts episodes off after a number of environment steps.
+class TimeLimitWrapper(Wrapper[Any], BaseEnv):
+    """Truncate episodes after a number of environment steps.
 
-    An episode that ends by itself in its last permitted step has terminated and is not truncated. Sub-steps do not
-    count; where the environment does not know its time, calls of `step` do.
+    An episode that terminates in its last permitted step is not truncated. Sub-steps do not count; for environments
+    without `get_env_time`, calls of `step` do.
 
     :param env: The environment to wrap, a Maze or a gymnasium one.
     :param max_episode_steps: Environment steps of an episode; None or 0: no limit.
@@ -29,23 +29,22 @@ class TimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]], BaseEnv):
 
     TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper.TRANSIENT, "_get_env_time", "_context")
 
-    def __init__(self, env: BaseEnv | EnvType, max_episode_steps: int | None = None) -> None:
+    def __init__(self, env: Any, max_episode_steps: int | None = None) -> None:
         self.set_max_episode_steps(max_episode_steps)
         self._elapsed_steps = 0
         self.n_cut_off = 0
-        """Number of episodes that were cut off so far."""
+        """Number of truncated episodes so far."""
         self._next_seed: int | None = None
         super().__init__(env)
 
     @override(Wrapper)
     def _bind(self) -> None:
         super()._bind()
-        env: Any = self.env
-        self._get_env_time = env.get_env_time if isinstance(env, TimeEnvMixin) else None
-        self._context = getattr(env, "context", None) if not self._is_gymnasium else None
+        self._get_env_time = self.env.get_env_time if isinstance(self.env, TimeEnvMixin) else None
+        self._context = getattr(self.env, "context", None) if not self._is_gymnasium else None
 
     def set_max_episode_steps(self, max_episode_steps: int | None) -> None:
-        """Sets another limit, valid from the next step on.
+        """Set the limit, valid from the next step on.
 
         :param max_episode_steps: Environment steps of an episode; None or 0: no limit.
         :raises ConfigError: It is negative.
@@ -87,20 +86,18 @@ class TimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]], BaseEnv):
 
     @override(BaseEnv)
     def seed(self, seed: Any) -> None:
-        env: Any = self.env
-        if self._is_gymnasium and not hasattr(env, "seed"):
-            self._next_seed = seed  # gymnasium takes it at the next reset
+        if self._is_gymnasium and not hasattr(self.env, "seed"):
+            self._next_seed = seed  # gymnasium is seeded at the next reset
         else:
-            env.seed(seed)
+            self.env.seed(seed)
 
     @override(BaseEnv)
     def close(self) -> None:
-        env: Any = self.env
-        env.close()
+        self.env.close()
 
 
 def _cut_off(result: Any) -> Any:
-    """The step's result with the episode cut off, unless it is over anyway."""
+    """Return the result of the step with the episode truncated, unless it has ended."""
     if len(result) == 5:
         observation, reward, terminated, truncated, info = result
         return observation, reward, terminated, truncated or not terminated, info
@@ -110,20 +107,20 @@ def _cut_off(result: Any) -> Any:
     return observation, reward, True, info
 
 
-class CallTimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]]):
-    """Raises a `TimeoutError` in a step or reset that takes too long; its traceback shows where it was.
+class CallTimeLimitWrapper(Wrapper[Any]):
+    """Raise a `TimeoutError` in a step or reset that takes too long; its traceback shows the position.
 
-    Native code is interrupted when it returns to Python, not before. Works in the main thread of a process on Unix, as
-    in worker processes; elsewhere there is no limit.
+    Native code is interrupted when it returns to Python, not before. The limit applies in the main thread of a process
+    on Unix, which includes worker processes.
 
     :param env: The environment to wrap.
-    :param seconds: What a call may take; fractions are allowed.
+    :param seconds: Longest duration of a call; fractions are allowed.
     """
 
     keeps_observations_and_actions = True
     records_only = True
 
-    def __init__(self, env: BaseEnv | EnvType, seconds: float) -> None:
+    def __init__(self, env: Any, seconds: float) -> None:
         self.seconds = checked_time_limit("seconds", seconds)
         super().__init__(env)
 
@@ -143,9 +140,9 @@ class CallTimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]]):
 
 
 def checked_time_limit(name: str, seconds: Any) -> float | None:
-    """Returns a time limit in seconds; `None` where there is none.
+    """Return a time limit in seconds; `None` where there is none.
 
-    :param name: Where it comes from, for the error message.
+    :param name: Key of the configuration, for the error message.
     :param seconds: A positive number, or `None`.
     :raises ConfigError: It is something else.
     """

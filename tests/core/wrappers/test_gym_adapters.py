@@ -142,7 +142,7 @@ def test_masks_in_the_info_or_by_a_method_become_observations():
     shown.action_masks = lambda: [True, False]
     assert action_mask_name(shown) == "action_masks"
     shown = Shown(spaces.Discrete(4))
-    shown.action_mask = lambda state: [True, False]  # nobody knows the state
+    shown.action_mask = lambda state: [True, False]  # the state is unknown
     shown.valid_action_mask = lambda mode=None: [True, False]
     assert action_mask_name(shown) == "valid_action_mask"
 
@@ -181,7 +181,7 @@ def test_a_mask_arrives_however_the_environment_is_given(way):
 def test_a_mask_is_left_out_or_required():
     assert list(GymMazeEnv(Masked(), action_mask=False).observation_space) == ["observation"]
     assert list(EnvFactory({"_target_": TARGET, "action_mask": False})().observation_space) == ["observation"]
-    with pytest.raises(ConfigError, match=r"env.action_mask=True: expected Masked to give a mask"):
+    with pytest.raises(ConfigError, match=r"env.action_mask=True: expected Masked to have a mask"):
         EnvFactory({"_target_": TARGET, "key": "legal", "action_mask": True})()
 
 
