@@ -119,7 +119,8 @@ class PolicyReader:
         """Return a label and the configuration, with `trainings` if there are several."""
         if isinstance(entry, Mapping):
             if "base" in entry:
-                return _ROLLOUT, self.planned({**self._option(_ROLLOUT), **entry})
+                option = "exploring" if "epsilon" in entry else _ROLLOUT
+                return option, self.planned({**self._option(option), **entry})
             if TARGET_KEY in entry or _GROUP in entry:
                 return str(entry.get(TARGET_KEY, _GROUP)).rpartition(".")[2], dict(entry)
             if len(entry) == 1:

@@ -29,6 +29,7 @@ from maze.offline.estimate import (
 from maze.offline.logged_steps import LoggedSteps
 from maze.report.page import Cell, Page, fact_list, number_text, page_section, table
 from maze.runner import Runner
+from maze.utils.process import use_one_thread
 
 ESTIMATES_FILE, PAGE_FILE = "estimates.csv", "report.html"
 _HEADER = ("policy", "estimator", "estimate", "95 %", "effective episodes", "largest weight", "without support")
@@ -75,6 +76,7 @@ class EstimationRunner(EvaluationRunner):
 
     @override(Runner)
     def run(self, **kwargs: Any) -> None:
+        use_one_thread()  # small matrices: more threads only compete
         config = EstimationConfig(
             gamma=self.gamma,
             estimators=tuple(self.estimators or ESTIMATORS),
@@ -159,7 +161,7 @@ def estimation_page(entries: Sequence[PolicyEstimate], data: LoggedSteps, writte
     facts = [
         ("Episodes", str(data.n_episodes)),
         ("Decisions", f"{len(data)} ({lengths.min()} to {lengths.max()} in an episode)"),
-        ("Truncated episodes", str(int(data.truncated.sum()))),
+        ("Truncated episodes", f"{int(data.truncated.sum())}; they continue in estimates with fitted values only"),
         ("Probabilities of the actions", "unknown" if np.isnan(data.propensities).any() else "known"),
     ]
     return Page(
