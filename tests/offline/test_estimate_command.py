@@ -26,7 +26,8 @@ def test_a_recorded_rollout_is_evaluated_for_other_policies(
     capfd.readouterr()
     policies = f"policies={{old: {OLD}, random: random, cautious: {{_target_: {CARTPOLE}}}}}"
     assert main([*command, policies, "behaviour=old", "runner.gamma=1.0", "runner.min_effective_episodes=20"]) == 0
-    rows = list(csv.DictReader(next(Path("log").glob("estimate*/*/estimates.csv")).open()))
+    text = next(Path("log").glob("estimate*/*/estimates.csv")).read_text()
+    rows = list(csv.DictReader(text.splitlines()))
     found = {(row["policy"], row["estimator"]): row for row in rows}
     assert float(found["old", "is"]["estimate"]) == pytest.approx(4.0)  # four steps, reward 1 each
     assert float(found["random", "pdis"]["low"]) <= 4.0 <= float(found["random", "pdis"]["high"])
