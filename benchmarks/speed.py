@@ -232,7 +232,7 @@ FIGURES = (
     ),
     Figure(
         "products",
-        "gradients of two layers: as trainers compute them / as torch does",
+        "gradients of two layers: of blocks / of torch",
         "perception.py --products --quick",
         lambda found: {
             name: found[name]["trainers"]

@@ -566,6 +566,6 @@ def test_a_single_environment_has_the_spaces_of_its_vector_environment():
 
     with pytest.raises(
         ConfigError,
-        match="the action spaces of a single environment, .* differ from those",
+        match=r"the action spaces of a single environment, .* differ from those",
     ):
         Batched().vector_env(lambda: Wider("CartPole-v1"), 2)
