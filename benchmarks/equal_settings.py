@@ -1,4 +1,4 @@
-"""Learning curves of PPO, A2C and SAC beside stable-baselines3: the same networks, weights, optimizer and settings.
+"""Compare learning curves of PPO, A2C and SAC with stable-baselines3: same networks, weights, optimizer and settings.
 
 Each run starts from the weights that stable-baselines3 draws for its seed (`--init own`: each from its own), takes the
 same number of environment steps with the same hyperparameters, and records every finished training episode in the same
@@ -13,7 +13,7 @@ Finished runs are kept in `--output` and not repeated, so that a long comparison
 
     python benchmarks/equal_settings.py --output results --seeds 10 --processes 2            # all, a few hours
     python benchmarks/equal_settings.py --output results --algorithms ppo_acrobot --seeds 3  # one, a few minutes
-    python benchmarks/equal_settings.py --output results --markdown docs/benchmarks/equal_settings.md
+    python benchmarks/equal_settings.py --output results --page docs/benchmarks/equal_settings.md
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ import gymnasium as gym
 import numpy as np
 import torch
 from torch import nn
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from benchmarks.page_tables import Curve, curve_chart, markdown_table, write_table
 
 N_FIFTHS = 5
 N_RESAMPLES = 10_000
@@ -60,15 +63,6 @@ ON_POLICY = {"entropy_coef": 0.0, "value_loss_coef": 0.5, "max_grad_norm": 0.5, 
 PPO_SETTINGS = {**ON_POLICY, "n_steps": 128, "batch_size": 256, "n_epochs": 10, "gae_lambda": 0.95, "clip_range": 0.2}
 A2C_SETTINGS = {**ON_POLICY, "n_steps": 16, "gae_lambda": 1.0, "normalize_advantage": False}
 SAC_SETTINGS = {"batch_size": 256, "learning_starts": 1000, "buffer_size": 50_000, "tau": 0.005, "eps": 1e-8}
-
-INTRODUCTION = """# PPO, A2C and SAC beside stable-baselines3 at equal settings
-
-Both take the same number of environment steps from the same initial weights, with the same networks, optimizer and
-settings (`TASKS` in `benchmarks/equal_settings.py`), and the same wrapper around the environments records their
-episodes. Each figure is the mean over seeds of the mean return of the training episodes that ended in a fifth of the
-training, with a bootstrap interval of 95 %; the last column is the difference of the means. Episodes count once each
-(`by episode`) or by their length (`by step`).
-"""
 
 TASKS = {
     "ppo_acrobot": Task("ppo", "Acrobot-v1", 80_000, 8, [64, 64], 3e-4, settings=PPO_SETTINGS),
@@ -405,20 +399,37 @@ def summary(task_name: str, directory: Path, seeds: range, init: str) -> list[di
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-    """The rows as a table."""
-    names = " | ".join(FRAMEWORKS)
-    lines = [
-        f"| task | counted | fifth | seeds | {names} | difference |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    """Return the table of the page: episodes weighted by their length."""
 
     def shown(row: dict[str, Any], name: str) -> str:
         return f"{row[name]:.1f} ({row[f'{name} low']:.1f} to {row[f'{name} high']:.1f})"
 
-    for row in rows:
-        figures = " | ".join(shown(row, name) for name in (*FRAMEWORKS, "difference"))
-        lines.append(f"| {row['task']} | {row['counted']} | {row['fifth']} | {row['seeds']} | {figures} |")
-    return "\n".join(lines)
+    cells = [
+        [row["task"], str(row["fifth"]), str(row["seeds"]), *(shown(row, name) for name in (*FRAMEWORKS, "difference"))]
+        for row in rows
+        if row["counted"] == "by step"
+    ]
+    return markdown_table(["task", "fifth", "seeds", *FRAMEWORKS, "difference"], cells)
+
+
+def chart(rows: list[dict[str, Any]]) -> str:
+    """Return the chart of the page: the learning curves of both frameworks with their intervals."""
+    panels = {}
+    for task in dict.fromkeys(row["task"] for row in rows):
+        of_task = [row for row in rows if row["task"] == task and row["counted"] == "by step"]
+        maze, peer = (
+            Curve(*([row[f"{name}{end}"] for row in of_task] for end in ("", " low", " high"))) for name in FRAMEWORKS
+        )
+        panels[task] = (maze, peer)
+    title = "Mean return of Maze and stable-baselines3 by fifth of the run, with 95 % intervals"
+    return curve_chart(title, panels, ("Maze", "stable-baselines3"), "fifth of the run")
+
+
+def write_page(page: Path, results: Path) -> None:
+    """Write table and chart of a page from stored rows."""
+    rows = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
+    write_table(page, "equal_settings", markdown(rows))
+    page.with_suffix(".svg").write_text(chart(rows), encoding="utf-8")
 
 
 def main() -> None:
@@ -429,7 +440,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--init", choices=("common", "own"), default="common", help="Maze's first weights")
     parser.add_argument("--output", type=Path, required=True, help="directory of the runs")
-    parser.add_argument("--markdown", type=Path, help="file for the table, besides the output")
+    parser.add_argument("--page", type=Path, help="page whose table, chart and stored rows are replaced")
     parser.add_argument("--one", nargs=4, metavar=("TASK", "FRAMEWORK", "SEED", "INIT"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     directory = arguments.output
@@ -451,10 +462,11 @@ def main() -> None:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(rows)
-    table = markdown(rows)
-    print(table)
-    if arguments.markdown:
-        arguments.markdown.write_text(f"{INTRODUCTION}\n{table}\n")
+    print(markdown(rows))
+    if arguments.page:
+        results = arguments.page.with_suffix(".jsonl")
+        results.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+        write_page(arguments.page, results)
 
 
 if __name__ == "__main__":

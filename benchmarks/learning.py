@@ -34,6 +34,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from benchmarks.page_tables import markdown_table
+
 
 @dataclass(frozen=True)
 class Target:
@@ -107,7 +110,7 @@ TARGETS = {
             # most probable actions may send the ball to and fro until the emulator ends the game after 27,000 steps
             n_evaluation_episodes=10,
         ),
-        # for comparison: whoever remembers nothing guesses, and reaches the right object half of the time
+        # for comparison: a policy without memory guesses, and reaches the right object half of the time
         Target(
             "minigrid_memory_ppo",
             "MiniGrid-MemoryS7-v0",
@@ -289,49 +292,29 @@ def run_one(target: Target, seed: int, keep: Path | None) -> Result:
     return result
 
 
-RETURNS = ("mean_return", "best_sampled", "last", "last_sampled", "in_training")
-"""What the best and the last policy reach, most probable and sampled actions, and the last 100 training episodes."""
+RETURNS = {
+    "mean_return": "best policy",
+    "best_sampled": "best, sampled",
+    "last": "last policy",
+    "last_sampled": "last, sampled",
+    "in_training": "last 100 training episodes",
+}
+"""Returns of the table: fields of a result, and names of their columns."""
 
 
 def table(results: Sequence[Result]) -> str:
-    """Markdown table over all runs."""
-    lines = [
-        (
-            "| experiment | seed | environment steps | mean return | worst | best | sampled "
-            "| last policy | sampled | last 100 of the training | goal | reached |"
-        ),
-        f"|{' --- |' * 12}",
-    ]
-    for result in results:
-        target = TARGETS[result.experiment]
-        returns = (result.mean_return, result.min_return, result.max_return, *(getattr(result, n) for n in RETURNS[1:]))
-        lines.append(
-            f"| {result.experiment} | {result.seed} | {result.env_steps:,} "
-            f"| {' | '.join('' if value is None else with_digits(target, value) for value in returns)} "
-            f"| {target.mean_return:g} within {target.max_env_steps:,} | {'yes' if result.is_reached else 'no'} |"
-        )
-    return "\n".join(lines)
-
-
-def summary(results: Sequence[Result]) -> str:
-    """Markdown table over experiments: means over seeds with 95 % intervals (Student's t)."""
-    lines = [
-        (
-            "| experiment | seeds | best policy | sampled | last policy | sampled | last 100 of the training "
-            "| goal | minutes |"
-        ),
-        f"|{' --- |' * 9}",
-    ]
+    """Return a Markdown table with a row per experiment: means over seeds with 95 % intervals (Student's t)."""
+    rows = []
     for name in dict.fromkeys(result.experiment for result in results):
-        of_name = [result for result in results if result.experiment == name]
-        cells = [with_interval(TARGETS[name], [getattr(result, of) for result in of_name]) for of in RETURNS]
+        target, of_name = TARGETS[name], [result for result in results if result.experiment == name]
+        cells = [with_interval(target, [getattr(result, of) for result in of_name]) for of in RETURNS]
         seconds = [result.seconds for result in of_name if result.seconds is not None]
-        minutes = f"{mean(seconds) / 60:.0f}" if seconds else ""
-        lines.append(
-            f"| {name} | {len(of_name)} | {' | '.join(cells)} | {TARGETS[name].mean_return:g} on each: "
-            f"{sum(result.is_reached for result in of_name)} | {minutes} |"
-        )
-    return "\n".join(lines)
+        goal = f"{target.mean_return:g} within {target.max_env_steps:,}"
+        reached = f"{sum(result.is_reached for result in of_name)} of {len(of_name)}"
+        steps = f"{max(result.env_steps for result in of_name):,}"
+        rows.append([name, goal, reached, steps, *cells, f"{mean(seconds) / 60:.0f}" if seconds else ""])
+    header = ["experiment", "goal (steps)", "seeds that reach it", "steps", *RETURNS.values(), "minutes"]
+    return markdown_table(header, rows)
 
 
 def with_digits(target: Target, value: float) -> str:
@@ -366,7 +349,7 @@ def with_tables(page: str, results: Sequence[Result]) -> str:
 
     def written(match: re.Match[str]) -> str:
         of_table = [r for r in results if r.experiment.startswith(tuple(match["names"].split()))]
-        tables = [summary(of_table), table(of_table)] if of_table else []
+        tables = [table(of_table)] if of_table else []
         return "\n\n".join([match["begin"], *tables, "<!-- end -->"])
 
     return re.sub(r"(?P<begin><!-- results: (?P<names>[\w ]+) -->)\n.*?<!-- end -->", written, page, flags=re.DOTALL)
@@ -415,7 +398,7 @@ def main() -> int:
     with ThreadPoolExecutor(arguments.jobs) as pool:
         results = list(pool.map(run, jobs))
     if results:
-        print(f"{summary(results)}\n\n{table(results)}")
+        print(table(results))
     if arguments.tables:
         page = arguments.tables.read_text(encoding="utf-8")
         arguments.tables.write_text(with_tables(page, read_results(arguments.results)), encoding="utf-8")

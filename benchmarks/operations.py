@@ -88,7 +88,7 @@ class Row:
         return [self.setting, reference, rules, self.published, *figures, f"{len(self.learned)}"]
 
 
-HEADER = ["setting", "reference", "rules", "published", "learned", "gap", "seconds of a training", "seeds"]
+HEADER = ["setting", "reference", "rules", "published", "learned", "gap", "seconds per run", "seeds"]
 """Of the table; intervals are for 95 %."""
 
 
@@ -541,7 +541,7 @@ def main() -> None:
     function, settings = PROBLEMS[arguments.problem]
     rows: dict[str, list[str]] = {}
     if arguments.markdown and arguments.settings:
-        rows = rows_of(arguments.markdown, arguments.problem)
+        rows = rows_of(arguments.markdown, arguments.problem, HEADER)
     results: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="operations_") as temporary:
         directory = (arguments.keep or Path(temporary)).absolute()

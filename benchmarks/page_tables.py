@@ -1,36 +1,54 @@
-"""Tables of a documentation page that commands write: between `<!-- results: NAME -->` and `<!-- end -->`."""
+"""Tables and charts of documentation pages that benchmarks write.
+
+A table is between `<!-- results: NAME -->` and `<!-- end -->`. A chart is an SVG file that the page includes; its
+colours are classes of `docs/_static/site.css`, so that it follows the theme.
+"""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
 from pathlib import Path
+
+WIDTH, LABELS, ROW = 900, 430, 24
+TICKS = (0.5, 1, 2, 5, 10, 20, 50, 100)
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table.
+    """Return a Markdown table without the columns that are empty in all rows.
 
     :param header: Names of the columns.
-    :param rows: Their cells.
+    :param rows: Cells.
     """
-    lines = [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)]
+    columns = [index for index in range(len(header)) if not rows or any(row[index] for row in rows)]
+    shown = [[cells[index] for index in columns] for cells in (header, *rows)]
+    lines = [f"| {' | '.join(cells)} |" for cells in (shown[0], ["---"] * len(columns), *shown[1:])]
     return "\n".join(lines)
 
 
-def rows_of(page: Path, name: str) -> dict[str, list[str]]:
-    """The cells of a table's rows by what stands first in them; none where there is no table yet."""
-    found = re.search(f"{re.escape(_begin(name))}\n(.*?)<!-- end -->", page.read_text(encoding="utf-8"), re.DOTALL)
-    lines = found[1].strip().splitlines()[2:] if found else []
-    rows = [[cell.strip() for cell in line.strip().strip("|").split(" | ")] for line in lines]
-    return {row[0]: row for row in rows}
-
-
-def write_table(page: Path, name: str, table: str) -> None:
-    """Replaces a table of a page.
+def rows_of(page: Path, name: str, header: Sequence[str]) -> dict[str, list[str]]:
+    """Return the rows of a table of a page by their first cell, with the cells of all columns.
 
     :param page: The page.
     :param name: Name of the table.
-    :param table: What stands there afterwards.
+    :param header: Names of all columns; those that the table leaves out are empty.
+    """
+    found = re.search(f"{re.escape(_begin(name))}\n(.*?)<!-- end -->", page.read_text(encoding="utf-8"), re.DOTALL)
+    lines = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in found[1].split("\n")] if found else []
+    shown, *rows = [cells for cells in lines if len(cells) > 1] or [[]]
+    by_column = [dict(zip(shown, cells, strict=True)) for cells in rows[1:]]
+    return {row[header[0]]: [row.get(column, "") for column in header] for row in by_column}
+
+
+def write_table(page: Path, name: str, table: str) -> None:
+    """Replace a table of a page.
+
+    :param page: The page.
+    :param name: Name of the table.
+    :param table: Its new text.
     :raises SystemExit: The page has no such table.
     """
     begin = _begin(name)
@@ -43,3 +61,106 @@ def write_table(page: Path, name: str, table: str) -> None:
 
 def _begin(name: str) -> str:
     return f"<!-- results: {name} -->"
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A ratio and its range."""
+
+    label: str
+    value: float
+    low: float
+    high: float
+
+
+def bar_chart(title: str, bars: Sequence[Bar]) -> str:
+    """Return an SVG of ratios as horizontal bars from 1 on a logarithmic axis, with their ranges.
+
+    :param title: Accessible name of the picture.
+    :param bars: The bars from top to bottom.
+    """
+    low = min([0.5, *(bar.low for bar in bars)])
+    high = max([2.0, *(bar.high for bar in bars)]) * 1.3
+    bottom = ROW * len(bars) + 10
+
+    def x(value: float) -> float:
+        return LABELS + (WIDTH - LABELS - 60) * math.log(value / low) / math.log(high / low)
+
+    parts = []
+    for tick in (each for each in TICKS if low <= each <= high):
+        style = "one" if tick == 1 else "axis"
+        parts.append(f'<path class="{style}" d="M{x(tick):.1f} 4V{bottom}"/>')
+        parts.append(f'<text class="middle muted" x="{x(tick):.1f}" y="{bottom + 16}">{tick:g}</text>')
+    for index, bar in enumerate(bars):
+        y, left, right = 8 + ROW * index, *sorted((x(1.0), x(bar.value)))
+        parts.append(f'<text class="end" x="{LABELS - 8}" y="{y + 13}">{escape(bar.label)}</text>')
+        parts.append(f'<rect class="ours" x="{left:.1f}" y="{y}" width="{right - left:.1f}" height="16"/>')
+        if bar.low < bar.high:
+            parts.append(f'<path class="range" d="M{x(bar.low):.1f} {y + 8}H{x(bar.high):.1f}"/>')
+        parts.append(f'<text x="{x(max(bar.high, 1.0)) + 6:.1f}" y="{y + 13}">{bar.value:.3g}</text>')
+    return _svg(title, bottom + 24, parts)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Means and their intervals at the positions 1, 2, ..."""
+
+    means: Sequence[float]
+    lows: Sequence[float]
+    highs: Sequence[float]
+
+
+def curve_chart(title: str, panels: Mapping[str, tuple[Curve, Curve]], names: tuple[str, str], x_label: str) -> str:
+    """Return an SVG with a panel for each task: two curves in the bands of their intervals.
+
+    :param title: Accessible name of the picture.
+    :param panels: The two curves by name of the task.
+    :param names: Names of the two curves; the second one is the peer.
+    :param x_label: Meaning of the positions.
+    """
+    width, height, gap, top = 250, 180, 55, 50
+    parts = []
+    for index, name in enumerate(names):
+        style = ("ours", "peer")[index]
+        parts.append(f'<path class="line-{style}" d="M{50 + 160 * index} 14h30"/>')
+        parts.append(f'<text x="{88 + 160 * index}" y="18">{escape(name)}</text>')
+    for index, (task, curves) in enumerate(panels.items()):
+        left = 50 + index * (width + gap)
+        low = min(value for curve in curves for value in curve.lows)
+        high = max(value for curve in curves for value in curve.highs)
+        n_positions = len(curves[0].means)
+
+        def point(
+            position: int,
+            value: float,
+            left: int = left,
+            low: float = low,
+            high: float = high,
+            n_positions: int = n_positions,
+        ) -> str:
+            x = left + width * position / (n_positions - 1)
+            return f"{x:.1f} {top + height * (high - value) / (high - low):.1f}"
+
+        parts.append(f'<text class="middle" x="{left + width / 2}" y="{top - 10}">{escape(task)}</text>')
+        parts.append(f'<path class="axis" d="M{left} {top}v{height}h{width}"/>')
+        for value in (low, high):
+            y = top + height * (high - value) / (high - low)
+            parts.append(f'<text class="end muted" x="{left - 5}" y="{y + 4:.1f}">{value:.0f}</text>')
+        for position in range(n_positions):
+            x = left + width * position / (n_positions - 1)
+            parts.append(f'<text class="middle muted" x="{x:.1f}" y="{top + height + 16}">{position + 1}</text>')
+        parts.append(
+            f'<text class="middle muted" x="{left + width / 2}" y="{top + height + 34}">{escape(x_label)}</text>'
+        )
+        for style, curve in zip(("peer", "ours"), reversed(curves), strict=True):
+            upper = [point(position, value) for position, value in enumerate(curve.highs)]
+            lower = [point(position, value) for position, value in enumerate(curve.lows)]
+            line = [point(position, value) for position, value in enumerate(curve.means)]
+            parts.append(f'<path class="band-{style}" d="M{"L".join([*upper, *reversed(lower)])}Z"/>')
+            parts.append(f'<path class="line-{style}" d="M{"L".join(line)}"/>')
+    return _svg(title, top + height + 44, parts, 40 + len(panels) * (width + gap))
+
+
+def _svg(title: str, height: float, parts: Sequence[str], width: int = WIDTH) -> str:
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height:.0f}" role="img"'
+    return "\n".join([f'{head} aria-label="{escape(title)}">', *parts, "</svg>\n"])

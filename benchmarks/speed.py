@@ -1,11 +1,11 @@
-"""The page on speed: runs benchmarks, keeps what they measured, and writes the table from what is kept.
+"""Run benchmarks, store their results, and write table and chart of the page on speed from the stored results.
 
-    python -m benchmarks.speed                         # writes the table
-    python -m benchmarks.speed training_speed startup  # runs all that the table has of these first (minutes)
+    python -m benchmarks.speed                         # write table and chart
+    python -m benchmarks.speed training_speed startup  # run these benchmarks first (minutes)
     python -m benchmarks.speed all
 
-Each run of a benchmark is a line of `docs/benchmarks/speed.jsonl`: its figures, the kind of processor, and how busy the
-machine was when it began. The table shows medians over runs and from where to where they are.
+Each run of a benchmark is a line of `docs/benchmarks/speed.jsonl`: its figures, the kind of processor, and whether the
+machine was busy when the run started. Table and chart show medians over runs with their range.
 """
 
 from __future__ import annotations
@@ -19,54 +19,57 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.page_tables import markdown_table, write_table
+from benchmarks.page_tables import Bar, bar_chart, markdown_table, write_table
 
 DIRECTORY = Path(__file__).parent
 PAGE, RESULTS = (DIRECTORY.parent / "docs" / "benchmarks" / name for name in ("speed.md", "speed.jsonl"))
 BUSY = 0.05
-"""Share of the processors' time that others take, from which a machine counts as busy."""
+"""Share of CPU time used by other programs from which a machine counts as busy."""
 
 Values = dict[str, float]
-"""Numbers of a figure; where there are several, what tells them apart."""
+"""Numbers of a figure by label; the label is empty where there is only one."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A row of the table."""
+    """A measured quantity; each of its numbers is a row of the table."""
 
     name: str
-    """What it is called in the file of results."""
+    """Key in the file of results."""
     what: str
+    """The quantity."""
+    peer: str
+    """The denominator of a ratio; empty for absolute numbers."""
     command: str
-    """The benchmark and its options."""
+    """Benchmark file and options."""
     read: Callable[[Any], Values]
-    """Finds its numbers in what the benchmark writes."""
+    """Extract the numbers from the output of the benchmark."""
     at_least: float | None = None
     at_most: float | None = None
-    """The goal of every number: one of the two."""
+    """Goal of every number: one of the two."""
     unit: str = ""
 
     @property
     def goal(self) -> str:
-        """As a cell of the table."""
+        """Return the goal as a cell of the table."""
         bound, limit = ("≤", self.at_most) if self.at_most is not None else ("≥", self.at_least)
         return f"{bound} {_number(limit or 0.0)}{self.unit}"
 
     def is_reached(self, value: float) -> bool:
-        """Whether a number is what it has to be."""
+        """Return whether a number reaches the goal."""
         return (self.at_least is None or value >= self.at_least) and (self.at_most is None or value <= self.at_most)
 
 
 def at(*keys: str) -> Callable[[Any], Values]:
-    """Reads one number.
+    """Return a reader of one number.
 
-    :param keys: Those that lead to it.
+    :param keys: Path of keys.
     """
 
     def read(found: Any) -> Values:
@@ -78,9 +81,9 @@ def at(*keys: str) -> Callable[[Any], Values]:
 
 
 def of(**keys: str) -> Callable[[Any], Values]:
-    """Reads several numbers.
+    """Return a reader of several numbers.
 
-    :param keys: What leads to each, with `/` in between, by what it is called; `_` stands for a space.
+    :param keys: Paths of keys, separated by `/`, by label; `_` stands for a space.
     """
     return lambda found: {
         name.replace("_", " "): value for name, path in keys.items() for value in at(*path.split("/"))(found).values()
@@ -92,7 +95,7 @@ def _stacks(found: Any) -> Values:
 
 
 def _impala(found: Any) -> Values:
-    """Of the environments that do not wait; without RLlib there is nothing to tell."""
+    """Read the ratio for environments that do not wait; empty without RLlib."""
     ratios = next(iter(found.values()))["ratios"]
     return {"": ratios["rllib"]} if "rllib" in ratios else {}
 
@@ -102,7 +105,7 @@ def _medians_of_rounds(found: Any, key: str) -> dict[str, float]:
 
 
 def _served(key: str, beside: bool = False) -> Callable[[Any], Values]:
-    """Reads what the server did for each kind of request, as a multiple of the peer's where that is asked for."""
+    """Read a quantity of the server by kind of request; with `beside`, relative to the peer."""
 
     def read(found: Any) -> Values:
         medians = _medians_of_rounds(found, key)
@@ -120,119 +123,140 @@ OVER_PEER = "maze_over_stable_baselines3"
 FIGURES = (
     Figure(
         "training",
-        "environment steps per second of a training / of stable-baselines3 2.9 (CartPole-v1)",
+        "training on CartPole-v1: environment steps per second",
+        "stable-baselines3 2.9",
         TRAINING,
         of(PPO=f"ppo/{OVER_PEER}", A2C=f"a2c/{OVER_PEER}"),
         at_least=1.3,
     ),
     Figure(
         "training_of_landers",
-        "the same, PPO in LunarLander-v3",
+        "PPO on LunarLander-v3: environment steps per second",
+        "stable-baselines3 2.9",
         "training_speed.py --env LunarLander-v3 --algorithm ppo --quick",
         at("ppo", OVER_PEER),
         at_least=1.3,
     ),
     Figure(
         "floor",
-        "the same / of a script that does nothing else, with torch",
+        "training on CartPole-v1: environment steps per second",
+        "minimal script with torch",
         TRAINING,
         of(PPO="ppo/maze_share_of_floor", A2C="a2c/maze_share_of_floor"),
         at_least=0.75,
     ),
     Figure(
-        "layer", "step of `GymMazeEnv` / of the gymnasium environment", LAYER, at("ratios", "GymMazeEnv"), at_most=2.0
+        "layer", "step of `GymMazeEnv`: time", "gymnasium environment", LAYER, at("ratios", "GymMazeEnv"), at_most=2.0
     ),
-    Figure("layer_with_statistics", "the same with statistics", LAYER, at("ratios", "LogStatsWrapper"), at_most=3.5),
-    Figure("wrappers", "step in five wrappers / of the gymnasium environment", "wrappers.py", _stacks, at_most=4.0),
+    Figure(
+        "layer_with_statistics",
+        "step of `GymMazeEnv` with statistics: time",
+        "gymnasium environment",
+        LAYER,
+        at("ratios", "LogStatsWrapper"),
+        at_most=3.5,
+    ),
+    Figure("wrappers", "step in five wrappers: time", "gymnasium environment", "wrappers.py", _stacks, at_most=4.0),
     Figure(
         "substeps",
-        "sub-step of the structured cutting environment / step of the flat one",
+        "sub-step of the structured cutting environment: time",
+        "step of the flat one",
         "structured_env.py --quick",
         of(structured="structured_vs_flat", masked="masked_vs_flat"),
         at_most=1.3,
     ),
     Figure(
         "processes",
-        "steps per second with 1 ms of work in each: two worker processes / in process",
+        "two worker processes, 1 ms of work per step: steps per second",
+        "one process",
         VECTOR,
         at("burning_subproc_vs_sequential"),
         at_least=1.6,
     ),
     Figure(
         "processes_of_gymnasium",
-        "steps per second of 8 CartPoles in two worker processes / in gymnasium's `AsyncVectorEnv`",
+        "8 CartPoles in two worker processes: steps per second",
+        "gymnasium `AsyncVectorEnv`",
         VECTOR,
         at("subproc_vs_gymnasium_async"),
         at_least=1.0,
     ),
     Figure(
         "simulations",
-        "simulations written for many: steps per second at once / one after the other",
+        "batched simulators: steps per second",
+        "one at a time",
         SIMULATIONS,
         of(lost_sales="lost sales, stepping", queues="criss-cross, stepping"),
         at_least=10.0,
     ),
     Figure(
         "simulations_as_shipped",
-        "the same: updates of `lost_sales_ppo` and `criss_cross_ppo` as shipped",
+        "`lost_sales_ppo`, `criss_cross_ppo` as shipped: updates per second",
+        "one at a time",
         SIMULATIONS,
         lambda found: {"lost sales": found["lost_sales_ppo"], "queues": found["criss_cross_ppo"]},
         at_least=10.0,
     ),
     Figure(
         "simulations_small",
-        "the same: PPO with 64 environments, 32 steps and minibatches of 512, evaluations included",
+        "PPO, 64 batched simulators, minibatches of 512: steps per second",
+        "one at a time",
         SIMULATIONS,
         of(lost_sales="lost sales, PPO training", queues="criss-cross, PPO training"),
         at_least=10.0,
     ),
     Figure(
         "vector_cartpole",
-        "gymnasium's CartPole in NumPy, 256 members: steps per second as a vector environment of Maze with statistics "
-        "/ raw (what bounds it: [decision 32](../decisions/0032-gymnasiums-vector-environments.md))",
+        "NumPy CartPole, 256 members, with statistics: steps per second",
+        "raw gymnasium",
         CARTPOLE,
         of(at_random="CartPole, at random", balanced="CartPole, balanced"),
         at_least=0.7,
     ),
     Figure(
         "vector_cartpole_training",
-        "PPO on it (256 x 32 steps, minibatches of 2,048, evaluation and report included) / stable-baselines3 on 8 "
-        "CartPoles (128 steps, minibatches of 256)",
+        "PPO on 256 NumPy CartPoles: steps per second",
+        "stable-baselines3, 8 CartPoles",
         CARTPOLE,
         at("CartPole, PPO training"),
         at_least=5.0,
     ),
     Figure(
         "job_shop",
-        "a decision of a job shop (15x15) through Maze with statistics / in the bare simulator",
+        "decision of a 15x15 job shop with statistics: time",
+        "bare simulator",
         "job_shop.py --speed",
         at("ratio"),
         at_most=1.5,
     ),
     Figure(
         "blocks",
-        "forward pass of blocks / of `nn.Sequential` (64x64, batch of 8)",
+        "forward pass of blocks (64x64, batch of 8): time",
+        "`nn.Sequential`",
         "perception.py --quick",
         at("ratios", "blocks"),
         at_most=1.5,
     ),
     Figure(
         "candidates",
-        "gradients for 10 to 30 candidates with room for 151 / with room for 30",
+        "gradients for 10 to 30 candidates, padded to 151: time",
+        "padded to 30",
         "perception.py --candidates --quick",
         at("candidates", "room for 151"),
         at_most=1.3,
     ),
     Figure(
         "images",
-        "gradients for 256 images of 4 x 84 x 84 bytes: blocks / `nn.Sequential`",
+        "gradients for 256 images of 4 x 84 x 84 bytes: time",
+        "`nn.Sequential`",
         "perception.py --images --quick",
         at("4 x 84 x 84", "blocks"),
         at_most=1.05,
     ),
     Figure(
         "products",
-        "gradients of two layers: of blocks / of torch",
+        "gradients of two layers of blocks: time",
+        "torch defaults",
         "perception.py --products --quick",
         lambda found: {
             name: found[name]["trainers"]
@@ -242,28 +266,32 @@ FIGURES = (
     ),
     Figure(
         "sac",
-        "SAC: updates per second / of stable-baselines3 (Pendulum-v1, batch of 256, two 256-unit layers)",
+        "SAC on Pendulum-v1, batch of 256: updates per second",
+        "stable-baselines3 2.9",
         "sac_speed.py --quick",
         at("cpu", "ratio"),
         at_least=1.15,
     ),
     Figure(
         "dqn",
-        "DQN: updates per second / of stable-baselines3 (CartPole-v1, batch of 128, two 256-unit layers)",
+        "DQN on CartPole-v1, batch of 128: updates per second",
+        "stable-baselines3 2.9",
         "dqn_speed.py --quick",
         at("cpu", "ratio"),
         at_least=1.3,
     ),
     Figure(
         "sac_local",
-        "SAC with `runner=local`, two workers, 1 ms of computing per environment step / `runner=dev`",
+        "SAC, `runner=local`, 1 ms per environment step: steps per second",
+        "`runner=dev`",
         "sac_local.py --steps 10",
         of(waiting="10/local, waiting, ratio", collecting_ahead="10/local, ratio"),
         at_least=1.5,
     ),
     Figure(
         "es",
-        "evolution strategies: episodes per second together / one after another",
+        "evolution strategies, batched: episodes per second",
+        "one at a time",
         "es_speed.py --rounds 9",
         lambda found: {
             "torch": found["together, NumPy"],
@@ -273,51 +301,66 @@ FIGURES = (
     ),
     Figure(
         "impala",
-        "IMPALA, two actors: environment steps per second / RLlib 2.60 with two environment runners",
+        "IMPALA, two actors: environment steps per second",
+        "RLlib 2.60, two runners",
         "impala_speed.py --quick",
         _impala,
         at_least=3.0,
     ),
     Figure(
         "ray_ppo",
-        "PPO on Ray: environment steps per second / RLlib's on the same Ray (two actors of eight CartPoles)",
+        "PPO on Ray, two actors: environment steps per second",
+        "RLlib 2.60, same Ray",
         "ray_scale.py rllib --rounds 5",
         at("rllib", "ppo, times RLlib"),
         at_least=3.0,
     ),
     Figure(
         "ray_impala",
-        "the same, IMPALA",
+        "IMPALA on Ray, two actors: environment steps per second",
+        "RLlib 2.60, same Ray",
         "ray_scale.py rllib --rounds 5",
         at("rllib", "impala, times RLlib"),
         at_least=5.0,
     ),
     Figure(
         "loading",
-        "a checkpoint of 10 MB, verified and read / `torch.load`",
+        "verified loading of a 10 MB checkpoint: time",
+        "`torch.load`",
         "loading.py",
         dict,
         at_most=1.5,
     ),
     Figure(
         "report_cost",
-        "share of a PPO training on CartPole-v1 that its report takes",
+        "report: share of the CPU time of a PPO run",
+        "",
         "report_cost.py",
         at("share_in_writer"),
         at_most=0.03,
     ),
     Figure(
         "report_opens",
-        "report of 1,000 epochs with 200 statistics: until Chromium has it open",
+        "report of 1,000 epochs, 200 statistics: opens in Chromium",
+        "",
         PAGES,
         at("report", "loaded_ms"),
         at_most=1000.0,
         unit=" ms",
     ),
-    Figure("report_size", "its size", PAGES, at("report", "megabytes"), at_most=3.0, unit=" MB"),
+    Figure(
+        "report_size",
+        "report of 1,000 epochs, 200 statistics: size",
+        "",
+        PAGES,
+        at("report", "megabytes"),
+        at_most=3.0,
+        unit=" MB",
+    ),
     Figure(
         "episode_page",
-        "page of an episode of 10,000 steps: the page's thread for a frame while an arrow key is held",
+        "HTML player, 10,000 steps: main thread per frame, arrow key held",
+        "",
         PAGES,
         at("episode", "arrow_key_thread_ms"),
         at_most=16.7,
@@ -325,16 +368,18 @@ FIGURES = (
     ),
     Figure(
         "import",
-        "`import maze.core.env.maze_env`, without torch",
+        "`import maze.core.env.maze_env`",
+        "",
         STARTUP,
         at("import maze.core.env.maze_env"),
         at_most=0.3,
         unit=" s",
     ),
-    Figure("help", "`maze-run --help`", STARTUP, at("maze-run --help"), at_most=1.0, unit=" s"),
+    Figure("help", "`maze-run --help`", "", STARTUP, at("maze-run --help"), at_most=1.0, unit=" s"),
     Figure(
         "first_step",
-        "`maze-run`, PPO, to the first environment step",
+        "`maze-run`, PPO, until the first environment step",
+        "",
         STARTUP,
         at("maze-run, PPO, to the first step"),
         at_most=4.0,
@@ -342,7 +387,8 @@ FIGURES = (
     ),
     Figure(
         "run_context",
-        "`RunContext(...)` ready, after what importing stable-baselines3 takes",
+        "`RunContext(...)` until ready, beyond the import of stable-baselines3",
+        "",
         STARTUP,
         at("RunContext later than stable-baselines3"),
         at_most=0.3,
@@ -350,7 +396,8 @@ FIGURES = (
     ),
     Figure(
         "bundle",
-        "a decision of a policy bundle (64x64, one observation), more than onnxruntime's own call",
+        "decision of a bundle (64x64), beyond the onnxruntime call",
+        "",
         BUNDLE,
         lambda found: {
             name: found["microseconds"][name] - found["microseconds"]["onnxruntime"] for name in ("act", "act, sampled")
@@ -358,19 +405,31 @@ FIGURES = (
         at_most=30.0,
         unit=" µs",
     ),
-    Figure("bundle_loads", "importing and loading a bundle", BUNDLE, at("seconds_to_load"), at_most=0.5, unit=" s"),
-    Figure("bundle_memory", "memory of a process that acts by it", BUNDLE, at("megabytes"), at_most=150.0, unit=" MB"),
+    Figure("bundle_loads", "import and load a bundle", "", BUNDLE, at("seconds_to_load"), at_most=0.5, unit=" s"),
+    Figure(
+        "bundle_memory", "memory of a process with a bundle", "", BUNDLE, at("megabytes"), at_most=150.0, unit=" MB"
+    ),
     Figure(
         "server",
         "`maze-serve`, 32 connections, one core: requests per second",
+        "",
         SERVER,
         _served("per_second"),
         at_least=2000.0,
     ),
-    Figure("server_slowest", "the same: 99th percentile", SERVER, _served("p99_ms"), at_most=20.0, unit=" ms"),
+    Figure(
+        "server_slowest",
+        "`maze-serve`, 32 connections: 99th percentile",
+        "",
+        SERVER,
+        _served("p99_ms"),
+        at_most=20.0,
+        unit=" ms",
+    ),
     Figure(
         "server_beside_fastapi",
-        "the same: requests per second / of FastAPI that answers a constant",
+        "`maze-serve`: requests per second",
+        "FastAPI, constant answer",
         SERVER,
         _served("per_second", beside=True),
         at_least=0.6,
@@ -379,11 +438,11 @@ FIGURES = (
 
 
 def run(command: str) -> dict[str, Any]:
-    """Runs a benchmark.
+    """Run a benchmark.
 
-    :param command: Its file and its options.
+    :param command: Its file and options.
     :return: The line of the file of results.
-    :raises SystemExit: It failed; what it said last is in the message.
+    :raises SystemExit: The benchmark failed; the message has the end of its stderr.
     """
     busy = share_in_use() >= BUSY
     with tempfile.TemporaryDirectory() as directory:
@@ -404,10 +463,10 @@ def run(command: str) -> dict[str, Any]:
 
 
 def share_in_use(seconds: float = 1.0) -> float:
-    """Share of all processors' time in which they did something.
+    """Return the share of CPU time in use, over all processors.
 
-    :param seconds: For so long it is looked at.
-    :return: 0 to 1; 0 where the system does not tell.
+    :param seconds: Duration of the measurement.
+    :return: 0 to 1; 0 where the system has no `/proc/stat`.
     """
 
     def idle_and_all() -> tuple[int, int]:
@@ -424,7 +483,7 @@ def share_in_use(seconds: float = 1.0) -> float:
 
 
 def processor() -> str:
-    """Who made it, where the system says so: what is fast on one kind may not be on another."""
+    """Return the vendor of the processor, or its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -435,55 +494,69 @@ def processor() -> str:
 
 
 def table(kept: Sequence[Mapping[str, Any]]) -> str:
-    """The table of the page.
+    """Return the table of the page: a row for each number, bold where the goal is missed.
 
     :param kept: Lines of the file of results.
     """
     rows = []
+    for figure, label, values, runs in _measured(kept):
+        middle = _number(median(values)) + figure.unit
+        shown = middle if figure.is_reached(median(values)) else f"**{middle}**"
+        spread = f" ({_number(min(values))} to {_number(max(values))})" if len(values) > 1 else ""
+        what = f"{figure.what} ({label})" if label else figure.what
+        rows.append([what, figure.peer or "-", shown + spread, figure.goal, _runs(runs), f"`{figure.command}`"])
+    return markdown_table(["what", "peer", "ratio or value", "goal", "runs", "`python benchmarks/...`"], rows)
+
+
+PEERS = ("stable-baselines3", "RLlib", "gymnasium `AsyncVectorEnv`", "FastAPI")
+"""Beginnings of the peers in the chart: libraries; more than 1 is faster than the peer."""
+
+
+def chart(kept: Sequence[Mapping[str, Any]]) -> str:
+    """Return the chart of the page: speed relative to other libraries.
+
+    :param kept: Lines of the file of results.
+    """
+    bars = []
+    for figure, label, values, _ in _measured(kept):
+        if figure.peer.startswith(PEERS):
+            what = f"{figure.what.split(':')[0]} ({label})" if label else figure.what.split(":")[0]
+            note = f"{what} / {figure.peer}".replace("`", "")
+            bars.append(Bar(note, median(values), min(values), max(values)))
+    bars.sort(key=lambda bar: -bar.value)
+    return bar_chart("Speed of Maze relative to other libraries (1: equal, more is faster)", bars)
+
+
+def _measured(
+    kept: Sequence[Mapping[str, Any]],
+) -> Iterator[tuple[Figure, str, list[float], list[Mapping[str, Any]]]]:
+    """Yield each number with its figure, label, values of all runs, and these runs."""
     for figure in FIGURES:
-        runs = [line for line in kept if figure.name in line.get("figures", {})]
-        told = "; ".join(line["told"] for line in kept if line.get("figure") == figure.name)
-        measured: dict[str, list[float]] = {}
-        for line in runs:
-            for label, value in line["figures"][figure.name].items():
-                measured.setdefault(label, []).append(value)
-        cells = [_cell(figure, label, values) for label, values in measured.items()]
-        rows.append([figure.what, figure.goal, "; ".join(cells), _runs(runs), told, f"`{figure.command}`"])
-    return markdown_table(
-        ["figure", "goal", "measured", "runs", "before runs were kept", "command, after `python benchmarks/`"], rows
-    )
-
-
-def _cell(figure: Figure, label: str, values: Sequence[float]) -> str:
-    """Median, and the smallest and largest; bold where the goal is missed."""
-    middle = _number(median(values)) + figure.unit
-    if not figure.is_reached(median(values)):
-        middle = f"**{middle}**"
-    spread = f" ({_number(min(values))} to {_number(max(values))})" if len(values) > 1 else ""
-    return f"{label}: {middle}{spread}" if label else middle + spread
+        runs = [line for line in kept if figure.name in line["figures"]]
+        for label in dict.fromkeys(label for line in runs for label in line["figures"][figure.name]):
+            values = [line["figures"][figure.name][label] for line in runs if label in line["figures"][figure.name]]
+            yield figure, label, values, runs
 
 
 def _runs(runs: Sequence[Mapping[str, Any]]) -> str:
-    """How many, on which kinds of processor, and how many on a machine that did something else as well."""
-    if not runs:
-        return ""
+    """Return the number of runs, the kinds of processor, and the number of runs on a busy machine."""
     processors = ", ".join(sorted({line["processor"] for line in runs}))
     n_busy = sum(line["busy"] for line in runs)
     return f"{len(runs)}, {processors}" + (f", {'all' if n_busy == len(runs) else n_busy} busy" if n_busy else "")
 
 
 def _number(value: float) -> str:
-    """Three digits that count, and all before the point."""
+    """Return a number with three significant digits, and all digits before the point."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def read_results(file: Path) -> list[dict[str, Any]]:
-    """Runs that were kept, and what was told of figures before runs were kept."""
+    """Return the stored runs."""
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs what was asked for, and writes the table."""
+    """Run the named benchmarks and write table and chart."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("benchmarks", nargs="*", help="names of their files, or `all`")
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -499,7 +572,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(json.dumps(line), flush=True)
             with options.results.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
-    write_table(options.page, "speed", table(read_results(options.results)))
+    kept = read_results(options.results)
+    write_table(options.page, "speed", table(kept))
+    options.page.with_suffix(".svg").write_text(chart(kept), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import warnings
+from importlib.metadata import version as installed_version
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
@@ -17,6 +19,7 @@ os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 os.environ.pop("MPLBACKEND", None)  # notebook kernels inherit it, and choose their own, which puts figures into pages
 
 project = "Maze"
+version = release = installed_version("maze-rl")
 author = "the authors of Maze"
 copyright = "the authors of Maze, Apache-2.0"
 
@@ -53,14 +56,32 @@ add_module_names = False
 toc_object_entries_show_parents = "hide"
 warnings.filterwarnings("ignore", category=DeprecationWarning)
 
-# --- how it looks ----------------------------------------------------------------------------------------------------
+# --- appearance ------------------------------------------------------------------------------------------------------
 html_theme = "furo"
-html_title = "Maze"
+html_title = f"Maze {version}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["site.js"]
 html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {"navigation_with_keys": True}
+
+
+def repository() -> str:
+    """Return the web address of the repository: `MAZE_REPOSITORY_URL`, or the git remote; empty without either."""
+    git = ["git", "-C", str(DOCS), "remote", "get-url", "origin"]
+    remote = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    found = os.environ.get("MAZE_REPOSITORY_URL") or remote
+    return found.removesuffix(".git") if found.startswith("https://") else ""
+
+
+if repository():
+    html_theme_options |= {
+        "source_repository": f"{repository()}/",
+        "source_branch": "main",
+        "source_directory": "docs/",
+        "announcement": f'<a href="{repository()}">Source repository</a>',
+    }
 pygments_style = "a11y-high-contrast-light"
 pygments_dark_style = "a11y-high-contrast-dark"
 

@@ -1,6 +1,7 @@
-"""The code of the documentation runs: every ``python`` block of the README and of ``docs/``, file by file.
+"""The code of the documentation runs: every ``python`` block of ``docs/``, file by file.
 
-Notebooks (``{code-cell}`` blocks) are executed when the site is built, see ``tests/docs``.
+``tests/test_readme.py`` runs those of the README. Notebooks (``{code-cell}`` blocks) are executed when the site is
+built, see ``tests/docs``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PAGES = [
     page
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    for page in sorted((ROOT / "docs").rglob("*.md"))
     if BLOCK.search(page.read_text(encoding="utf-8"))
     and page.name not in ("first_hour.md", "contracts.md")  # has tests of its own; outlines of classes
     and "generated" not in page.parts
@@ -32,12 +33,8 @@ NEEDS = {"data.md": ("duckdb", "minari", "pyarrow"), "coming_from/rllib.md": ("r
 """What `make test` does not install, by page."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "page",
-    [PAGES[0], *(pytest.param(page, marks=pytest.mark.long) for page in PAGES[1:])],
-    ids=lambda page: str(page.relative_to(ROOT)),
-)
+@pytest.mark.long
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_blocks_of_a_page_run_one_after_the_other(page: Path, tmp_path: Path) -> None:
     for package in next((packages for name, packages in NEEDS.items() if page.as_posix().endswith(f"/{name}")), ()):
         if find_spec(package) is None:

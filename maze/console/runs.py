@@ -37,16 +37,16 @@ _REFRESHED = 0.2
 
 
 class Progressed(NamedTuple):
-    """State of a training after an epoch.
+    """State of a training run after an epoch.
 
-    :param epoch: Number of completed epochs; 0: the policy that the training starts from was evaluated.
-    :param n_epochs: Number of epochs of the training; 0: unknown.
+    :param epoch: Number of completed epochs; 0: the initial policy was evaluated.
+    :param n_epochs: Number of epochs of the run; 0: unknown.
     :param n_env_steps: Environment steps so far; 0: not counted.
     :param seconds: Duration of the epoch.
     :param rate: Environment steps per second, or another rate, with its unit; empty: unknown.
     :param left: Remaining time with its unit; empty: unknown.
     :param best: The best score so far; empty: there is none.
-    :param unit: Name of an epoch.
+    :param unit: Name of the unit of epochs.
     """
 
     epoch: int
@@ -73,14 +73,13 @@ class Row(NamedTuple):
 
 
 class RunConsole(LogStatsWriter):
-    """Keeps the latest statistics of a run and shows six to ten of them for each epoch.
+    """Keep the latest statistics of a run and shows six to ten of them for each epoch.
 
-    An epoch is shown once its evaluation is complete: the figures of an evaluation are those of the policy that the
-    epoch has led to.
+    An epoch is shown once its evaluation is complete: evaluation figures are those of the policy after the epoch.
 
     :param verbose: 0: show nothing; 1: show them.
     :param rows: The rows in their order: `return`, `episode length`, `learning_rate`, the name of a KPI or of another
-        event, or a column of `progress.csv`; empty: chosen from the statistics that there are.
+        event, or a column of `progress.csv`; empty: chosen from the existing statistics.
     :param interval: Seconds between two tables.
     :param clock: Seconds, from any origin.
     """
@@ -98,7 +97,7 @@ class RunConsole(LogStatsWriter):
         self._clock = clock
         self._paths: dict[str, tuple[int, dict[str, float]]] = {}
         self._interfaces: dict[str, bool] = {}
-        """Interfaces of events, and whether they are the environment's own."""
+        """Whether interfaces of events are the environment's own."""
         self._next = -math.inf
         self._waiting: Progressed | None = None
         self._is_checked = False
@@ -118,7 +117,7 @@ class RunConsole(LogStatsWriter):
     def epoch_done(self, progressed: Progressed) -> None:
         """Show the statistics of an epoch, unless others were shown less than an interval ago.
 
-        :param progressed: State of the training; the epoch was evaluated, if it is evaluated at all.
+        :param progressed: State of the run after the evaluation of the epoch, if there is one.
         """
         self._waiting = progressed
         now = self._clock()
@@ -128,7 +127,7 @@ class RunConsole(LogStatsWriter):
             self._show()
 
     def finish(self) -> None:
-        """Show the last epoch if it has not been shown yet; the training has ended."""
+        """Show the last epoch if it has not been shown yet, at the end of the run."""
         self._show()
 
     def cells(self) -> dict[str, dict[str, str]]:
@@ -137,9 +136,9 @@ class RunConsole(LogStatsWriter):
         return {row.label: {path: _cell(row, values) for path, values in columns.items()} for row in self._rows()}
 
     def line(self, progressed: Progressed) -> str:
-        """Return a training's state in one line: the configured rows, or return and what has a standard deviation.
+        """Return the state of a training run in one line: the configured rows, or return and rows with a deviation.
 
-        :param progressed: State of the training.
+        :param progressed: State of the run.
         """
         rows, cells = self._rows(), self.cells()
         shown = rows if self._wanted else [row for row in rows if row.label == RETURN or row.spread][:2]
@@ -154,12 +153,12 @@ class RunConsole(LogStatsWriter):
         return f"{head}: {', '.join([*parts, *filter(None, (progressed.rate,)), *more])}"
 
     def _columns(self) -> dict[str, dict[str, float]]:
-        """The latest statistics by prefix, those of the training first."""
+        """Return the latest statistics by prefix, those of training first."""
         in_order = sorted(self._paths.items(), key=lambda item: item[0] != TRAINING)
         return {path: values for path, (_, values) in in_order if values}
 
     def _known_rows(self) -> dict[str, Row]:
-        """Every row that there is, by the names that it may be configured by."""
+        """Return all rows by the names that configure them."""
         names = list(dict.fromkeys(name for _, values in self._paths.values() for name in values))
         rows = {
             label: Row(label, (column,), spread) for label, (column, spread) in _NAMED_ROWS.items() if column in names
@@ -174,7 +173,7 @@ class RunConsole(LogStatsWriter):
         return {event: Row(event, tuple(of_event)) for event, of_event in by_event.items()} | rows
 
     def _rows(self) -> list[Row]:
-        """The rows that were configured, or else a choice of those that there are."""
+        """Return the configured rows, or else a selection of the existing ones."""
         rows = self._known_rows()
         if self._wanted:
             return [rows.get(wanted, Row(wanted, ())) for wanted in self._wanted]
@@ -233,7 +232,7 @@ class RunConsole(LogStatsWriter):
 
 
 def active_console() -> RunConsole | None:
-    """The console of the active statistics context; `None`: every statistic is printed."""
+    """Return the console of the active statistics context; `None`: every statistic is printed."""
     consoles = (writer for writer in StatsContext.active().writers if isinstance(writer, RunConsole))
     return next(consoles, None)
 
@@ -245,7 +244,7 @@ def print_header(text: str) -> None:
 
 
 def checked_verbosity(value: object) -> int:
-    """The value of `verbose`: 0, 1 or 2.
+    """Return the value of `verbose`: 0, 1 or 2.
 
     :raises ConfigError: It is none of these.
     """
@@ -258,7 +257,7 @@ def checked_verbosity(value: object) -> int:
 
 
 def _event(name: str) -> str:
-    """The event of a statistic; of RLlib's, whose events are groups, what stands last."""
+    """Return the event of a statistic; for RLlib, whose events are groups, the last part of its name."""
     interface, _, rest = name.partition("/")
     return rest.rpartition("/")[2] if interface == "RLlibEvents" else rest.partition("/")[0]
 
@@ -330,7 +329,7 @@ class LiveLine:
 
 
 def live_line(total: int) -> LiveLine | None:
-    """A live line; `None` where stderr is no terminal or nothing may be printed.
+    """Return a live line; `None` where stderr is no terminal or nothing may be printed.
 
     :param total: Number of units of work.
     """
@@ -340,7 +339,7 @@ def live_line(total: int) -> LiveLine | None:
 
 
 class Progress:
-    """Shows the progress of work that consists of equal units, such as episodes.
+    """Show the progress of work that consists of equal units, such as episodes.
 
     :param total: Number of units.
     :param description: Name of the work.
@@ -381,9 +380,9 @@ class Progress:
 
 
 class TrainingProgress:
-    """Shows how far the epoch is, the rate of environment steps, the remaining time and the mean return.
+    """Show the progress of the epoch, the rate of environment steps, the remaining time and the mean return.
 
-    :param n_epochs: Number of epochs of the training; 0 if unknown.
+    :param n_epochs: Number of epochs of the run; 0: unknown.
     :param epoch_length: Number of updates per epoch.
     :param steps_per_update: Number of environment steps per update; 0: updates take none.
     :param describe: Describes the episodes of the epoch so far.
@@ -402,18 +401,18 @@ class TrainingProgress:
         """Taken in the epoch by this process."""
         self._epoch, self._update = 0, 0
         self._begun_at: float | None = None
-        """Number of epochs that were done when this process began."""
+        """Number of completed epochs at the start of this process."""
         self._refreshed = 0.0
         self._waiting: Progressed | None = None
         """The epoch that has ended and has not been evaluated yet."""
-        # An epoch, or the training where epochs are single updates.
+        # An epoch, or the run if epochs are single updates.
         self._line = live_line(epoch_length if epoch_length > 1 else n_epochs)
 
     def start_epoch(self, epoch: int, update: int = 0) -> None:
         """Announce an epoch.
 
-        :param epoch: Its number, counted from 0 in this training.
-        :param update: Number of its updates that are done already.
+        :param epoch: Its number in this run, from 0.
+        :param update: Number of its completed updates.
         """
         self._epoch_start = time.perf_counter()
         self._n_steps = self._n_updates = 0
@@ -423,18 +422,18 @@ class TrainingProgress:
         self._refresh()
 
     def announce(self, work: str) -> None:
-        """Print what is done next; on a terminal only before the first epoch has ended, in the live line."""
+        """Announce the next work; on a terminal in the live line."""
         if self._line is None:
             print(f"-> {work} ...", flush=True)
         else:
             self._draw(f"{work} ...")
 
     def first_evaluation(self, epoch: int) -> None:
-        """Announce the evaluation of the policy that the training starts from.
+        """Announce the evaluation of the initial policy.
 
         :param epoch: Number of epochs completed before.
         """
-        self.announce("evaluating the policy that the training starts from")
+        self.announce("evaluating the initial policy")
         self._waiting = Progressed(epoch, epoch + self.n_epochs if self.n_epochs else 0)
 
     def update_done(self) -> None:
@@ -447,7 +446,7 @@ class TrainingProgress:
             self._refresh()
 
     def before_output(self) -> None:
-        """Make room for lines printed by others."""
+        """Clear the live line before other output."""
         if self._line is not None:
             self._line.clear()
 
@@ -455,9 +454,9 @@ class TrainingProgress:
         """Complete an epoch.
 
         :param epoch: Number of the epoch, counted from 1.
-        :param n_done: Number of epochs completed in this training.
-        :param n_env_steps: Environment steps of the training so far.
-        :return: Seconds that this epoch took.
+        :param n_done: Number of epochs completed in this run.
+        :param n_env_steps: Environment steps of the run so far.
+        :return: Duration of the epoch in seconds.
         """
         seconds = time.perf_counter() - self._epoch_start
         rate, left = self._rate(), self._left(n_done)
@@ -471,7 +470,7 @@ class TrainingProgress:
         return seconds
 
     def evaluated(self, best: str) -> None:
-        """Show the epoch that has ended; its evaluation is complete, if it has one.
+        """Show the last epoch, after its evaluation if there is one.
 
         :param best: The best score so far; empty: there is none.
         """
@@ -481,7 +480,7 @@ class TrainingProgress:
             self._console.epoch_done(progressed._replace(best=best))
 
     def training_done(self, best: str) -> None:
-        """Show the last epoch, whatever the interval; the training has ended and its last policy is evaluated.
+        """Show the last epoch at the end of the run, independent of the interval.
 
         :param best: The best score; empty: there is none.
         """
@@ -516,7 +515,7 @@ class TrainingProgress:
         return f"{self._n_updates / seconds:,.3g} updates/s" if is_learning_only else ""
 
     def _left(self, n_done: float) -> str:
-        """The remaining time at the pace of this process; empty: unknown."""
+        """Return the remaining time at the current rate; empty: unknown."""
         n_own, n_left = n_done - (self._begun_at or 0.0), self.n_epochs - n_done
         if n_left <= 0 or n_own <= 0:
             return ""
@@ -524,7 +523,7 @@ class TrainingProgress:
 
 
 def unfinished_epoch(statistics: LogStatsAggregator) -> str:
-    """Mean return and first KPI of the episodes that have ended in an epoch; before, those of the epoch before.
+    """Return mean return and first KPI of the ended episodes of an epoch, or else those of the last epoch.
 
     :param statistics: Statistics of its episodes.
     """

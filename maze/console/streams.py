@@ -14,7 +14,7 @@ STREAMS = ("stdout", "stderr")
 class LastingStream:
     """Text stream that drops what its target does not accept, and otherwise behaves as the target.
 
-    Each text is tried: a full disk may have room again.
+    Each text is tried, because a full disk may have space again.
 
     :param target: The stream that is written to.
     """
@@ -110,9 +110,9 @@ def let_console_last() -> dict[str, LastingStream]:
 
 
 def print_text(text: str) -> None:
-    """Prints a text; the run continues where stdout does not accept it.
+    """Print a text; the run continues if stdout does not accept it.
 
-    Letters that the console's encoding does not have become question marks.
+    Characters that are missing in the console's encoding become question marks.
     """
     if sys.stdout is not None:
         print(text, file=LastingStream(sys.stdout), flush=True)

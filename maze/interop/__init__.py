@@ -1,6 +1,6 @@
-"""Maze environments and policies in other frameworks, and theirs in Maze.
+"""Conversions of environments and policies between Maze and gymnasium, PettingZoo and stable-baselines3.
 
-What needs an optional package is imported when it is used.
+Names that need an optional package are imported on first access.
 """
 
 from __future__ import annotations

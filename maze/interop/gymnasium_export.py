@@ -1,4 +1,4 @@
-"""Maze environments as gymnasium environments."""
+"""Export of Maze environments as gymnasium environments."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ RENDER_MODES = ["human", "rgb_array"]
 class MazeGymnasiumEnv(gymnasium.Env[Any, Any]):
     """A Maze environment with gymnasium's interface: five values from `step`, two from `reset`, seeds in `reset`.
 
-    Spaces, observations and actions are those of the Maze environment: dictionaries, unless it is wrapped into a
+    Spaces, observations and actions are those of the Maze environment: dictionaries, unless it is wrapped in a
     `NoDictSpacesWrapper`.
 
     :param env: A flat Maze environment (one sub-step, one agent) with all its wrappers.
     :param render_mode: How `render` draws: "human" or "rgb_array"; for environments that came from gymnasium, the
-        modes that these have. None: the mode that such an environment was made with, otherwise no rendering.
+        modes of these. None: the mode of such an environment, otherwise no rendering.
     :raises ConfigError: The environment has several actors, or no such render mode.
     """
 
@@ -52,12 +52,12 @@ class MazeGymnasiumEnv(gymnasium.Env[Any, Any]):
         if (name := mask_of(env)) is not None:
             self._mask_name = name
             self.action_masks = self._action_masks
-            """As sb3-contrib asks for it: bool `[n_actions]`, which actions are valid; only where there is a mask."""
+            """Interface of sb3-contrib: bool `[n_actions]`, which actions are valid; only set if there is a mask."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Starts a new episode.
+        """Start a new episode.
 
-        :param seed: Seeds the Maze environment first. None: its random numbers go on.
+        :param seed: Seed of the Maze environment. None: its random generators continue.
         :param options: Not used.
         """
         super().reset(seed=seed)
@@ -66,19 +66,19 @@ class MazeGymnasiumEnv(gymnasium.Env[Any, Any]):
         return self._observation(self.maze_env.reset()), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Takes one step; terminated and truncated are told apart, and are never both true."""
+        """Take one step; terminated and truncated are never both true."""
         observation, reward, done, info = self.maze_env.step(action)
         truncated = is_truncated(done, info)
         return self._observation(observation), float(reward), bool(done) and not truncated, truncated, info
 
     def render(self) -> Any:
-        """The current state: pixels for "rgb_array"; shown in a window for "human"."""
+        """Draw the current state: pixels for "rgb_array", a window for "human"."""
         if self._is_from_gymnasium:
             return self.maze_env.core_env.env.render()
         return drawn(self.maze_env, self.render_mode)
 
     def close(self) -> None:
-        """Closes the Maze environment."""
+        """Close the Maze environment."""
         self.maze_env.close()
 
     def _action_masks(self) -> np.ndarray:
@@ -87,7 +87,7 @@ class MazeGymnasiumEnv(gymnasium.Env[Any, Any]):
         return self._mask
 
     def _observation(self, observation: Any) -> Any:
-        """The observation with NumPy integers for discrete parts, where Maze has arrays without dimensions."""
+        """Convert an observation of Maze and store its mask."""
         if hasattr(self, "_mask_name"):
             self._mask = np.asarray(observation[self._mask_name]) > 0
         return with_numbers(observation, self._discrete_keys)
@@ -97,19 +97,19 @@ class MazeGymnasiumEnv(gymnasium.Env[Any, Any]):
 
 
 def to_gymnasium(env: MazeEnv[Any], render_mode: str | None = None) -> MazeGymnasiumEnv:
-    """Exports a Maze environment to any framework that takes gymnasium environments.
+    """Export a Maze environment to frameworks with gymnasium environments.
 
-    :param env: A flat Maze environment with all its wrappers; for frameworks without dictionary spaces with a
-        `NoDictSpacesWrapper` as the last of them.
+    :param env: A flat Maze environment with all its wrappers; for frameworks without dictionary spaces, the last one
+        is a `NoDictSpacesWrapper`.
     :param render_mode: How `render` draws.
     """
     return MazeGymnasiumEnv(env, render_mode)
 
 
 def mask_of(env: Any) -> str | None:
-    """The observation that masks the only action there is; `None`: there is none, or there are several actions.
+    """Return the observation that masks the only action head; `None`: there is none, or there are several heads.
 
-    :param env: A Maze environment with its wrappers; actions may have lost their dictionary.
+    :param env: A Maze environment with its wrappers, which may remove the dictionary of actions.
     """
     observation_space, inner = env.observation_space, env
     if not isinstance(observation_space, spaces.Dict):
@@ -118,15 +118,20 @@ def mask_of(env: Any) -> str | None:
         inner = inner.env
     if len(inner.action_space.spaces) != 1:
         return None
+    return next(iter(mask_heads(observation_space, inner.action_space)), None)
+
+
+def mask_heads(observation_space: spaces.Dict, action_space: spaces.Dict) -> dict[str, str]:
+    """Return the action head of each mask among the observations."""
     shapes = {key: tuple(space.shape or ()) for key, space in observation_space.spaces.items()}
-    return next(iter(masked_heads(shapes, inner.action_space, {})[0]), None)
+    return masked_heads(shapes, action_space, {})[0]
 
 
 def drawn(env: MazeEnv[Any], render_mode: str | None) -> Any:
-    """Draws the current state of a Maze environment.
+    """Draw the current state of a Maze environment.
 
     :param env: The environment.
-    :param render_mode: `rgb_array` gives pixels, uint8 `[height, width, 3]`, without opening a window.
+    :param render_mode: `rgb_array` returns pixels, uint8 `[height, width, 3]`, without opening a window.
     """
     if render_mode is None:
         gymnasium.logger.warn(
@@ -142,10 +147,10 @@ def drawn(env: MazeEnv[Any], render_mode: str | None) -> Any:
 
 
 def with_numbers(observation: Any, keys: list[str]) -> Any:
-    """The observation with NumPy integers for discrete parts, where Maze has arrays without dimensions.
+    """Convert discrete parts of an observation, arrays without dimensions in Maze, to NumPy integers.
 
-    :param observation: A dictionary, or the only part.
-    :param keys: As of :func:`discrete_keys`.
+    :param observation: A dictionary, or its only part.
+    :param keys: Keys of :func:`discrete_keys`.
     """
     if not keys:
         return observation
@@ -155,7 +160,7 @@ def with_numbers(observation: Any, keys: list[str]) -> Any:
 
 
 def discrete_keys(space: spaces.Space[Any]) -> list[str]:
-    """The parts of an observation space that are discrete."""
+    """Return the discrete parts of an observation space."""
     parts = space.spaces.items() if isinstance(space, spaces.Dict) else [("observation", space)]
     return [key for key, part in parts if isinstance(part, spaces.Discrete)]
 

@@ -1,4 +1,4 @@
-"""Agents of PettingZoo: what they see and take, and which of them share a policy."""
+"""Agents of PettingZoo: adapters of their spaces, and shared policies."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _NUMBERED = re.compile(r"(.*[^\d_-])[_-]?\d+")
 
 
 class AgentAdapter(gymnasium.Env[Any, Any]):
-    """Brings what the agents of one policy see and take into a form that networks can be built for.
+    """Adapter of the observations and actions of the agents of one policy to spaces that networks support.
 
-    Where that needs gymnasium's wrappers, it is the environment that they are put around.
+    It is the environment inside of gymnasium's wrappers, if these are needed.
 
     :param observation_space: Of the agents.
     :param action_space: Of the agents.
-    :param drop: Observations that are left out.
-    :param encode: Number of characters or items that are kept of a text or sequence.
-    :param has_mask: Whether their infos tell a mask of their actions.
+    :param drop: Observations to leave out.
+    :param encode: Number of characters or items that are encoded of a text or sequence.
+    :param has_mask: Whether their infos hold a mask of their actions.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class AgentAdapter(gymnasium.Env[Any, Any]):
             self.observation_space, self.action_space = wrapped.observation_space, wrapped.action_space
 
     def observed(self, observation: Any, info: Mapping[str, Any]) -> Any:
-        """What the conversion takes, of PettingZoo's observation."""
+        """Adapt an observation of PettingZoo."""
         if self._adds_mask:
             shown = observation if self._is_dict else {"observation": observation}
             mask = info.get(ACTION_MASK)
@@ -70,7 +70,7 @@ class AgentAdapter(gymnasium.Env[Any, Any]):
         return self._wrapped.reset()[0]
 
     def taken(self, action: Any) -> Any:
-        """The action that PettingZoo's environment takes, of what the conversion gives."""
+        """Adapt an action to PettingZoo's environment."""
         if self._wrapped is None:
             return action
         self._wrapped.step(action)
@@ -86,8 +86,8 @@ class AgentAdapter(gymnasium.Env[Any, Any]):
         return self._seen, 0.0, False, False, {}
 
 
-def told_apart(conversions: Mapping[StepKeyType, ActionConversionInterface]) -> dict[StepKeyType, Any]:
-    """Gives actions names of their own where those of the same name have different spaces: a model has one for each."""
+def with_unique_names(conversions: Mapping[StepKeyType, ActionConversionInterface]) -> dict[StepKeyType, Any]:
+    """Rename actions of the same name with different spaces: a model has one distribution per name."""
     found: dict[str, list[spaces.Space[Any]]] = {}
     for conversion in conversions.values():
         for head, space in conversion.space().spaces.items():
@@ -102,10 +102,10 @@ def told_apart(conversions: Mapping[StepKeyType, ActionConversionInterface]) -> 
 
 
 class RenamedActions(ActionConversionInterface):
-    """Actions of another conversion under other names.
+    """Conversion with renamed actions.
 
     :param conversion: The conversion.
-    :param names: New names by those that it has; the others stay.
+    :param names: New names by old names; others stay.
     """
 
     def __init__(self, conversion: ActionConversionInterface, names: Mapping[str, str]) -> None:
@@ -127,8 +127,8 @@ class RenamedActions(ActionConversionInterface):
         return self._space
 
 
-def tells_masks(env: Any, agents: Sequence[str]) -> bool:
-    """Whether an environment tells masks in its infos; it is reset.
+def has_masks(env: Any, agents: Sequence[str]) -> bool:
+    """Return whether the infos of an environment hold masks; it is reset.
 
     :param env: The environment, AEC.
     :param agents: Names of its agents.
@@ -141,17 +141,15 @@ def tells_masks(env: Any, agents: Sequence[str]) -> bool:
 
 
 def actors_of(env: Any, policies: str | Mapping[str, str]) -> dict[str, ActorID]:
-    """The actor that each agent is.
+    """Return the actor of each agent.
 
     :param env: The environment, AEC.
-    :param policies: Who shares a policy, see :class:`~maze.interop.pettingzoo_env.PettingZooEnv`.
-    :raises ConfigError: That cannot be, or the environment does not name its agents.
+    :param policies: Shared policies, see :class:`~maze.interop.pettingzoo_env.PettingZooEnv`.
+    :raises ConfigError: The policies do not fit, or the environment does not name its agents.
     """
     agents = list(getattr(env, "possible_agents", None) or ())
     if not agents:
-        raise ConfigError(
-            f"env: {env} does not say by `possible_agents` which agents there may be, and networks are made for them."
-        )
+        raise ConfigError(f"env: {env} has no `possible_agents`, which networks are built for.")
     keys = _step_keys(env, agents, policies)
     counts: dict[str, int] = {}
     actors: dict[str, ActorID] = {}

@@ -1,4 +1,4 @@
-"""PettingZoo environments, AEC or parallel, as Maze environments."""
+"""Adapter of PettingZoo environments, AEC or parallel, to Maze."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from maze.core.utils.targets import locate, named_module
 from maze.core.wrappers.gym_adapters import ACTION_MASK
 from maze.core.wrappers.gym_make import import_modules
 from maze.core.wrappers.maze_gym_env_wrapper import GymActionConversion, GymObservationConversion, GymRenderer
-from maze.interop.pettingzoo_agents import AgentAdapter, actors_of, tells_masks, told_apart
+from maze.interop.pettingzoo_agents import AgentAdapter, actors_of, has_masks, with_unique_names
 
 _MPE = "mpe2"
-"""Particle environments, which PettingZoo has given to a package of their own, and which are in no registry."""
+"""Package of the particle environments, which are in no registry."""
 
 
 def make_aec_env(name: str, **kwargs: Any) -> Any:
-    """Makes a PettingZoo environment as an AEC environment.
+    """Make a PettingZoo environment as an AEC environment.
 
     :param name: See :func:`make_pettingzoo_env`.
     :param kwargs: Its arguments.
-    :raises ConfigError: There is no such environment, a package is missing, or an argument is not taken.
+    :raises ConfigError: There is no such environment, a package is missing, or an argument is unknown.
     """
     where = f"env.name={name}"
     require_pettingzoo(where)
@@ -64,10 +64,10 @@ def make_aec_env(name: str, **kwargs: Any) -> Any:
 
 
 def as_aec(env: Any) -> Any:
-    """A PettingZoo environment as an AEC environment, in which one agent acts at a time.
+    """Convert a PettingZoo environment to an AEC environment, in which one agent acts at a time.
 
     :param env: AEC or parallel.
-    :raises ConfigError: It is none.
+    :raises ConfigError: It is neither.
     """
     require_pettingzoo("env")
     from pettingzoo import AECEnv, ParallelEnv
@@ -81,13 +81,13 @@ def as_aec(env: Any) -> Any:
 
 
 def require_pettingzoo(where: str) -> None:
-    """Raises a :class:`ConfigError` that names the extra where PettingZoo is not installed."""
+    """Raise a :class:`ConfigError` that names the extra if PettingZoo is not installed."""
     if importlib.util.find_spec("pettingzoo") is None:
         raise ConfigImportError(f"{where}: PettingZoo is not installed: {install_command('pettingzoo')}.")
 
 
 def _named(name: str, where: str) -> Callable[..., Any]:
-    """The function that makes an environment."""
+    """Return the function that makes an environment."""
     module, colon, function = name.partition(":")
     if colon:
         found: Callable[..., Any] = locate(f"{module}.{function}", where)
@@ -108,9 +108,9 @@ def _named(name: str, where: str) -> Callable[..., Any]:
     known = [*registered, *(f"{_MPE}/{each}" for each in _modules_of(_MPE))]
     missing = "" if _modules_of(_MPE) else f" {_MPE} is not installed: {install_command('pettingzoo')}."
     raise ConfigError(
-        f"{where}: PettingZoo has no such environment.{did_you_mean(wanted, known)}{missing} Names are those of its "
-        f"own, such as classic/tictactoe_v3, those of {_MPE}, such as {_MPE}/simple_spread_v3, or paths of others' "
-        "modules and functions, such as my_package.my_env_v0, my_package.envs:make or, in a file my_env.py, "
+        f"{where}: PettingZoo has no such environment.{did_you_mean(wanted, known)}{missing} Names are those of "
+        f"PettingZoo, such as classic/tictactoe_v3, those of {_MPE}, such as {_MPE}/simple_spread_v3, or paths "
+        "of other modules and functions, such as my_package.my_env_v0, my_package.envs:make or, in a file my_env.py, "
         "my_env:parallel_env."
     )
 
@@ -127,17 +127,17 @@ def _maker_in(module_name: str, where: str) -> Callable[..., Any]:
 
 
 def _modules_of(package: str) -> list[str]:
-    """The environments of a package, one module each; empty where it is not installed."""
+    """Return the environments of a package, one module each; empty if it is not installed."""
     spec = importlib.util.find_spec(package)
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
     return [module.name for module in pkgutil.iter_modules(places) if re.search(r"_v\d+$", module.name)]
 
 
 class _WholePickler(cloudpickle.Pickler):  # type: ignore[misc]  # a package without annotations
-    """Pickles environments as they stand; an `EzPickle` would otherwise be made anew, by its arguments."""
+    """Pickler of the state of environments; an `EzPickle` would otherwise be made anew from its arguments."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """How an object is made again."""
+        """Return the reduction of an object."""
         kind = type(obj)
         if any(base.__name__ == "EzPickle" for base in kind.__mro__):
             return object.__new__, (kind,), vars(obj), None, None, _filled
@@ -155,17 +155,17 @@ def _filled(made: Any, state: Mapping[str, Any]) -> None:
 
 
 def whole(env: Any) -> bytes:
-    """An environment as a pickle, in the middle of its episode."""
+    """Pickle an environment with the state of its episode."""
     buffer = io.BytesIO()
     _WholePickler(buffer).dump(env)
     return buffer.getvalue()
 
 
 AGAINST_RANDOM = "return_against_random"
-"""KPI: what the agent that learns earns in an episode in which all others act at random."""
+"""KPI: return of the learning agent in an episode in which all others act at random."""
 _RETURN = "return_"
 _MOST_RETURNS = 16
-"""With more agents, the returns of single ones are no KPIs: nobody reads so many."""
+"""Largest number of agents whose returns are KPIs."""
 
 
 def make_pettingzoo_env(
@@ -178,20 +178,20 @@ def make_pettingzoo_env(
     action_mask: bool | None = None,
     **further_kwargs: Any,
 ) -> PettingZooEnv:
-    """Makes a PettingZoo environment as a Maze environment, by name.
+    """Make a PettingZoo environment as a Maze environment, by name.
 
-    :param name: Such as `simple_spread_v3` or `mpe2/simple_spread_v3`; of others' packages the module or function that
+    :param name: Such as `simple_spread_v3` or `mpe2/simple_spread_v3`; in other packages the module or function that
         makes it, `my_package.my_env_v0` or `my_package.envs:make`.
     :param kwargs: Arguments of the environment, `max_cycles` for instance.
     :param policies: See :class:`PettingZooEnv`.
     :param random_opponents: See :class:`PettingZooEnv`.
-    :param drop: Observations that are left out.
-    :param encode: Number of characters or items that are kept of a text or sequence.
-    :param action_mask: Whether the mask of valid actions in `infos` becomes the observation `action_mask`; `None`:
-        where there is one. Masks among the observations need nothing.
+    :param drop: Observations to leave out.
+    :param encode: Number of characters or items that are encoded of a text or sequence.
+    :param action_mask: Whether the mask of valid actions in `infos` becomes the observation `action_mask`; `None`: if
+        there is one. Masks among the observations are used anyway.
     :param further_kwargs: Further arguments of the environment, such as `render_mode`; `import`: modules to import
         first.
-    :raises ConfigError: There is no such environment, a package is missing, or an argument is not taken.
+    :raises ConfigError: There is no such environment, a package is missing, or an argument is unknown.
     """
     import_modules(further_kwargs.pop("import", None) or ())
     make = functools.partial(make_aec_env, name, **{**(kwargs or {}), **further_kwargs})
@@ -201,28 +201,28 @@ def make_pettingzoo_env(
 class PettingZooEnv(MazeEnv["PettingZooCoreEnv"]):
     """A PettingZoo environment as a Maze environment: its agents are actors that act in turn.
 
-    An environment step is complete when it is the turn of an agent that has acted in it, so it is a round. Agents of a
-    parallel environment see the state at its beginning, whoever acts first. The reward is the sum over all agents; what
-    each decision has earned is told by `get_actor_rewards`, also where that turns out in a later step (see
+    An environment step is a round: it is complete when the next agent has acted in it already. All agents of a parallel
+    environment observe the state at the beginning of the step. The reward is the sum over all agents;
+    `get_actor_rewards` reports the rewards of each decision, also if they follow in a later step (see
     :meth:`~maze.core.env.structured_env.StructuredEnv.get_actor_rewards`). The return of each agent is a KPI.
 
-    Actions of policies whose spaces differ are called after the policy as well, `speaker_action`.
+    Actions of policies with different spaces are named after the policy, `speaker_action`.
 
-    An agent that terminates while others go on is done; one that is truncated leaves as well, and the value of what it
-    saw last stands in for the future that it would have had.
+    An agent that terminates before others is done; a truncated agent leaves, too, and its future is estimated by the
+    value of its last observation.
 
     :param env: A PettingZoo environment (AEC or parallel), or a function that makes one.
-    :param policies: Which agents share a policy, as a step key is called. `by_name`: those whose names differ in their
-        number only (`player_0` and `player_1` act by `player`) and whose spaces agree; `shared`: all (`agent`);
-        `separate`: none; or the step key of each agent.
-    :param random_opponents: Share of episodes, 0 to 1, in which only one agent, drawn in each, is asked for actions,
-        and all others act at random. Self-play has no other measure of its progress; the KPI is
-        `return_against_random`. The rewards of these episodes are those of the one.
-    :param drop: Observations that are left out.
-    :param encode: Number of characters or items that are kept of a text or sequence.
-    :param action_mask: Whether the mask of valid actions in `infos` becomes the observation `action_mask`; `None`:
-        where there is one.
-    :raises ConfigError: It is no such environment, or its agents cannot share policies as it is said.
+    :param policies: Which agents share a policy, whose name is the step key. `by_name`: agents with equal spaces whose
+        names differ only in a number (`player_0` and `player_1` share `player`); `shared`: all (`agent`); `separate`:
+        none; or the step key of each agent.
+    :param random_opponents: Share of episodes, 0 to 1, in which the policy acts for one random agent only, and all
+        others act at random. It measures the progress of self-play, as the KPI `return_against_random`. The rewards of
+        these episodes are those of this agent.
+    :param drop: Observations to leave out.
+    :param encode: Number of characters or items that are encoded of a text or sequence.
+    :param action_mask: Whether the mask of valid actions in `infos` becomes the observation `action_mask`; `None`: if
+        there is one.
+    :raises ConfigError: It is no such environment, or its agents cannot share policies in this way.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class PettingZooEnv(MazeEnv["PettingZooCoreEnv"]):
         make = env if isinstance(env, type) or (callable(env) and not hasattr(env, "step")) else None
         aec_env = as_aec(env if make is None else make())
         actors = actors_of(aec_env, policies)
-        has_mask = tells_masks(aec_env, list(actors)) if action_mask is None else action_mask
+        has_mask = has_masks(aec_env, list(actors)) if action_mask is None else action_mask
         adapters: dict[StepKeyType, AgentAdapter] = {}
         for agent, actor in actors.items():
             adapter = AgentAdapter(
@@ -252,29 +252,29 @@ class PettingZooEnv(MazeEnv["PettingZooCoreEnv"]):
                     f"env.policies: {agent} cannot act by the policy {actor.step_key!r} of others, whose spaces differ "
                     f"from its {own[0]} and {own[1]}."
                 )
-        # what the classes of gymnasium's conversions need to know of an environment are its spaces
+        # the conversions of gymnasium environments need only their spaces
         sides: dict[StepKeyType, Any] = dict(adapters)
         super().__init__(
             core_env=PettingZooCoreEnv(aec_env, actors, adapters, random_opponents, make),
-            action_conversion_dict=told_apart({key: GymActionConversion(side) for key, side in sides.items()}),
+            action_conversion_dict=with_unique_names({key: GymActionConversion(side) for key, side in sides.items()}),
             observation_conversion_dict={key: GymObservationConversion(side) for key, side in sides.items()},
         )
 
 
 class AgentEvents(ABC):
-    """What PettingZoo's agents earn."""
+    """Events of PettingZoo's agents."""
 
     def agent_return(self, agent: str, value: float, is_against_random: bool) -> None:
         """An episode is over.
 
-        :param agent: Name of an agent that was asked for actions.
-        :param value: The sum of its rewards, also of those before it acted first.
+        :param agent: Name of an agent that the policy acted for.
+        :param value: Sum of its rewards, also of those before its first action.
         :param is_against_random: Whether all others acted at random.
         """
 
 
 class AgentReturns(KpiCalculator):
-    """The return of each agent, unless there are very many, and the one against agents that act at random."""
+    """KPIs: the return of each agent, unless there are too many, and the one against random agents."""
 
     @override(KpiCalculator)
     def calculate_kpis(self, episode_event_log: EpisodeEventLog, last_maze_state: MazeStateType) -> dict[str, float]:
@@ -288,13 +288,13 @@ class AgentReturns(KpiCalculator):
 
 
 class PettingZooCoreEnv(CoreEnv):
-    """A PettingZoo environment as a core environment. Its state is what the agent observes that acts next.
+    """A PettingZoo environment as a core environment. Its state is the observation of the next agent.
 
     :param env: The environment, AEC.
     :param actors: The actor that each agent is.
-    :param adapters: By step key, what observations and actions are converted by.
+    :param adapters: Adapters of observations and actions, by step key.
     :param random_opponents: See :class:`PettingZooEnv`.
-    :param make: Makes such an environment with another `render_mode`; `None`: the environment was given.
+    :param make: Makes the environment with another `render_mode`; `None`: an environment object was given.
     """
 
     def __init__(
@@ -322,7 +322,7 @@ class PettingZooCoreEnv(CoreEnv):
     def _begin_episode(self) -> None:
         self._agent = next(iter(self._actors))
         self._learner: str | None = None
-        """The only agent that is asked for actions; `None`: all are."""
+        """The only agent that the policy acts for; `None`: all agents."""
         self._over: set[str] = set()
         """Agents that have terminated or were truncated."""
         self._acted: set[str] = set()
@@ -331,11 +331,11 @@ class PettingZooCoreEnv(CoreEnv):
         self._first_of_step = 0
         """Number of the decision that began this environment step."""
         self._decisions: dict[str, int] = {}
-        """By agent, the number of its latest decision in the episode."""
+        """Number of the latest decision in the episode, by agent."""
         self._earned: dict[int, float] = {}
-        """By number of a decision, what it has earned since the last step was complete."""
+        """Rewards of each decision since the last complete step, by its number."""
         self._returns = dict.fromkeys(self._actors, 0.0)
-        self._is_step_complete = True  # none has begun
+        self._is_step_complete = True  # no step has begun
         self._is_actor_done = False
 
     @override(CoreEnv)
@@ -376,16 +376,16 @@ class PettingZooCoreEnv(CoreEnv):
         if left := [self._decisions[one] for one in done_agents if one in self._decisions]:
             info[ACTORS_DONE_KEY] = [self._n_decisions - 1 - number for number in left]
         if is_over:
-            self._tell_returns()
+            self._fire_returns()
         return self._observed(), reward, is_over, info
 
     # -- PettingZoo's turns --------------------------------------------------------------------------------------------
 
     def _take(self, action: Any, done_agents: list[str]) -> float:
-        """Takes one step of the environment, and credits what agents earn by it to their latest decisions.
+        """Take one step of the environment and attribute the rewards to the agents' latest decisions.
 
         :param done_agents: Agents that terminate are added.
-        :return: What counts of it.
+        :return: The reward that counts.
         """
         env = self.env
         env.step(action)
@@ -407,9 +407,9 @@ class PettingZooCoreEnv(CoreEnv):
         return counted
 
     def _to_next_decision(self, done_agents: list[str]) -> float:
-        """Goes on to the next agent that is to be asked, and removes those that are over, as PettingZoo wants it.
+        """Proceed to the next agent of the policy and remove agents that have ended, as PettingZoo requires.
 
-        :return: What was earned meanwhile.
+        :return: The reward of these steps.
         """
         env, reward = self.env, 0.0
         while not self._is_over():
@@ -430,16 +430,16 @@ class PettingZooCoreEnv(CoreEnv):
         return all(agent in self._over for agent in self.env.agents)
 
     def _choose_final_agent(self) -> bool:
-        """Has the last observation be one of an agent that was cut off, if there is any.
+        """Select a truncated agent for the last observation, if there is any.
 
-        :return: Whether there is.
+        :return: Whether there is one.
         """
         env = self.env
-        asked = [agent for agent in env.agents if self._learner in (None, agent)]
-        cut_off = [agent for agent in asked if env.truncations[agent] and not env.terminations[agent]]
-        if asked and self._agent not in (cut_off or asked):
-            self._agent = (cut_off or asked)[0]
-        return bool(cut_off)
+        acting = [agent for agent in env.agents if self._learner in (None, agent)]
+        truncated = [agent for agent in acting if env.truncations[agent] and not env.terminations[agent]]
+        if acting and self._agent not in (truncated or acting):
+            self._agent = (truncated or acting)[0]
+        return bool(truncated)
 
     def _random_action(self, agent: str) -> Any:
         space = self.env.action_space(agent)
@@ -448,7 +448,7 @@ class PettingZooCoreEnv(CoreEnv):
         return space.sample() if mask is None else space.sample(np.asarray(mask, np.int8))
 
     def _is_valid(self, action: Any) -> bool:
-        """Whether the mask that was shown allows an action."""
+        """Return whether the mask of the observation allows an action."""
         mask = self._maze_state.get(ACTION_MASK) if isinstance(self._maze_state, Mapping) else None
         if mask is None or not isinstance(action, int):
             return True
@@ -472,7 +472,7 @@ class PettingZooCoreEnv(CoreEnv):
     # -- rewards -------------------------------------------------------------------------------------------------------
 
     def _take_shares(self) -> np.ndarray:
-        """What decisions have earned, the latest last, from the first one that the step has anything to do with."""
+        """Return the rewards of decisions in their order, from the first one with a reward in this step."""
         first = min(self._first_of_step, *self._earned) if self._earned else self._first_of_step
         shares = np.zeros(self._n_decisions - first)
         for number, earned in self._earned.items():
@@ -480,7 +480,7 @@ class PettingZooCoreEnv(CoreEnv):
         self._earned.clear()
         return shares
 
-    def _tell_returns(self) -> None:
+    def _fire_returns(self) -> None:
         if self._learner is not None:
             self.events.agent_return(self._learner, self._returns[self._learner], True)
             return
@@ -491,7 +491,7 @@ class PettingZooCoreEnv(CoreEnv):
 
     @override(CoreEnv)
     def seed(self, seed: int | None) -> None:
-        """Makes the next reset a seeded one; the resets after it continue the sequence."""
+        """Seed the next reset; later resets continue its random sequence."""
         self._next_seed = None if seed is None else int(seed)
         self._rng = np.random.default_rng(self._next_seed)
 
@@ -542,13 +542,13 @@ class PettingZooCoreEnv(CoreEnv):
 
     @property
     def can_be_made_again(self) -> bool:
-        """Whether the environment was made by name, and not given."""
+        """Whether the environment was made by name or function, not given as an object."""
         return self._make is not None
 
     def set_render_mode(self, render_mode: str) -> None:
-        """Makes the environment again with another render mode. The running episode is lost: call it before `reset`.
+        """Make the environment again with another render mode. The running episode is lost: call it before `reset`.
 
-        :raises ConfigError: The environment was given, and cannot be made again.
+        :raises ConfigError: The environment was given as an object.
         """
         if getattr(self.env, "render_mode", None) == render_mode:
             return

@@ -1,4 +1,4 @@
-"""Maze environments, those with several actors above all, as PettingZoo environments."""
+"""Export of Maze environments, in particular with several actors, as PettingZoo environments."""
 
 from __future__ import annotations
 
@@ -10,30 +10,29 @@ from gymnasium import spaces
 from pettingzoo import AECEnv
 from pettingzoo.utils.conversions import turn_based_aec_to_parallel_wrapper
 
-from maze.core.agent.random_policy import masked_heads
 from maze.core.annotations import override
 from maze.core.env.base_env import is_truncated
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.structured_env import ACTORS_DONE_KEY, ActorID, StepKeyType
 from maze.core.errors import ConfigError
 from maze.core.wrappers.gym_adapters import ACTION_MASK
-from maze.interop.gymnasium_export import RENDER_MODES, discrete_keys, drawn, with_numbers
+from maze.interop.gymnasium_export import RENDER_MODES, discrete_keys, drawn, mask_heads, with_numbers
 
 
 class MazeAECEnv(AECEnv):
-    """A Maze environment with PettingZoo's interface for agents that act in turn: each actor is an agent.
+    """A Maze environment with PettingZoo's AEC interface: each actor is an agent.
 
-    Agents are called by their sub-step and number, `vehicle_0`. An agent earns its own actor rewards where the
-    environment tells them, when an environment step is complete; otherwise all agents earn what every sub-step gives.
-    Observations are those of the Maze environment, and so are actions, without their dictionary where it has one entry.
-    Masks of actions are in `infos` as well, as PettingZoo's `action_space(agent).sample(mask)` takes them.
+    Agents are named by sub-step and number, `vehicle_0`. An agent gets its per-actor rewards, if the environment
+    reports them, when an environment step is complete; otherwise all agents get the rewards of all sub-steps.
+    Observations and actions are those of the Maze environment, actions with one entry without their dictionary. Masks
+    of actions are also in `infos`, in the format of PettingZoo's `action_space(agent).sample(mask)`.
 
-    Agents that have not been asked yet observe zeros: nobody knows what they will see before it is their turn. Where
-    the number of agents varies they come into being when they act first, and there are no `possible_agents`.
+    Agents observe zeros before their first turn. If the number of agents varies, they are added when they first act,
+    and there are no `possible_agents`.
 
     :param env: The Maze environment with all its wrappers.
-    :param render_mode: `human` or `rgb_array`; `None`: nothing is drawn.
-    :raises ConfigError: It is none, or there is no such render mode.
+    :param render_mode: `human` or `rgb_array`; `None`: no rendering.
+    :raises ConfigError: It is no Maze environment, or there is no such render mode.
     """
 
     metadata: dict[str, Any]
@@ -81,16 +80,16 @@ class MazeAECEnv(AECEnv):
         self._pending = 0.0
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
-        """The space of what an agent observes."""
+        """Return the observation space of an agent."""
         space: spaces.Space[Any] = self.maze_env.observation_spaces_dict[self._step_key(agent)]
         return space
 
     def action_space(self, agent: str) -> spaces.Space[Any]:
-        """The space of what an agent does."""
+        """Return the action space of an agent."""
         return self._action_spaces[self._step_key(agent)]
 
     def observe(self, agent: str) -> Any:
-        """What an agent has seen last."""
+        """Return the last observation of an agent."""
         if agent not in self._observations:
             self._observations[agent] = _zeros(self.observation_space(agent))
         return self._observations[agent]
@@ -127,11 +126,11 @@ class MazeAECEnv(AECEnv):
             self.render()
 
     def render(self) -> Any:
-        """The current state: pixels for "rgb_array"; shown in a window for "human"."""
+        """Draw the current state: pixels for "rgb_array", a window for "human"."""
         return drawn(self.maze_env, self.render_mode)
 
     def close(self) -> None:
-        """Closes the Maze environment."""
+        """Close the Maze environment."""
         self.maze_env.close()
 
     def _give(self, reward: float, is_complete: bool) -> None:
@@ -149,7 +148,7 @@ class MazeAECEnv(AECEnv):
         self._pending = 0.0
 
     def _end(self, agent: str, done: bool, info: Mapping[Any, Any]) -> None:
-        """Notes who is done, and how."""
+        """Set terminations and truncations."""
         left = [self._order[-1 - ago] for ago in info.get(ACTORS_DONE_KEY, ()) if ago < len(self._order)]
         if self.maze_env.is_actor_done():
             left.append(agent)
@@ -161,7 +160,7 @@ class MazeAECEnv(AECEnv):
             ends.update({name: True for name in self.agents if not self.terminations[name]})
 
     def _turn_to_next(self, observation: Any) -> None:
-        """Shows the next actor its observation; those who are done take their last steps first."""
+        """Set the observation of the next actor; agents that are done take their last steps first."""
         actor = self.maze_env.actor_id()
         agent = self._name(actor)
         if agent not in self.agents and not self._is_all_over():
@@ -207,13 +206,13 @@ class MazeAECEnv(AECEnv):
 
 
 class MazeParallelEnv(turn_based_aec_to_parallel_wrapper):
-    """A Maze environment with PettingZoo's interface for agents that all act at once.
+    """A Maze environment with PettingZoo's parallel interface.
 
-    Actors of Maze act one after the other, and may see what those before them did. So one of them acts in each parallel
-    step, the one whose `infos[agent]["acts"]` is true; what the others are given to do is not looked at.
+    Actors of Maze act in turn and may observe the actions before theirs. Therefore one agent acts in each parallel
+    step, the one whose `infos[agent]["acts"]` is true; the actions of the others are ignored.
 
-    :param env: The Maze environment with all its wrappers; its number of agents is fixed.
-    :param render_mode: As of :class:`MazeAECEnv`.
+    :param env: The Maze environment with all its wrappers and a fixed number of agents.
+    :param render_mode: See :class:`MazeAECEnv`.
     :raises ConfigError: The number of agents varies.
     """
 
@@ -221,8 +220,8 @@ class MazeParallelEnv(turn_based_aec_to_parallel_wrapper):
         aec_env = MazeAECEnv(env, render_mode)
         if not hasattr(aec_env, "possible_agents"):
             raise ConfigError(
-                f"to_parallel: {env!r} has agents that come and go (agent counts {env.agent_counts_dict}). Export it "
-                "by to_aec."
+                f"to_parallel: {env!r} has a variable number of agents (agent counts {env.agent_counts_dict}). Export "
+                "it by to_aec."
             )
         super().__init__(aec_env)
         self.agents: list[str] = []
@@ -246,7 +245,7 @@ class MazeParallelEnv(turn_based_aec_to_parallel_wrapper):
 
 
 def to_aec(env: MazeEnv[Any], render_mode: str | None = None) -> MazeAECEnv:
-    """Exports a Maze environment, whatever its actors, as an AEC environment of PettingZoo.
+    """Export a Maze environment with any actors as an AEC environment of PettingZoo.
 
     :param env: The environment with all its wrappers.
     :param render_mode: How `render` draws.
@@ -255,7 +254,7 @@ def to_aec(env: MazeEnv[Any], render_mode: str | None = None) -> MazeAECEnv:
 
 
 def to_parallel(env: MazeEnv[Any], render_mode: str | None = None) -> MazeParallelEnv:
-    """Exports a Maze environment with a fixed number of actors as a parallel environment of PettingZoo.
+    """Export a Maze environment with a fixed number of actors as a parallel environment of PettingZoo.
 
     :param env: The environment with all its wrappers.
     :param render_mode: How `render` draws.
@@ -268,18 +267,17 @@ def _prefix(step_key: StepKeyType) -> str:
 
 
 def _masks(env: Any, step_key: StepKeyType) -> dict[str, str]:
-    """The masks of action heads in a sub-step."""
+    """Return the mask of each action head in a sub-step."""
     inner, observation_space = env, env.observation_spaces_dict[step_key]
     while not isinstance(inner.action_spaces_dict[step_key], spaces.Dict):
         inner = inner.env
     if not isinstance(observation_space, spaces.Dict):
         return {}
-    shapes = {key: tuple(space.shape or ()) for key, space in observation_space.spaces.items()}
-    return {head: mask for mask, head in masked_heads(shapes, inner.action_spaces_dict[step_key], {})[0].items()}
+    return {head: mask for mask, head in mask_heads(observation_space, inner.action_spaces_dict[step_key]).items()}
 
 
 def _zeros(space: spaces.Space[Any]) -> Any:
-    """The element of a space that is nearest to zero."""
+    """Return the element of a space that is closest to zero."""
     if isinstance(space, spaces.Dict):
         return {key: _zeros(part) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Box):

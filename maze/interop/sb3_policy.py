@@ -20,11 +20,11 @@ import torch
 from gymnasium import spaces
 
 from maze.core.agent.policy import Policy
-from maze.core.agent.random_policy import masked_heads
 from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import CheckpointError, ConfigError, ConfigImportError, install_command
 from maze.core.utils.checkpoint import load_state
+from maze.interop.gymnasium_export import mask_heads
 
 _PACKAGES = ("stable_baselines3", "sb3_contrib")
 _CLASS = re.compile(r"<class '([\w.]+)'>")
@@ -34,24 +34,23 @@ _NAMELESS = "observation"
 
 
 class SB3Policy(Policy):
-    """A model that stable-baselines3 or sb3-contrib has saved acts in a Maze environment.
+    """A saved model of stable-baselines3 or sb3-contrib as a policy in a Maze environment.
 
-    Its file holds weights, and pickles of everything else. Those are not loaded: the spaces are the environment's,
-    which classes the policy consists of is told by their names, looked up among those of stable-baselines3, sb3-contrib
-    and torch, and weights are read as Maze's own checkpoints are. Models with classes of somebody's own need
-    `allow_pickle`.
+    Its file holds weights, and pickles of everything else, which are not loaded: the spaces are the environment's, the
+    classes of the policy are looked up by name in stable-baselines3, sb3-contrib and torch, and the weights are read
+    like Maze's checkpoints. Models with other classes need `allow_pickle`.
 
-    Observations go to the model as it was trained on them: the one that there is, or all of them by their names. Masks
-    of actions go to policies that take masks (`MaskablePPO`). Recurrent ones begin anew where they are seeded, as
-    every rollout does before each episode. Q-networks act greedily: the share of random actions belongs to a training.
+    The model gets the observation that it was trained on, or all of them by name. Policies with masks (`MaskablePPO`)
+    get masks of actions. Recurrent policies reset their state when they are seeded, as rollouts do before each episode.
+    Q-networks act greedily.
 
-    :param path: The file that `model.save` has written.
+    :param path: File of `model.save`.
     :param observation_spaces_dict: Observation spaces of the environment, by step key. The model acts for all actors.
     :param action_spaces_dict: Its action spaces.
-    :param allow_pickle: Load the pickles in the file as well, and in `normalization`; this can run any program as you.
-    :param normalization: File of a `VecNormalize` that the model was trained with; it is nothing but a pickle.
+    :param allow_pickle: Load the pickles in the file and in `normalization`, which can run any code.
+    :param normalization: File of the `VecNormalize` of the training run, a pickle.
     :param device: `cpu` or `cuda`.
-    :raises CheckpointError: The file is none of these, does not fit the environment, or needs `allow_pickle`.
+    :raises CheckpointError: The file is no such model, does not fit the environment, or needs `allow_pickle`.
     :raises ConfigImportError: The package is not installed.
     """
 
@@ -79,7 +78,7 @@ class SB3Policy(Policy):
         self.sb3_policy: Any = _built(
             stored, observation_space, action_spaces_dict[self._step_key].spaces[self._head], self._path, device
         )
-        """The policy inside, one of stable-baselines3's."""
+        """The policy of stable-baselines3."""
         self._takes_mask = "action_masks" in inspect.signature(self.sb3_policy.predict).parameters
         self._normalization = None if normalization is None else _normalization(Path(normalization), allow_pickle)
         self._state: Any = None
@@ -119,7 +118,7 @@ class SB3Policy(Policy):
         env: Any,
         actor_id: ActorID | None = None,
     ) -> tuple[Sequence[dict[str, Any]], Sequence[float]]:
-        """Discrete actions of actor-critics by their probabilities; of other models the action that they take."""
+        """Return discrete actions of actor-critics by their probabilities; of other models the chosen action."""
         from stable_baselines3.common.policies import ActorCriticPolicy
 
         policy = self.sb3_policy
@@ -147,7 +146,7 @@ class SB3Policy(Policy):
 
     @contextmanager
     def _own_generators(self) -> Iterator[None]:
-        """Has stable-baselines3, which draws from torch's global generator, draw from one of this policy."""
+        """Context in which torch's global generator, which stable-baselines3 uses, has the state of this policy."""
         before = torch.random.get_rng_state()
         torch.random.set_rng_state(self._generators)
         try:
@@ -158,7 +157,7 @@ class SB3Policy(Policy):
 
 
 class _Stored(NamedTuple):
-    """What a file holds that acting needs."""
+    """The parts of a file that acting needs."""
 
     data: Mapping[str, Any]
     policy_class: type[Any]
@@ -174,7 +173,7 @@ def _found(path: Path) -> Path:
 
 
 def _read(path: Path, allow_pickle: bool) -> _Stored:
-    """Reads a file; its pickles only if they may be."""
+    """Read a file, its pickles only with `allow_pickle`."""
     try:
         with zipfile.ZipFile(path) as archive:
             text, weights = archive.read("data").decode(), archive.read("policy.pth")
@@ -198,17 +197,17 @@ def _read(path: Path, allow_pickle: bool) -> _Stored:
 
 
 def _class_of(described: Any, path: Path) -> type[Any]:
-    """The class of a policy, which its file describes by the text of one of its methods."""
+    """Return the class of a policy, which its file describes by the text of one of its methods."""
     described = described if isinstance(described, Mapping) else {}
     owner = _OWNER_OF_INIT.match(str(described.get("__init__")))
     module = str(described.get("__module__"))
     if owner is not None:
         return _looked_up(f"{module}.{owner[1]}", path)
-    raise _needs_pickle(path, f"its policy is of a class in {module} that tells nothing about itself")
+    raise _needs_pickle(path, f"its policy is of a class in {module} without a description")
 
 
 def _plain(key: str, value: Any, path: Path) -> Any:
-    """An argument of the policy, which its file describes as JSON, or by the text of what cannot be."""
+    """Return an argument of the policy, which its file describes as JSON or, for classes, as text."""
     if not isinstance(value, str) or not value.startswith("<"):
         return value
     named = _CLASS.fullmatch(value)
@@ -218,7 +217,7 @@ def _plain(key: str, value: Any, path: Path) -> Any:
 
 
 def _looked_up(name: str, path: Path) -> type[Any]:
-    """A class of networks, by name: of torch, stable-baselines3 or sb3-contrib."""
+    """Return a class of networks of torch, stable-baselines3 or sb3-contrib by name."""
     module, _, cls = name.rpartition(".")
     package = module.partition(".")[0]
     if package not in _PACKAGES and not module.startswith("torch.nn.modules."):
@@ -230,14 +229,14 @@ def _looked_up(name: str, path: Path) -> type[Any]:
     except (ImportError, AttributeError) as error:
         raise CheckpointError(f"{path} names {name}, which the installed version does not have: {error}") from error
     if not isinstance(found, type) or not issubclass(found, torch.nn.Module):
-        raise CheckpointError(f"{path} names {name} as a class of networks, which it is not.")
+        raise CheckpointError(f"{path} names {name}, which is no class of networks.")
     return found
 
 
 def _needs_pickle(path: Path, reason: str) -> CheckpointError:
     return CheckpointError(
-        f"{path}: {reason}. It can only be loaded by running code that the file brings along: policy.allow_pickle=true "
-        "says that you trust it."
+        f"{path}: {reason}. It can only be loaded by running code in the file. If you trust the file, set "
+        "policy.allow_pickle=true."
     )
 
 
@@ -256,24 +255,23 @@ def _only_kind_of_actor(observation_spaces: Mapping[Any, Any], action_spaces: Ma
 
 
 def _fitting_entries(observation_space: Any, action_space: Any) -> tuple[str, list[str], str | None]:
-    """The action head, the observations that are shown, and the one that is the mask."""
+    """Return the action head, the observations of the model, and the mask."""
     for name, space in (("observation", observation_space), ("action", action_space)):
         if not isinstance(space, spaces.Dict):
             raise ConfigError(
-                f"policy=sb3: the {name} space is {space}. Leave NoDictSpacesWrapper out; the policy does what it did."
+                f"policy=sb3: expected a dictionary {name} space, found {space}. Remove NoDictSpacesWrapper."
             )
     if len(action_space.spaces) != 1:
         raise ConfigError(
             f"policy=sb3: models of stable-baselines3 take one action, but the environment has {list(action_space)}."
         )
     (head,) = action_space.spaces
-    shapes = {key: tuple(space.shape or ()) for key, space in observation_space.spaces.items()}
-    mask = next(iter(masked_heads(shapes, action_space, {})[0]), None)
+    mask = next(iter(mask_heads(observation_space, action_space)), None)
     return head, list(observation_space.spaces), mask
 
 
 def _observation_space(stored: _Stored, space: spaces.Dict, observed: list[str], path: Path) -> spaces.Space[Any]:
-    """What the model observes, in terms of the environment's spaces; `observed` is reduced to that, in place."""
+    """Return the observation space of the model; `observed` is reduced to its entries, in place."""
     described = stored.data.get("observation_space")
     if isinstance(described, spaces.Space):
         kind, shape = type(described).__name__, list(described.shape or ())
@@ -282,7 +280,7 @@ def _observation_space(stored: _Stored, space: spaces.Dict, observed: list[str],
         described = described if isinstance(described, Mapping) else {}
         named = _CLASS.fullmatch(str(described.get(":type:")))
         kind, shape = "" if named is None else named[1].rpartition(".")[2], described.get("_shape") or []
-        # the entries are a text, of which the names can be read
+        # the entries are described as text; their names are parsed
         names = re.findall(r"'(\w+)': ", str(described.get("spaces"))) if kind == "Dict" else None
     if names is not None:
         if missing := [name for name in names if name not in space.spaces]:
@@ -298,7 +296,7 @@ def _observation_space(stored: _Stored, space: spaces.Dict, observed: list[str],
     own: Any = space.spaces[observed[0]]
     if isinstance(own, spaces.Box) and len(own.shape) == 3 and list(own.shape) != shape:
         channels_first = (own.shape[2], *own.shape[:2])
-        if list(channels_first) == shape:  # stable-baselines3 has images that way, and turns those that it is shown
+        if list(channels_first) == shape:  # stable-baselines3 transposes images
             return spaces.Box(np.moveaxis(own.low, 2, 0), np.moveaxis(own.high, 2, 0), dtype=own.dtype.type)
     if isinstance(own, spaces.Box) and shape and list(own.shape) != shape:
         raise CheckpointError(f"{path}: the model observes the shape {shape}; `{observed[0]}` has {list(own.shape)}.")
@@ -306,20 +304,20 @@ def _observation_space(stored: _Stored, space: spaces.Dict, observed: list[str],
 
 
 def _built(stored: _Stored, observation_space: Any, action_space: Any, path: Path, device: str) -> Any:
-    """The policy with its weights."""
+    """Build the policy with its weights."""
     kwargs = dict(stored.policy_kwargs)
     for name in _NOT_FOR_ACTING:
         kwargs.pop(name, None)
     if stored.data.get("use_sde") and "use_sde" not in kwargs:
         kwargs["use_sde"] = True
-    if "lr_schedule" in inspect.signature(stored.policy_class).parameters:  # those of ARS have none
+    if "lr_schedule" in inspect.signature(stored.policy_class).parameters:  # not for ARS
         kwargs["lr_schedule"] = lambda _: 0.0
     try:
         policy: Any = stored.policy_class(observation_space, action_space, **kwargs)
         policy.load_state_dict(dict(stored.weights))
     except (RuntimeError, TypeError, AssertionError, ValueError) as error:
         raise CheckpointError(
-            f"{path}: the model does not fit this environment, which shows {observation_space} and takes "
+            f"{path}: the model does not fit this environment with the spaces {observation_space} and "
             f"{action_space}: {error}"
         ) from error
     policy.set_training_mode(False)
@@ -329,8 +327,8 @@ def _built(stored: _Stored, observation_space: Any, action_space: Any, path: Pat
 def _normalization(path: Path, allow_pickle: bool) -> Any:
     if not allow_pickle:
         raise CheckpointError(
-            f"{path}: what VecNormalize saves can only be loaded by running code that the file brings along: "
-            "policy.allow_pickle=true says that you trust it."
+            f"{path}: files of VecNormalize can only be loaded by running code in them. If you trust the file, set "
+            "policy.allow_pickle=true."
         )
     try:
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Maze policies for code that expects a model of stable-baselines3."""
+"""Export of Maze policies with the `predict` method of stable-baselines3 models."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from maze.core.wrappers.maze_gym_env_wrapper import GymActionConversion, GymObse
 
 
 class SB3Predictor:
-    """A policy with `predict` as models of stable-baselines3 have it: for `evaluate_policy`, `VecVideoRecorder`, ...
+    """A policy with the `predict` method of stable-baselines3 models: for `evaluate_policy`, `VecVideoRecorder`, ...
 
-    :param policy: A policy that chooses by observations alone.
+    :param policy: A policy that needs observations only.
     :param actor_id: The actor that it acts for.
     :param shapes: Shapes of its observations, by name, without the batch dimension.
-    :param heads: By action head, what makes actions of the environment of those of the policy, `[n_envs, ...]`: clips
-        them, as models of stable-baselines3 do.
-    :param packs_actions: Whether actions are dictionaries, also where there is one head only.
-    :raises ConfigError: The policy wants to see the environment or its state.
+    :param heads: Conversion of the policy's actions `[n_envs, ...]` to the environment's, by action head: clips them,
+        as models of stable-baselines3 do.
+    :param packs_actions: Whether actions with one head are dictionaries, too.
+    :raises ConfigError: The policy needs the environment or its state.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class SB3Predictor:
     ) -> None:
         if not getattr(policy, "is_recurrent", False) and (policy.needs_state() or policy.needs_env()):
             raise ConfigError(
-                f"to_sb3: {type(policy).__name__} wants to see the environment or its state, and `predict` is only "
-                "given observations."
+                f"to_sb3: {type(policy).__name__} needs the environment or its state, but `predict` gets only "
+                "observations."
             )
         self.policy = policy
         """The Maze policy."""
@@ -63,15 +63,15 @@ class SB3Predictor:
         episode_start: np.ndarray | None = None,
         deterministic: bool = False,
     ) -> tuple[Any, Any]:
-        """Chooses actions.
+        """Compute actions.
 
         :param observation: An array, or a dictionary of arrays, of one environment or of several, `[n_envs, ...]`.
-        :param state: What came with the actions before: a recurrent policy's hidden states `[n_envs, size]` by key.
-            Of others it is given back as it is.
-        :param episode_start: Where episodes begin, `[n_envs]`: there a recurrent policy forgets what it has seen.
-        :param deterministic: Take the most probable actions instead of drawing them.
-        :return: Actions, `[n_envs, ...]` where there are several environments, and the state. Where actions are
-            dictionaries there is a list of them, one for each environment.
+        :param state: The state returned with the previous actions: hidden states `[n_envs, size]` of a recurrent policy
+            by key. For other policies it is returned unchanged.
+        :param episode_start: Whether an episode begins, `[n_envs]`: resets the state of a recurrent policy.
+        :param deterministic: Take deterministic actions instead of sampling.
+        :return: Actions, `[n_envs, ...]` for several environments, and the state. Dictionary actions are a list, one
+            for each environment.
         :raises EnvironmentContractError: An observation or a hidden state is missing, or has another shape.
         """
         entries = self._entries(observation)
@@ -90,11 +90,11 @@ class SB3Predictor:
         return (rows if is_batch else rows[0]), state
 
     def seed(self, seed: int) -> None:
-        """Restarts the policy's generators."""
+        """Seed the policy's generators."""
         self.policy.seed(seed)
 
     def _states(self, state: Any, episode_start: np.ndarray | None, n_rows: int) -> dict[str, np.ndarray]:
-        """A recurrent policy's hidden states, `[n_rows, size]` by key, for it to overwrite."""
+        """Return hidden states `[n_rows, size]` by key, which the recurrent policy overwrites."""
         policy: Any = self.policy
         sizes = policy.state_sizes(self._actor_id)
         states = {key: np.zeros((n_rows, size), np.float32) for key, size in sizes.items()}
@@ -103,8 +103,8 @@ class SB3Predictor:
                 found = np.shape(state[key]) if isinstance(state, Mapping) and key in state else None
                 if found != array.shape:
                     raise EnvironmentContractError(
-                        f"predict: expected `state` as the call before has given it, `{key}` in the shape "
-                        f"{array.shape}, found {found}."
+                        f"predict: expected the `state` of the previous call, `{key}` in the shape {array.shape}, "
+                        f"found {found}."
                     )
                 array[...] = state[key]
             if episode_start is not None:
@@ -159,12 +159,12 @@ def to_sb3(policy: Policy | str | Path, env: Any = None, trusted_packages: Seque
     space.
 
     :param policy: A policy, the directory of a training run, or the file of a policy bundle.
-    :param env: The environment that the caller acts in: one of Maze, exported or not, or of gymnasium. Actions are
-        elements of its action space: dictionaries where it has these, counted from the `start` of a `Discrete` space
-        of gymnasium. A policy that is given as such needs it, unless it has been loaded from a run.
-    :param trusted_packages: Packages of your own that the configuration of a run may name.
-    :raises ConfigError: There is nothing to act by, several actors with different spaces, or other actions than those
-        of `env`.
+    :param env: The environment of the caller: of Maze, exported or not, or of gymnasium. Actions are elements of its
+        action space: dictionaries if it is one, counted from the `start` of a `Discrete` space of gymnasium. Required
+        for a policy object, unless it was loaded from a run.
+    :param trusted_packages: Further packages that the configuration of a run may name.
+    :raises ConfigError: Spaces are unknown, there are several actors with different spaces, or the actions are not
+        those of `env`.
     :raises CheckpointError: The run, or the bundle, cannot be read.
     """
     acted_in = getattr(env, "maze_env", env)
@@ -213,10 +213,10 @@ def to_sb3(policy: Policy | str | Path, env: Any = None, trusted_packages: Seque
 def _heads(
     action_space: Mapping[str, spaces.Space[Any]], foreign: Any
 ) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
-    """What makes actions of the environment of those of the policy, by head.
+    """Return the conversion of the policy's actions to the environment's, by head.
 
     :param action_space: Spaces of the policy's heads.
-    :param foreign: The environment of gymnasium that the caller acts in; `None`: one of Maze.
+    :param foreign: The gymnasium environment of the caller; `None`: it is one of Maze.
     """
     bounds = ActionBounds(spaces.Dict(dict(action_space)))
     if foreign is None:
@@ -237,7 +237,7 @@ def _heads(
 
 
 def _space_of(described: Mapping[str, Any]) -> spaces.Space[Any]:
-    """The space of a bundle's head; of others than boxes the shape is enough."""
+    """Return the space of a bundle's head as a box, of which only the shape matters for discrete heads."""
     shape = tuple(described["shape"])
     low, high = (np.array(described.get(bound), np.float64) for bound in ("low", "high"))  # null, unbounded, is NaN
     low, high = np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
@@ -245,7 +245,7 @@ def _space_of(described: Mapping[str, Any]) -> spaces.Space[Any]:
 
 
 def _spaces_of(env: Any) -> tuple[Mapping[Any, Any], Mapping[Any, Any]]:
-    """Observation and action spaces by step key, of the environment inside of wrappers that take dictionaries away."""
+    """Return observation and action spaces by step key, inside of wrappers that remove dictionaries."""
     found = []
     for name in ("observation_spaces_dict", "action_spaces_dict"):
         inner = env

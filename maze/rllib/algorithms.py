@@ -1,4 +1,4 @@
-"""The algorithms of RLlib that can be trained, and their hyperparameters."""
+"""Supported algorithms of RLlib and their hyperparameters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SET_BY_RUNNER: Mapping[str, str] = {
     "model": "the group model (model=rllib for RLlib's own)",
     "log_level": "runner.log_level",
 }
-"""Keys of RLlib that are not taken from `algorithm.config`, and where the same is configured."""
+"""Keys of RLlib that are not allowed in `algorithm.config`, and the keys of Maze that replace them."""
 
 _ALIASES: Mapping[str, str] = {"lambda": "lambda_"}
 _SETTABLE_PROPERTIES = ("train_batch_size_per_learner",)
@@ -33,9 +33,9 @@ _SETTABLE_PROPERTIES = ("train_batch_size_per_learner",)
 class RLlibAlgorithm:
     """An algorithm of RLlib.
 
-    :param name: RLlib's name for it.
+    :param name: RLlib's name.
     :param package: Module of its configuration class.
-    :param needs_single_action: Whether it takes a single `Discrete` or `Box` action only, no dictionary of them.
+    :param needs_single_action: Whether it needs a single `Discrete` or `Box` action, not a dictionary.
     """
 
     name: str
@@ -43,7 +43,7 @@ class RLlibAlgorithm:
     needs_single_action: bool = False
 
     def new_config(self) -> Any:
-        """RLlib's configuration of the algorithm, with its defaults."""
+        """Return RLlib's configuration of the algorithm with its defaults."""
         return getattr(importlib.import_module(self.package), f"{self.name}Config")()
 
 
@@ -66,31 +66,31 @@ DROPPED = (
 """Algorithms that RLlib had in earlier releases."""
 
 _NATIVE = {"A2C": "a2c", "A3C": "a2c", "ES": "es", "PG": "a2c", "ARS": "es", "DDPPO": "ppo", "RNNSAC": "sac"}
-"""What Maze itself has of those, or comes nearest."""
+"""Algorithms of Maze that are the same as those, or the most similar ones."""
 
 
 def find_algorithm(name: Any) -> RLlibAlgorithm:
-    """The algorithm with this name; does not need Ray.
+    """Return the algorithm with a name; Ray is not needed.
 
-    :raises ConfigError: RLlib no longer has it, or it cannot be trained on Maze environments; lists what can.
+    :raises ConfigError: RLlib no longer has it, or it is not supported; lists the supported ones.
     """
     for known in ALGORITHMS.values():
         if known.name.lower() == str(name).lower():
             return known
     raise ConfigError(
         what_is_there_instead(name)
-        or f"algorithm.algorithm: {name!r} is no algorithm that can be trained with RLlib here."
+        or f"algorithm.algorithm: {name!r} is no supported algorithm of RLlib."
         f"{did_you_mean(str(name), ALGORITHMS)} Choose one with rllib/algorithm=<option>. Options: {_OPTIONS}."
     )
 
 
 def what_is_there_instead(name: Any) -> str | None:
-    """Returns what to choose in place of an algorithm that RLlib has dropped; `None`: it never had it, or still has."""
+    """Return the alternatives to an algorithm that RLlib has dropped; `None`: RLlib never had it, or still has it."""
     dropped = next((known for known in DROPPED if known.lower() == str(name).lower()), None)
     if dropped is None:
         return None
     native = _NATIVE.get(dropped)
-    own = f" Maze has an algorithm of its own: maze-run -cn conf_train algorithm={native}." if native else ""
+    own = f" Maze has its own algorithm: maze-run -cn conf_train algorithm={native}." if native else ""
     return (
         f"rllib/algorithm={dropped.lower()}: RLlib no longer has {dropped}. Choose another one with "
         f"rllib/algorithm=<option>. Options: {_OPTIONS}.{own}"
@@ -98,7 +98,7 @@ def what_is_there_instead(name: Any) -> str | None:
 
 
 def require_ray() -> None:
-    """Raises an error that names the extra where Ray or something that RLlib needs is not installed."""
+    """Raise a `ConfigError` that names the extra if Ray or a package that RLlib needs is not installed."""
     try:
         importlib.import_module("ray.rllib.algorithms.algorithm_config")
     except ImportError as error:
@@ -108,10 +108,10 @@ def require_ray() -> None:
 
 
 def configured(algorithm: RLlibAlgorithm, values: Mapping[str, Any]) -> Any:
-    """RLlib's configuration with the hyperparameters of `algorithm.config`.
+    """Return RLlib's configuration with the hyperparameters of `algorithm.config`.
 
-    :param values: Hyperparameters by RLlib's names; those that are left out keep RLlib's defaults.
-    :raises ConfigError: RLlib does not know one, or does not accept its value.
+    :param values: Hyperparameters by RLlib's names; missing ones keep RLlib's defaults.
+    :raises ConfigError: RLlib has no such hyperparameter, or does not accept its value.
     """
     config = algorithm.new_config()
     known = known_hyperparameters(config)
@@ -136,21 +136,21 @@ def configured(algorithm: RLlibAlgorithm, values: Mapping[str, Any]) -> Any:
 def _set(config: Any, name: str, value: Any) -> None:
     try:
         config.update_from_dict({name: value})
-    except Exception as error:  # RLlib's checks raise whatever they like
+    except Exception as error:  # RLlib's checks raise any type
         raise ConfigError(f"algorithm.config.{name}: RLlib does not accept {value!r}: {first_line(error)}") from error
 
 
 def known_hyperparameters(config: Any) -> list[str]:
-    """Names of everything that can be set on a configuration of RLlib."""
-    removed = -1  # RLlib's marker of what is deprecated; a valid value of nothing that begins with it
+    """Return the names of all settings of a configuration of RLlib."""
+    removed = -1  # RLlib's marker of deprecated settings, which are no valid defaults of others
     own = [name for name, value in vars(config).items() if not name.startswith("_") and value is not removed]
     return sorted([*own, *_SETTABLE_PROPERTIES])
 
 
 def validated(config: Any) -> Any:
-    """The configuration after RLlib's own checks, as one message where they fail.
+    """Return the configuration after RLlib's checks.
 
-    :raises ConfigError: They fail.
+    :raises ConfigError: A check fails.
     """
     try:
         config.validate()

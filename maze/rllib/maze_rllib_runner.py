@@ -1,4 +1,4 @@
-"""The runner of trainings with RLlib: `maze-run -cn conf_rllib`."""
+"""Runner of `maze-run -cn conf_rllib`."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 
 @dataclass
 class MazeRLlibRunner(Runner):
-    """Trains a policy with an algorithm of RLlib: Maze environment, model and action distributions, RLlib's learner.
+    """Train a policy with an algorithm of RLlib: Maze environment, model and action distributions, RLlib's learner.
 
-    :param spaces_config_dump_file: File for the action and observation spaces the model was built for.
+    :param spaces_config_dump_file: File for the action and observation spaces of the model.
     :param normalization_samples: Number of observations from which normalization statistics are estimated.
-    :param num_workers: Number of Ray workers that step environments; 0: they are stepped in this process.
-    :param tune_config: When to stop and to write checkpoints; see
+    :param num_workers: Number of Ray workers that step environments; 0: this process steps them.
+    :param tune_config: Stop conditions and checkpoints; see
         :class:`~maze.rllib.statistics.TuneParameters`.
-    :param ray_config: Arguments of `ray.init`; an `address` joins a cluster that is there already.
+    :param ray_config: Arguments of `ray.init`; an `address` joins a running cluster.
     :param state_dict_dump_file: File for the weights of the best policy.
     :param num_learners: Number of learner processes; 0: the learner is in this process, `None`:
         `algorithm.config.num_learners`.
-    :param eval_episodes: Number of episodes the policy is evaluated with after each iteration, taking its most
-        probable actions; 0: the best policy is the one with the highest mean return of RLlib's training episodes.
+    :param eval_episodes: Number of evaluation episodes after each iteration, with deterministic actions; 0: the best
+        policy is the one with the highest mean return of RLlib's training episodes.
     :param log_level: Level of Ray's and RLlib's messages: DEBUG, INFO, WARN or ERROR.
-    :param iteration_timeout: Seconds after which an iteration that does not end is given up; 0: never.
+    :param iteration_timeout: Timeout of an iteration in seconds; 0: none.
     """
 
     spaces_config_dump_file: str
@@ -122,7 +122,7 @@ class MazeRLlibRunner(Runner):
             self.close()
 
     def close(self) -> None:
-        """Ends workers and environments, and Ray where this runner has started it."""
+        """Close workers and environments, and Ray if this runner has started it."""
         self._resources.close()
 
     @property
@@ -136,7 +136,7 @@ class MazeRLlibRunner(Runner):
         return self._training
 
     def _environment(self, cfg: DictConfig) -> tuple[Any, dict[str, Any]]:
-        """A factory of environments that normalize as those of native trainings do, and their spaces."""
+        """Return a factory of environments with estimated normalization statistics, and their spaces."""
         factory = EnvFactory(cfg.env, cfg.get("wrappers") or {})
         env = factory()
         try:

@@ -1,4 +1,4 @@
-"""Networks of a Maze model as RLlib's modules: algorithms that learn the values of actions."""
+"""Networks of a Maze model as RLlib's modules: algorithms with action values."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class QPolicyModule(MazeRLModule, InferenceOnlyAPI, QNetAPI, PolicyTarget):
 
     @override(TorchRLModule)
     def _forward_exploration(self, batch: dict[str, Any], t: int = 0, **kwargs: Any) -> dict[str, Any]:
-        """Epsilon-greedy among the actions that are not masked."""
+        """Sample epsilon-greedy among the actions that are not masked."""
         self.epsilon_schedule.update(t)
         epsilon = float(self.epsilon_schedule.get_current_value())
         with torch.no_grad():
@@ -117,7 +117,7 @@ class SoftActorCriticModule(MazeRLModule, InferenceOnlyAPI, QNetAPI, TargetNetwo
                 f"head `{self.head}` gives none. Use "
                 "maze.distributions.squashed_gaussian.SquashedGaussianProbabilityDistribution."
             )
-        # RLlib's learner optimises encoders and heads together; a Maze network is both in one
+        # RLlib's learner optimises encoders and heads; a Maze network is both
         self.pi_encoder, self.qf_encoder, self.qf_twin_encoder = nn.Identity(), nn.Identity(), nn.Identity()
 
     @staticmethod
@@ -163,7 +163,7 @@ class SoftActorCriticModule(MazeRLModule, InferenceOnlyAPI, QNetAPI, TargetNetwo
             next_logits = self.policy_outputs(following)[0]
         if self.is_discrete:
             return self._of_all_actions(observations, following, logits, next_logits)
-        return self._of_drawn_actions(observations, following, logits, next_logits, batch[Columns.ACTIONS])
+        return self._of_sampled_actions(observations, following, logits, next_logits, batch[Columns.ACTIONS])
 
     def _of_all_actions(
         self,
@@ -186,7 +186,7 @@ class SoftActorCriticModule(MazeRLModule, InferenceOnlyAPI, QNetAPI, TargetNetwo
             QF_TARGET_NEXT: target,
         }
 
-    def _of_drawn_actions(
+    def _of_sampled_actions(
         self,
         observations: dict[str, torch.Tensor],
         following: dict[str, torch.Tensor],
@@ -194,11 +194,11 @@ class SoftActorCriticModule(MazeRLModule, InferenceOnlyAPI, QNetAPI, TargetNetwo
         next_logits: torch.Tensor,
         actions: torch.Tensor,
     ) -> dict[str, Any]:
-        drawn, log_prob = self._draw(logits)
+        sampled, log_prob = self._sample(logits)
         with torch.no_grad():
-            next_drawn, next_log_prob = self._draw(next_logits)
+            next_sampled, next_log_prob = self._sample(next_logits)
             target = torch.minimum(
-                *(self._q(net, following, next_drawn) for net in (self.target_qf, self.target_qf_twin))
+                *(self._q(net, following, next_sampled) for net in (self.target_qf, self.target_qf_twin))
             )
         outputs = {
             Columns.ACTION_DIST_INPUTS: logits,
@@ -210,9 +210,9 @@ class SoftActorCriticModule(MazeRLModule, InferenceOnlyAPI, QNetAPI, TargetNetwo
             "q_target_next": target,
         }
         pair = nn.ModuleList([self.qf, self.qf_twin])
-        pair.requires_grad_(False)  # the actor's loss moves the actor alone
+        pair.requires_grad_(False)  # the loss of the actor updates the actor only
         try:
-            outputs["q_curr"] = torch.minimum(*(self._q(net, observations, drawn) for net in pair))
+            outputs["q_curr"] = torch.minimum(*(self._q(net, observations, sampled) for net in pair))
         finally:
             pair.requires_grad_(True)
         return outputs
@@ -242,8 +242,8 @@ class SoftActorCriticModule(MazeRLModule, InferenceOnlyAPI, QNetAPI, TargetNetwo
         actions = None if self.is_discrete else batch[Columns.ACTIONS]
         return torch.minimum(self._q(first, observations, actions), self._q(second, observations, actions))
 
-    def _draw(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Actions with gradients, and their log-probabilities."""
+    def _sample(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sample actions with gradients, and return their log-probabilities."""
         distribution: Any = self.action_dist_cls.from_logits(logits).joint.distribution_dict[self.head]
         actions, log_prob = distribution.rsample_with_log_prob()
         return actions, log_prob
@@ -251,7 +251,7 @@ class SoftActorCriticModule(MazeRLModule, InferenceOnlyAPI, QNetAPI, TargetNetwo
     def _q(
         self, network: nn.Module, observations: dict[str, torch.Tensor], actions: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Values `[B]` of the actions, or `[B, n]` of all of them."""
+        """Return values `[B]` of given actions, or `[B, n]` of all actions."""
         if actions is None:
             values: torch.Tensor = network(observations)[q_values_key(self.head)]
             return values
@@ -261,7 +261,7 @@ class SoftActorCriticModule(MazeRLModule, InferenceOnlyAPI, QNetAPI, TargetNetwo
 
 
 def _categorical(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Probabilities and their logarithms; a masked action has probability zero, and zero in place of minus infinity."""
+    """Return probabilities and their logarithms; both are zero for masked actions."""
     masked = logits <= torch.finfo(logits.dtype).min
     log_probs = torch.log_softmax(logits, dim=-1).masked_fill(masked, 0.0)
     return torch.softmax(logits, dim=-1).masked_fill(masked, 0.0), log_probs

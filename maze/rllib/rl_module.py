@@ -1,7 +1,8 @@
-"""Networks of a Maze model as RLlib's modules: policy gradient algorithms."""
+"""Networks and action distributions of a Maze model as RLlib's modules: policy gradient algorithms."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from ray.rllib.core.columns import Columns
+from ray.rllib.core.distribution.distribution import Distribution
 from ray.rllib.core.learner.utils import make_target_network
 from ray.rllib.core.rl_module.apis import (
     TARGET_NETWORK_ACTION_DIST_INPUTS,
@@ -26,9 +28,10 @@ from maze.core.agent.torch_state_critic import TorchStateCritic, TorchStepStateC
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, MazeError, NonFiniteError
 from maze.core.utils.factory import Factory
+from maze.distributions.dict import DictProbabilityDistribution
+from maze.distributions.distribution_mapper import DistributionMapper
 from maze.perception.models.model_composer import BaseModelComposer, Critic
 from maze.perception.models.network_factory import embedding_spaces
-from maze.rllib.action_distribution import action_distribution_class
 
 MODEL_KEY = "maze"
 """Where RLlib's `model_config` holds the :class:`ModuleConfig`."""
@@ -36,13 +39,13 @@ MODEL_KEY = "maze"
 
 @dataclass(frozen=True)
 class ModuleConfig:
-    """What a module is built from, in any process.
+    """Configuration of a module in any process.
 
     :param model: Configuration of the model (plain data).
     :param spaces_dicts: `action_spaces_dict`, `observation_spaces_dict` and `agent_counts_dict`.
     :param network_key: Key of the policy network: a step key, or `(step_key, agent_id)`.
-    :param only_head: The single action head that RLlib sees without a dictionary around it; `None`: dictionaries.
-    :param options: Hyperparameters that the module needs to know.
+    :param only_head: The single action head that RLlib uses without a dictionary; `None`: dictionaries.
+    :param options: Hyperparameters of the module.
     """
 
     model: Mapping[str, Any]
@@ -56,14 +59,154 @@ class ModuleConfig:
         return self.network_key[0] if isinstance(self.network_key, tuple) else self.network_key
 
     def composer(self) -> BaseModelComposer:
-        """Builds policy and critic, with new weights."""
+        """Build policy and critic, with new weights."""
         return Factory(BaseModelComposer).instantiate(  # type: ignore[type-abstract]  # a subclass
             self.model, config_path="model", **self.spaces_dicts
         )
 
 
+class LogitsLayout:
+    """Layout of the logits of all action heads in one tensor, as RLlib requires.
+
+    :param mapper: Distribution mapper with the shapes of the logits.
+    :param action_space: The heads of one sub-step, in the order of this space.
+    """
+
+    def __init__(self, mapper: DistributionMapper, action_space: spaces.Dict) -> None:
+        self.shapes = {head: tuple(mapper.required_logits_shape(head)) for head in action_space.spaces}
+        self.sizes = [math.prod(shape) for shape in self.shapes.values()]
+
+    @property
+    def size(self) -> int:
+        """Number of logits of all heads."""
+        return sum(self.sizes)
+
+    def join(self, logits: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Join the logits by head to one tensor `[..., size]`.
+
+        :raises ConfigError: A head is missing, or its logits have another shape.
+        """
+        missing = [head for head in self.shapes if head not in logits]
+        if missing:
+            raise ConfigError(
+                f"model.policy: the network returned {sorted(logits)}, but no logits for the action heads {missing}."
+            )
+        flat = []
+        for head, shape in self.shapes.items():
+            tensor = logits[head]
+            if tuple(tensor.shape[tensor.dim() - len(shape) :]) != shape:
+                raise ConfigError(
+                    f"model.policy: the logits of action head `{head}` have shape {tuple(tensor.shape)}, expected "
+                    f"them to end with {shape}."
+                )
+            flat.append(tensor.flatten(tensor.dim() - len(shape)) if len(shape) != 1 else tensor)
+        return torch.cat(flat, dim=-1) if len(flat) > 1 else flat[0]
+
+    def split(self, joined: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Split joined logits by head.
+
+        :param joined: `[..., size]`.
+        """
+        parts = torch.split(joined, self.sizes, dim=-1)
+        return {
+            head: part.reshape(*part.shape[:-1], *shape)
+            for (head, shape), part in zip(self.shapes.items(), parts, strict=True)
+        }
+
+
+class MazeActionDistribution(Distribution):
+    """The joint distribution over the action heads of a sub-step.
+
+    Log-probabilities, entropies and divergences are those of the joint action, one for each row. Use
+    :func:`action_distribution_class` to make a subclass for an action space.
+
+    :param logits: `[..., layout.size]`
+    :param is_deterministic: Whether :meth:`sample` returns the deterministic action.
+    """
+
+    mapper: DistributionMapper
+    layout: LogitsLayout
+    only_head: str | None
+    """The head whose actions are used without a dictionary; `None`: dictionaries."""
+
+    def __init__(self, logits: torch.Tensor, is_deterministic: bool = False) -> None:
+        super().__init__()
+        self.logits = logits
+        self.is_deterministic = is_deterministic
+        self._joint: DictProbabilityDistribution | None = None
+
+    @property
+    def joint(self) -> DictProbabilityDistribution:
+        """Maze's distribution."""
+        if self._joint is None:
+            self._joint = self.mapper.logits_dict_to_distribution(self.layout.split(self.logits), temperature=1.0)
+        return self._joint
+
+    @override(Distribution)
+    def sample(self, *, sample_shape: tuple[int, ...] | None = None, **kwargs: Any) -> Any:
+        """Sample actions, without gradients.
+
+        :raises EnvironmentContractError: All actions of a head are masked.
+        """
+        if sample_shape:
+            raise NotImplementedError("Maze's distributions sample one action for each row of logits.")
+        self.joint.require_valid()
+        actions = self.joint.deterministic_sample() if self.is_deterministic else self.joint.sample()
+        # Copies: a squashed distribution recognises its own samples, also where tanh is saturated. The learner gets
+        # only the actions, and the probability ratio has to be 1 before the first update.
+        return self._given({head: action.clone() for head, action in actions.items()})
+
+    @override(Distribution)
+    def rsample(self, *, sample_shape: tuple[int, ...] | None = None, **kwargs: Any) -> Any:
+        """Sample actions with gradients; all heads have to be reparameterisable."""
+        parts: dict[str, Any] = self.joint.distribution_dict
+        return self._given({head: distribution.rsample() for head, distribution in parts.items()})
+
+    @override(Distribution)
+    def logp(self, value: Any, **kwargs: Any) -> torch.Tensor:
+        return self.joint.joint_log_prob({self.only_head: value} if self.only_head is not None else value)
+
+    @override(Distribution)
+    def entropy(self, **kwargs: Any) -> torch.Tensor:
+        return self.joint.joint_entropy()
+
+    @override(Distribution)
+    def kl(self, other: MazeActionDistribution, **kwargs: Any) -> torch.Tensor:
+        return self.joint.joint_kl(other.joint)
+
+    @staticmethod
+    @override(Distribution)
+    def required_input_dim(space: spaces.Space[Any], **kwargs: Any) -> int:
+        raise NotImplementedError("The number of logits depends on the distribution mapper of the model.")
+
+    @classmethod
+    @override(Distribution)
+    def from_logits(cls, logits: torch.Tensor, **kwargs: Any) -> MazeActionDistribution:
+        return cls(logits)
+
+    @override(Distribution)
+    def to_deterministic(self) -> MazeActionDistribution:
+        return type(self)(self.logits, is_deterministic=True)
+
+    def _given(self, actions: dict[str, torch.Tensor]) -> Any:
+        return actions[self.only_head] if self.only_head is not None else actions
+
+
+def action_distribution_class(
+    mapper: DistributionMapper, action_space: spaces.Dict, only_head: str | None = None
+) -> type[MazeActionDistribution]:
+    """Build the distribution class for the actions of a sub-step.
+
+    :param mapper: Distribution mapper of the model.
+    :param action_space: The heads.
+    :param only_head: Name of the single head whose action RLlib uses without a dictionary.
+    """
+    attributes = {"mapper": mapper, "layout": LogitsLayout(mapper, action_space), "only_head": only_head}
+    return type("BoundMazeActionDistribution", (MazeActionDistribution,), attributes)
+
+
 class MazeRLModule(TorchRLModule):
-    """Base of the modules: holds a Maze policy, of which it trains one network."""
+    """Base of the modules: holds a Maze policy and trains one of its networks."""
 
     algorithm = "RLlib"
 
@@ -91,11 +234,11 @@ class MazeRLModule(TorchRLModule):
 
     @staticmethod
     def parts(policy: TorchPolicy, critic: Critic | None, network_key: Any) -> dict[str, nn.Module]:
-        """The networks of a model that the module trains, by the module's attributes."""
+        """Return the networks of a model that the module trains, by the module's attributes."""
         raise NotImplementedError
 
     def take_critic(self, critic: Critic | None, composer: BaseModelComposer) -> None:
-        """Checks and keeps what the algorithm needs of the critic."""
+        """Check and store the critic, if the algorithm needs it."""
 
     @property
     def policy_part(self) -> nn.Module:
@@ -104,7 +247,7 @@ class MazeRLModule(TorchRLModule):
         return network
 
     def float_observations(self, observations: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """The network's inputs, on the device of its parameters.
+        """Return the network's inputs, on the device of its parameters.
 
         :param observations: Tensors or arrays `[batch, ...]` by key.
         """
@@ -115,7 +258,7 @@ class MazeRLModule(TorchRLModule):
     def policy_outputs(
         self, observations: Mapping[str, Any], network: nn.Module | None = None
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Joined logits `[B, n]`, and what else the policy network returns: embeddings shared with the critic."""
+        """Return joined logits `[B, n]`, and the embeddings that the policy network shares with the critic."""
         outputs = (network or self.policy_part)(self.float_observations(observations))
         heads = self.layout.shapes
         embeddings = {name: tensor for name, tensor in outputs.items() if name not in heads}
@@ -157,7 +300,7 @@ class PolicyGradientModule(MazeRLModule, InferenceOnlyAPI, ValueFunctionAPI):
 
     @override(ValueFunctionAPI)
     def compute_values(self, batch: dict[str, Any], embeddings: Any = None) -> torch.Tensor:
-        """Values `[B]`; embeddings that the critic shares are computed where they are not given."""
+        """Return values `[B]`; shared embeddings are computed if they are not given."""
         inputs = self.float_observations(batch[Columns.OBS])
         if self.shares_embeddings:
             inputs = {**inputs, **(embeddings if embeddings is not None else self.policy_outputs(inputs)[1])}
@@ -174,7 +317,7 @@ class PolicyGradientModule(MazeRLModule, InferenceOnlyAPI, ValueFunctionAPI):
 
 
 class PolicyTarget(TargetNetworkAPI):
-    """Gives a module a second policy network, which follows the first one later."""
+    """Mixin of modules with a target policy network."""
 
     policy_net: nn.Module
     target_policy_net: nn.Module
@@ -189,7 +332,7 @@ class PolicyTarget(TargetNetworkAPI):
 
 
 class TargetPolicyModule(PolicyGradientModule, PolicyTarget):
-    """The same with a policy network that follows later, for APPO, whose learner never starts without one."""
+    """Policy network, target policy network and state critic, for APPO."""
 
     @override(TargetNetworkAPI)
     def forward_target(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -203,9 +346,9 @@ class TargetPolicyModule(PolicyGradientModule, PolicyTarget):
 
 
 def checked_state_critic(critic: Critic | None, composer: BaseModelComposer) -> TorchStateCritic:
-    """The critic, if it values each actor's observations by themselves.
+    """Return the critic, if it values the observations of each actor separately.
 
-    :raises ConfigError: There is none, or it does not.
+    :raises ConfigError: There is no such critic.
     """
     if not isinstance(critic, TorchStateCritic):
         found = "none" if critic is None else f"a {type(critic).__name__}"
@@ -216,8 +359,8 @@ def checked_state_critic(critic: Critic | None, composer: BaseModelComposer) -> 
     several = len(composer.action_spaces_dict) > 1 or any(n != 1 for n in composer.agent_counts_dict.values())
     if several and not isinstance(critic, TorchStepStateCritic):
         raise ConfigError(
-            f"model.critic: RLlib asks for values actor by actor, and a {type(critic).__name__} looks at all "
-            "sub-steps of an environment step together. Choose `critic=flatten_concat_step`."
+            f"model.critic: RLlib needs a value for each actor, but a {type(critic).__name__} values all sub-steps "
+            "of an environment step together. Choose `critic=flatten_concat_step`."
         )
     return critic
 
@@ -233,11 +376,11 @@ Parts = Mapping[str, nn.Module]
 
 
 def to_module_state(parts: Parts, state: Mapping[str, Any], targets: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """A module's state with the weights of a Maze model.
+    """Return a module's state with the weights of a Maze model.
 
     :param parts: Networks of the model.
-    :param state: The module's own state, as NumPy arrays; what is not in the model stays as it is.
-    :param targets: Pairs of a network and the target network that begins as its copy, by their attributes.
+    :param state: The module's state, as NumPy arrays; entries that are not in the model stay unchanged.
+    :param targets: Pairs of a network and its target network, by their attributes.
     """
     changed = dict(state)
     for name, network in parts.items():
@@ -253,11 +396,11 @@ def to_module_state(parts: Parts, state: Mapping[str, Any], targets: Iterable[tu
 
 
 TARGETS = (("policy_net", "target_policy_net"), ("qf", "target_qf"), ("qf_twin", "target_qf_twin"))
-"""Pairs of a network and the one that follows it later, by their attributes."""
+"""Pairs of a network and its target network, by their attributes."""
 
 
 def buffer_state(parts: Parts, state: Mapping[str, Any]) -> dict[str, Any]:
-    """What is not trained of a Maze model, such as statistics of observations, as a part of a module's state.
+    """Return the buffers of a Maze model, such as statistics of observations, as a part of a module's state.
 
     :param parts: Networks of the model.
     :param state: The module's own state, as NumPy arrays.
@@ -274,9 +417,9 @@ def buffer_state(parts: Parts, state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_into_runner(buffers: Mapping[str, Mapping[str, Any]], env_runner: Any) -> None:
-    """Gives the modules of an env runner a part of their state; runs in its process.
+    """Load a part of the state of an env runner's modules; runs in its process.
 
-    RLlib itself takes no weights of an update that the runner knows already.
+    RLlib itself ignores weights of an update that the runner has already.
 
     :param buffers: The parts by module.
     :param env_runner: The env runner.
@@ -293,12 +436,12 @@ def load_into_runner(buffers: Mapping[str, Mapping[str, Any]], env_runner: Any) 
 
 
 def load_module_state(parts: Parts, state: Mapping[str, Any], where: str) -> None:
-    """Gives the networks of a Maze model, in place, the weights of an RLlib module.
+    """Load the weights of an RLlib module into the networks of a Maze model.
 
     :param parts: Networks of the model.
     :param state: The module's state, as NumPy arrays.
     :param where: The module, for messages.
-    :raises MazeError: The module has other weights; the model is left as it was.
+    :raises MazeError: The module has other weights; the model stays unchanged.
     """
     loaded: list[tuple[nn.Module, dict[str, torch.Tensor]]] = []
     for name, network in parts.items():
@@ -314,10 +457,10 @@ def load_module_state(parts: Parts, state: Mapping[str, Any], where: str) -> Non
 
 
 def require_finite(weights: Mapping[str, Mapping[str, Any]], when: str) -> None:
-    """Refuses weights that are NaN or infinite; RLlib itself trains on with them.
+    """Refuse weights that are NaN or infinite, with which RLlib would continue.
 
     :param weights: States of all modules.
-    :param when: For the message.
+    :param when: Time of the check, for the message.
     :raises NonFiniteError: Names module and weights.
     """
     for module, state in weights.items():
@@ -325,6 +468,6 @@ def require_finite(weights: Mapping[str, Mapping[str, Any]], when: str) -> None:
             array = np.asarray(value)
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise NonFiniteError(
-                    f"{when}: the weights `{name}` of RLlib's module {module} are not finite. Look at rewards and "
+                    f"{when}: the weights `{name}` of RLlib's module {module} are not finite. Check rewards and "
                     "observations of the environment, or reduce algorithm.config.lr. The best policy so far is kept."
                 )

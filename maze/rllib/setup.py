@@ -1,4 +1,4 @@
-"""Builds a training with RLlib: its configuration, its environments and modules, the algorithm."""
+"""Set-up of a run with RLlib: its configuration, environments, modules and algorithm."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ _TALKATIVE = (
     "ray.tune.utils.util",
     "ray.rllib.algorithms.sac.sac",
 )
-"""Loggers that warn about RLlib's own stages of development, and nothing that a user could change."""
+"""Loggers with warnings about RLlib's development that users cannot act on."""
 
 
 @dataclass
 class TrainingSetup:
-    """What a training with RLlib is made of.
+    """Parts of a run with RLlib.
 
     :param algorithm: The algorithm.
     :param config: Its configuration, with the user's hyperparameters.
@@ -70,8 +70,8 @@ class TrainingSetup:
     :param seeding: Source of all seeds.
     :param num_workers: Number of workers that step environments.
     :param log_level: Level of RLlib's messages.
-    :param restarts_workers: Whether the user has said what becomes of workers that fail. RLlib otherwise restarts a
-        worker again and again, with the same error, and a training goes on without its samples.
+    :param restarts_workers: Whether the configuration states what to do with failed workers. By default RLlib restarts
+        a worker repeatedly with the same error, and the run continues without its samples.
     """
 
     algorithm: RLlibAlgorithm
@@ -95,16 +95,16 @@ class TrainingSetup:
         eval_episodes: int,
         iteration_timeout: float,
     ) -> RLlibTraining:
-        """Starts Ray and builds the algorithm.
+        """Start Ray and build the algorithm.
 
-        :param resources: Closes what is to be closed when the training is over.
+        :param resources: Resources to close at the end of the run.
         :param ray_config: Arguments of `ray.init`.
         :param parameters: When to stop.
         :param state_dict_file: File for the best policy.
         :param input_file: Weights to start from.
-        :param eval_episodes: Number of episodes per evaluation; 0: none.
+        :param eval_episodes: Number of episodes per evaluation; 0: no evaluation.
         :param iteration_timeout: See :class:`~maze.rllib.training.RLlibTraining`.
-        :raises ConfigError: Weights of Maze are given to a model of RLlib.
+        :raises ConfigError: Weights of a Maze model are set for a model of RLlib.
         """
         set_log_levels(self.log_level)
         composer = None if self.is_default_model else self._checked_composer()
@@ -119,9 +119,7 @@ class TrainingSetup:
         resources.callback(algorithm.stop)
         if composer is None:
             if input_file is not None:
-                raise ConfigError(
-                    "input_dir: weights of a Maze model cannot be given to model=rllib, RLlib's own model."
-                )
+                raise ConfigError("input_dir: model=rllib, RLlib's own model, cannot load weights of a Maze model.")
             selection = BestModelSelection(dump_file=None, model=None)
             return RLlibTraining(algorithm, None, selection, None, parameters, iteration_timeout)
         model, trained = self._maze_model(composer, input_file)
@@ -142,7 +140,7 @@ class TrainingSetup:
         return _MODULES[self.algorithm.name]
 
     def _checked_composer(self) -> BaseModelComposer:
-        """Builds the model here, and a module of each kind: their errors are clearer than those of a worker."""
+        """Build the model and a module of each kind in this process, where errors are clearer than in a worker."""
         composer = ModuleConfig(self.model, self.spaces_dicts, None).composer()
         if composer.policy is None:
             raise ConfigError("model.policy: missing; choose a model, for instance model=flatten_concat.")
@@ -178,7 +176,7 @@ class TrainingSetup:
         return ModuleConfig(self.model, self.spaces_dicts, network_key, self._only_head(), options)
 
     def _only_head(self) -> str | None:
-        """The single action head of an algorithm that takes no dictionaries."""
+        """Return the single action head of an algorithm without dictionary actions."""
         if not self.algorithm.needs_single_action:
             return None
         heads = list(next(iter(self.spaces_dicts["action_spaces_dict"].values())).spaces)
@@ -190,7 +188,7 @@ class TrainingSetup:
         return str(heads[0])
 
     def _maze_model(self, composer: BaseModelComposer, input_file: Path | None) -> tuple[MazeModel, TorchModel]:
-        """The model that takes over RLlib's weights, and what of it is saved."""
+        """Return the model that loads RLlib's weights, and its part that is saved."""
         policy, critic = composer.policy, composer.critic
         assert policy is not None
         policy.seed(self.seeding.generate_agent_instance_seed())
@@ -206,7 +204,7 @@ class TrainingSetup:
         return MazeModel(parts, policy, ObservationStatistics(trained)), trained
 
     def _trained(self, composer: BaseModelComposer) -> TorchModel:
-        """What of a model is trained: DQN trains no critic."""
+        """Return the part of a model that is trained: DQN trains no critic."""
         assert composer.policy is not None
         if self.algorithm.name == "DQN" or composer.critic is None:
             return composer.policy
@@ -217,7 +215,7 @@ class TrainingSetup:
 
     @staticmethod
     def _give_weights(algorithm: Any, model: MazeModel) -> None:
-        """Has RLlib begin with the weights of the model: seeded, or those of an earlier training."""
+        """Set the initial weights of RLlib: the seeded ones of the model, or those of an earlier run."""
         weights = algorithm.learner_group.get_weights()
         changed = {
             module: to_module_state(model.parts[module], state, TARGETS) if module in model.parts else state
@@ -231,9 +229,9 @@ class TrainingSetup:
     # -- RLlib's configuration -----------------------------------------------------------------------------------------
 
     def _configure(self, normalized: tuple[str, ...]) -> None:
-        """Completes RLlib's configuration with what Maze decides.
+        """Complete RLlib's configuration with the settings of Maze.
 
-        :param normalized: Observations that the model normalizes.
+        :param normalized: Observations with running normalization.
         """
         from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
@@ -258,7 +256,7 @@ class TrainingSetup:
         if self.is_default_model:
             self._configure_default_model(n_observations)
             return
-        # the actions of Maze's distributions are those of the environment; RLlib stretches its own
+        # the actions of Maze's distributions have the scale of the environment; RLlib rescales those of its own
         config.environment(normalize_actions=False, clip_actions=True)
         if self._is_flat:
             config.rl_module(
@@ -273,7 +271,7 @@ class TrainingSetup:
         return next(iter(self.spaces_dicts["action_spaces_dict"]))
 
     def _configure_modules(self) -> None:
-        """A module for each network of the policy, for structured environments."""
+        """Configure a module for each network of the policy, for structured environments."""
         from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
         from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
@@ -293,13 +291,13 @@ class TrainingSetup:
         self.config.rl_module(rl_module_spec=MultiRLModuleSpec(rl_module_specs=specs))
 
     def _configure_default_model(self, n_observations: int) -> None:
-        """RLlib's own model, from the values of `model=rllib`."""
+        """Configure RLlib's own model with the values of `model=rllib`."""
         from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
         if not self._is_flat:
             raise ConfigError(
-                "model=rllib: RLlib's own models are for flat environments here, and this one is structured. Choose a "
-                "Maze model, for instance model=flatten_concat with critic=flatten_concat_step."
+                "model=rllib: RLlib's own models need a flat environment, and this one is structured. Choose a "
+                "Maze model, such as model=flatten_concat with critic=flatten_concat_step."
             )
         known = [entry.name for entry in fields(DefaultModelConfig)]
         values = {key: value for key, value in self.model.items() if key != "critic"}
@@ -338,9 +336,9 @@ def _flatten_observations(env: Any = None, spaces: Any = None, device: Any = Non
 
 
 def policy_of(training: RLlibTraining) -> TorchPolicy:
-    """The policy that a training keeps up to date.
+    """Return the policy of a run.
 
-    :raises ConfigError: It trains a model of RLlib.
+    :raises ConfigError: The run trains a model of RLlib.
     """
     if training.model is None:
         raise ConfigError("model=rllib trains a model of RLlib, which is no policy of Maze.")
@@ -349,7 +347,7 @@ def policy_of(training: RLlibTraining) -> TorchPolicy:
 
 
 def set_log_levels(log_level: str) -> None:
-    """Sets the levels of Ray's and RLlib's loggers in this process.
+    """Set the levels of Ray's and RLlib's loggers in this process.
 
     :param log_level: DEBUG, INFO, WARN or ERROR.
     """

@@ -1,4 +1,4 @@
-"""Results of RLlib, statistics of its environments on the way to Maze's writers, and conditions that end a training."""
+"""Statistics of RLlib's results and environments for Maze's writers, and stop conditions."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ _SHOWN_OF_SAMPLING = (
 
 
 class RLlibEvents(ABC):
-    """What RLlib reports after an iteration."""
+    """Results of an iteration of RLlib."""
 
     @define_epoch_stats(np.mean)
     @define_stats_grouping("name")
     def sampling(self, name: str, value: float) -> None:
-        """What the workers have sampled, by RLlib's name; episodes are those of RLlib's smoothing window."""
+        """A sampling statistic by RLlib's name; episodes are those of RLlib's smoothing window."""
 
     @define_epoch_stats(np.mean)
     @define_stats_grouping("name")
     def learner(self, name: str, value: float) -> None:
-        """What a learner reports, such as losses, by RLlib's name; with the module's where there are several."""
+        """A learner statistic such as a loss, by RLlib's name; with the name of the module if there are several."""
 
     @define_epoch_stats(np.mean)
     def time_iteration(self, value: float) -> None:
-        """Seconds spent on the iteration, without evaluation."""
+        """Duration of the iteration in seconds, without evaluation."""
 
 
 class TrainingStatistics:
-    """Statistics of one training: episodes of the workers and results of RLlib, written once per iteration.
+    """Statistics of a run: episodes of the workers and results of RLlib, written once per iteration.
 
-    :param directory: Where RLlib's complete results go; `None`: nowhere.
+    :param directory: Directory for RLlib's complete results; `None`: they are not written.
     """
 
     def __init__(self, directory: str | Path | None) -> None:
@@ -69,12 +69,12 @@ class TrainingStatistics:
         self._writer = None if directory is None else LogStatsWriterTensorboard(directory, False)
 
     def write(self, result: Mapping[str, Any], episodes: Iterable[LogStats], seconds: float, iteration: int) -> None:
-        """Writes the statistics of an iteration.
+        """Write the statistics of an iteration.
 
-        :param result: What RLlib's `train()` has returned.
-        :param episodes: Statistics of the episodes finished in it.
-        :param seconds: How long it took.
-        :param iteration: Its number.
+        :param result: Result of RLlib's `train()`.
+        :param episodes: Statistics of the episodes that ended in the iteration.
+        :param seconds: Duration in seconds.
+        :param iteration: Number of the iteration.
         """
         n_episodes = 0
         for stats in episodes:
@@ -98,7 +98,7 @@ class TrainingStatistics:
             StatsContext.active().guarded(self._writer, partial(_write_result, self._writer, result, iteration))
 
     def close(self) -> None:
-        """Finishes writing."""
+        """Close the writer."""
         if self._writer is not None:
             StatsContext.active().guarded(self._writer, self._writer.close)
 
@@ -113,7 +113,7 @@ def _write_result(writer: LogStatsWriterTensorboard, result: Mapping[str, Any], 
 
 
 def learner_results(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """What the learners report, by module."""
+    """Return the results of the learners by module."""
     learners = result.get("learners", {})
     return {
         str(module): values
@@ -123,7 +123,7 @@ def learner_results(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def scalars(result: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """All finite numbers of a nested result, with their paths."""
+    """Yield all finite numbers of a nested result with their paths."""
     for key, value in result.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
@@ -134,14 +134,14 @@ def scalars(result: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a single number; arrays without dimensions are."""
+    """Return whether a value is a single number, which includes arrays without dimensions."""
     if isinstance(value, bool | np.bool_):
         return False
     return isinstance(value, int | float | np.number) or (isinstance(value, np.ndarray) and value.shape == ())
 
 
 def value_at(result: Mapping[str, Any], path: str) -> float | None:
-    """The number under a path of a result, such as `env_runners/episode_return_mean`; `None`: there is none."""
+    """Return the number at a path of a result, such as `env_runners/episode_return_mean`; `None`: there is none."""
     found: Any = result
     for part in path.split("/"):
         if not isinstance(found, Mapping) or part not in found:
@@ -154,12 +154,12 @@ PROGRESS_FILE = "rllib_progress.json"
 
 
 def write_progress(iteration: int, is_finished: bool, best_score: float, directory: str | Path = ".") -> None:
-    """Writes the file.
+    """Write the progress of a run.
 
-    :param iteration: Number of iterations done.
-    :param is_finished: Whether the training came to its end.
+    :param iteration: Number of completed iterations.
+    :param is_finished: Whether a stop condition was reached.
     :param best_score: Score of the best policy; infinite: there is none yet.
-    :param directory: Directory of the run.
+    :param directory: The run directory.
     """
     content = {
         "iteration": iteration,
@@ -171,7 +171,7 @@ def write_progress(iteration: int, is_finished: bool, best_score: float, directo
 
 
 def read_progress(directory: str | Path) -> Mapping[str, Any] | None:
-    """What :func:`write_progress` wrote; `None`: the file is missing or damaged."""
+    """Read the file of :func:`write_progress`; `None`: it is missing or damaged."""
     return read_json_object(Path(directory) / PROGRESS_FILE) or None
 
 
@@ -186,15 +186,15 @@ _SHORT_NAMES = {
 
 @dataclass
 class TuneParameters(CheckedConfig):
-    """The part of Ray Tune's vocabulary that one training needs.
+    """The settings of Ray Tune that a single run needs.
 
-    :param stop: The training stops as soon as one of these values of a result is reached: `training_iteration`,
+    :param stop: The run stops when one of these values of a result is reached: `training_iteration`,
         `timesteps_total`, `time_total_s`, `episode_return_mean` or any path such as
         `env_runners/episode_len_mean`. Empty: only an interrupt stops it.
-    :param checkpoint_freq: Write a checkpoint of Ray's after every so many iterations; 0: only at the end.
-    :param checkpoint_at_end: Write one at the end.
-    :param keep_all_checkpoints: Keep the earlier ones too.
-    :param verbose: 0: no line after each iteration.
+    :param checkpoint_freq: Number of iterations between checkpoints of Ray; 0: only at the end.
+    :param checkpoint_at_end: Whether to write a checkpoint at the end.
+    :param keep_all_checkpoints: Whether to keep earlier checkpoints.
+    :param verbose: 0: print no line after each iteration.
     """
 
     section = "runner.tune_config"
@@ -214,11 +214,11 @@ class TuneParameters(CheckedConfig):
         self.require_integer("checkpoint_freq", 0)
 
     def reason_to_stop(self, result: Mapping[str, Any], iteration: int) -> str:
-        """Which condition holds, or an empty text.
+        """Return the stop condition that holds, or an empty text.
 
-        :param result: The result of an iteration.
-        :param iteration: Its number.
-        :raises ConfigError: A condition names what no result has.
+        :param result: Result of an iteration.
+        :param iteration: Number of the iteration.
+        :raises ConfigError: A condition names an unknown value.
         """
         for name, limit in self.stop.items():
             if name == "training_iteration":
@@ -229,12 +229,12 @@ class TuneParameters(CheckedConfig):
                 available = [*_SHORT_NAMES, *(key for key in result if value_at(result, key) is not None)]
                 raise ConfigError(
                     f"runner.tune_config.stop.{name}: RLlib reports no such number.{did_you_mean(name, available)} "
-                    f"Some of those it does: {', '.join(sorted(available)[:20])}."
+                    f"Some of the available ones: {', '.join(sorted(available)[:20])}."
                 )
             if value is not None and value >= limit:
                 return f"{name} has reached {limit:g}"
         return ""
 
     def is_checkpoint_due(self, iteration: int) -> bool:
-        """Whether a checkpoint is to be written after this iteration."""
+        """Return whether to write a checkpoint after an iteration."""
         return bool(self.checkpoint_freq) and iteration % self.checkpoint_freq == 0

@@ -1,4 +1,4 @@
-"""The training loop around an algorithm of RLlib."""
+"""Training loop of an algorithm of RLlib."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from maze.train.utils.interrupt import InterruptGuard, TrainingInterrupted
 T = TypeVar("T")
 
 CHECKPOINTS = "rllib_checkpoints"
-"""Directory of Ray's own checkpoints, inside that of the run."""
+"""Directory of Ray's checkpoints in the run directory."""
 _RETURN, _STEPS = "env_runners/episode_return_mean", "env_runners/num_env_steps_sampled_lifetime"
 _STATISTICS_TIMEOUT = 60.0
 _POLL_INTERVAL = 0.2
@@ -41,12 +41,12 @@ _POLL_INTERVAL = 0.2
 
 @dataclass
 class MazeModel:
-    """The model that takes over the weights of RLlib's modules after each iteration.
+    """A Maze model that loads the weights of RLlib's modules after each iteration.
 
-    :param parts: By module: the networks, by the module's attributes.
+    :param parts: Networks by module and by the module's attributes.
     :param policy: The policy, for evaluation.
-    :param statistics: What it knows of observations. RLlib's modules only normalize by them: their state is rounded to
-        single precision on its way.
+    :param statistics: Statistics of its observations. Those of RLlib's modules are rounded to single precision and are
+        not loaded.
     """
 
     parts: Mapping[str, Parts]
@@ -54,21 +54,21 @@ class MazeModel:
     statistics: ObservationStatistics
 
     def load(self, weights: Mapping[str, Any]) -> None:
-        """Takes over the weights of all modules."""
+        """Load the weights of all modules."""
         with self.statistics.kept():
             for module, networks in self.parts.items():
                 load_module_state(networks, weights[module], module)
 
 
 class RLlibTraining:
-    """Trains, writes statistics, keeps the best policy, and stops when it is time.
+    """Train, write statistics, store the best policy, and stop at a stop condition.
 
-    :param algorithm: The algorithm of RLlib, built.
-    :param model: Takes over the weights; `None`: RLlib trains a model of its own.
-    :param model_selection: Keeps the best policy.
-    :param evaluator: Plays the policy after each iteration; `None`: the mean return of the training counts.
-    :param parameters: When to stop and to write checkpoints.
-    :param iteration_timeout: Seconds after which an iteration that does not end is given up; 0: never.
+    :param algorithm: The built algorithm of RLlib.
+    :param model: Model that loads the weights; `None`: RLlib trains its own model.
+    :param model_selection: Stores the best policy.
+    :param evaluator: Evaluates the policy after each iteration; `None`: the mean return of training episodes counts.
+    :param parameters: Stop conditions and checkpoints.
+    :param iteration_timeout: Timeout of an iteration in seconds; 0: none.
     """
 
     def __init__(
@@ -92,9 +92,9 @@ class RLlibTraining:
         self._n_env_steps = 0
 
     def train(self) -> None:
-        """Trains until a condition to stop holds.
+        """Train until a stop condition holds.
 
-        :raises TrainingInterrupted: SIGINT or SIGTERM; the iteration was finished and everything is saved.
+        :raises TrainingInterrupted: After SIGINT or SIGTERM; the iteration is completed and saved.
         """
         reason = ""
         try:
@@ -119,7 +119,7 @@ class RLlibTraining:
         print(f"Training ended after iteration {self.iteration}: {reason}; {self._saved()}", flush=True)
 
     def _finish(self, result: Mapping[str, Any], seconds: float) -> str:
-        """What follows an iteration; returns why the training ends, or an empty text."""
+        """Process the result of an iteration; return why the run ends, or an empty text."""
         weights = self._in_time(self.algorithm.learner_group.get_weights)
         require_finite(weights, f"Iteration {self.iteration}")
         if self.model is not None:
@@ -141,7 +141,7 @@ class RLlibTraining:
         return self.parameters.reason_to_stop(result, self.iteration)
 
     def _learn_observation_statistics(self, model: MazeModel, weights: Mapping[str, Any]) -> None:
-        """Takes what was seen in the iteration into account, from now on: it was learned from with what was known."""
+        """Add the observations of the iteration to the statistics; the learner used the previous ones."""
         if not model.statistics:
             return
         group = self.algorithm.env_runner_group
@@ -177,14 +177,14 @@ class RLlibTraining:
         )
 
     def _episodes(self) -> list[LogStats]:
-        """Statistics of the episodes that the workers have finished."""
+        """Return the statistics of the episodes that ended in the workers."""
         per_runner = self.algorithm.env_runner_group.foreach_env_runner(
             take_statistics_of_runner, timeout_seconds=_STATISTICS_TIMEOUT
         )
         return [stats for envs in per_runner for encoded in envs for stats in decode_episodes(encoded)]
 
     def _in_time(self, function: Callable[[], T]) -> T:
-        """Runs it beside the main thread, which stays free for signals and does not wait for ever."""
+        """Run a function in a thread with the timeout, so that the main thread handles signals."""
         outcome: Future[T] = Future()
 
         def run() -> None:
@@ -198,13 +198,13 @@ class RLlibTraining:
         while True:
             try:
                 return outcome.result(timeout=_POLL_INTERVAL)
-            except FutureTimeoutError:  # noqa: PERF203 (it waits anyway)
-                if outcome.done():  # it was the function that raised this
+            except FutureTimeoutError:  # noqa: PERF203 (the loop waits)
+                if outcome.done():  # raised by the function
                     raise
                 if time.monotonic() > deadline:
                     raise WorkerError(
-                        f"Iteration {self.iteration}: RLlib did not come back within {self.iteration_timeout:.0f} s. "
-                        f"A worker may hang; look into Ray's logs, or allow more time: runner.iteration_timeout. "
+                        f"Iteration {self.iteration}: RLlib did not return within {self.iteration_timeout:.0f} s. "
+                        f"A worker may hang; see Ray's logs, or increase runner.iteration_timeout. "
                         f"{self._saved().capitalize()}"
                     ) from None
             except MazeError:
@@ -213,7 +213,7 @@ class RLlibTraining:
                 raise explained(error, self.iteration) from error
 
     def _save(self, is_finished: bool) -> None:
-        """Writes Ray's checkpoint and how far the training is; the previous checkpoint goes last."""
+        """Write Ray's checkpoint and the progress, then remove the previous checkpoint."""
         directory = Path.cwd() / CHECKPOINTS
         target, unfinished = directory / f"iteration_{self.iteration:06d}", directory / f".unfinished-{os.getpid()}"
         if (self.parameters.checkpoint_at_end or not is_finished) and not target.exists():
@@ -236,7 +236,7 @@ class RLlibTraining:
 
 
 def explained(error: BaseException, iteration: int) -> MazeError:
-    """What went wrong in RLlib or one of its workers, as an error of Maze."""
+    """Convert an error of RLlib or of a worker to an error of Maze."""
     from ray.exceptions import RayTaskError
 
     cause: BaseException = error

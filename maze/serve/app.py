@@ -1,4 +1,4 @@
-"""The decision server as a Starlette application: routes, limits, tokens, errors."""
+"""The decision server as a Starlette application: routes, limits, turns of clients, tokens, errors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import base64
 import hashlib
 import hmac
 import logging
+import re
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
@@ -25,53 +27,67 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from maze.core.errors import MazeError, did_you_mean
-from maze.serve.batching import Turns
 from maze.serve.openapi import open_api
 from maze.serve.policies import Policies, checked_seed
-from maze.serve.served import Carried, Options, RefusedError, as_json
+from maze.serve.served import Carried, Options, RefusedError, Served, as_json, invalid
 
 _LOGGER = logging.getLogger(__name__)
 
-_ACT_IN_SESSION = frozenset(("observation", "agent_id", "deterministic", "ranked", "step"))
-_ACT = frozenset(
-    ("observation", "observations", "agent_id", "deterministic", "ranked", "seed", "policy", "state", "states",
-     "episode_start", "episode_starts")
-)  # fmt: skip
+Fields = Mapping[str, tuple[tuple[type, ...], str]]
+"""The fields of a request: their types in JSON, and the types in words for messages. None is allowed for each."""
+_INTEGER, _TEXT, _BOOL = ((int,), "a whole number"), ((str,), "a text"), ((bool,), "true or false")
+_ANY: tuple[tuple[type, ...], str] = ((list, dict, str, int, float, bool), "JSON")
+_OPTIONS: Fields = {"observation": _ANY, "agent_id": _INTEGER, "deterministic": _BOOL, "ranked": _INTEGER}
+_ACT_IN_SESSION: Fields = {**_OPTIONS, "step": _INTEGER}
+_BEGIN: Fields = {"seed": _INTEGER, "policy": _TEXT}
+_RESET: Fields = {"seed": _INTEGER}
+_CHANGE: Fields = {"weight": ((int, float), "a number"), "shadow": _BOOL}
+_ACT: Fields = {
+    **_OPTIONS,
+    **_BEGIN,
+    "observations": _ANY,
+    "state": ((dict,), "an object"),
+    "states": _ANY,
+    "episode_start": _BOOL,
+    "episode_starts": _ANY,
+}
 _MOST_RANKED = 100
 _MOST_RANKED_IN_ALL = 10_000
 _SMALL_BODY, _LARGE_BODY = 4 << 10, 64 << 10
-"""Bytes of bodies that are parsed in any number at a time, and above which few are read at a time. What JSON becomes in
-memory is up to twenty times as large; uvicorn reads 64 KiB before they are wanted."""
+"""Bytes of bodies that are parsed in any number at a time, and above which few are read at a time. Parsed JSON takes
+up to twenty times its size in memory; uvicorn reads 64 KiB before the application requests them."""
 _MOST_BODIES = 16
 """Large bodies in memory at a time; as many of each client may wait."""
 _BYTES_LIKE_A_ROW = 1024
-"""Reading so many bytes of JSON takes about as long as a decision."""
+"""Bytes of JSON whose parsing takes about as long as a decision."""
 _PAGE_UNITS = 32
-"""Work for a page of metrics or cards, in decisions."""
+"""Work for metrics or cards, in decisions."""
+_SLICE = 16
+"""Rows of batches that are decided before other requests have their turn."""
 _HOUSEKEEPING_SECONDS = 30.0
-"""Without housekeeping for so long the server is not ready."""
+"""Seconds without housekeeping after which the server is not ready."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the service takes at most."""
+    """Limits of requests."""
 
     body_bytes: int = 1 << 20
     bundle_bytes: int = 512 << 20
-    """Of a bundle that an administrator sends."""
+    """Maximum size of a bundle that an administrator sends."""
     seconds: float = 10.0
-    """For the head of a request, from there to the beginning of its answer, and for reading the answer."""
+    """Time for the head of a request, from there to the start of its response, and for reading the response."""
     n_waiting: int = 2048
-    """Decisions that wait at a time, for each client; more are refused with status 503."""
+    """Maximum number of pending decisions of each client; more are refused with status 503."""
     n_observations: int = 1024
-    """In one request."""
+    """Maximum number of observations in one request."""
 
 
 class Tokens:
-    """Bearer tokens, of which only hashes are kept.
+    """Bearer tokens, stored as hashes.
 
-    :param acting: Allow decisions; none: decisions need no token.
-    :param admin: Allow changes of policies, and decisions; none: policies cannot be changed.
+    :param acting: Tokens for decisions; none: decisions need no token.
+    :param admin: Tokens for changes of policies, and decisions; none: policies cannot be changed.
     """
 
     def __init__(self, acting: Sequence[str] = (), admin: Sequence[str] = ()) -> None:
@@ -81,29 +97,29 @@ class Tokens:
     def check(self, header: str, for_admin: bool) -> bytes:
         """Check the token of a request.
 
-        :param header: `Authorization` of the request; empty: it has none.
-        :param for_admin: Whether the administrator's is needed.
-        :return: The token's hash, which identifies a client; empty where none is needed.
+        :param header: `Authorization` of the request; empty: there is none.
+        :param for_admin: Whether an administrator's token is required.
+        :return: The token's hash, which identifies a client; empty where none is required.
         :raises RefusedError: With status 401 or 403.
         """
         if for_admin and not self._admin:
             raise RefusedError(
                 403,
                 "no_administrator",
-                "Policies cannot be changed: the server was started without a token for it (MAZE_SERVE_ADMIN_TOKEN or "
-                "--admin-token-file).",
+                "Policies cannot be changed: the server was started without an administrator's token "
+                "(MAZE_SERVE_ADMIN_TOKEN or --admin-token-file).",
             )
         if not for_admin and not self._acting:
             return b""
         scheme, _, token = header.partition(" ")
         if scheme.lower() != "bearer" or not token:
-            raise RefusedError(401, "no_token", "This needs a token: send the header `Authorization: Bearer <token>`.")
+            raise RefusedError(401, "no_token", "A token is required: send the header `Authorization: Bearer <token>`.")
         digest = _hashed(token.strip().encode())
         is_admin = _is_among(digest, self._admin)
         if is_admin or (not for_admin and _is_among(digest, self._acting)):
             return digest
         if for_admin and _is_among(digest, self._acting):
-            raise RefusedError(403, "not_administrator", "This token may ask for decisions, and not change policies.")
+            raise RefusedError(403, "not_administrator", "This token allows decisions only; it cannot change policies.")
         raise RefusedError(401, "wrong_token", "The token is wrong.")
 
 
@@ -112,18 +128,81 @@ def _hashed(token: bytes) -> bytes:
 
 
 def _is_among(digest: bytes, known: Sequence[bytes]) -> bool:
-    found = False
-    for each in known:
-        found |= hmac.compare_digest(digest, each)  # all of them: the time says nothing
-    return found
+    is_equal = [hmac.compare_digest(digest, each) for each in known]  # compares all, so that the time reveals nothing
+    return any(is_equal)
+
+
+class Turns:
+    """Divide a capacity among clients: when it is exceeded, waiting clients are served in turn.
+
+    Requests of one client are served in their order. A client with many requests, or a large one in many parts, delays
+    another client's request by at most one of its own.
+
+    :param capacity: Units in use at a time and in one pass of the event loop, such as rows or bytes.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._n_used = 0
+        self._queues: OrderedDict[Hashable, deque[tuple[int, asyncio.Future[None]]]] = OrderedDict()
+        self.waiting: Counter[Hashable] = Counter()
+        """Waiting units by client."""
+
+    @asynccontextmanager
+    async def turn(self, client: Hashable, units: int) -> AsyncIterator[None]:
+        """Wait for the client's turn, and hold the units within the block.
+
+        :param client: The client.
+        :param units: Units of the capacity; at most all of them are held.
+        """
+        units = min(units, self._capacity)
+        if not self._queues and self._n_used + units <= self._capacity:
+            self._n_used += units
+        else:
+            await self._wait(client, units)
+        try:
+            yield
+        finally:
+            # in the next pass of the event loop, which bounds the work of each pass
+            asyncio.get_running_loop().call_soon(self._give_back, units)
+
+    async def _wait(self, client: Hashable, units: int) -> None:
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queues.setdefault(client, deque()).append((units, granted))
+        self.waiting[client] += units
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if not granted.cancelled():  # granted and cancelled in the same pass of the event loop
+                self._give_back(units)
+            raise
+        finally:
+            self.waiting[client] -= units
+            if not self.waiting[client]:
+                del self.waiting[client]
+
+    def _give_back(self, units: int) -> None:
+        self._n_used -= units
+        while self._queues:
+            client, queue = next(iter(self._queues.items()))
+            units, granted = queue[0]
+            if not granted.cancelled():
+                if self._n_used + units > self._capacity:
+                    return
+                self._n_used += units
+                granted.set_result(None)
+            queue.popleft()
+            del self._queues[client]
+            if queue:
+                self._queues[client] = queue  # the last one now
 
 
 class Application:
-    """The service; made for one event loop.
+    """The decision server; belongs to one event loop.
 
-    :param policies: What decides.
-    :param limits: What is refused.
-    :param tokens: Which tokens are needed.
+    :param policies: Policies and sessions.
+    :param limits: Limits of requests.
+    :param tokens: Tokens of clients and administrators.
     """
 
     def __init__(self, policies: Policies, limits: Limits | None = None, tokens: Tokens | None = None) -> None:
@@ -132,16 +211,19 @@ class Application:
         self.tokens = tokens or Tokens()
         self.is_ready = False
         self.drift_seconds = 5.0
-        """Time between two comparisons of the latest observations with the training."""
+        """Seconds between two comparisons of the latest observations with the training."""
         self.n_running = 0
-        """Requests without an answer."""
-        running = Gauge("maze_requests_running", "Requests without an answer.", registry=policies.metrics.registry)
+        """Requests without a response."""
+        running = Gauge("maze_requests_running", "Requests without a response.", registry=policies.metrics.registry)
         running.set_function(lambda: self.n_running)
+        self._singles = Turns(max(32, policies.settings.max_batch))
+        """Requests for one decision that are processed at a time."""
+        self._batches = Turns(_SLICE)
+        """Rows of batches, and other work of that size, that are processed at a time."""
         self._bodies = Turns(_MOST_BODIES * self.limits.body_bytes)
         self._contents = Turns(2 * self.limits.body_bytes)
-        self._troubles: dict[str, str] = {}
-        self._kept_house = perf_counter()
-        self._late: set[asyncio.Task[Any]] = set()
+        self._failures: dict[str, str] = {}
+        self._last_housekeeping = perf_counter()
         self._app = Starlette(
             routes=[
                 Route("/act", self._act, methods=["POST"]),
@@ -176,10 +258,16 @@ class Application:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began, status = perf_counter(), 0
+        began, status, is_late = perf_counter(), 0, False
         task = asyncio.current_task()
         assert task is not None
-        timer = asyncio.get_running_loop().call_later(self.limits.seconds, self._on_time, task)
+
+        def cancel() -> None:
+            nonlocal is_late
+            is_late = task.cancel()
+
+        # a cancel scope of anyio would take 8 us longer
+        timer = asyncio.get_running_loop().call_later(self.limits.seconds, cancel)
 
         async def counted(message: Message) -> None:
             nonlocal status
@@ -192,76 +280,67 @@ class Application:
         try:
             await self._app(scope, receive, counted)
         except asyncio.CancelledError:
-            if task not in self._late:
+            if not is_late:
                 raise
-            message = f"No answer after {self.limits.seconds:g} s; this is the time limit."
+            message = f"No response within {self.limits.seconds:g} s, which is the time limit."
             await _error(504, "time_limit", message, {"connection": "close"})(scope, receive, counted)
         finally:
             timer.cancel()
-            self._late.discard(task)
             self.n_running -= 1
-        # paths hold identifiers, and whatever else clients send
+        # paths contain identifiers, and arbitrary text of clients
         name = "".join(scope["path"].split("/", 2)[1:2])
         metrics = self.policies.metrics
         metrics.requests.labels(f"/{name}" if name in _NAMES else "/other", status).inc()
         metrics.seconds.observe(perf_counter() - began)
 
-    def _on_time(self, task: asyncio.Task[Any]) -> None:
-        self._late.add(task)
-        task.cancel()
-
-    # -- life -------------------------------------------------------------------------------------------------------
+    # -- life cycle ---------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        housekeeping = asyncio.ensure_future(self._keep_house())
+        housekeeping = asyncio.ensure_future(self._housekeeping())
         self.is_ready = True
         yield
         self.is_ready = False
         housekeeping.cancel()
         self.policies.close()
 
-    async def _keep_house(self) -> None:
-        """End unused sessions and compare observations with the training, again and again, whatever fails."""
-        next_look = 0.0
+    async def _housekeeping(self) -> None:
+        """Expire sessions and check drift repeatedly; each continues after a failure of the other."""
+        next_check = 0.0
         while True:
             await self._do("expiry of sessions", self.policies.expire_sessions)
-            if (now := perf_counter()) >= next_look:
-                next_look = now + self.drift_seconds
-                await self._do("drift of observations", self.policies.look_at_drift)
-            self._kept_house = perf_counter()
+            if (now := perf_counter()) >= next_check:
+                next_check = now + self.drift_seconds
+                await self._do("drift of observations", self.policies.check_drift)
+            self._last_housekeeping = perf_counter()
             await asyncio.sleep(0.25)
 
-    async def _do(self, duty: str, work: Callable[[], Awaitable[None] | None]) -> None:
+    async def _do(self, duty: str, work: Callable[[], Awaitable[None]]) -> None:
         try:
-            waited = work()
-            if waited is not None:
-                await waited
+            await work()
         except Exception as error:
             self.policies.metrics.events.labels("failed_housekeeping").inc()
-            if duty not in self._troubles:
-                _LOGGER.exception(
-                    "Housekeeping (%s) failed; it is tried again, and /ready answers 503 meanwhile.", duty
-                )
-            self._troubles[duty] = f"housekeeping ({duty}) failed with {type(error).__name__}, see the log"
+            if duty not in self._failures:
+                _LOGGER.exception("Housekeeping (%s) failed; it is repeated, and /ready answers 503 meanwhile.", duty)
+            self._failures[duty] = f"housekeeping ({duty}) failed with {type(error).__name__}, see the log"
         else:
-            self._troubles.pop(duty, None)
+            self._failures.pop(duty, None)
 
     # -- reading requests ---------------------------------------------------------------------------------------------
 
     def _client(self, request: Request, for_admin: bool = False) -> Hashable:
-        """Check the token, and identify the client: by it, or by its address."""
+        """Check the token, and identify the client by it, or by its address."""
         token = self.tokens.check(request.headers.get("authorization", ""), for_admin)
         return token or (request.client and request.client.host)
 
     @asynccontextmanager
     async def _read(self, request: Request, client: Hashable) -> AsyncIterator[bytes]:
-        """Read a body, and hold a place in the memory for what is in it within the block.
+        """Read a body; within the block, memory for its content is reserved.
 
-        :raises RefusedError: Too much waits already.
+        :raises RefusedError: Too many requests are pending.
         """
         limits, size = self.limits, _announced(request, self.limits.body_bytes)
-        _check_room(self.policies.n_waiting + self.policies.singles.waiting[client], limits.n_waiting)
+        _check_room(self.policies.n_waiting + self._singles.waiting[client], limits.n_waiting)
         if size <= _SMALL_BODY:
             yield await _body(request, limits.body_bytes, size)
             return
@@ -272,14 +351,14 @@ class Application:
                 yield body
 
     def _turn(self, client: Hashable, body: bytes) -> AbstractAsyncContextManager[None]:
-        """Wait for the client's turn to have a body parsed, and an observation in it decided."""
+        """Wait for the client's turn to parse a body and decide on one observation in it."""
         if len(body) > _SMALL_BODY:
-            return self.policies.batches.turn(client, len(body) // _BYTES_LIKE_A_ROW)
-        return self.policies.singles.turn(client, 1)
+            return self._batches.turn(client, len(body) // _BYTES_LIKE_A_ROW)
+        return self._singles.turn(client, 1)
 
-    async def _fields(self, request: Request, may_be_empty: bool = False) -> dict[str, Any]:
-        most = self.limits.body_bytes
-        return _parsed(request, await _body(request, most, _announced(request, 0)), may_be_empty)
+    async def _fields(self, request: Request, known: Fields, may_be_empty: bool = False) -> dict[str, Any]:
+        body = await _body(request, self.limits.body_bytes, _announced(request, 0))
+        return {} if may_be_empty and not body else _parsed(request, body, known)
 
     # -- deciding -----------------------------------------------------------------------------------------------------
 
@@ -287,57 +366,83 @@ class Application:
         client = self._client(request)
         async with self._read(request, client) as body:
             async with self._turn(client, body):
-                fields = _parsed(request, body)
-                _check_names(fields, _ACT)
-                options = _options(fields, request)
-                name = _optional(fields, "policy", str, "a text")
-                seed = _optional(fields, "seed", int, "a whole number")
+                fields = _parsed(request, body, _ACT)
+                options, name = _options(fields, request), fields.get("policy")
                 if "observation" in fields:
-                    begins = _optional(fields, "episode_start", bool, "true or false")
-                    carried = Carried(_optional(fields, "state", dict, "an object"), bool(begins))
+                    carried = Carried(fields.get("state"), bool(fields.get("episode_start")))
                     policy = self.policies.chosen(name, carried.bundle)
-                    return _json(await self.policies.decide(policy, fields["observation"], options, seed, carried))
+                    seed = fields.get("seed")
+                    pending = self.policies.decide(policy, fields["observation"], options, seed, carried)
+                    return _json(pending if isinstance(pending, dict) else await pending)
             observations = fields.get("observations")
             if type(observations) is not list or not 0 < len(observations) <= self.limits.n_observations:
                 most = self.limits.n_observations
-                raise _invalid(f"Send an `observation`, or `observations`: a list of 1 to {most} of them.")
+                raise invalid(f"Send an `observation`, or `observations`: a list of 1 to {most} of them.")
             n_rows = len(observations)
             if n_rows * options.ranked > _MOST_RANKED_IN_ALL:
-                raise _invalid(f"{n_rows} observations with `ranked` {options.ranked}: at most {_MOST_RANKED_IN_ALL} "
-                               "ranked actions are given in all.")  # fmt: skip
-            of_each = _carried(fields, n_rows)
-            policy = self.policies.chosen(name, next((each.bundle for each in of_each if each.bundle), None))
+                raise invalid(
+                    f"{n_rows} observations with `ranked` {options.ranked}: at most {_MOST_RANKED_IN_ALL} ranked "
+                    "actions are returned in all."
+                )
+            rows = _carried(fields, n_rows)
+            policy = self.policies.chosen(name, next((each.bundle for each in rows if each.bundle), None))
             weight = 1 + options.ranked // 4 + len(body) // (n_rows * _BYTES_LIKE_A_ROW)
-            decisions = await self.policies.decide_many(policy, observations, options, seed, of_each, client, weight)
+            decisions = await self._decide_many(policy, fields, options, rows, client, weight)
             return _json({"decisions": decisions, "policy": policy.name, "bundle": policy.bundle.sha256})
+
+    async def _decide_many(
+        self,
+        policy: Served,
+        fields: Mapping[str, Any],
+        options: Options,
+        carried: Sequence[Carried],
+        client: Hashable,
+        weight: int,
+    ) -> list[dict[str, Any]]:
+        """Decide on unrelated observations, a slice of them in each turn of the client.
+
+        The action for `observations[i]` is sampled with the seed `seed + i`.
+
+        :param weight: Work for one observation, in units of that for an observation of a few numbers.
+        """
+        observations, seed = fields["observations"], fields.get("seed")
+        size = max(1, _SLICE // weight)
+        decisions: list[dict[str, Any]] = []
+        for begin in range(0, len(observations), size):
+            async with self._batches.turn(client, size * weight):
+                pending = []
+                for index in range(begin, min(begin + size, len(observations))):
+                    row_seed = None if seed is None else seed + index
+                    try:
+                        row = self.policies.decide(policy, observations[index], options, row_seed, carried[index])
+                    except MazeError as error:
+                        error.remark(f"This is observations[{index}].")
+                        raise
+                    pending.append(row)
+                decisions += [row if isinstance(row, dict) else await row for row in pending]
+        return decisions
 
     async def _act_in(self, request: Request) -> Response:
         client = self._client(request)
         session = self.policies.session(request.path_params["session"])
         async with self._read(request, client) as body, self._turn(client, body):
-            fields = _parsed(request, body)
-            _check_names(fields, _ACT_IN_SESSION)
+            fields = _parsed(request, body, _ACT_IN_SESSION)
             if "observation" not in fields:
-                raise _invalid("`observation` is missing.")
-            options = _options(fields, request)
-            step = _optional(fields, "step", int, "a whole number")
+                raise invalid("`observation` is missing.")
+            options, step = _options(fields, request), fields.get("step")
             return _json(await self.policies.decide_in(session, fields["observation"], options, step))
 
     async def _begin(self, request: Request) -> Response:
         self._client(request)
-        fields = await self._fields(request, may_be_empty=True)
-        _check_names(fields, frozenset(("seed", "policy")))
-        name = _optional(fields, "policy", str, "a text")
-        session = self.policies.begin_session(name, _optional(fields, "seed", int, "a whole number"))
-        return _json(session.described(), 201)
+        fields = await self._fields(request, _BEGIN, may_be_empty=True)
+        return _json(self.policies.begin_session(fields.get("policy"), fields.get("seed")).described(), 201)
 
     async def _reset(self, request: Request) -> Response:
         self._client(request)
         session = self.policies.session(request.path_params["session"])
-        fields = await self._fields(request, may_be_empty=True)
-        _check_names(fields, frozenset(("seed",)))
+        fields = await self._fields(request, _RESET, may_be_empty=True)
         await session.settled()
-        session.reset(checked_seed(_optional(fields, "seed", int, "a whole number")))
+        session.reset(checked_seed(fields.get("seed")))
         return _json(session.described())
 
     async def _end(self, request: Request) -> Response:
@@ -349,11 +454,11 @@ class Application:
     # -- administration -----------------------------------------------------------------------------------------------
 
     async def _list(self, request: Request) -> Response:
-        async with self.policies.batches.turn(self._client(request), _PAGE_UNITS):
+        async with self._batches.turn(self._client(request), _PAGE_UNITS):
             return _json({"policies": [each.described() for each in self.policies]})
 
     async def _card(self, request: Request) -> Response:
-        async with self.policies.batches.turn(self._client(request), _PAGE_UNITS):
+        async with self._batches.turn(self._client(request), _PAGE_UNITS):
             return _json(self.policies.named(request.path_params["name"]).described())
 
     async def _swap(self, request: Request) -> Response:
@@ -365,11 +470,9 @@ class Application:
 
     async def _change(self, request: Request) -> Response:
         self._client(request, for_admin=True)
-        fields = await self._fields(request)
-        _check_names(fields, frozenset(("weight", "shadow")))
-        weight = _optional(fields, "weight", (int, float), "a number")
-        is_shadow = _optional(fields, "shadow", bool, "true or false")
-        return _json(self.policies.change(request.path_params["name"], weight, is_shadow).described())
+        fields = await self._fields(request, _CHANGE)
+        policy = self.policies.change(request.path_params["name"], fields.get("weight"), fields.get("shadow"))
+        return _json(policy.described())
 
     async def _remove(self, request: Request) -> Response:
         self._client(request, for_admin=True)
@@ -378,21 +481,21 @@ class Application:
     # -- monitoring ---------------------------------------------------------------------------------------------------
 
     async def _ready(self, request: Request) -> Response:
-        reason = "; ".join(self._troubles.values())
+        reason = "; ".join(self._failures.values())
         if not self.is_ready:
             reason = "the server starts or stops"
-        elif perf_counter() > self._kept_house + _HOUSEKEEPING_SECONDS:
+        elif perf_counter() > self._last_housekeeping + _HOUSEKEEPING_SECONDS:
             reason = f"no housekeeping for more than {_HOUSEKEEPING_SECONDS:g} s"
         if reason:
             return _json({"status": "not ready", "reason": reason}, 503)
         return _json({"status": "ready"})
 
     async def _open_api(self, request: Request) -> Response:
-        async with self.policies.batches.turn(self._client(request), _PAGE_UNITS):
+        async with self._batches.turn(self._client(request), _PAGE_UNITS):
             return _json(open_api([each.described() for each in self.policies]))
 
     async def _metrics(self, request: Request) -> Response:
-        async with self.policies.batches.turn(self._client(request), _PAGE_UNITS):
+        async with self._batches.turn(self._client(request), _PAGE_UNITS):
             text = generate_latest(self.policies.metrics.registry)
             return Response(text, media_type=CONTENT_TYPE_LATEST)
 
@@ -408,7 +511,7 @@ async def _index(request: Request) -> Response:
     return _page()
 
 
-# -- answers ----------------------------------------------------------------------------------------------------------
+# -- responses --------------------------------------------------------------------------------------------------------
 
 
 def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -439,9 +542,8 @@ async def _on_no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "the key of the handler"
     path = request.scope["path"]
     if error.status_code == 405:
-        return _refusal(request, 405, "wrong_method", f"{request.method} is not possible at {path!r:.200}.")
-    message = f"There is nothing at {path!r:.200}. /openapi.json lists what there is."
-    return _refusal(request, 404, "unknown_path", message)
+        return _refusal(request, 405, "wrong_method", f"{request.method} is not supported at {path!r:.200}.")
+    return _refusal(request, 404, "unknown_path", f"There is nothing at {path!r:.200}. /openapi.json lists all paths.")
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
@@ -450,10 +552,10 @@ async def _on_disconnect(request: Request, error: Exception) -> Response:
 
 async def _on_fault(request: Request, error: Exception) -> Response:
     _LOGGER.error("%s failed", request.scope["path"], exc_info=error)
-    return _error(500, "internal_error", "The server failed at this request; its log says why.")
+    return _error(500, "internal_error", "The server failed at this request; see its log.")
 
 
-# -- what requests hold -----------------------------------------------------------------------------------------------
+# -- content of requests ----------------------------------------------------------------------------------------------
 
 
 def _announced(request: Request, otherwise: int) -> int:
@@ -468,25 +570,25 @@ def _announced(request: Request, otherwise: int) -> int:
 
 def _check_room(n_waiting: int, most: int) -> None:
     if n_waiting >= most:
-        raise RefusedError(503, "busy", "Too many decisions wait already. Send the request again in a second.")
+        raise RefusedError(503, "busy", "Too many decisions are pending. Send the request again in a second.")
 
 
 async def _body(request: Request, most: int, announced: int) -> bytes:
-    if announced > most:
-        raise _too_large(most)
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > most:
-            raise _too_large(most)
-        parts.append(part)
+    parts, size = [], announced
+    if size <= most:
+        size = 0
+        async for part in request.stream():
+            size += len(part)
+            if size > most:
+                break
+            parts.append(part)
+    if size > most:
+        raise RefusedError(413, "too_large", f"The body is larger than {most} bytes, which is the limit.")
     return b"".join(parts)
 
 
-def _parsed(request: Request, body: bytes, may_be_empty: bool = False) -> dict[str, Any]:
-    """The body of a request, which has to be a JSON object."""
-    if not body and may_be_empty:
-        return {}
+def _parsed(request: Request, body: bytes, known: Fields) -> dict[str, Any]:
+    """The fields of a request, whose body is a JSON object."""
     kind = request.headers.get("content-type", "").partition(";")[0]
     if kind.strip().lower() != "application/json":  # also: pages of other origins cannot send this type
         raise RefusedError(415, "no_json", "Send JSON, with the header `Content-Type: application/json`.")
@@ -496,62 +598,47 @@ def _parsed(request: Request, body: bytes, may_be_empty: bool = False) -> dict[s
         raise RefusedError(400, "malformed_json", f"The body is no JSON: {error}.") from None
     if type(fields) is not dict:
         raise RefusedError(400, "malformed_json", f"The body is a JSON {type(fields).__name__}, expected an object.")
+    for name, value in fields.items():
+        if name not in known:
+            names = ", ".join(sorted(known))
+            raise invalid(f"`{name:.100}` is unknown.{did_you_mean(name, known)} Known: {names}.")
+        kinds, meaning = known[name]
+        if value is not None and type(value) not in kinds:
+            raise invalid(f"`{name}` must be {meaning}, got {value!r:.100}.")
     return fields
 
 
-def _check_names(fields: Mapping[str, Any], known: frozenset[str]) -> None:
-    if not fields.keys() <= known:
-        unknown = sorted(fields.keys() - known)[0]
-        raise _invalid(f"`{unknown:.100}` is unknown.{did_you_mean(unknown, known)} Known: {', '.join(sorted(known))}.")
-
-
-def _optional(fields: Mapping[str, Any], name: str, kind: type | tuple[type, ...], meaning: str) -> Any:
-    value = fields.get(name)
-    if value is None or (isinstance(value, kind) and (type(value) is not bool or kind is bool)):
-        return value
-    raise _invalid(f"`{name}` must be {meaning}, got {value!r:.100}.")
-
-
 def _options(fields: Mapping[str, Any], request: Request) -> Options:
-    agent_id = _optional(fields, "agent_id", int, "a whole number")
-    deterministic = _optional(fields, "deterministic", bool, "true or false")
-    ranked = _optional(fields, "ranked", int, "a whole number")
-    if ranked is not None and not 0 <= ranked <= _MOST_RANKED:
-        raise _invalid(f"`ranked` must lie between 0 and {_MOST_RANKED}, got {ranked}.")
-    return Options(request.path_params.get("step_key"), agent_id or 0, deterministic is not False, ranked or 0)
+    ranked = fields.get("ranked") or 0
+    if not 0 <= ranked <= _MOST_RANKED:
+        raise invalid(f"`ranked` must lie between 0 and {_MOST_RANKED}, got {ranked}.")
+    step_key, agent_id = request.path_params.get("step_key"), fields.get("agent_id") or 0
+    return Options(step_key, agent_id, fields.get("deterministic") is not False, ranked)
 
 
 def _carried(fields: Mapping[str, Any], n_rows: int) -> list[Carried]:
-    """What a request brings along for each of several observations."""
+    """The hidden states that a request carries for each of several observations."""
     states, starts = fields.get("states"), fields.get("episode_starts")
     for name, rows in (("states", states), ("episode_starts", starts)):
         if rows is not None and (type(rows) is not list or len(rows) != n_rows):
-            raise _invalid(f"`{name}` must be a list with one entry for each of the {n_rows} `observations`.")
+            raise invalid(f"`{name}` must be a list with one entry for each of the {n_rows} `observations`.")
     if any(type(start) is not bool for start in starts or ()):
-        raise _invalid("`episode_starts` must hold true or false for each observation.")
+        raise invalid("`episode_starts` must hold true or false for each observation.")
     return [Carried(*row) for row in zip(states or [None] * n_rows, starts or [False] * n_rows, strict=True)]
-
-
-def _invalid(message: str) -> RefusedError:
-    return RefusedError(422, "invalid", message)
-
-
-def _too_large(most: int) -> RefusedError:
-    return RefusedError(413, "too_large", f"The body is larger than {most} bytes, which is the limit.")
 
 
 @cache
 def _page() -> Response:
-    """The page, with headers by which a browser runs and loads nothing but what is in it."""
+    """The HTML page, with headers that restrict a browser to what is in it."""
     page = (resources.files("maze.serve") / "page.html").read_bytes()
-
-    def hash_of(tag: bytes) -> str:
-        content = page.split(b"<%s>" % tag)[1].split(b"</%s>" % tag)[0]
-        return f"'sha256-{base64.b64encode(hashlib.sha256(content).digest()).decode()}'"
-
+    sources = []
+    for tag in ("script", "style"):
+        found = re.search(rf"<{tag}>(.*?)</{tag}>".encode(), page, re.DOTALL)
+        assert found is not None, "a part of the page"
+        sources.append(f"{tag}-src 'sha256-{base64.b64encode(hashlib.sha256(found[1]).digest()).decode()}'")
     policy = (
-        f"default-src 'none'; script-src {hash_of(b'script')}; style-src {hash_of(b'style')}; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        f"default-src 'none'; {'; '.join(sources)}; connect-src 'self'; img-src data:; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'"
     )
     others = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
     return HTMLResponse(page, headers={"content-security-policy": policy, **others})

@@ -1,40 +1,341 @@
-"""A trained policy in one file that acts with NumPy and onnxruntime alone."""
+"""Policy bundles: trained policies in one file, which act with NumPy and onnxruntime alone."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from maze.core.errors import ConfigError, EnvironmentContractError, unknown_key_error
+from maze.core.errors import (
+    ConfigError,
+    EnvironmentContractError,
+    NonFiniteError,
+    install_command,
+    unknown_key_error,
+)
 from maze.core.utils.files import atomic_write
-from maze.serve.bundle_file import ARRAYS, DESCRIPTION, BundleError, loaded, parsed_json, sha256, unpacked
+from maze.distributions.samplers import (
+    Sampler,
+    categorical_sizes,
+    check_logits,
+    choice_probabilities,
+    most_probable,
+    sampler_of,
+)
+from maze.serve.bundle_file import (
+    ARRAYS,
+    DESCRIPTION,
+    BundleError,
+    loaded,
+    parsed_json,
+    refuse_external_data,
+    sha256,
+    unpacked,
+)
 from maze.serve.drift import checked_summaries
-from maze.serve.pipeline import Actor, Memory, StepKey, action_stages, check_provided, observation_stages
-from maze.serve.steps import BundledNetwork, StepSpec, step_of
+from maze.serve.pipeline import Actor, Memory, StepKey, action_stages, check_provided, observation_stages, packed
 
 Array = np.ndarray[Any, Any]
 LARGEST_FILE = 2**31
 """Bytes; larger files are refused before they are read."""
+_MASKED = float(np.finfo(np.float32).min) / 2
+"""Logits of masked actions are below."""
 _TOLERANCE = 1e-4
-"""By how much logits may differ between machines, relative to their size; on one machine it is 1e-5 at most."""
+"""Maximum difference of logits between machines, relative to their size; on one machine it is at most 1e-5."""
+
+
+SMALL_NETWORK = 2**22
+"""Bytes of a graph below which one thread is as fast as several."""
+STATE, NEXT_STATE = "state/", "next_state/"
+"""Prefixes of the names of hidden states in a graph, before a step and after it."""
+
+
+class BundledNetwork:
+    """An ONNX graph whose inputs are entries of observations and whose outputs are logits.
+
+    The hidden states of a recurrent network are further inputs, and its next hidden states further outputs.
+
+    :param content: The whole graph; external data is refused.
+    :param description: `inputs` (names in the graph by entry), `outputs` (names in the graph by head), and of recurrent
+        networks `states` (sizes by state key).
+    :param n_threads: See :class:`PolicyBundle`.
+    :raises BundleError: onnxruntime is missing, or cannot read the graph.
+    """
+
+    def __init__(self, content: bytes, description: Mapping[str, Any], n_threads: int | None = None) -> None:
+        refuse_external_data(content)
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise BundleError(f"Acting needs onnxruntime: {install_command('serve')}.") from error
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        options.intra_op_num_threads = n_threads or (1 if len(content) < SMALL_NETWORK else 0)
+        options.inter_op_num_threads = 1
+        try:
+            session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime raises many types
+            raise BundleError(f"onnxruntime cannot read a network of the bundle: {error}") from error
+        self._run = session.run
+        self.state_sizes: Mapping[str, int] = {key: int(size) for key, size in description.get("states", {}).items()}
+        """Sizes of the hidden states by state key; empty where none are carried."""
+        self._inputs = [*description["inputs"].items(), *((key, STATE + key) for key in self.state_sizes)]
+        outputs = {**description["outputs"], **{key: NEXT_STATE + key for key in self.state_sizes}}
+        self._keys, self._outputs = list(outputs), list(outputs.values())
+        shapes = {each.name: each.shape for each in session.get_inputs()}
+        missing = {name for _, name in self._inputs} ^ shapes.keys()
+        missing |= {STATE + key for key, size in self.state_sizes.items() if shapes.get(STATE + key, ())[1:] != [size]}
+        missing |= set(self._outputs) - {each.name for each in session.get_outputs()}
+        if missing:
+            raise BundleError(f"A network of the bundle and its description do not agree on {sorted(missing)}.")
+
+    def __call__(self, batch: Mapping[str, Array]) -> dict[str, Array]:
+        """Compute logits `[batch, ...]` by head, and the next hidden states `[batch, size]` by state key.
+
+        :param batch: Arrays of float32 `[batch, ...]` by entry, including hidden states by state key.
+        """
+        outputs = self._run(self._outputs, {name: batch[entry] for entry, name in self._inputs})
+        return dict(zip(self._keys, outputs, strict=True))
+
+
+@dataclass(frozen=True)
+class Head:
+    """An action head."""
+
+    name: str
+    description: Mapping[str, Any]
+    """The distribution as data, see :mod:`maze.distributions.samplers`."""
+    space: Mapping[str, Any]
+    """The space as data."""
+    sampler: Sampler
+    sizes: Sequence[int]
+
+
+@dataclass(frozen=True)
+class StepSpec:
+    """A sub-step: spaces as JSON, operations, networks and action heads."""
+
+    step_key: StepKey
+    n_agents: int
+    """Number of agents; -1 where it varies."""
+    observation_space: Mapping[str, Mapping[str, Any]]
+    """Spaces by entry, as the environment converts observations, before all wrappers."""
+    action_space: Mapping[str, Mapping[str, Any]]
+    """Spaces by entry, as the environment takes actions, after all wrappers."""
+    observation_kind: str
+    """How the raw environment packs observations: `single`, `dict`, `tuple`, or `converted` by its own code."""
+    action_kind: str
+    """How the raw environment packs actions: `single`, `dict`, `tuple`, or `converted` by its own code."""
+    inputs: Mapping[str, tuple[int, ...]]
+    """Shapes of the network inputs, without the batch dimension."""
+    masks: Mapping[str, str]
+    """The observation entry that masks the actions of a head, by head."""
+    heads: Mapping[str, Head]
+    observation_operations: Sequence[Mapping[str, Any]]
+    action_operations: Sequence[Mapping[str, Any]]
+    networks: Mapping[int | None, BundledNetwork]
+    """Networks by agent; None: the network of all agents."""
+    where: str
+    """The sub-step in messages."""
+
+    @property
+    def operations(self) -> Sequence[Mapping[str, Any]]:
+        """All operations between the raw environment and the networks, see :mod:`maze.serve.pipeline`."""
+        return (*self.observation_operations, *self.action_operations)
+
+    def network(self, agent_id: int = 0) -> BundledNetwork:
+        """The network of an agent.
+
+        :raises ConfigError: There is no such agent.
+        """
+        network = self.networks.get(None)
+        if network is None:
+            network = self.networks.get(agent_id)
+            if network is None:
+                raise unknown_key_error(f"Sub-step {self.step_key!r}: agent", agent_id, self.networks)
+        return network
+
+    def states_before(
+        self, states: Mapping[str, Any] | None, episode_start: Any, n_rows: int, agent_id: int = 0
+    ) -> dict[str, Array]:
+        """The hidden states before a step, `[n_rows, size]` by state key; empty where the network carries none.
+
+        :param states: See :meth:`PolicyBundle.act_batch`.
+        :param episode_start: See :meth:`PolicyBundle.act_batch`.
+        :param n_rows: Number of rows.
+        :param agent_id: The agent.
+        :raises ConfigError: States are missing, or have other names or shapes.
+        :raises NonFiniteError: States are not finite.
+        """
+        sizes = self.network(agent_id).state_sizes
+        if unknown := [key for key in states or {} if key not in sizes]:
+            raise ConfigError(
+                f"{self.where}: `states` has {unknown}; the network carries {list(sizes) or 'no hidden states'}."
+            )
+        if not sizes:
+            return {}
+        begins = np.zeros(n_rows, np.bool_)
+        if episode_start is not None:
+            start = np.asarray(episode_start)
+            if start.dtype != np.bool_ or start.shape not in {(), (n_rows,)}:
+                raise ConfigError(
+                    f"{self.where}: `episode_start` must hold true or false for {n_rows} rows, got {episode_start!r}."
+                )
+            begins[:] = start
+        if not states:
+            if not begins.all():
+                raise ConfigError(
+                    f"{self.where}: the policy carries hidden states from step to step, and none were passed. Pass the "
+                    "`states` of the previous answer, and `episode_start=True` where an episode begins."
+                )
+            return {key: np.zeros((n_rows, size), np.float32) for key, size in sizes.items()}
+        before = {}
+        for key, size in sizes.items():
+            try:
+                with np.errstate(over="ignore"):
+                    array = np.array(states[key], np.float32)
+            except (KeyError, ValueError, TypeError) as error:
+                raise ConfigError(
+                    f"{self.where}: `states[{key!r}]` is missing or has no numbers ({type(error).__name__}); expected "
+                    f"the shape {[n_rows, size]}."
+                ) from error
+            if array.shape != (n_rows, size):
+                raise ConfigError(
+                    f"{self.where}: `states[{key!r}]` has the shape {list(array.shape)}, expected {[n_rows, size]}."
+                )
+            array[begins] = 0.0
+            if not np.isfinite(array).all():
+                raise NonFiniteError(f"{self.where}: `states[{key!r}]` is not finite.")
+            before[key] = array
+        return before
+
+    def inputs_of(self, entries: Mapping[str, Any], is_batch: bool = False) -> dict[str, Array]:
+        """The entries that the networks take, as arrays of float32 `[*shape]`, of batches `[batch, *shape]`.
+
+        :raises EnvironmentContractError: An entry is missing, or has another shape.
+        """
+        inputs: dict[str, Array] = {}
+        first: tuple[int, ...] = ()
+        for name, shape in self.inputs.items():
+            try:
+                array = np.asarray(entries[name], np.float32)
+            except (KeyError, ValueError, TypeError) as error:
+                raise EnvironmentContractError(
+                    f"{self.where}: the network takes {list(self.inputs)}; `{name}` is missing or has no numbers "
+                    f"({type(error).__name__}), there is {list(entries)!s:.200}."
+                ) from error
+            if is_batch:
+                first = first or array.shape[:1]
+            if array.shape != (*first, *shape) or (is_batch and first in {(), (0,)}):
+                expected = ["batch", *shape] if is_batch else list(shape)
+                raise EnvironmentContractError(
+                    f"{self.where}: the network takes `{name}` of shape {expected}, found {list(array.shape)}."
+                )
+            inputs[name] = array
+        return inputs
+
+    def outputs(self, batch: Mapping[str, Array], agent_id: int = 0) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Compute checked logits `[batch, ...]` by head, and the next hidden states `[batch, size]` by state key.
+
+        :param batch: Network inputs `[batch, ...]` by entry, including hidden states by state key.
+        :param agent_id: The agent.
+        """
+        network = self.network(agent_id)
+        logits = network(batch)
+        following = {key: logits.pop(key) for key in network.state_sizes} if network.state_sizes else {}
+        for head, values in logits.items():
+            check_logits(values, self.heads[head].sizes, head, self.where)
+        return logits, following
+
+    def act_one(
+        self, inputs: Mapping[str, Array], agent_id: int, rng: np.random.Generator | None, temperature: float
+    ) -> tuple[dict[str, Any], dict[str, Array]]:
+        """Act on one observation with as little overhead as possible.
+
+        :param inputs: Checked entries `[*shape]` by name, including hidden states `[size]` by state key.
+        :param agent_id: The agent.
+        :param rng: Samples the action; None: the greedy action.
+        :param temperature: See :meth:`PolicyBundle.act_batch`.
+        :return: The action by head, and the next hidden states `[size]`.
+        """
+        logits, following = self.outputs({name: array[np.newaxis] for name, array in inputs.items()}, agent_id)
+        action = {head: self.heads[head].sampler(values, rng, temperature)[0] for head, values in logits.items()}
+        return action, {key: array[0] for key, array in following.items()}
+
+    def ranked(
+        self, logits: Mapping[str, Array], row: int, n_best: int, temperature: float
+    ) -> list[tuple[dict[str, Any], float]]:
+        """Rank the most probable joint actions of all heads, which are independent of one another.
+
+        :param logits: `[batch, ...]` by head.
+        :param row: Index of the row.
+        :param n_best: Number of actions.
+        :param temperature: See :meth:`PolicyBundle.act_batch`.
+        :raises ConfigError: A head is continuous.
+        """
+        factors: list[Array] = []
+        ends: dict[str, slice] = {}
+        for head, values in logits.items():
+            probabilities = choice_probabilities(self.heads[head].description, values[row], temperature)
+            if not probabilities:
+                raise ConfigError(f"Action head `{head}` is continuous; its actions cannot be ranked.")
+            ends[head] = slice(len(factors), len(factors) + len(probabilities))
+            factors += probabilities
+        found = []
+        for choices, probability in most_probable(factors, n_best):
+            action: dict[str, Any] = {}
+            for head, part in ends.items():
+                description = self.heads[head].description
+                is_single = description["distribution"] == "categorical"
+                shape = np.shape(description["nvec"]) if "nvec" in description else tuple(description.get("shape", ()))
+                action[head] = np.int64(choices[part][0]) if is_single else np.array(choices[part]).reshape(shape)
+            found.append((action, probability))
+        return found
+
+
+def step_of(step: Mapping[str, Any], networks: Sequence[BundledNetwork], shown: Mapping[str, Any]) -> StepSpec:
+    """Read a sub-step.
+
+    :param step: Its description in the bundle.
+    :param networks: The bundle's networks.
+    :param shown: Its description in the bundle's card.
+    """
+    heads = {
+        name: Head(name, head, shown["heads"][name], sampler_of(head), categorical_sizes(head))
+        for name, head in step["heads"].items()
+    }
+    return StepSpec(
+        step_key=step["key"],
+        n_agents=int(step["n_agents"]),
+        observation_space=shown["observation_space"],
+        action_space=shown["action_space"],
+        observation_kind=step["observation_operations"][0]["kind"],
+        action_kind=step["action_operations"][-1]["kind"],
+        inputs={name: tuple(int(size) for size in shape) for name, shape in step["inputs"].items()},
+        masks=step["masks"],
+        heads=heads,
+        observation_operations=step["observation_operations"],
+        action_operations=step["action_operations"],
+        networks={agent: networks[index] for agent, index in step["networks"]},
+        where=f"Sub-step {step['key']!r}",
+    )
 
 
 class BatchActions(NamedTuple):
-    """What networks have chosen for a batch."""
+    """Actions for a batch."""
 
     actions: dict[str, Array]
     """`[batch, *space.shape]` by head."""
     logits: dict[str, Array]
     """`[batch, ...]` by head."""
     ranked: list[list[tuple[dict[str, Any], float]]]
-    """For each row the most probable joint actions with their probabilities, best first; empty if none were
-    requested."""
+    """For each row the most probable joint actions with their probabilities, best first; empty if not requested."""
     states: dict[str, Array]
-    """The hidden states that follow, `[batch, size]` by state key; empty where none are carried."""
+    """The next hidden states `[batch, size]` by state key; empty where none are carried."""
 
     def row(self, index: int) -> dict[str, Any]:
         """One row's action, as :meth:`PolicySession.finish` takes it."""
@@ -46,17 +347,17 @@ class BatchActions(NamedTuple):
 
 
 class PolicyBundle:
-    """A policy with everything that belongs to it: networks, pre-processing, spaces, distributions, and its card.
+    """A trained policy: networks, pre-processing, spaces, distributions, and its card.
 
     >>> bundle = PolicyBundle.load("policy.maze")  # doctest: +SKIP
     >>> session = bundle.session(seed=1)  # doctest: +SKIP
     >>> action = session.act(observation)  # doctest: +SKIP
 
     :param content: All bytes of the file.
-    :param path: Where it lies, if it does.
-    :param check: Whether the reference cases are replayed, with this tolerance if it is a number.
+    :param path: The file, if there is one.
+    :param check: Whether to replay the reference cases; a number is the tolerance.
     :param n_threads: Threads of each network; None: one for small networks, else as many as there are cores.
-    :raises BundleError: It is damaged, no bundle, or does not act as it should.
+    :raises BundleError: The file is damaged, no bundle, or does not act as the trained policy.
     """
 
     def __init__(
@@ -66,14 +367,13 @@ class PolicyBundle:
         members = unpacked(content, name)
         self.path = path
         self.sha256 = sha256(content)
-        """Of the whole file."""
+        """SHA-256 sum of the whole file."""
         self._content = content
         arrays = members.get(ARRAYS, b"")
         try:
             description = loaded(parsed_json(members.get(DESCRIPTION, b"null"), f"{name}: {DESCRIPTION}"), arrays)
             self.card: Mapping[str, Any] = description["card"]
-            """What a person, or a page, wants to know: name, versions, environment, algorithm, evaluation, spaces, code
-            that the caller provides. All of it is JSON."""
+            """Name, versions, environment, algorithm, evaluation, spaces, and code of the caller, as JSON."""
             networks = [
                 BundledNetwork(members[network["file"]], network, n_threads) for network in description["networks"]
             ]
@@ -81,42 +381,42 @@ class PolicyBundle:
                 step["key"]: step_of(step, networks, self.card["steps"][index])
                 for index, step in enumerate(description["steps"])
             }
-            """The sub-steps by their keys."""
+            """Sub-steps by their keys."""
             self.is_recurrent = any(network.state_sizes for network in networks)
             """Whether hidden states are carried from step to step of an episode."""
             operations = {str(each["op"]) for step in self.steps.values() for each in step.operations}
             self.has_memory = not operations.isdisjoint(("stack", "skip"))
-            """Whether the observations of an episode have to come one by one."""
+            """Whether observations of an episode are needed one by one, to stack them or to repeat actions."""
             self.repeats_actions = "skip" in operations
-            """Whether a decision holds for several steps."""
+            """Whether actions are repeated for several steps."""
             self.actor_sequence: list[Actor] = [(actor[0], int(actor[1])) for actor in description["actor_sequence"]]
-            """The actors in their order, where it is fixed; else empty."""
+            """The actors of a step in their order; empty where it is not fixed."""
             self.drift: Mapping[StepKey, Mapping[str, Any]] = {
                 step["key"]: checked_summaries(step["drift"], self.steps[step["key"]].observation_space, name)
                 for step in description["steps"]
             }
-            """By sub-step and entry of the observation: what training observations look like, see
-            :mod:`maze.serve.drift`."""
+            """Summaries of the training's observations by sub-step and entry, see :mod:`maze.serve.drift`."""
             self.reference: Sequence[Mapping[str, Any]] = description["reference"]
             """Observations with the logits and actions of the trained policy."""
             self.episode: Sequence[Mapping[str, Any]] = description["episode"]
-            """The beginning of an episode in the raw environment, with the most probable actions; may be empty."""
+            """The beginning of an episode: observations of the raw environment and network inputs; may be empty."""
             if check is not False:
                 replay_reference(self, _TOLERANCE if check is True else check)
         except BundleError:
             raise
-        except Exception as error:  # a description may hold anything, and may claim anything
+        except Exception as error:  # a description may hold anything
             raise BundleError(f"{name}: {DESCRIPTION} cannot be read: {error!r}.") from error
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, check: bool = True, n_threads: int | None = None) -> PolicyBundle:
-        """Reads a bundle, compares all of its sums, and replays its reference cases. Nothing in it is executed but
-        its networks, and nothing is written.
+        """Read a bundle, compare all checksums, and replay its reference cases.
+
+        Only its networks are executed, and nothing is written.
 
         :param path: The file.
-        :param check: Whether the reference cases are replayed.
+        :param check: Whether to replay the reference cases.
         :param n_threads: See the class.
-        :raises BundleError: There is no such file, or it is not what was exported.
+        :raises BundleError: The file cannot be read, or differs from what was exported.
         """
         path = Path(path)
         try:
@@ -130,7 +430,7 @@ class PolicyBundle:
 
     @classmethod
     def from_run(cls, run_dir: str | os.PathLike[str], **settings: Any) -> PolicyBundle:
-        """The policy that a training run has left behind; this needs torch, onnx and onnxscript.
+        """Export the policy of a training run; needs torch, onnx and onnxscript.
 
         :param run_dir: Directory of the run.
         :param settings: Those of :func:`maze.serve.export.export_run`.
@@ -140,9 +440,9 @@ class PolicyBundle:
         return cls(export_run(Path(run_dir), **settings), check=EXACT)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the file, whole or not at all.
+        """Write the file atomically.
 
-        :param path: Where to.
+        :param path: The file.
         """
         target = Path(path)
         atomic_write(target, lambda file: file.write(self._content))
@@ -152,7 +452,7 @@ class PolicyBundle:
     def session(
         self, seed: int | None = None, provided: Mapping[str, Callable[..., Any]] | None = None
     ) -> PolicySession:
-        """Begins to act for one stream of observations.
+        """Begin a session, which acts on the observations of one environment.
 
         The arguments are those of :class:`PolicySession`.
         """
@@ -181,10 +481,10 @@ class PolicyBundle:
         states: Mapping[str, Any] | None = None,
         episode_start: Any = None,
     ) -> BatchActions:
-        """Acts on what networks take, for any number of observations at once; nothing is remembered.
+        """Act on a batch of network inputs, without a session.
 
-        The caller of a recurrent policy carries its hidden states: each row is a step of another episode, and goes on
-        with the states that came with the answer to the step before.
+        The caller of a recurrent policy carries its hidden states: each row is a step of another episode, and is passed
+        the states of the previous answer.
 
         >>> states = None  # doctest: +SKIP
         >>> answer = bundle.act_batch(0, observations, states=states, episode_start=begins)  # doctest: +SKIP
@@ -192,22 +492,21 @@ class PolicyBundle:
 
         :param step_key: The sub-step.
         :param observations: Arrays `[batch, *shape]` by name, see `StepSpec.inputs`.
-        :param agent_id: The agent; matters where agents have networks of their own.
-        :param deterministic: Take the most probable actions instead of drawing them.
-        :param rngs: What sampled actions are drawn from: a generator for each row, or one for all.
-        :param ranked: So many of the most probable joint actions are given with their probabilities, for each row.
-        :param temperature: Below 1 sharpens the distributions that are drawn from and ranked by, above 1 flattens them.
-        :param states: Hidden states `[batch, size]` by state key: those of the answer before. None where no row has any
-            yet.
-        :param episode_start: Where episodes begin, bool `[batch]` or one for all: there hidden states are zero,
-            whatever `states` says.
+        :param agent_id: The agent; relevant where agents have separate networks.
+        :param deterministic: Choose greedy actions instead of sampled ones.
+        :param rngs: Generators of sampled actions: one for each row, or one for all.
+        :param ranked: Number of most probable joint actions to return for each row, with their probabilities.
+        :param temperature: Below 1 sharpens the distributions of sampled and ranked actions, above 1 flattens them.
+        :param states: Hidden states `[batch, size]` by state key, of the previous answer; None: there are none yet.
+        :param episode_start: Where episodes begin, bool `[batch]` or one for all; there hidden states are zero,
+            whatever `states` holds.
         :raises EnvironmentContractError: An observation has another shape than in training, or all actions are masked.
         :raises NonFiniteError: A logit or a hidden state is not finite.
         :raises ConfigError: Ranked actions of a continuous head are requested, generators are missing, hidden states
             are missing or have another shape, or there is no such sub-step or agent.
         """
         step = self.step(step_key)
-        batch = step.batch_of(observations)
+        batch = step.inputs_of(observations, is_batch=True)
         if states or step.network(agent_id).state_sizes:
             batch |= step.states_before(states, episode_start, len(next(iter(batch.values()))), agent_id)
         logits, following = step.outputs(batch, agent_id)
@@ -233,18 +532,17 @@ class PolicyBundle:
 
 
 class PolicySession:
-    """One episode after the other in the raw environment: stacked observations, order of actors, random numbers.
+    """Act in the raw environment, episode after episode: stacks observations, tracks the actor, samples actions.
 
     :meth:`act` suffices for one session. To act for several sessions at once, call :meth:`prepare` of each,
-    :meth:`PolicyBundle.act_batch` once with what they gave, stacked, and :meth:`finish` of each; of
-    recurrent policies, with :attr:`states` of each, stacked, to which the answer's are assigned then.
-    A session belongs to one thread at a time.
+    :meth:`PolicyBundle.act_batch` once with the stacked inputs, and :meth:`finish` of each. For recurrent policies,
+    pass the stacked :attr:`states`, and assign the states of the answer. A session belongs to one thread at a time.
 
     :param bundle: The policy.
-    :param seed: Of the generator that sampled actions are drawn from; None: an unpredictable one. A
-        :class:`~maze.core.agent.torch_policy.TorchPolicy` with this seed draws the same.
-    :param provided: Code of the caller's own that the card lists, by its name there.
-    :raises BundleError: Code is missing that there is no way around, or is not known.
+    :param seed: Seed of sampled actions; None: unpredictable. A
+        :class:`~maze.core.agent.torch_policy.TorchPolicy` with this seed samples the same actions.
+    :param provided: The caller's code that the card lists, by its name there.
+    :raises BundleError: Required code is missing, or provided code is unknown.
     """
 
     def __init__(
@@ -254,9 +552,9 @@ class PolicySession:
         check_provided(bundle.card["code"], provided)
         self.bundle = bundle
         self.rng = seeded_generator(seed)
-        """Draws sampled actions; a server passes it to `act_batch`."""
+        """Samples actions; a server passes it to `act_batch`."""
         self.converted: Mapping[str, Any] = {}
-        """The latest observation's entries as they left the environment, before any wrapper."""
+        """Entries of the latest observation, before any wrapper."""
         stages = {key: observation_stages(step.observation_operations, provided) for key, step in bundle.steps.items()}
         self._observation_stages = {key: (first, others) for key, (first, *others) in stages.items()}
         self._action_stages = {
@@ -268,9 +566,9 @@ class PolicySession:
         self._actor: Actor = self._sequence[0] if self._sequence else (next(iter(bundle.steps)), 0)
 
     def reset(self, seed: int | None = None) -> None:
-        """Begins another episode.
+        """Begin another episode.
 
-        :param seed: Begins another stream of random numbers as well; None: the present one goes on.
+        :param seed: Seed of a new generator; None: the present generator continues.
         """
         self._memory.clear()
         self._n_prepared = 0
@@ -278,36 +576,45 @@ class PolicySession:
             self.rng = seeded_generator(seed)
 
     def act(
-        self, observation: Any, actor_id: Actor | None = None, *, deterministic: bool = True, temperature: float = 1.0
+        self,
+        observation: Any,
+        actor_id: Actor | None = None,
+        *,
+        deterministic: bool = True,
+        temperature: float = 1.0,
+        is_packed: bool = True,
     ) -> Any:
-        """The action for an observation of the raw environment. Observations come one by one in their order.
+        """Choose the action for the next observation of the raw environment.
 
-        :param observation: What the raw environment shows. Where the environment's own code converts its states, and
-            the caller has not provided it: the entries that it makes of them, as a mapping.
+        :param observation: Observation of the raw environment. Where the environment's own code converts its states,
+            and the caller has not provided it: a mapping of the entries that the conversion returns.
         :param actor_id: The actor: step key and number of the agent. By default the next one in the fixed order.
-        :param deterministic: Take the most probable action instead of drawing one.
-        :param temperature: Below 1 sharpens the distribution that is drawn from, above 1 flattens it.
-        :return: An action as the raw environment takes it; the action's entries as a mapping where its own code
-            converts them, and the caller has not provided it.
+        :param deterministic: Choose the greedy action instead of a sampled one.
+        :param temperature: Below 1 sharpens the distribution of sampled actions, above 1 flattens it.
+        :param is_packed: Return the action as the raw environment takes it; otherwise by entry, as Maze environments
+            take it.
+        :return: The action; a mapping of its entries where the environment's own code converts them, and the caller has
+            not provided it.
         :raises EnvironmentContractError: The observation has another shape or type than in training, or all actions
             are masked.
         :raises NonFiniteError: The observation or a logit is not finite.
         """
         inputs = self.prepare(observation, actor_id)
-        if inputs is None:
-            return self.finish(None)
-        step_key, agent_id = self._actor
-        rng = None if deterministic else self.rng
-        step = self.bundle.steps[step_key]
-        if not self.bundle.is_recurrent:
-            return self.finish(step.act_one(inputs, agent_id, rng, temperature)[0])
-        action, self.states = step.act_one({**inputs, **self.states}, agent_id, rng, temperature)
-        return self.finish(action)
+        action = None
+        if inputs is not None:
+            step_key, agent_id = self._actor
+            rng = None if deterministic else self.rng
+            if self.bundle.is_recurrent:
+                inputs |= self.states
+            action, following = self.bundle.steps[step_key].act_one(inputs, agent_id, rng, temperature)
+            if following:
+                self.states = following
+        return self.finish(action, is_packed)
 
     @property
     def states(self) -> dict[str, Array]:
-        """Hidden states `[size]` by state key that the latest actor's network decides with; zero where an episode
-        begins, empty where it carries none. Those that follow a decision are assigned."""
+        """Hidden states `[size]` of the latest actor by state key; zero where an episode begins, empty where its
+        network carries none. The next hidden states are assigned after a decision."""
         if not self.bundle.is_recurrent:
             return {}
         states = self._memory.states.get(self._actor)
@@ -322,12 +629,11 @@ class PolicySession:
         self._memory.states[self._actor] = states
 
     def prepare(self, observation: Any, actor_id: Actor | None = None) -> dict[str, Array] | None:
-        """What the network of the acting actor takes, float32 `[*shape]` by name, without a batch dimension.
+        """Compute the network inputs of the acting actor, float32 `[*shape]` by name, without a batch dimension.
 
         :param observation: See :meth:`act`.
         :param actor_id: See :meth:`act`.
-        :return: None where no decision is due, since the last one holds for several steps; :meth:`finish` is called
-            with None then.
+        :return: None where the last action is repeated; call :meth:`finish` with None then.
         """
         if actor_id is not None:
             actor = (actor_id[0], int(actor_id[1]))
@@ -341,83 +647,73 @@ class PolicySession:
         first, others = self._observation_stages[actor[0]]
         entries = self.converted = first(observation, self._memory, actor)
         if others:
-            entries = dict(entries)  # stages change it
+            entries = dict(entries)  # stages modify it
             for stage in others:
                 entries = stage(entries, self._memory, actor)
                 if entries is None:
                     break
         self._actor = actor
         self._n_prepared += 1
-        return None if entries is None else step.network_inputs_of(entries)
+        return None if entries is None else step.inputs_of(entries)
 
     def finish(self, action: Mapping[str, Any] | None, is_packed: bool = True) -> Any:
-        """The raw environment's action for what the network's heads have chosen.
+        """Convert the chosen action to one of the raw environment.
 
-        :param action: `[*space.shape]` by head: one row of what `act_batch` gave. None where :meth:`prepare` gave None.
-        :param is_packed: As the raw environment takes it; otherwise by entry, as Maze's environments take it.
+        :param action: `[*space.shape]` by head, a row of :meth:`PolicyBundle.act_batch`; None where :meth:`prepare`
+            returned None.
+        :param is_packed: See :meth:`act`.
         """
         result: Any = action
         stages = self._action_stages[self._actor[0]]
         for stage in stages if is_packed else stages[:-1]:
             if result is None and not self._memory.is_repeating:
-                raise EnvironmentContractError("finish: there is no action, although a decision was due.")
+                raise EnvironmentContractError("finish: expected an action, got None, which repeats the last action.")
             result = stage(result, self._memory, self._actor)
         return result
 
 
 def seeded_generator(seed: int | None) -> np.random.Generator:
-    """The generator that a policy of torch with this seed draws its actions from."""
+    """The generator of sampled actions of a torch policy with this seed."""
     rng = np.random.Generator(np.random.PCG64(seed))
-    rng.integers(2**63)  # the policy seeds its generator of torch with it
+    rng.integers(2**63)  # the torch policy seeds its torch generator with it
     return rng
 
 
 def replay_reference(bundle: PolicyBundle, tolerance: float) -> None:
-    """Compares what a bundle does with what the trained policy did.
+    """Compare a bundle with the recorded trained policy.
 
     :param bundle: The bundle.
-    :param tolerance: By how much logits may differ, relative to the largest among them.
-    :raises BundleError: It does something else.
+    :param tolerance: Maximum difference of logits, relative to the largest of them.
+    :raises BundleError: The bundle differs from the trained policy.
     """
     for case in bundle.reference:
-        answer = bundle.act_batch(
-            case["step_key"], case["inputs"], agent_id=case["agent_id"], states=case.get("states")
-        )
+        step = bundle.step(case["step_key"])
+        states = case.get("states")
+        answer = bundle.act_batch(step.step_key, case["inputs"], agent_id=case["agent_id"], states=states)
         for key, expected in case.get("next_states", {}).items():
-            error = float(np.abs(answer.states[key] - expected).max(initial=0.0))
-            if not error <= tolerance * max(1.0, float(np.abs(expected).max(initial=0.0))):
-                raise BundleError(
-                    f"The bundle does not remember as the trained policy: sub-step {case['step_key']!r}, hidden state "
-                    f"`{key}` differs by {error:.3g}. Export the policy again."
-                )
+            _require_close(answer.states[key], expected, tolerance, f"{step.where}, hidden state `{key}`")
         for head, expected in case["logits"].items():
-            found, masked = answer.logits[head], expected <= np.finfo(np.float32).min / 2
-            limit = tolerance * max(1.0, float(np.abs(expected[~masked]).max(initial=0.0)))
-            error = float(np.abs(found[~masked] - expected[~masked]).max(initial=0.0))
-            if not error <= limit or (found[masked] > np.finfo(np.float32).min / 2).any():
-                raise BundleError(
-                    f"The bundle does not act as the trained policy: sub-step {case['step_key']!r}, head `{head}`: "
-                    f"logits differ by {error:.3g}, at most {limit:.3g} is rounding. Export the policy again."
-                )
-            again = bundle.step(case["step_key"]).heads[head].sampler(expected, None, 1.0)
-            wanted = case["actions"][head]
-            if not np.allclose(again, wanted, rtol=1e-5, atol=1e-5):
-                raise BundleError(
-                    f"The bundle does not act as the trained policy: sub-step {case['step_key']!r}, head `{head}`: "
-                    f"the actions for the same logits differ."
-                )
-
-    session = bundle.session() if bundle.episode else None
+            _require_close(answer.logits[head], expected, tolerance, f"{step.where}, logits of head `{head}`")
+            actions = step.heads[head].sampler(expected, None, 1.0)
+            _require_close(actions, case["actions"][head], 1e-5, f"{step.where}, actions of head `{head}`")
+    if not bundle.episode:
+        return
+    session = bundle.session()
     for case in bundle.episode:
-        assert session is not None, "there is an episode"
-        actor = (case["actor"][0], case["actor"][1])
-        kind = bundle.step(actor[0]).observation_kind
-        values = list(case["observation"].values())
-        shown: Any = values[0] if kind == "single" else tuple(values) if kind == "tuple" else case["observation"]
-        inputs = session.prepare(shown, actor)
+        step, agent_id = bundle.step(case["actor"][0]), case["actor"][1]
+        observation = packed(case["observation"], step.observation_kind)
+        inputs = session.prepare(observation, (step.step_key, agent_id))
         for name, found in (inputs or {}).items():
-            if not np.allclose(found, case["inputs"][name], rtol=1e-5, atol=1e-6):
-                raise BundleError(
-                    f"The bundle does not observe as the trained policy: sub-step {actor[0]!r}: `{name}` differs from "
-                    "what the network got in training. Export the policy again."
-                )
+            _require_close(found, case["inputs"][name], 1e-5, f"{step.where}, network input `{name}`")
+
+
+def _require_close(found: Any, expected: Any, tolerance: float, what: str) -> None:
+    found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+    masked = expected <= _MASKED
+    limit = tolerance * max(1.0, float(np.abs(expected[~masked]).max(initial=0.0)))
+    error = float(np.abs(found[~masked] - expected[~masked]).max(initial=0.0))
+    if not error <= limit or (found[masked] > _MASKED).any():
+        raise BundleError(
+            f"The bundle differs from the trained policy: {what}: the largest difference is {error:.3g}, at most "
+            f"{limit:.3g} is rounding. Export the policy again."
+        )

@@ -1,9 +1,9 @@
-"""The file of a bundle: a zip archive of a few known members, each stored as it is, with SHA-256 sums of all.
+"""The file of a bundle: an uncompressed zip archive of known members with SHA-256 checksums.
 
-Members are `manifest.json` (sizes and sums of the others), `bundle.json`, `arrays.bin` and `networks/<n>.onnx`. The
-archive's comment is the sum of all bytes before it, so that no changed byte goes unnoticed, wherever it is.
+Members are `manifest.json` (sizes and checksums of the others), `bundle.json`, `arrays.bin` and `networks/<n>.onnx`.
+The archive's comment is the checksum of all bytes before it, so that every changed byte is detected.
 
-Arrays in `bundle.json` are numbers where they are small, else places in `arrays.bin`.
+Small arrays are numbers in `bundle.json`, others are stored in `arrays.bin`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 import re
 import struct
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,21 +28,21 @@ FORMAT, FORMAT_VERSION = "maze-policy-bundle", 1
 MANIFEST, DESCRIPTION, ARRAYS = "manifest.json", "bundle.json", "arrays.bin"
 MOST_MEMBERS = 1000
 _MEMBER = re.compile(r"bundle\.json|arrays\.bin|networks/\d{1,4}\.onnx")
-_SEAL = "maze-sha256:"
-_SEAL_SIZE = len(_SEAL) + 64
+_PREFIX = "maze-sha256:"
+_CHECKSUM_SIZE = len(_PREFIX) + 64
 _EARLIEST = (1980, 1, 1, 0, 0, 0)
-"""The time of all members: equal contents make equal files."""
+"""The time of all members, so that equal contents have equal files."""
 _DTYPES = ("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float32", "float64")
 _MOST_INLINE = 64
 _ALIGNMENT = 64
 
 
 class BundleError(MazeError):
-    """A bundle is damaged, not what it claims to be, made for another version, or lacks what is needed of it."""
+    """A bundle is damaged, malformed, of another version, or lacks required parts."""
 
 
 def packed(members: Mapping[str, bytes]) -> bytes:
-    """The file with these members.
+    """Make the file of a bundle.
 
     :param members: Contents by name.
     """
@@ -52,21 +52,21 @@ def packed(members: Mapping[str, bytes]) -> bytes:
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name, data in {MANIFEST: manifest, **members}.items():
             archive.writestr(zipfile.ZipInfo(name, _EARLIEST), data)
-    content = buffer.getvalue()[:-2] + struct.pack("<H", _SEAL_SIZE)
-    return content + f"{_SEAL}{sha256(content)}".encode()
+    content = buffer.getvalue()[:-2] + struct.pack("<H", _CHECKSUM_SIZE)
+    return content + f"{_PREFIX}{sha256(content)}".encode()
 
 
 def unpacked(content: bytes, name: str) -> dict[str, bytes]:
-    """The members of a file, after all of it was found to be what was written. Nothing is written anywhere.
+    """Read the members of a file in memory, after a comparison of all checksums.
 
     :param content: All bytes of the file.
-    :param name: Of the file, for messages.
-    :raises BundleError: A byte differs, a member is unknown, missing, twice there or compressed, or it is no bundle.
+    :param name: Name of the file in messages.
+    :raises BundleError: A byte differs, a member is unknown, missing, duplicated or compressed, or it is no bundle.
     """
-    seal = content[-_SEAL_SIZE:]
-    if content[:4] != b"PK\x03\x04" or not seal.startswith(_SEAL.encode()):
+    checksum = content[-_CHECKSUM_SIZE:]
+    if content[:4] != b"PK\x03\x04" or not checksum.startswith(_PREFIX.encode()):
         raise BundleError(f"{name} is no whole policy bundle. `maze-run --export <run> --out policy.maze` makes one.")
-    if seal[len(_SEAL) :] != sha256(memoryview(content)[:-_SEAL_SIZE]).encode():
+    if checksum[len(_PREFIX) :] != sha256(memoryview(content)[:-_CHECKSUM_SIZE]).encode():
         raise BundleError(f"{name} is damaged or was changed: its SHA-256 sum is wrong. Use another copy of it.")
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -79,9 +79,9 @@ def unpacked(content: bytes, name: str) -> dict[str, bytes]:
 
 
 def parsed_json(data: bytes, where: str) -> Any:
-    """What a JSON text holds.
+    """Parse JSON.
 
-    :raises BundleError: It is none.
+    :raises BundleError: It is malformed.
     """
     try:
         return json.loads(data)
@@ -90,19 +90,19 @@ def parsed_json(data: bytes, where: str) -> Any:
 
 
 def sha256(data: bytes | memoryview) -> str:
-    """The sum in hexadecimal digits."""
+    """The checksum in hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
 
 
 def _members(archive: zipfile.ZipFile, size: int, name: str) -> dict[str, bytes]:
-    """Reads members of which none can be larger than the file, and all of them together neither."""
+    """Read members whose sizes add up to at most the size of the file."""
     entries = archive.infolist()
     if len(entries) > MOST_MEMBERS:
         raise BundleError(f"{name} has {len(entries)} members; a bundle has at most {MOST_MEMBERS}.")
     names = [entry.filename for entry in entries]
     for member in names:
         if member != MANIFEST and not _MEMBER.fullmatch(member):
-            raise BundleError(f"{name} has a member {member!r}, which no bundle has. Nothing was read or written.")
+            raise BundleError(f"{name} has an unknown member {member!r}. Nothing was read or written.")
     if len(set(names)) < len(names):
         raise BundleError(f"{name} has members of the same name: {sorted(names)}.")
     for entry in entries:
@@ -137,13 +137,13 @@ def _check_manifest(manifest: Any, members: Mapping[str, bytes], name: str) -> N
 
 
 class ArrayWriter:
-    """Turns arrays into JSON values; large ones go into `content`."""
+    """Replace arrays by JSON values; large ones are appended to `content`."""
 
     def __init__(self) -> None:
         self.content = bytearray()
 
     def stored(self, value: Any) -> Any:
-        """The same with JSON values in place of arrays, at any depth."""
+        """Copy a value with JSON in place of arrays, at any depth."""
         if isinstance(value, Mapping):
             return {str(key): self.stored(entry) for key, entry in value.items()}
         if isinstance(value, (list, tuple)):
@@ -167,9 +167,9 @@ class ArrayWriter:
 
 
 def loaded(value: Any, content: bytes) -> Any:
-    """Arrays, which cannot be written to, in place of what stands for them, at any depth.
+    """Restore arrays, which are read-only, at any depth.
 
-    :param value: As :meth:`ArrayWriter.stored` gave it.
+    :param value: A value of :meth:`ArrayWriter.stored`.
     :param content: The block of bytes.
     :raises BundleError: An array has another type than numbers, or lies outside the block.
     """
@@ -202,3 +202,79 @@ def _loaded_array(place: Mapping[str, Any], content: bytes) -> Array:
     array = array.reshape(shape)
     array.flags.writeable = False
     return array
+
+
+# -- graphs that refer to other files ----------------------------------------------------------------------------------
+
+# Numbers of the fields in onnx.proto that contain tensors.
+_TENSOR, _EXTERNAL_DATA, _DATA_LOCATION = "tensor", 13, 14
+_MESSAGES: Mapping[str, Mapping[int, str]] = {
+    "model": {7: "graph", 20: "training", 25: "function"},
+    "training": {1: "graph", 2: "graph"},
+    "graph": {1: "node", 5: _TENSOR, 15: "sparse"},
+    "function": {7: "node", 11: "attribute"},
+    "node": {5: "attribute"},
+    "attribute": {5: _TENSOR, 6: "graph", 10: _TENSOR, 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: _TENSOR, 2: _TENSOR},
+}
+_DEEPEST = 64
+
+
+def refuse_external_data(content: bytes) -> None:
+    """Refuse graphs with external data, for which onnxruntime would read other files.
+
+    :param content: A serialised `ModelProto`.
+    :raises BundleError: A tensor is stored in another file, or the bytes are no such message.
+    """
+    try:
+        _walk(memoryview(content), "model", 0)
+    except (IndexError, ValueError) as error:
+        raise BundleError(f"A network of the bundle is no ONNX graph: {error}.") from error
+
+
+def _walk(message: memoryview, kind: str, depth: int) -> None:
+    if depth > _DEEPEST:
+        raise ValueError("it is nested too deeply")
+    parts = _MESSAGES.get(kind, {})
+    for number, value in _fields(message):
+        if kind == _TENSOR:
+            if number == _EXTERNAL_DATA or (number == _DATA_LOCATION and value != 0):
+                raise BundleError(
+                    "A network of the bundle refers to another file (external data), which bundles must not. No other "
+                    "file was read."
+                )
+        elif number in parts and isinstance(value, memoryview):
+            _walk(value, parts[number], depth + 1)
+
+
+def _fields(message: memoryview) -> Iterator[tuple[int, memoryview | int]]:
+    """Yield numbers and values of the fields of a protobuf message."""
+    place = 0
+    while place < len(message):
+        key, place = _varint(message, place)
+        wire_type = key & 7
+        if wire_type == 0:
+            value, place = _varint(message, place)
+            yield key >> 3, value
+            continue
+        if wire_type == 2:
+            size, place = _varint(message, place)
+        elif wire_type in (1, 5):
+            size = 8 if wire_type == 1 else 4
+        else:
+            raise ValueError(f"it has a field of type {wire_type}")
+        if place + size > len(message):
+            raise ValueError("it ends too early")
+        yield key >> 3, message[place : place + size]
+        place += size
+
+
+def _varint(message: memoryview, place: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = message[place]
+        place += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, place
+    raise ValueError("a number is too long")

@@ -1,4 +1,4 @@
-"""The decisions of a server in files, and their replay, bit for bit."""
+"""The decision log of a server: rotating files, and their bitwise replay."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ _LOGGER = logging.getLogger(__name__)
 
 FORMAT = "maze-decisions-1"
 _MOST_NUMBERS = 512
-"""Larger arrays are written as the base64 of their bytes."""
+"""Larger arrays are written in base64."""
 
 
 def encoded(array: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """An array as plain data from which :func:`decoded` makes the same bits.
+    """Encode an array as plain data, from which :func:`decoded` restores the same bits.
 
-    :param array: Any shape; of numbers.
+    :param array: Numbers in any shape.
     """
     whole = {"dtype": array.dtype.str, "shape": list(array.shape)}
     if array.size > _MOST_NUMBERS or not np.isfinite(array).all():
         return {**whole, "base64": base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()}
-    return {**whole, "values": array.ravel().tolist()}  # the text of a float is that of exactly this float
+    return {**whole, "values": array.ravel().tolist()}  # the shortest text of a float restores its bits
 
 
 def decoded(entry: Mapping[str, Any]) -> np.ndarray[Any, Any]:
-    """The array that was written, in its shape `[...]`.
+    """The encoded array, in its shape.
 
     :raises ValueError: The entry describes no array of numbers.
     """
     dtype = np.dtype(str(entry["dtype"]))
     if dtype.kind not in "iufb":
-        raise ValueError(f"an array of {dtype} is none of numbers")
+        raise ValueError(f"an array of {dtype} does not hold numbers")
     shape = tuple(int(size) for size in entry["shape"])
     if "base64" in entry:
         return np.frombuffer(base64.b64decode(entry["base64"], validate=True), dtype).reshape(shape)
@@ -50,16 +50,16 @@ def decoded(entry: Mapping[str, Any]) -> np.ndarray[Any, Any]:
 
 
 class DecisionLog:
-    """Writes lines into files that rotate, in a thread of its own.
+    """Write lines to rotating files, in a thread.
 
-    Decisions never wait for a disk. Lines that are not written, since the disk or the queue in front of it is full, are
-    counted, and warned about once.
+    Decisions never wait for a disk. Lines that cannot be written, because the disk or the queue is full, are counted,
+    and logged once.
 
-    :param directory: Where the files go, `decisions-<n>.jsonl`; made if need be.
-    :param file_bytes: Size at which another file is begun.
-    :param n_files: The oldest beyond this number are deleted.
+    :param directory: Directory of the files `decisions-<n>.jsonl`; created if necessary.
+    :param file_bytes: Size at which the next file begins.
+    :param n_files: Maximum number of files; the oldest ones are deleted.
     :param header: First line of each file, such as versions.
-    :param queue_bytes: Most that may wait for the disk.
+    :param queue_bytes: Maximum size of the queue.
     """
 
     def __init__(
@@ -71,78 +71,75 @@ class DecisionLog:
         queue_bytes: int = 32 << 20,
     ) -> None:
         self.n_lost = 0
-        """Lines that were not written: the disk was full or too slow."""
+        """Lines that could not be written: the disk was full or too slow."""
         self._directory = Path(directory)
         self._header = json.dumps({"format": FORMAT, **header}).encode() + b"\n"
         self._file_bytes, self._n_files, self._queue_bytes = file_bytes, n_files, queue_bytes
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"The decision log cannot be written into {directory}: {error}.") from error
+            raise ConfigError(f"The decision log cannot be written to {directory}: {error}.") from error
         self._number = max((_number_of(path) for path in log_files(self._directory)), default=0)
         self._lines: deque[bytes] = deque()
         self._waiting_bytes = 0
         self._file: Any = None
-        self._has_warned = False
         self._wake = threading.Condition()
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="maze-decision-log", daemon=True)
         self._thread.start()
 
     def write(self, line: bytes) -> None:
-        """Queues a line.
+        """Queue a line.
 
-        :param line: Without its end.
+        :param line: The line without its end.
         """
         with self._wake:
             if self._waiting_bytes + len(line) > self._queue_bytes:
-                self._lose(1, "the disk is slower than the decisions come")
+                self._lose(1, "the disk is slower than the decisions")
                 return
             self._lines.append(line)
             self._waiting_bytes += len(line)
 
     def close(self) -> None:
-        """Writes what is queued, and ends the thread."""
+        """Write the queue, and end the thread."""
         with self._wake:
             self._is_closed = True
             self._wake.notify()
         self._thread.join(10.0)
 
     def _run(self) -> None:
-        while True:
+        is_last = False
+        while not is_last:
             with self._wake:
                 if not self._is_closed:
-                    self._wake.wait(0.2)  # one write for all lines of 0.2 s
+                    self._wake.wait(0.2)  # lines of 0.2 s are written together
                 lines, is_last = list(self._lines), self._is_closed
                 self._lines.clear()
                 self._waiting_bytes = 0
-            if lines:
-                self._append(lines)
-            if is_last:
-                if self._file is not None:
-                    self._file.close()
-                return
+            try:
+                while lines:
+                    lines = lines[self._append(lines) :]
+            except OSError as error:
+                with self._wake:
+                    self._lose(len(lines), str(error))
+        if self._file is not None:
+            self._file.close()
 
-    def _append(self, lines: list[bytes]) -> None:
-        begin = 0
+    def _append(self, lines: list[bytes]) -> int:
+        """Write the lines that the file has room for, at least one; return their number."""
+        file = self._open()
+        before, n_lines = file.tell(), 0
+        room = self._file_bytes - before
+        while n_lines < len(lines) and (room > 0 or not n_lines):
+            room -= len(lines[n_lines]) + 1
+            n_lines += 1
         try:
-            while begin < len(lines):
-                file = self._open()
-                room, end = self._file_bytes - file.tell(), begin
-                while end < len(lines) and (room > 0 or end == begin):
-                    room -= len(lines[end]) + 1
-                    end += 1
-                before = file.tell()
-                try:
-                    _write_all(file, b"\n".join(lines[begin:end]) + b"\n")
-                except OSError:
-                    file.truncate(before)  # no half line stays in front of the next one
-                    file.seek(before)
-                    raise
-                begin = end
-        except OSError as error:
-            with self._wake:
-                self._lose(len(lines) - begin, str(error))
+            _write_all(file, b"\n".join([*lines[:n_lines], b""]))
+        except OSError:
+            file.truncate(before)  # no half line precedes the next one
+            file.seek(before)
+            raise
+        return n_lines
 
     def _open(self) -> Any:
         if self._file is not None and self._file.tell() < self._file_bytes:
@@ -165,19 +162,18 @@ class DecisionLog:
         return file
 
     def _lose(self, n_lines: int, why: str) -> None:
-        self.n_lost += n_lines
-        if not self._has_warned:
-            self._has_warned = True
+        if not self.n_lost:
             _LOGGER.warning(
-                "The decision log in %s is incomplete from now on: %s. Deciding goes on; the metric "
-                "maze_decision_log_lost_total counts what is missing, and this is said once.",
+                "The decision log in %s is incomplete from now on: %s. Decisions continue; the metric "
+                "maze_decision_log_lost_total counts the missing lines. This warning is logged once.",
                 self._directory,
                 why,
             )
+        self.n_lost += n_lines
 
 
 def _write_all(file: Any, content: bytes) -> None:
-    """An unbuffered file that is nearly full takes a part and raises at the next attempt only."""
+    """Write to an unbuffered file; one that is nearly full accepts a part, and raises at the next attempt only."""
     rest = memoryview(content)
     while rest:
         rest = rest[file.write(rest) :]
@@ -197,7 +193,7 @@ def _number_of(path: Path) -> int:
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """All entries of a log with the place of each, `file:line`; the half line of a killed server is passed over.
+    """Read all entries of a log with their places, `file:line`; skip the half line of a killed server.
 
     :param path: Directory or file.
     :raises CheckpointError: There is no log, or a line in the middle of one is damaged.
@@ -218,21 +214,21 @@ def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                     raise ValueError("not an object")
             except (ValueError, RecursionError) as error:
                 if number == len(lines):
-                    _LOGGER.warning("%s ends in the middle of line %d; that line is left out.", file, number)
+                    _LOGGER.warning("%s ends in the middle of line %d, which is skipped.", file, number)
                     continue
                 raise CheckpointError(f"{file}:{number} is no entry of a decision log: {error}.") from error
             if number == 1:
                 if entry.get("format") != FORMAT:
                     raise CheckpointError(
-                        f"{file} is no decision log of this version: its format is {entry.get('format')!r}, expected "
-                        f"{FORMAT!r}."
+                        f"{file} is no decision log of this version: expected the format {FORMAT!r}, found "
+                        f"{entry.get('format')!r}."
                     )
                 continue
             yield f"{file.name}:{number}", entry
 
 
 def written_rng(rng: np.random.Generator) -> dict[str, Any]:
-    """The state of a generator (PCG-64) as JSON, from which :func:`read_rng` makes one that draws the same."""
+    """The state of a generator (PCG-64) as JSON, for :func:`read_rng`."""
     state: Any = rng.bit_generator.state
     numbers = state["state"]
     return {
@@ -243,7 +239,7 @@ def written_rng(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def read_rng(written: Mapping[str, Any]) -> np.random.Generator:
-    """The generator that was written."""
+    """A generator in a written state."""
     bits = np.random.PCG64(0)
     has_half, half = written["half"]
     bits.state = {
@@ -260,31 +256,31 @@ def read_rng(written: Mapping[str, Any]) -> np.random.Generator:
 
 @dataclass
 class Replay:
-    """What has come of it."""
+    """Result of a replay."""
 
     n_decisions: int = 0
-    """Decisions of networks that were taken again."""
+    """Decisions of networks that were repeated."""
     n_prepared: int = 0
-    """Of these, those whose network inputs were made from the observation again: episodes have to be there from their
-    beginning for it, where a policy looks back."""
+    """Repeated decisions whose network inputs were computed from the observation again. A policy that looks back needs
+    the log of the whole episode for it."""
     n_not_by_policy: int = 0
-    """Decisions that no network took: refused, of the fallback, repeated actions."""
+    """Decisions without a network: refused, of the fallback, repeated actions."""
     n_of_others: int = 0
-    """Decisions of bundles that were not given."""
+    """Decisions of bundles that were not passed."""
     n_different: int = 0
     first_difference: str = ""
-    """Where it is, and what differs."""
+    """Place and content of the first difference."""
 
     def differs(self, where: str, what: str) -> None:
-        """Notes a difference."""
+        """Count a difference."""
         self.n_different += 1
         self.first_difference = self.first_difference or f"{where}: {what}"
 
     def summary(self) -> str:
-        """For people."""
+        """Describe the result in text."""
         text = (
-            f"{self.n_decisions} decisions were taken again ({self.n_prepared} of them from the observation on), "
-            f"{self.n_different} differ. Not taken again: {self.n_not_by_policy} that no network took, "
+            f"{self.n_decisions} decisions were repeated ({self.n_prepared} of them from the observation on), "
+            f"{self.n_different} differ. Not repeated: {self.n_not_by_policy} without a network, "
             f"{self.n_of_others} of other bundles."
         )
         if self.first_difference:
@@ -295,16 +291,15 @@ class Replay:
 def replay(
     path: Path, bundles: Sequence[PolicyBundle], provided: Mapping[str, Callable[..., Any]] | None = None
 ) -> Replay:
-    """Takes the decisions of a log again, in the batches that they were taken in.
+    """Repeat the decisions of a log, in the same batches.
 
     :param path: The log: its directory, or one of its files.
     :param bundles: The policies; decisions of others are counted only.
-    :param provided: Code that they ask for.
-    :raises CheckpointError: It is no log, or is damaged.
+    :param provided: Code that they need.
+    :raises CheckpointError: There is no log, or it is damaged.
     """
     known = {bundle.sha256: bundle for bundle in bundles}
-    result = Replay()
-    episodes = _Episodes(provided or {})
+    result, episodes = Replay(), _Episodes(provided or {})
     for where, line in read_lines(path):
         try:
             bundle = known.get(line["bundle"])
@@ -313,7 +308,7 @@ def replay(
                 continue
             step_key = {str(key): key for key in bundle.steps}[line["step"]]
             if line["kind"] == "decided":
-                _decide_again(result, where, line, bundle, step_key, episodes)
+                _repeat(result, where, line, bundle, step_key, episodes)
             else:
                 result.n_not_by_policy += len(line["rows"])
                 for row in line["rows"]:
@@ -327,7 +322,7 @@ def replay(
     return result
 
 
-def _decide_again(
+def _repeat(
     result: Replay,
     where: str,
     line: Mapping[str, Any],
@@ -335,39 +330,33 @@ def _decide_again(
     step_key: str | int,
     episodes: _Episodes,
 ) -> None:
-    inputs = {name: decoded(entry) for name, entry in line["inputs"].items()}
-    states = {key: decoded(entry) for key, entry in line.get("states", {}).items()}
-    generators = [read_rng(row["rng"]) for row in line["rows"] if row["rng"] is not None]
-    answer = bundle.act_batch(
-        step_key,
-        inputs,
-        agent_id=line["network_of"],
-        deterministic=not generators,
-        rngs=generators or None,
-        states=states,
+    inputs, states, actions = (
+        {name: decoded(array) for name, array in line.get(part, {}).items()} for part in ("inputs", "states", "actions")
     )
-    recorded = {head: decoded(entry) for head, entry in line["actions"].items()}
+    rngs = [read_rng(row["rng"]) for row in line["rows"] if row["rng"] is not None]
+    answer = bundle.act_batch(
+        step_key, inputs, agent_id=line["network_of"], deterministic=not rngs, rngs=rngs or None, states=states
+    )
     for index, row in enumerate(line["rows"]):
         result.n_decisions += 1
-        for head, expected in recorded.items():
-            if not _same_bits(expected[index], answer.actions[head][index]):
-                found = answer.actions[head][index]
-                result.differs(
-                    where, f"decision {row['decision']}, `{head}`: {expected[index]} was decided, now {found}."
-                )
+        place = f"decision {row['decision']}"
+        for head, expected in actions.items():
+            found = answer.actions[head][index]
+            if not _same_bits(expected[index], found):
+                result.differs(where, f"{place}, `{head}`: the log has {expected[index]}, the replay {found}.")
                 break
         prepared = episodes.inputs(bundle, step_key, row)
         if prepared is None:
             continue
         result.n_prepared += 1
-        made, session = prepared
-        recorded_inputs = dict(inputs)
-        if row["episode"]:  # otherwise the hidden states came with the request
-            made, recorded_inputs = {**made, **session.states}, {**inputs, **states}
+        computed, session = prepared
+        logged = dict(inputs)
+        if row["episode"]:  # otherwise the request has carried the hidden states
+            computed, logged = {**computed, **session.states}, {**inputs, **states}
             session.states = answer.states_of(index)
-        for name, array in recorded_inputs.items():
-            if not _same_bits(array[index], made[name]):
-                result.differs(where, f"decision {row['decision']}: the network's input `{name}` is another one now.")
+        for name, array in logged.items():
+            if not _same_bits(array[index], computed[name]):
+                result.differs(where, f"{place}: the network's input `{name}` differs.")
                 break
 
 
@@ -377,7 +366,7 @@ def _same_bits(one: Any, other: Any) -> bool:
 
 
 class _Episodes:
-    """The sessions of a log, made again as far as they are there from their beginning."""
+    """The sessions of a log, as far as the log has them from their beginning."""
 
     def __init__(self, provided: Mapping[str, Callable[..., Any]]) -> None:
         self._provided = provided
@@ -386,19 +375,18 @@ class _Episodes:
     def inputs(
         self, bundle: PolicyBundle, step_key: str | int, row: Mapping[str, Any]
     ) -> tuple[dict[str, Any], PolicySession] | None:
-        """The network's inputs for a row's observation, and the session that made them; None where they are unknown."""
-        key = (bundle.sha256, row["episode"], row["is_shadow"])
-        n = int(row["n"])
+        """The network inputs for a row's observation, and their session; None where they cannot be computed."""
+        key, n = (bundle.sha256, row["episode"], row["is_shadow"]), int(row["n"])
         if row["episode"] == "":
             session = None if bundle.has_memory else bundle.session(provided=self._provided)
         else:
-            session, n_known = self._sessions.get(key, (None, 0))
+            session, n_known = self._sessions.pop(key, (None, 0))
             if n == 0:
                 session, n_known = bundle.session(provided=self._provided), 0
-            if session is None or n != n_known:
-                self._sessions.pop(key, None)
-                return None
-            self._sessions[key] = (session, n + 1)
+            if session is not None and n == n_known:
+                self._sessions[key] = (session, n + 1)
+            else:
+                session = None
         if session is None:
             return None
         try:

@@ -1,7 +1,7 @@
 """Drift: summaries of the observations in training, and the comparison of later observations with them.
 
-Each entry of an observation is summed up component by component: small whole numbers by the share of each value, others
-by deciles. Of large entries, pictures for instance, four features are taken instead of the components.
+Each entry of an observation is summarised by components: small whole numbers by the share of each value, others by
+deciles. Large entries, such as images, are summarised by four features.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ _LOGGER = logging.getLogger(__name__)
 Array = np.ndarray[Any, Any]
 
 FEATURES = ("mean", "std", "min", "max")
-"""What is taken of entries with more than :data:`MOST_COMPONENTS` components."""
+"""Features of entries with more than :data:`MOST_COMPONENTS` components."""
 MOST_COMPONENTS = 64
 MOST_CATEGORIES = 64
 _LEVELS = np.arange(1, 10) / 10
 _LEAST_SHARE = 1e-4
-"""Stands for a share of zero, which has no logarithm."""
+"""Replaces a share of zero, which has no logarithm."""
 _MIN_EFFECTIVE = 100
-"""Effective samples from which a component is judged."""
+"""Minimum number of effective samples of a component with an index."""
 _MAX_STRIDE = 64
 _FALSE_ALARM = 0.001
 """Probability of a warning about an entry that has not changed."""
 _WIDENING = 20.0
-"""Of the training's range for the share outside, relative to its width, divided by the number of effective samples."""
+"""Widening of the training's range for the share outside, relative to its width and per effective sample."""
 
 
 def components(array: Any) -> Array:
-    """One observation's entry as the numbers that its summary is about.
+    """Components, or features, of an entry of an observation.
 
     :param array: `[*shape]`.
     :return: `[n_components]`, or the features of large entries.
@@ -53,9 +53,9 @@ def components(array: Any) -> Array:
 
 
 def summary(samples: Array, is_large: bool) -> dict[str, Any]:
-    """Sums up an entry, as JSON.
+    """Summarise an entry, as JSON.
 
-    :param samples: What :func:`components` gave of each observation, `[n_samples, n_components]`.
+    :param samples: Results of :func:`components` for each observation, `[n_samples, n_components]`.
     :param is_large: Whether these are features.
     :return: `n_samples`, `n_effective` (of each component, see :func:`effective_samples`), `features` (names, or None),
         and for each of the `components` either `values` with their `shares`, or `min`, `max`, nine inner deciles as
@@ -70,46 +70,8 @@ def summary(samples: Array, is_large: bool) -> dict[str, Any]:
     }
 
 
-def checked_summaries(
-    entries: Mapping[str, Any], space: Mapping[str, Mapping[str, Any]], where: str
-) -> Mapping[str, Any]:
-    """Check the summaries of a sub-step that were read from a file.
-
-    :param entries: Summaries by entry.
-    :param space: What the environment shows, by entry.
-    :param where: The sub-step, for messages.
-    :return: The summaries.
-    :raises BundleError: They are not those of the entries, or have other parts than :func:`summary` gives.
-    """
-    for name, found in entries.items():
-        place = f"{where}: the drift section's entry `{name}`"
-        if name not in space:
-            raise BundleError(
-                f"{place} is no entry of the observation, which has {list(space)}. Export the policy again."
-            )
-        n_values = math.prod(space[name]["shape"])
-        n_expected = n_values if n_values <= MOST_COMPONENTS else len(FEATURES)
-        try:
-            if found["features"] not in (None, list(FEATURES)) or len(found["components"]) != n_expected:
-                raise ValueError(f"expected {n_expected} components, found {len(found['components'])}")
-            counts = np.asarray([found["n_samples"], *found.get("n_effective", [1.0] * n_expected)], np.float64)
-            if counts.shape != (n_expected + 1,) or not np.isfinite(counts).all() or not (counts > 0).all():
-                raise ValueError(f"expected a number of samples, and {n_expected} of effective samples")
-            for part in found["components"]:
-                bounds = part["values"] if "values" in part else [part["min"], *part["edges"], part["max"]]
-                numbers, shares = np.asarray(bounds, np.float64), np.asarray(part["shares"], np.float64)
-                n_shares = len(numbers) - (0 if "values" in part else 1)
-                if numbers.ndim != 1 or not len(numbers) or shares.shape != (n_shares,):
-                    raise ValueError(f"expected {n_shares} shares, found {shares.size}")
-                if not np.isfinite([*numbers, *shares]).all() or (shares < 0).any():
-                    raise ValueError("its numbers are not finite, or its shares are negative")
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise BundleError(f"{place} cannot be read: {error}. Export the policy again.") from error
-    return entries
-
-
 def _component(values: Array) -> tuple[dict[str, Any], Array]:
-    """The summary, and the bins of the values."""
+    """Summarise a component; return the bins of its values as well."""
     n_values = len(values)
     if values.dtype.kind in "iub":
         found, places, counts = np.unique(values, return_inverse=True, return_counts=True)
@@ -128,21 +90,21 @@ def _component(values: Array) -> tuple[dict[str, Any], Array]:
 
 
 def bins(edges: Any, values: Any) -> Array:
-    """The bins that values fall into, from 0 to the number of edges."""
+    """The bins of values, from 0 to the number of edges."""
     return np.searchsorted(np.asarray(edges), np.asarray(values), side="right")
 
 
 def effective_samples(places: Array, n_parts: int = 1, n_batches: Sequence[int] = (4, 10)) -> float:
-    """How many independent samples tell as much about the shares of bins as successive ones.
+    """Estimate the number of independent samples with as much information on the shares of bins.
 
-    The number of samples divided by the autocorrelation time: the largest of the bins' indicators, as overlapping batch
-    means estimate it (Meketon and Schmeiser 1984). Few long batches overestimate it now and then, and notice what
-    differs between episodes only.
+    The number of samples is divided by the autocorrelation time: the largest of the bins' indicators, as overlapping
+    batch means estimate it (Meketon and Schmeiser 1984). Few long batches overestimate it occasionally, and detect
+    differences between episodes.
 
     :param places: The bins of samples, in the order of observation, `[n_samples]`.
-    :param n_parts: Each part of the samples is estimated by itself, and the smallest autocorrelation time counts, so
-        that a shift in one of them is no autocorrelation.
-    :param n_batches: Numbers of batches in a part, of which the largest autocorrelation time counts.
+    :param n_parts: Number of parts of the samples that are estimated separately. The smallest autocorrelation time is
+        used, so that a shift in one of them is not taken for autocorrelation.
+    :param n_batches: Numbers of batches in a part, of which the largest autocorrelation time is used.
     """
     indicators = (np.asarray(places)[:, None] == np.unique(places)).astype(np.float64)
     parts = np.array_split(indicators, min(n_parts, len(places)))
@@ -159,10 +121,10 @@ def _autocorrelation_time(indicators: Array, n_batches: int) -> float:
 
 
 def entry_summaries(samples: Mapping[str, list[Array]], sizes: Mapping[str, int]) -> dict[str, Any]:
-    """The summaries of a sub-step's entries by name.
+    """Summarise the entries of a sub-step, by name.
 
-    :param samples: What :func:`components` gave, by entry.
-    :param sizes: Numbers of components of the entries themselves.
+    :param samples: Results of :func:`components` by entry.
+    :param sizes: Sizes of the entries themselves.
     """
     return {
         name: summary(np.stack(values), sizes[name] > MOST_COMPONENTS) for name, values in samples.items() if values
@@ -175,8 +137,8 @@ def entry_summaries(samples: Mapping[str, list[Array]], sizes: Mapping[str, int]
 def population_stability_index(expected: Array, observed: Array) -> Array:
     """`sum((o - e) * ln(o / e))` over the shares of the bins (Siddiqi 2006, Credit Risk Scorecards).
 
-    Below 0.1 a population counts as the same, above 0.25 as another one. Where nothing has changed, the mean over
-    samples of n independent observations is about `(n_bins - 1) / n`.
+    Below 0.1 a population counts as unchanged, above 0.25 as changed. Without a change, the mean over samples of n
+    independent observations is about `(n_bins - 1) / n`.
 
     :param expected: Shares `[..., n_bins]`, which sum to 1.
     :param observed: Shares `[..., n_bins]`, which sum to 1.
@@ -189,22 +151,22 @@ def population_stability_index(expected: Array, observed: Array) -> Array:
 
 @dataclass(frozen=True)
 class DriftLimits:
-    """When observations count as others than those of the training.
+    """Limits above which observations differ from those of the training.
 
     :raises ConfigError: A limit is out of its range.
     """
 
     psi: float = 0.25
-    """Population stability index of an entry, less what chance explains, from which a warning is logged."""
+    """Population stability index of an entry, less chance, from which a warning is logged."""
     out_of_range: float = 0.1
-    """Share of an observation's values outside the range of the training from which it is an outlier; the same share of
-    all values lately seen is warned about."""
+    """Share of values outside the range of the training, above which an observation is an outlier, and the latest
+    observations of an entry cause a warning."""
     margin: float = 0.1
-    """By how much of its width the range is widened at both ends: it is that of a sample."""
+    """Widening of the range at both ends, relative to its width: it is the range of a sample."""
     window: int = 2000
-    """Number of the latest observations that are compared; of autocorrelated ones, one in 2, 4, ... of more."""
+    """Number of latest observations that are compared; autocorrelated ones are thinned to one in 2, 4, ..."""
     at_least: int = 500
-    """Fewer are not compared."""
+    """Minimum number of observations that are compared."""
 
     def __post_init__(self) -> None:
         for name in ("psi", "out_of_range", "margin"):
@@ -215,14 +177,14 @@ class DriftLimits:
 
 
 class EntryDrift(NamedTuple):
-    """How one entry of the latest observations differs from the training's.
+    """Difference of an entry of the latest observations from the training.
 
     :param step: Its sub-step.
     :param entry: Its name.
-    :param psi: The largest population stability index among its components, less what chance explains (99.9 %).
-    :param component: The component (or feature, of large entries) that has it.
-    :param out_of_range: Share of its values outside the range of the training, which is the wider, the fewer effective
-        samples that had.
+    :param psi: The largest population stability index among its components, less chance (99.9 %).
+    :param component: The component with this index, or the feature of a large entry.
+    :param out_of_range: Share of its values outside the range of the training, which is wider for fewer effective
+        samples of the training.
     :param n: Number of observations.
     :param n_effective: Smallest number of effective samples among the components.
     """
@@ -236,53 +198,88 @@ class EntryDrift(NamedTuple):
     n_effective: int
 
 
+def checked_summaries(
+    entries: Mapping[str, Any], space: Mapping[str, Mapping[str, Any]], where: str
+) -> Mapping[str, Any]:
+    """Check the summaries of a sub-step that were read from a file.
+
+    :param entries: Summaries by entry.
+    :param space: Spaces of the observation by entry.
+    :param where: The sub-step in messages.
+    :return: The summaries.
+    :raises BundleError: Entries are unknown, or their summaries differ from those of :func:`summary`.
+    """
+    for name, found in entries.items():
+        place = f"{where}: the drift section's entry `{name}`"
+        if name not in space:
+            raise BundleError(f"{place} is no entry of the observation {list(space)}. Export the policy again.")
+        n_values = math.prod(space[name]["shape"])
+        n_expected = n_values if n_values <= MOST_COMPONENTS else len(FEATURES)
+        try:
+            if found["features"] not in (None, list(FEATURES)) or len(found["components"]) != n_expected:
+                raise ValueError(f"expected {n_expected} components, found {len(found['components'])}")
+            _EntrySummary(found, 0.0)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise BundleError(f"{place} cannot be read: {error}. Export the policy again.") from error
+    return entries
+
+
 class _EntrySummary:
-    """The summary of one entry, as arrays over its components."""
+    """The summary of an entry, as arrays over its components.
+
+    :param summary: See :func:`summary`.
+    :param margin: See :class:`DriftLimits`.
+    :raises ValueError: Numbers are missing, not finite, or negative.
+    """
 
     def __init__(self, summary: Mapping[str, Any], margin: float) -> None:
         parts = summary["components"]
         self.features: list[str] | None = summary["features"]
-        # Bundles of earlier releases do not tell the number of effective samples.
-        n_samples = float(summary["n_samples"])
-        told = np.asarray(summary.get("n_effective", n_samples), np.float64)
-        self._n_effective = np.broadcast_to(told, len(parts)).clip(1.0)
+        # Bundles of earlier releases lack the number of effective samples.
+        n_effective = summary.get("n_effective", [summary["n_samples"]] * len(parts))
+        n_samples, *effective = _numbers([summary["n_samples"], *n_effective], len(parts) + 1)
+        if min(n_samples, *effective) <= 0:
+            raise ValueError("numbers of samples are not positive")
+        self._n_effective = np.asarray(effective).clip(1.0)
         self._interval = n_samples / self._n_effective
-        low = np.array([min(part["values"]) if "values" in part else part["min"] for part in parts], np.float64)
-        high = np.array([max(part["values"]) if "values" in part else part["max"] for part in parts], np.float64)
-        categorical = np.array(["values" in part for part in parts])
-        widening = np.where(categorical, 0.0, margin * (high - low))
-        self.low, self.high = low - widening, high + widening
-        unseen = np.where(categorical, 0.0, _WIDENING / self._n_effective * (high - low))
-        self._lowest, self._highest = self.low - unseen, self.high + unseen
         # Categories are bins between them: below, above and between there are bins that the training never filled.
         self._edges: list[Array] = []
         self._shares: list[Array] = []
+        ranges = []
         for part in parts:
-            shares = np.asarray(part["shares"], np.float64)
             if "values" in part:
-                values = np.asarray(part["values"], np.float64)
+                values = _numbers(part["values"])
+                shares = np.zeros(2 * len(values) + 1)
+                shares[1::2] = _numbers(part["shares"], len(values))
                 edges = np.stack([values - 0.5, values + 0.5], -1).reshape(-1)
-                filled = np.zeros(2 * len(values) + 1)
-                filled[1::2] = shares
-                shares = filled
+                ranges.append((values.min(), values.max(), 0.0))
             else:
-                edges = np.asarray(part["edges"], np.float64)
+                edges = _numbers(part["edges"])
+                shares = _numbers(part["shares"], len(edges) + 1)
+                ranges.append((*_numbers([part["min"], part["max"]]), 1.0))
+            if (shares < 0).any():
+                raise ValueError("shares are negative")
             self._edges.append(edges)
             self._shares.append(shares)
+        low, high, is_continuous = np.asarray(ranges, np.float64).reshape(-1, 3).T
+        width = is_continuous * (high - low)
+        self.low, self.high = low - margin * width, high + margin * width
+        unseen = _WIDENING / self._n_effective * width
+        self._lowest, self._highest = self.low - unseen, self.high + unseen
         degrees = np.array([max(1, np.count_nonzero(shares) - 1) for shares in self._shares])
-        self._chance = _chi_square(degrees, _FALSE_ALARM / len(parts))
+        self._chance = _chi_square(degrees, _FALSE_ALARM / max(1, len(parts)))
 
     def drift(self, samples: Array, stride: int) -> tuple[float, int, float, float]:
-        """Compares samples with the training.
+        """Compare samples with the training.
 
-        :param samples: One of so many observations, `[n_samples, n_components]`.
-        :param stride: So many.
-        :return: The largest index, less what chance explains, with its component; the share outside the range; the
-            smallest number of effective samples. Components with too few effective samples have no index.
+        :param samples: One in `stride` observations, `[n_samples, n_components]`.
+        :param stride: The thinning.
+        :return: The largest index, less chance, with its component; the share outside the range; the smallest number
+            of effective samples. Components with too few effective samples have no index.
         """
         n = len(samples)
         places = [bins(edges, samples[:, index]) for index, edges in enumerate(self._edges)]
-        # What hardly ever changed in the training cannot be told from a constant by few observations.
+        # Few observations do not distinguish rare changes of the training from a constant.
         most = n / np.maximum(1.0, self._interval / stride)
         n_effective = np.minimum(most, [effective_samples(each, 2, [10]) for each in places])
         known = n_effective >= min(_MIN_EFFECTIVE, n / 8)
@@ -294,7 +291,7 @@ class _EntrySummary:
         return max(0.0, float(indices[worst])), worst, outside, float(n_effective.min())
 
     def outside(self, values: Array) -> Array:
-        """Which components lie outside the training's range, `[..., n_components]`."""
+        """Whether components lie outside the training's range, `[..., n_components]`."""
         found: Array = (values < self.low) | (values > self.high)
         return found
 
@@ -304,25 +301,34 @@ class _EntrySummary:
         return np.array([population_stability_index(shares, count / n_samples) for shares, count in pairs])
 
 
+def _numbers(values: Any, n_values: int | None = None) -> Array:
+    numbers = np.asarray(values, np.float64)
+    if numbers.ndim != 1 or not len(numbers) or len(numbers) != (n_values or len(numbers)):
+        raise ValueError(f"expected {n_values or 'some'} numbers, found {numbers.size}")
+    if not np.isfinite(numbers).all():
+        raise ValueError("numbers are not finite")
+    return numbers
+
+
 def _chi_square(degrees: Array, upper: float) -> Array:
-    """The quantile with a probability above it (Wilson and Hilferty 1931)."""
+    """The upper quantile of chi square (Wilson and Hilferty 1931)."""
     part = 2.0 / (9.0 * degrees)
     return np.asarray(degrees * (1.0 - part + NormalDist().inv_cdf(1.0 - upper) * np.sqrt(part)) ** 3)
 
 
 class DriftGuard:
-    """Watches the observations that a policy is asked about.
+    """Compare the observations of a policy with the training.
 
-    :param name: Of the policy, for messages.
-    :param summaries: By sub-step and entry, see :mod:`maze.serve.drift`; what has no summary is not watched.
-    :param limits: See there.
+    :param name: Name of the policy in messages.
+    :param summaries: Summaries by sub-step and entry; entries without a summary are ignored.
+    :param limits: Limits of the drift.
     """
 
     def __init__(
         self, name: str, summaries: Mapping[str | int, Mapping[str, Any]], limits: DriftLimits | None = None
     ) -> None:
         self.entries: list[EntryDrift] = []
-        """The latest result; empty before there were enough observations."""
+        """The latest comparison; empty before there were enough observations."""
         self._name = name
         self._limits = limits or DriftLimits()
         self._summaries = {
@@ -333,16 +339,16 @@ class DriftGuard:
             key: deque(maxlen=self._limits.window) for key, entries in self._summaries.items() if entries
         }
         self._stride = dict.fromkeys(self._seen, 1)
-        # Each n-th observation would show one phase only of what alternates.
+        # Every n-th observation would sample one phase of an alternation only.
         self._rng = random.Random(0)
         self._n_new = 0
         self._warned: set[tuple[str, str]] = set()
 
     def add(self, step_key: str | int, observation: Mapping[str, Any]) -> None:
-        """Takes note of an observation.
+        """Add an observation.
 
         :param step_key: Its sub-step.
-        :param observation: Its entries as they left the environment; they are not changed later.
+        :param observation: Its entries before all wrappers; not modified later.
         """
         seen = self._seen.get(step_key)
         if seen is None:
@@ -352,21 +358,21 @@ class DriftGuard:
             self._n_new += 1
 
     def watch(self, step_key: str | int, observation: Mapping[str, Any]) -> None:
-        """Takes note of an observation, and looks at all of them now and then; for whoever has no clock.
+        """Add an observation, and compare occasionally; for callers without a clock.
 
         :param step_key: Its sub-step.
-        :param observation: Its entries as they left the environment; what has no summary may be missing.
+        :param observation: Its entries before all wrappers; entries without a summary may be missing.
         """
         if self._summaries.get(step_key, {}).keys() <= observation.keys():
             self.add(step_key, observation)
             if self._n_new >= self._limits.at_least:
-                self.look()
+                self.check()
 
     def outside(self, step_key: str | int, observation: Mapping[str, Any]) -> str:
-        """Says in what an observation lies outside the range of the training; nothing, where it does not.
+        """Describe how an observation lies outside the range of the training; empty if it does not.
 
         :param step_key: Its sub-step.
-        :param observation: Its entries as they left the environment.
+        :param observation: Its entries before all wrappers.
         """
         n_outside, n_values, worst = 0, 0, ("", 0)
         for entry, summary in self._summaries.get(step_key, {}).items():
@@ -378,12 +384,12 @@ class DriftGuard:
         if not n_outside or n_outside / n_values <= self._limits.out_of_range:
             return ""
         return (
-            f"{n_outside} of {n_values} values of the observation lie outside what the training has seen, "
+            f"{n_outside} of {n_values} values of the observation lie outside the range of the training, "
             f"{worst[1]} of them in `{worst[0]}`."
         )
 
-    def look(self) -> None:
-        """Compares the latest observations with the training, if there are new ones, and warns where they differ.
+    def check(self) -> None:
+        """Compare the latest observations with the training, if there are new ones, and warn where they differ.
 
         May be called in a thread while observations are added.
         """
@@ -411,14 +417,14 @@ class DriftGuard:
             self._warn_about(found)
 
     def _warn_about(self, found: EntryDrift) -> None:
-        """Once, and again when it was in order meanwhile."""
+        """Warn once, and again after the entry was within the limits."""
         place = (found.step, found.entry)
         if found.psi < self._limits.psi and found.out_of_range <= self._limits.out_of_range:
             self._warned.discard(place)
         elif place not in self._warned:
             self._warned.add(place)
             _LOGGER.warning(
-                "Policy %s: the latest %d observations (%d effective) are not those of the training. Entry `%s` "
+                "Policy %s: the latest %d observations (%d effective) differ from those of the training. Entry `%s` "
                 "(sub-step %s): population stability index %.2f beyond chance in component %s (limit %g), %.1f %% of "
                 "its values outside the training's range (limit %.1f %%).",
                 self._name,

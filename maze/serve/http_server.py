@@ -1,4 +1,4 @@
-"""uvicorn as `maze-serve` runs it: with limits on connections, and signals that an operator sends."""
+"""uvicorn with limits on connections, and signals of an operator."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from maze.serve.app import Application
 _LOGGER = logging.getLogger(__name__)
 
 LARGEST_HEAD = 64 << 10
-"""Bytes of a request line with its headers and trailers."""
+"""Maximum bytes of a request line with its headers and trailers."""
 MOST_AHEAD = 16
-"""Requests of a connection that may come before the first of them is answered."""
+"""Maximum number of requests of a connection that are received before the first of them is answered."""
 _SEND_BUFFER = 256 << 10
-"""Bytes of answers that the system keeps for a connection whose client does not read."""
+"""Bytes of responses that the system buffers for a connection."""
 _CONNECTION = "maze.serve.connection"
 _TOO_LARGE, _TOO_LATE = b"431 Request Header Fields Too Large", b"408 Request Timeout"
 
 
 def server_config(application: Application, host: str = "127.0.0.1", port: int = 0) -> uvicorn.Config:
-    """How an application is served.
+    """Configure uvicorn for an application.
 
     :param application: The application, with its limits.
-    :param host: Where to listen.
-    :param port: The port; 0: any that is free.
+    :param host: Address to listen on.
+    :param port: The port; 0: any free port.
     """
     seconds = application.limits.seconds
 
@@ -50,7 +50,7 @@ def server_config(application: Application, host: str = "127.0.0.1", port: int =
         host=host,
         port=port,
         loop="auto",  # uvloop, where there is one
-        http=partial(GuardedProtocol, seconds=seconds),  # type: ignore[arg-type]  # makes one
+        http=partial(GuardedProtocol, seconds=seconds),  # type: ignore[arg-type]  # a factory
         ws="none",
         lifespan="on",
         log_config=None,
@@ -62,16 +62,15 @@ def server_config(application: Application, host: str = "127.0.0.1", port: int =
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """A connection with limits: on heads, trailers, requests sent ahead, and on the time for sending and reading.
+    """A connection with limits on heads, trailers, pipelined requests, and the time for sending and reading.
 
-    uvicorn itself takes heads and trailers of any size, any number of requests before the first one is answered, and
-    waits without end for clients that neither send nor read. The application's own limits hold between the head of a
-    request and its answer. What is used here are the methods of :class:`asyncio.Protocol`, the callbacks of httptools,
-    and the state of ASGI's scopes.
+    uvicorn accepts heads and trailers of any size, any number of pipelined requests, and waits without limit for
+    clients that neither send nor read. The application's limits hold between the head of a request and its response.
+    The class uses the methods of :class:`asyncio.Protocol`, the callbacks of httptools, and the state of ASGI scopes.
 
     :param app_state: State of the application's scopes.
-    :param seconds: From the beginning of the connection, or the first byte after an answer, to the end of a head; and
-        from an answer until the client has read it.
+    :param seconds: Maximum time from the beginning of the connection, or the first byte after a response, to the end of
+        a head; and from a response until the client has read it.
     """
 
     def __init__(self, *, app_state: dict[str, Any], seconds: float, **kwargs: Any) -> None:
@@ -82,9 +81,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self._waits_since: float | None = None
         self._unread_since: float | None = None
         self._n_head_bytes = 0
-        """Of the request line, headers and trailers."""
+        """Bytes of the request line, headers and trailers."""
         self._n_pending_bytes = 0
-        """Received since the parser has last completed a head or a part of a body."""
+        """Bytes received since the parser has last completed a head or a part of a body."""
         self._n_requests = 0
         self._n_unanswered = 0
         self._is_in_body = False
@@ -150,7 +149,7 @@ class GuardedProtocol(HttpToolsProtocol):
     # -- limits -------------------------------------------------------------------------------------------------------
 
     def answered(self) -> None:
-        """The application has answered one of the connection's requests."""
+        """Count a response of the application."""
         self._n_unanswered -= 1
 
     def _count(self, n_bytes: int) -> None:
@@ -160,7 +159,7 @@ class GuardedProtocol(HttpToolsProtocol):
             raise _RefusedError
 
     def _check(self) -> None:
-        """Ends the connection if the client has had time enough, and else looks again soon."""
+        """Close the connection if its time limit is exceeded; otherwise check again soon."""
         loop = asyncio.get_running_loop()
         now, latest = loop.time(), loop.time() - self._seconds
         if not self._channel.get_write_buffer_size():
@@ -173,7 +172,7 @@ class GuardedProtocol(HttpToolsProtocol):
         elif self._waits_since is None:
             self._waits_since = now
         if self._unread_since is not None and self._unread_since < latest:
-            self._channel.abort()  # closing would wait until the answer is read
+            self._channel.abort()  # closing would wait until the response is read
         elif self._waits_since is not None and self._waits_since < latest and not self._channel.is_closing():
             if self._n_pending_bytes:
                 self._refuse(_TOO_LATE)
@@ -191,19 +190,19 @@ class _RefusedError(Exception):
 
 
 class Server(uvicorn.Server):
-    """Says where it is, reads bundles again at SIGHUP, and drains at SIGTERM.
+    """Log the address, reload bundles at SIGHUP, and drain at SIGTERM.
 
     :param config: See :func:`server_config`.
     :param application: The application.
-    :param drain: Seconds to go on after SIGTERM, while `/ready` says no.
-    :param read_again: Awaited at SIGHUP.
+    :param drain: Seconds to continue after SIGTERM, while `/ready` answers 503.
+    :param reload: Awaited at SIGHUP.
     """
 
     def __init__(
-        self, config: uvicorn.Config, application: Application, drain: float, read_again: Callable[[], Awaitable[None]]
+        self, config: uvicorn.Config, application: Application, drain: float, reload: Callable[[], Awaitable[None]]
     ) -> None:
         super().__init__(config)
-        self._application, self._drain, self._read_again = application, drain, read_again
+        self._application, self._drain, self._reload = application, drain, reload
         self._tasks: set[asyncio.Future[None]] = set()
 
     @override(uvicorn.Server)
@@ -227,6 +226,6 @@ class Server(uvicorn.Server):
             super().handle_exit(sig, frame)
 
     def _on_hangup(self) -> None:
-        task = asyncio.ensure_future(self._read_again())
+        task = asyncio.ensure_future(self._reload())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -1,11 +1,11 @@
-"""What runs between the raw environment and the network, as a bundle describes it: wrappers and conversions as data.
+"""Operations of a bundle between the raw environment and the network: wrappers and conversions as data.
 
 Operations are mappings. Those of observations lead from the raw environment to the network:
 
-* `entries`: the first one; checks and types the entries of an observation, after unpacking what gymnasium packs;
-* `convert`: an array conversion of one entry; `stack`: the latest of an entry; `skip`: decisions hold
-  for several steps;
-* `code`: what the caller provides.
+* `entries`: the first one; unpacks an observation, and checks the types of its entries;
+* `convert`: an array conversion of one entry; `stack`: the latest values of an entry; `skip`: actions are repeated for
+  several steps;
+* `code`: a function that the caller provides.
 
 Those of actions lead from the network's heads to the raw environment: `skip`, `grid`, `split`, `code`,
 `clip`, and `pack` as the last.
@@ -33,11 +33,11 @@ Provided = Mapping[str, Callable[..., Any]]
 
 @dataclass
 class Memory:
-    """What an episode has left behind so far, for one stream of observations."""
+    """State of the operations in an episode, for one environment."""
 
     stacks: dict[tuple[Actor, str], Array] = field(default_factory=dict)
     first_actor: Actor | None = None
-    """Who began the step, where decisions hold for several steps."""
+    """First actor of a step, where actions are repeated."""
     n_repeated: int = 0
     """Steps since the last decision."""
     is_repeating: bool = False
@@ -46,51 +46,62 @@ class Memory:
     """Hidden states `[size]` of the actors' networks by state key."""
 
     def clear(self) -> None:
-        """Another episode begins."""
-        self.__init__()  # type: ignore[misc]  # a dataclass made anew
+        """Forget the episode."""
+        self.__init__()  # type: ignore[misc]  # sets all defaults
 
 
 ObservationStage = Callable[[Any, Memory, Actor], Any]
-"""From entries to entries, which may be those that it was given, changed; None: no decision is due."""
+"""From entries to entries, possibly the same modified object; None: the last action is repeated."""
 ActionStage = Callable[[Any, Memory, Actor], Any]
 
 
 def observation_stages(operations: Sequence[Mapping[str, Any]], provided: Provided) -> list[ObservationStage]:
-    """The operations of a sub-step's observations, in their order."""
+    """Build the stages of a sub-step's observations, in their order."""
     return [_stage(_OBSERVATION_STAGES, operation, provided) for operation in operations]
 
 
 def action_stages(operations: Sequence[Mapping[str, Any]], provided: Provided) -> list[ActionStage]:
-    """The operations of a sub-step's actions, in their order."""
+    """Build the stages of a sub-step's actions, in their order."""
     return [_stage(_ACTION_STAGES, operation, provided) for operation in operations]
 
 
 def check_provided(code: Sequence[Mapping[str, Any]], provided: Provided) -> None:
-    """Compares what a policy needs of its caller with what is there.
+    """Compare the code that a policy needs with the provided code.
 
     :param code: Pieces of code as a bundle's card lists them.
-    :raises BundleError: A piece is missing that there is no way around, or has an unknown name.
+    :raises BundleError: A required piece is missing, or a provided one is unknown.
     """
     known = [str(piece["name"]) for piece in code if piece.get("call")]
     for name in provided:
         if name not in known:
             names = ", ".join(known) or "nothing"
             raise BundleError(
-                f"provided[{name!r}]: the bundle has no such code.{did_you_mean(name, known)} It takes: {names}."
+                f"provided[{name!r}]: the bundle needs no such code.{did_you_mean(name, known)} It needs: {names}."
             )
     for piece in code:
         if piece.get("is_required") and piece["name"] not in provided:
             raise BundleError(
                 f"The policy was trained with code that the bundle cannot hold: {piece['class']}. Provide it as "
-                f"session(provided={{{piece['name']!r}: function}}), {piece['call']}; or call act_batch with what the "
-                "network takes."
+                f"session(provided={{{piece['name']!r}: function}}), {piece['call']}; or call act_batch with "
+                "network inputs."
             )
 
 
-def typed_entry(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], name: str) -> Array:
-    """One entry of an observation as an array of its space.
+def packed(entries: Mapping[str, Any], kind: str) -> Any:
+    """Entries as the raw environment packs them.
 
-    :raises EnvironmentContractError: It has another shape, or is none of the space's numbers.
+    :param entries: Entries of an observation or an action.
+    :param kind: `single`, `dict`, `tuple`, or `converted`.
+    """
+    if kind == "single":
+        return next(iter(entries.values()))
+    return tuple(entries.values()) if kind == "tuple" else entries
+
+
+def typed_entry(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], name: str) -> Array:
+    """Convert an entry of an observation to an array of its space.
+
+    :raises EnvironmentContractError: It has another shape, or other numbers than the space.
     :raises NonFiniteError: It is NaN or infinite.
     """
     try:
@@ -116,16 +127,14 @@ def _stage(stages: Mapping[str, Any], operation: Mapping[str, Any], provided: Pr
     try:
         return stages[operation["op"]](operation, provided)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise BundleError(
-            f"The bundle has an operation that cannot be read: {operation!r:.300} ({error!r})."
-        ) from error
+        raise BundleError(f"An operation of the bundle cannot be read: {operation!r:.300} ({error!r}).") from error
 
 
 # -- observations -----------------------------------------------------------------------------------------------------
 
 
 def _entries(operation: Mapping[str, Any], provided: Provided) -> ObservationStage:
-    """The first stage: from what the caller has to checked entries."""
+    """The first stage: from the observation to checked entries."""
     entries = [
         (str(key), np.dtype(entry["dtype"]), tuple(entry["shape"])) for key, entry in operation["entries"].items()
     ]
@@ -144,8 +153,8 @@ def _entries(operation: Mapping[str, Any], provided: Provided) -> ObservationSta
         if not isinstance(observation, Mapping) or not all(map(observation.__contains__, keys)):
             found = list(observation) if isinstance(observation, Mapping) else type(observation).__name__
             raise EnvironmentContractError(
-                f"Sub-step {actor[0]!r}: an observation is a {'tuple' if kind == 'tuple' else 'mapping'} with the "
-                f"entries {keys}, found {found!s:.200}.{_missing_code(operation)}"
+                f"Sub-step {actor[0]!r}: expected as observation a {'tuple' if kind == 'tuple' else 'mapping'} with "
+                f"the entries {keys}, found {found!s:.200}.{_missing_code(operation)}"
             )
         return {key: typed_entry(observation[key], dtype, shape, key) for key, dtype, shape in entries}
 
@@ -154,7 +163,7 @@ def _entries(operation: Mapping[str, Any], provided: Provided) -> ObservationSta
 
 def _missing_code(operation: Mapping[str, Any]) -> str:
     code = operation.get("code")
-    return "" if not code else f" States of the simulation are converted by what is provided as {code!r}."
+    return "" if not code else f" To pass states of the simulation, provide their conversion as {code!r}."
 
 
 def _convert(operation: Mapping[str, Any], provided: Provided) -> ObservationStage:
@@ -218,7 +227,7 @@ def _repeat(operation: Mapping[str, Any], provided: Provided) -> ActionStage:
 
     def stage(action: Entries | None, memory: Memory, actor: Actor) -> Entries:
         if not memory.is_repeating:
-            assert action is not None, "a decision was due"
+            assert action is not None, "there is an action unless it is repeated"
             memory.last_actions[actor] = action
             return dict(action)
         return dict(memory.last_actions[actor] if idle is None else idle)
@@ -227,7 +236,7 @@ def _repeat(operation: Mapping[str, Any], provided: Provided) -> ActionStage:
 
 
 def _grid(operation: Mapping[str, Any], provided: Provided) -> ActionStage:
-    """Choices become the values that they stand for."""
+    """Replace choices by their values."""
     name, shape, dtype, values = operation["name"], tuple(operation["shape"]), operation["dtype"], operation["values"]
 
     def stage(action: Entries, memory: Memory, actor: Actor) -> Entries:
@@ -239,7 +248,7 @@ def _grid(operation: Mapping[str, Any], provided: Provided) -> ActionStage:
 
 
 def _join(operation: Mapping[str, Any], provided: Provided) -> ActionStage:
-    """Parts become the vector that they were split from."""
+    """Join parts to the vector that they were split from."""
     name, shape, dtype, indices = operation["name"], tuple(operation["shape"]), operation["dtype"], operation["indices"]
 
     def stage(action: Entries, memory: Memory, actor: Actor) -> Entries:
@@ -253,7 +262,7 @@ def _join(operation: Mapping[str, Any], provided: Provided) -> ActionStage:
 
 
 def _clip(operation: Mapping[str, Any], provided: Provided) -> ActionStage:
-    """Values outside the bounds of a box become those on the bounds, as an environment of Maze has them."""
+    """Clip values to the bounds of a box, as a Maze environment does."""
     bounds = operation["bounds"]
 
     def stage(action: Entries, memory: Memory, actor: Actor) -> Entries:
@@ -266,7 +275,7 @@ def _clip(operation: Mapping[str, Any], provided: Provided) -> ActionStage:
 
 
 def _pack(operation: Mapping[str, Any], provided: Provided) -> ActionStage:
-    """The last stage: what the raw environment takes."""
+    """The last stage: the action as the raw environment takes it."""
     convert, kind = provided.get(operation.get("code") or ""), operation["kind"]
     if kind == "converted":
         return (
@@ -274,15 +283,10 @@ def _pack(operation: Mapping[str, Any], provided: Provided) -> ActionStage:
         )
     leaves = {str(key): _LEAVES[leaf["kind"]](leaf) for key, leaf in operation["entries"].items()}
 
-    def single(action: Entries, memory: Memory, actor: Actor) -> Any:
-        ((key, leaf),) = leaves.items()
-        return leaf(action[key])
+    def stage(action: Entries, memory: Memory, actor: Actor) -> Any:
+        return packed({key: leaf(action[key]) for key, leaf in leaves.items()}, kind)
 
-    def several(action: Entries, memory: Memory, actor: Actor) -> Any:
-        parts = {key: leaf(action[key]) for key, leaf in leaves.items()}
-        return parts if kind == "dict" else tuple(parts.values())
-
-    return single if kind == "single" else several
+    return stage
 
 
 def _discrete(leaf: Mapping[str, Any]) -> Callable[[Any], Any]:

@@ -1,4 +1,4 @@
-"""Which policy decides, for whom, and what goes on beside it: sessions, canaries, shadows, swaps, drift."""
+"""All policies of the server: canaries, shadows, swaps, sessions, drift."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import random
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,38 +18,36 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from maze.core.errors import ConfigError, MazeError, did_you_mean
-from maze.serve.batching import Turns
 from maze.serve.bundle import PolicyBundle, PolicySession, seeded_generator
 from maze.serve.decision_log import DecisionLog, written_rng
-from maze.serve.pipeline import Actor
 from maze.serve.served import (
     Carried,
     Metrics,
-    Note,
     Options,
     Query,
     RefusedError,
     Served,
     Settings,
     as_json,
+    invalid,
     other_bundle,
 )
 
 _LOGGER = logging.getLogger(__name__)
 
 LARGEST_SEED = 2**63 - 1
-Begun = asyncio.Future[dict[str, Any]] | dict[str, Any]
-"""An answer, or one that will be there."""
-_SLICE = 16
-"""Rows of batches that are decided before other requests take their turn."""
+Pending = asyncio.Future[dict[str, Any]] | dict[str, Any]
+"""A response, or the future of one."""
+Shadowing = tuple[Served, PolicySession, np.random.Generator | None]
+"""A shadow, its session, and its generator; None: the greedy action."""
 
 
 class ServedSession:
     """An episode of a client, decided by the bundle that it began with.
 
-    :param policy: What decides.
-    :param shadows: What decides as well, to be recorded only.
-    :param seed: Of sampled actions.
+    :param policy: The deciding policy.
+    :param shadows: Policies that decide as well, for comparison only.
+    :param seed: Seed of sampled actions.
     """
 
     def __init__(self, policy: Served, shadows: Sequence[Served], seed: int | None) -> None:
@@ -64,23 +62,23 @@ class ServedSession:
         self.failure = ""
         self.latest: dict[str, Any] | None = None
         self.shadowing: list[asyncio.Task[None]] = []
-        """Decisions of shadows whose hidden states have to follow before they decide again."""
+        """Pending decisions of recurrent shadows, whose next hidden states the next decision needs."""
         self._n_episodes = 0
         self._log_key = hashlib.sha256(self.id.encode()).hexdigest()[:16]
 
     @property
     def episode(self) -> str:
-        """Name in the decision log, which does not reveal the session's identifier."""
+        """Name of the episode in the decision log, which does not reveal the session's identifier."""
         return f"{self._log_key}/{self._n_episodes}"
 
     async def settled(self) -> None:
-        """Waits for recurrent shadows, which may not have decided about the observation before."""
+        """Wait for recurrent shadows, whose decision on the last observation may be pending."""
         if self.shadowing:
             await asyncio.wait(self.shadowing)
             self.shadowing = []
 
     def reset(self, seed: int | None) -> None:
-        """Begins another episode."""
+        """Begin another episode."""
         if self.is_busy:
             raise _busy()
         for session in (self.acting, *(session for _, session in self.shadows)):
@@ -90,7 +88,7 @@ class ServedSession:
         self.n_steps, self.failure, self.latest = 0, "", None
 
     def described(self) -> dict[str, Any]:
-        """The answer to the request that begins it."""
+        """The response to the request that begins the session."""
         policy = self.policy
         return {"session": self.id, "policy": policy.name, "bundle": policy.bundle.sha256, "seed": self.seed}
 
@@ -98,9 +96,9 @@ class ServedSession:
 class Policies:
     """All policies of a server, and its sessions.
 
-    :param settings: How they are put to work.
+    :param settings: Settings of all policies.
     :param log: Records each decision.
-    :param seed: Of the choice between policies by their weights.
+    :param seed: Seed of the choice between policies by their weights.
     """
 
     def __init__(
@@ -109,10 +107,6 @@ class Policies:
         self.settings = settings or Settings()
         self.metrics = Metrics()
         self.metrics.registry.register(_Gauges(self))
-        self.singles = Turns(max(32, self.settings.max_batch))
-        """Requests for one decision that are in work at a time, by client."""
-        self.batches = Turns(_SLICE)
-        """Rows of batches, and other work as large, that are in work at a time, by client."""
         self._log = log
         self._served: dict[str, Served] = {}
         self._sessions: OrderedDict[str, ServedSession] = OrderedDict()
@@ -127,19 +121,17 @@ class Policies:
     # -- which policy -------------------------------------------------------------------------------------------------
 
     def add(self, name: str, bundle: PolicyBundle, weight: float = 1.0, is_shadow: bool = False) -> Served:
-        """Puts a bundle to work, in place of the one of that name if there is one.
+        """Serve a bundle, in place of the one of that name if there is one.
 
-        :param name: Of the policy.
+        :param name: Name of the policy.
         :param bundle: The bundle.
-        :param weight: Its share of the requests that name no policy, relative to that of the others.
-        :param is_shadow: It decides whatever others decide, and what it says is recorded only.
-        :raises ConfigError: The fallback cannot stand in for such a policy.
+        :param weight: Its share of the requests that name no policy, relative to the other weights.
+        :param is_shadow: Whether it decides along with the other policies, for comparison only.
+        :raises ConfigError: The fallback cannot decide in place of such a policy.
         """
         served = Served(name, bundle, self.settings, self._log, self.metrics)
         if bundle.repeats_actions and self.settings.fallback is not None:
-            raise ConfigError(
-                f"Policy {name!r} repeats its actions; a fallback that decides once cannot stand in for it."
-            )
+            raise ConfigError(f"Policy {name!r} repeats its actions, for which a fallback cannot decide.")
         served.weight, served.is_shadow = weight, is_shadow
         self._served[name] = served
         return served
@@ -152,18 +144,15 @@ class Policies:
         policy = self._served.get(name)
         if policy is None:
             known = list(self._served)
-            raise RefusedError(
-                404,
-                "unknown_policy",
-                f"There is no policy {name!r:.100}.{did_you_mean(name, known)} There are {known}.",
-            )
+            message = f"There is no policy {name!r:.100}.{did_you_mean(name, known)} There are {known}."
+            raise RefusedError(404, "unknown_policy", message)
         return policy
 
     def chosen(self, name: str | None, bundle: str | None = None) -> Served:
-        """The policy that a request asks for, or one by the weights.
+        """The policy that a request names, or one by the weights.
 
-        :param name: Its name, if the request says one.
-        :param bundle: SHA-256 sum of the bundle that has decided in the episode before, if the request says so.
+        :param name: Its name; None: the request names none.
+        :param bundle: SHA-256 sum of the bundle that has decided in the episode before, if the request has it.
         :raises RefusedError: There is no such policy.
         """
         if name is not None:
@@ -181,28 +170,28 @@ class Policies:
         return self._random.choices(candidates, [policy.weight for policy in candidates])[0]
 
     async def put(self, name: str, content: bytes, *, ends_sessions: bool = False, path: Path | None = None) -> Served:
-        """Swaps the bundle of a policy, or adds a policy of weight 0.
+        """Swap the bundle of a policy, or add a policy of weight 0.
 
-        Requests that arrived before are decided by the bundle of that time, sessions by the one they began with.
+        Requests that arrived before are decided by the previous bundle, sessions by the one they began with.
 
-        :param name: Of the policy.
+        :param name: Name of the policy.
         :param content: All bytes of the bundle.
-        :param ends_sessions: End the sessions of the bundle before.
-        :param path: Where the bundle lies, if it does.
-        :raises RefusedError: The name is none, or the policy of that name acts in another environment.
-        :raises BundleError: It is no bundle. The one before goes on.
+        :param ends_sessions: Whether to end the sessions of the previous bundle.
+        :param path: File of the bundle, if there is one.
+        :raises RefusedError: The name is invalid, or the policy of that name acts in another environment.
+        :raises BundleError: The content is no valid bundle. The previous one stays.
         """
         if not name or len(name) > 100 or not name.isprintable() or "/" in name:
-            raise RefusedError(422, "invalid", f"{name!r:.120} is no name for a policy.")
+            raise invalid(f"{name!r:.120} is no name for a policy.")
         async with self._swapping:
-            # checked beside the requests, which go on
+            # checked in a thread, beside requests
             bundle = await asyncio.get_running_loop().run_in_executor(None, PolicyBundle, content, path)
             before = self._served.get(name)
             if before is not None and _spaces_of(before.bundle) != _spaces_of(bundle):
                 raise RefusedError(
                     409,
                     "other_spaces",
-                    f"The bundle's observations or actions are not those of the policy {name!r}. Add it under another "
+                    f"The bundle's observations or actions differ from those of policy {name!r}. Add it under another "
                     "name.",
                 )
             weight, is_shadow = (before.weight, before.is_shadow) if before is not None else (0.0, False)
@@ -215,50 +204,46 @@ class Policies:
         return served
 
     def change(self, name: str, weight: float | None, is_shadow: bool | None) -> Served:
-        """Changes a policy's share.
+        """Change a policy's share.
 
-        :param name: Of the policy.
-        :param weight: Its weight.
-        :param is_shadow: Whether it is a shadow.
+        :param name: Name of the policy.
+        :param weight: Its weight; None: as before.
+        :param is_shadow: Whether it is a shadow; None: as before.
         """
         policy = self.named(name)
         if weight is not None:
             if not 0 <= weight < float("inf"):
-                raise RefusedError(422, "invalid", f"`weight` must be a number of at least 0, got {weight}.")
+                raise invalid(f"`weight` must be a number of at least 0, got {weight}.")
             policy.weight = float(weight)
         policy.is_shadow = policy.is_shadow if is_shadow is None else is_shadow
-        _LOGGER.info(
-            "Policy %s has the weight %g%s.", name, policy.weight, " and is a shadow" if policy.is_shadow else ""
-        )
+        _LOGGER.info("Policy %s has the weight %g%s.", name, policy.weight, " (a shadow)" if policy.is_shadow else "")
         return policy
 
     def remove(self, name: str) -> Served:
-        """Takes a policy away; its sessions go on until they end."""
+        """Remove a policy; its sessions continue until they end."""
         policy = self.named(name)
         del self._served[name]
-        _LOGGER.info("Policy %s has been taken away.", name)
+        _LOGGER.info("Policy %s has been removed.", name)
         return policy
 
     # -- sessions -----------------------------------------------------------------------------------------------------
 
     def begin_session(self, policy_name: str | None, seed: int | None) -> ServedSession:
-        """Begins a session.
+        """Begin a session.
 
-        :param policy_name: Asks for a certain policy.
-        :param seed: Of sampled actions.
+        :param policy_name: Name of its policy; None: by the weights.
+        :param seed: Seed of sampled actions.
         """
-        self.expire_sessions()
         if len(self._sessions) >= self.settings.max_sessions:
-            raise RefusedError(
-                503, "too_many_sessions", f"There are {len(self._sessions)} sessions, and may not be more."
-            )
+            message = f"There are {len(self._sessions)} sessions, which is the limit."
+            raise RefusedError(503, "too_many_sessions", message)
         policy = self.chosen(policy_name)
         session = ServedSession(policy, self._shadows_of(policy), checked_seed(seed))
         self._sessions[session.id] = session
         return session
 
     def session(self, identifier: str) -> ServedSession:
-        """A session, which has been used by this.
+        """A session; restarts its time to expiry.
 
         :raises RefusedError: It has ended, or there never was one.
         """
@@ -271,11 +256,11 @@ class Policies:
         return session
 
     def end_session(self, session: ServedSession) -> None:
-        """Ends a session."""
+        """End a session."""
         self._sessions.pop(session.id, None)
 
-    def expire_sessions(self) -> None:
-        """End the sessions that were not used for long."""
+    async def expire_sessions(self) -> None:
+        """End the sessions that have expired."""
         latest = time.monotonic() - self.settings.session_seconds
         while self._sessions:
             session = next(iter(self._sessions.values()))
@@ -288,7 +273,7 @@ class Policies:
 
     @property
     def n_waiting(self) -> int:
-        """Decisions that have not been taken yet."""
+        """Decisions that are pending."""
         return sum(policy.batcher.n_waiting for policy in self._served.values())
 
     @property
@@ -298,91 +283,74 @@ class Policies:
 
     @property
     def n_lost_lines(self) -> int:
-        """Lines of the decision log that the disk did not take."""
+        """Lines of the decision log that could not be written."""
         return 0 if self._log is None else self._log.n_lost
 
-    async def decide(
-        self, policy: Served, observation: Any, options: Options, seed: int | None, carried: Carried
-    ) -> dict[str, Any]:
-        """Decide about one observation by itself.
+    def decide(self, policy: Served, observation: Any, options: Options, seed: int | None, carried: Carried) -> Pending:
+        """Decide on one observation without a session.
 
-        :param policy: What decides.
-        :param observation: As the raw environment gives it.
-        :param options: How.
-        :param seed: Of a sampled action.
-        :param carried: What is brought along of the episode.
+        :param policy: The deciding policy.
+        :param observation: As the raw environment returns it.
+        :param options: Options of the decision.
+        :param seed: Seed of a sampled action.
+        :param carried: Hidden state that the request carries.
         """
-        begun = self._begin_alone(policy, observation, options, seed, carried)
-        return begun if isinstance(begun, dict) else await begun
-
-    async def decide_many(
-        self,
-        policy: Served,
-        observations: Sequence[Any],
-        options: Options,
-        seed: int | None,
-        carried: Sequence[Carried],
-        client: Hashable = None,
-        weight: int = 1,
-    ) -> list[dict[str, Any]]:
-        """Decide about observations that have nothing to do with each other, a slice of them in each turn of a client.
-
-        The arguments are those of :meth:`decide`, `carried` one for each observation; the action for `observations[i]`
-        is sampled with the seed `seed + i`.
-
-        :param client: Whose turns they take.
-        :param weight: Work for one observation, in units of that for one of a few numbers.
-        """
-        size = max(1, _SLICE // weight)
-        answers: list[dict[str, Any]] = []
-        for begin in range(0, len(observations), size):
-            async with self.batches.turn(client, size * weight):
-                begun: list[Begun] = []
-                for index in range(begin, min(begin + size, len(observations))):
-                    row_seed = None if seed is None else seed + index
-                    try:
-                        begun.append(self._begin_alone(policy, observations[index], options, row_seed, carried[index]))
-                    except MazeError as error:
-                        error.remark(f"This is observations[{index}].")
-                        raise
-                answers += [each if isinstance(each, dict) else await each for each in begun]
-        return answers
+        actor = policy.actor(options)
+        acting = policy.converter(actor[0])
+        inputs = acting.prepare(observation, actor)
+        states = policy.states_before(actor, carried)
+        rng = None
+        if not options.deterministic:
+            seed = secrets.randbits(62) if seed is None else checked_seed(seed)
+            rng = seeded_generator(seed)
+        name, written = self._next_decision(), self._written(rng)
+        query = Query(acting, actor, inputs, rng, options.ranked, states, name, observation, written_rng=written)
+        pending = policy.decide(query)
+        if len(self._served) > 1:
+            shadows = [
+                (each, each.converter(actor[0]), None if rng is None else seeded_generator(seed))
+                for each in self._shadows_of(policy)
+                if not (each.bundle.has_memory or each.bundle.is_recurrent)
+            ]
+            self._shadow(shadows, query, pending)
+        return pending
 
     async def decide_in(
         self, session: ServedSession, observation: Any, options: Options, step: int | None
     ) -> dict[str, Any]:
-        """Takes the next decision of a session.
+        """Take the next decision of a session.
 
         :param session: The session.
-        :param observation: As the raw environment gives it.
-        :param options: How.
+        :param observation: As the raw environment returns it.
+        :param options: Options of the decision.
         :param step: Number of the decision, from 0. The latest one may be requested again, after a broken connection.
         """
         await session.settled()
         while session.is_busy and step == session.n_steps:
-            await asyncio.sleep(0.001)  # sent again before the first answer, which did not arrive
+            await asyncio.sleep(0.001)  # repeated before the response to the first request, which was lost
         if session.is_busy:
             raise _busy()
         if step is not None and step != session.n_steps:
             if step == session.n_steps - 1 and session.latest is not None:
                 return session.latest
-            raise RefusedError(
-                409, "wrong_step", f"The session's next decision is number {session.n_steps}, not {step}."
-            )
+            message = f"The session's next decision is number {session.n_steps}, not {step}."
+            raise RefusedError(409, "wrong_step", message)
         if session.failure:
-            raise RefusedError(
-                409, "session_failed", f"The session's episode failed: {session.failure} Reset or end it."
-            )
+            message = f"The session's episode failed: {session.failure} Reset or end it."
+            raise RefusedError(409, "session_failed", message)
         acting = session.acting
         actor = session.policy.actor(options, session.n_steps)
         inputs = acting.prepare(observation, actor)
         session.is_busy, session.failure = True, "a decision was not finished in time."
         try:
             rng = None if options.deterministic else acting.rng
-            note = self._note(observation, actor, rng, session)
-            begun = session.policy.decide(Query(acting, actor, inputs, rng, options.ranked, note, acting.states))
-            session.shadowing = self._ask_shadows(session.shadows, actor, options, note, begun, None)
-            session.latest = begun if isinstance(begun, dict) else await begun
+            name, written = self._next_decision(), self._written(rng)
+            place = (session.episode, session.n_steps, written)
+            query = Query(acting, actor, inputs, rng, options.ranked, acting.states, name, observation, *place)
+            pending = session.policy.decide(query)
+            shadows = [(each, own, None if rng is None else own.rng) for each, own in session.shadows]
+            session.shadowing = self._shadow(shadows, query, pending)
+            session.latest = pending if isinstance(pending, dict) else await pending
             session.failure = ""
         except RefusedError:
             # The observation counts, and the episode continues: the client decides this step itself.
@@ -398,36 +366,12 @@ class Policies:
         session.n_steps += 1
         return session.latest
 
-    def _begin_alone(
-        self, policy: Served, observation: Any, options: Options, seed: int | None, carried: Carried
-    ) -> Begun:
-        actor = policy.actor(options)
-        acting = policy.converter(actor[0])
-        inputs = acting.prepare(observation, actor)
-        states = policy.states_before(actor, carried)
-        rng = None
-        if not options.deterministic:
-            seed = secrets.randbits(62) if seed is None else checked_seed(seed)
-            rng = seeded_generator(seed)
-        note = self._note(observation, actor, rng, None)
-        begun = policy.decide(Query(acting, actor, inputs, rng, options.ranked, note, states))
-        if len(self._served) > 1:
-            shadows = [
-                each for each in self._shadows_of(policy) if not (each.bundle.has_memory or each.bundle.is_recurrent)
-            ]
-            converters = [(shadow, shadow.converter(actor[0])) for shadow in shadows]
-            self._ask_shadows(converters, actor, options, note, begun, seed)
-        return begun
-
-    def _note(
-        self, observation: Any, actor: Actor, rng: np.random.Generator | None, session: ServedSession | None
-    ) -> Note:
+    def _next_decision(self) -> str:
         self._n_decisions += 1
-        decision = f"{self._start}-{self._n_decisions}"
-        state = None if rng is None or self._log is None else written_rng(rng)
-        if session is None:
-            return Note(decision, "", 0, actor[1], observation, state)
-        return Note(decision, session.episode, session.n_steps, actor[1], observation, state)
+        return f"{self._start}-{self._n_decisions}"
+
+    def _written(self, rng: np.random.Generator | None) -> Any:
+        return None if rng is None or self._log is None else written_rng(rng)
 
     # -- shadows ------------------------------------------------------------------------------------------------------
 
@@ -439,69 +383,57 @@ class Policies:
             if each.is_shadow and each is not policy and _spaces_of(each.bundle) == spaces
         ]
 
-    def _ask_shadows(
-        self,
-        shadows: Sequence[tuple[Served, PolicySession]],
-        actor: Actor,
-        options: Options,
-        note: Note,
-        begun: Begun,
-        seed: int | None,
-    ) -> list[asyncio.Task[None]]:
+    def _shadow(self, shadows: Iterable[Shadowing], query: Query, pending: Pending) -> list[asyncio.Task[None]]:
         """Have shadows decide as well; their failures do not reach the client.
 
-        :return: What has to be done before recurrent ones of them decide again.
+        :return: Tasks to wait for before recurrent shadows decide again.
         """
         awaited = []
-        for shadow, acting in shadows:
+        for shadow, acting, rng in shadows:
             try:
-                inputs = acting.prepare(note.observation, actor)
+                inputs = acting.prepare(query.observation, query.actor)
                 if inputs is None:
                     acting.finish(None)
                     continue
-                rng = None
-                if not options.deterministic:
-                    rng = acting.rng if seed is None else seeded_generator(seed)
-                state = None if rng is None or self._log is None else written_rng(rng)
-                shadowed = note._replace(is_shadow=True, rng=state)
-                pending = shadow.submit(Query(acting, actor, inputs, rng, 0, shadowed, acting.states))
+                own = query._replace(acting=acting, inputs=inputs, states=acting.states, rng=rng, ranked=0)
+                decided = shadow.submit(own._replace(written_rng=self._written(rng), is_shadow=True))
             except MazeError as error:
                 self.metrics.shadow_decisions.labels(shadow.name, "failed").inc()
                 _LOGGER.debug("Shadow %s: %s", shadow.name, error)
                 continue
-            task = asyncio.ensure_future(self._compare(shadow.name, pending, begun))
+            task = asyncio.ensure_future(self._compare(shadow.name, decided, pending))
             self._comparing.add(task)
             task.add_done_callback(self._comparing.discard)
             if shadow.bundle.is_recurrent:
                 awaited.append(task)
         return awaited
 
-    async def _compare(self, name: str, shadowing: asyncio.Future[dict[str, Any]], begun: Begun) -> None:
+    async def _compare(self, name: str, shadowing: asyncio.Future[dict[str, Any]], pending: Pending) -> None:
         try:
-            said = await shadowing
-            answered = begun if isinstance(begun, dict) else await asyncio.shield(begun)
-            is_equal = as_json(answered["action"]) == as_json(said["action"])
+            shadowed = await shadowing
+            response = pending if isinstance(pending, dict) else await asyncio.shield(pending)
+            is_equal = as_json(response["action"]) == as_json(shadowed["action"])
         except MazeError:
             result = "failed"
         else:
             result = "equal" if is_equal else "different"
         self.metrics.shadow_decisions.labels(name, result).inc()
 
-    # -- what goes on -------------------------------------------------------------------------------------------------
+    # -- housekeeping -------------------------------------------------------------------------------------------------
 
-    async def look_at_drift(self) -> None:
+    async def check_drift(self) -> None:
         """Compare the latest observations with the training, and warn where they differ.
 
         :raises Exception: The comparison of a policy failed; those of the others were made.
         """
         loop = asyncio.get_running_loop()
-        looks = [loop.run_in_executor(None, policy.guard.look) for policy in self]
-        for result in await asyncio.gather(*looks, return_exceptions=True):
+        checks = [loop.run_in_executor(None, policy.guard.check) for policy in self]
+        for result in await asyncio.gather(*checks, return_exceptions=True):
             if isinstance(result, BaseException):
                 raise result
 
     def close(self) -> None:
-        """Ends threads, and writes what the log still has to say."""
+        """End threads, and write the rest of the log."""
         for policy in self:
             policy.batcher.close()
         if self._log is not None:
@@ -509,21 +441,20 @@ class Policies:
 
 
 class _Gauges:
-    """The state of policies as metrics of Prometheus, at the moment when they are read."""
+    """The state of policies as Prometheus metrics, computed when they are read."""
 
     def __init__(self, policies: Policies) -> None:
         self._policies = policies
 
     def collect(self) -> Iterable[Metric]:
         policies = self._policies
-        yield GaugeMetricFamily("maze_decisions_waiting", "Decisions that have not been taken yet.", policies.n_waiting)
+        yield GaugeMetricFamily("maze_decisions_waiting", "Decisions that are pending.", policies.n_waiting)
         yield GaugeMetricFamily("maze_sessions", "Sessions that have not ended.", policies.n_sessions)
-        yield CounterMetricFamily("maze_decision_log_lost", "Lines that the disk did not take.", policies.n_lost_lines)
+        lost = "Lines of the decision log that could not be written."
+        yield CounterMetricFamily("maze_decision_log_lost", lost, policies.n_lost_lines)
         info = GaugeMetricFamily("maze_policy_info", "The weight of a policy.", labels=("policy", "bundle", "shadow"))
         labels = ("policy", "step", "entry")
-        psi = GaugeMetricFamily(
-            "maze_drift_psi", "Population stability index of an entry of the observations.", labels=labels
-        )
+        psi = GaugeMetricFamily("maze_drift_psi", "Population stability index of an observation entry.", labels=labels)
         outside = GaugeMetricFamily(
             "maze_drift_out_of_range", "Share of values outside the range of the training.", labels=labels
         )
@@ -536,12 +467,12 @@ class _Gauges:
 
 
 def checked_seed(seed: int | None) -> int | None:
-    """A seed that a generator takes.
+    """A seed that a generator accepts.
 
     :raises RefusedError: It is negative, or too large.
     """
     if seed is not None and not 0 <= seed <= LARGEST_SEED:
-        raise RefusedError(422, "invalid", f"`seed` must be a whole number from 0 to 2^63 - 1, got {seed}.")
+        raise invalid(f"`seed` must be a whole number from 0 to 2^63 - 1, got {seed}.")
     return seed
 
 
@@ -550,6 +481,4 @@ def _spaces_of(bundle: PolicyBundle) -> Any:
 
 
 def _busy() -> RefusedError:
-    return RefusedError(
-        409, "session_busy", "The session's latest decision has not been taken yet; ask for one at a time."
-    )
+    return RefusedError(409, "session_busy", "The session's latest decision is pending; send one request at a time.")

@@ -1,4 +1,4 @@
-"""A bundle in Maze's own environments: rollouts, comparisons, deployments."""
+"""Policies that act by a bundle in Maze environments: rollouts, comparisons, deployments."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.serve.bundle import BatchActions, PolicyBundle, seeded_generator
 from maze.serve.drift import DriftGuard, DriftLimits
-from maze.serve.pipeline import Actor
+from maze.serve.pipeline import Actor, packed
 
 
 class BundlePolicy(Policy):
-    """Acts by the networks of a bundle on what an environment with the wrappers of the training shows.
+    """Act by the networks of a bundle, in an environment with the wrappers of the training.
 
-    Hidden states of recurrent networks begin at zero with each episode of the environment.
+    Hidden states of recurrent networks are zero at the beginning of each episode of the environment.
 
     >>> policy = BundlePolicy("policy.maze")  # doctest: +SKIP
     >>> policy.compute_action(env.reset(), None, None, env.actor_id())  # doctest: +SKIP
 
     :param bundle: The file, or a bundle.
-    :param drift: When observations count as others than those of the training.
+    :param drift: Limits of the drift of observations.
     """
 
     def __init__(self, bundle: str | Path | PolicyBundle, drift: DriftLimits | None = None) -> None:
@@ -67,7 +67,7 @@ class BundlePolicy(Policy):
         logits_out: dict[str, np.ndarray[Any, Any]] | None = None,
         states: StatesOfActor | None = None,
     ) -> dict[str, np.ndarray[Any, Any]]:
-        """Acts for a batch of environments, `[n_envs, ...]`, see
+        """Act for a batch of environments, `[n_envs, ...]`, see
         :meth:`maze.core.agent.torch_policy.TorchPolicy.compute_actions`.
         """
         answer = self._answer(observation, actor_id, states, deterministic=deterministic)
@@ -104,14 +104,14 @@ class BundlePolicy(Policy):
         deterministic: bool,
         ranked: int = 0,
     ) -> BatchActions:
-        """What the bundle answers; hidden states `[n_rows, size]` are overwritten by those that follow."""
+        """Act on a batch; hidden states `[n_rows, size]` are overwritten by the next ones."""
         step_key, agent_id = _actor_of(self.bundle, actor_id)
         rng = None if deterministic else self._rng
         answer = self.bundle.act_batch(
             step_key, batch, agent_id=agent_id, deterministic=deterministic, rngs=rng, ranked=ranked, states=states
         )
         for key, array in answer.states.items():
-            assert states is not None, "a recurrent bundle has asked for them"
+            assert states is not None, "a recurrent bundle requires them"
             states[key][...] = array
         return answer
 
@@ -121,20 +121,20 @@ def _actor_of(bundle: PolicyBundle, actor_id: Actor | None) -> Actor:
 
 
 class WholeBundlePolicy(Policy):
-    """Acts by all that a bundle holds, its wrappers included, in an environment without them: as it is served.
+    """Act by a bundle with its wrappers, as it is served, in an environment without them.
 
-    An episode begins where the policy is seeded, as comparisons do before each.
+    An episode begins when the policy is seeded, as comparisons do before each.
 
     :param bundle: The file, or a bundle.
-    :raises ConfigError: The bundle needs code that it cannot hold.
+    :raises ConfigError: The bundle requires code of the caller.
     """
 
     def __init__(self, bundle: str | Path | PolicyBundle) -> None:
         self.bundle = bundle if isinstance(bundle, PolicyBundle) else PolicyBundle.load(bundle)
         if missing := [str(piece["class"]) for piece in self.bundle.card["code"] if piece["is_required"]]:
             raise ConfigError(
-                f"The bundle {self.bundle.card['name']!r} cannot act by itself: it was trained with "
-                f"{', '.join(missing)}, code that no bundle holds. Take the run that it was made of in its place."
+                f"The bundle {self.bundle.card['name']!r} cannot act by itself: it requires the code of "
+                f"{', '.join(missing)}. Use the run that it was exported from."
             )
         self.spaces = _RawSpaces(self.bundle)
         self._session = self.bundle.session()
@@ -152,41 +152,26 @@ class WholeBundlePolicy(Policy):
         actor_id: Actor | None = None,
         deterministic: bool = False,
     ) -> dict[str, Any]:
-        session = self._session
-        actor = _actor_of(self.bundle, actor_id)
-        step = self.bundle.step(actor[0])
-        entries = {name: observation[name] for name in step.observation_space}
-        shown: Any = entries
-        if step.observation_kind in ("single", "tuple"):
-            shown = tuple(entries.values()) if step.observation_kind == "tuple" else next(iter(entries.values()))
-        inputs = session.prepare(shown, actor)
-        chosen = None
-        if inputs is not None:
-            rng = None if deterministic else session.rng
-            answer = self.bundle.act_batch(
-                actor[0],
-                _batch_of_one(inputs),
-                agent_id=actor[1],
-                deterministic=deterministic,
-                rngs=rng,
-                states=_batch_of_one(session.states),
-            )
-            chosen, session.states = answer.row(0), answer.states_of(0)
-        action: dict[str, Any] = session.finish(chosen, is_packed=False)
+        step_key, agent_id = _actor_of(self.bundle, actor_id)
+        step = self.bundle.step(step_key)
+        entries = packed({name: observation[name] for name in step.observation_space}, step.observation_kind)
+        action: dict[str, Any] = self._session.act(
+            entries, (step_key, agent_id), deterministic=deterministic, is_packed=False
+        )
         return action
 
 
 class _RawSpaces:
-    """What a bundle's environment shows, to be compared with what there is."""
+    """Spaces of a bundle's environment."""
 
     def __init__(self, bundle: PolicyBundle) -> None:
         self._bundle = bundle
 
     def require_same(self, env: Any, origin: str) -> None:
-        """Raises an error where a bundle cannot act.
+        """Raise an error if the bundle cannot act in an environment.
 
         :param env: The environment.
-        :param origin: Where the bundle comes from.
+        :param origin: Origin of the bundle in messages.
         """
         wanted = {
             key: {name: tuple(space["shape"]) for name, space in step.observation_space.items()}
@@ -197,10 +182,11 @@ class _RawSpaces:
             for key, spaces in env.observation_spaces_dict.items()
         }
         if any(not wanted[key].items() <= shown.get(key, {}).items() for key in wanted):
+            card = self._bundle.card
             raise ConfigError(
-                f"{origin}: the bundle {self._bundle.card['name']!r} was made for {self._bundle.card['environment']}, "
-                f"which shows {wanted} by sub-step; this environment shows {shown}. Name the bundle's environment, and "
-                "only such wrappers as the bundle does not hold (it brings those of observations and actions)."
+                f"{origin}: the bundle {card['name']!r} was trained in {card['environment']}, with the observations "
+                f"{wanted} by sub-step; this environment has {shown}. Use the bundle's environment without wrappers of "
+                "observations and actions, which the bundle contains."
             )
 
 

@@ -1,37 +1,38 @@
-"""One bundle at work: requests become rows, rows become batches, and what was decided goes into the log."""
+"""One policy of the server: micro-batching, drift guard, hidden states, metrics and log entries of its decisions."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, NamedTuple
+from time import perf_counter, thread_time
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import orjson
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from maze.core.errors import MazeError, did_you_mean
-from maze.serve.batching import Batcher, Row
-from maze.serve.bundle import BatchActions, PolicyBundle, PolicySession
+from maze.serve.bundle import PolicyBundle, PolicySession
 from maze.serve.decision_log import DecisionLog, encoded
 from maze.serve.drift import DriftGuard, DriftLimits
-from maze.serve.pipeline import Actor
+from maze.serve.pipeline import Actor, packed
 
 Array = np.ndarray[Any, Any]
 Fallback = Callable[[Mapping[str, Any], Actor], Any]
-"""From the entries of an observation and its actor to an action: decides in place of the policy. A mapping is
-taken for the entries of the action, anything else for what the raw environment takes."""
+"""Decides in place of the policy, from the entries of an observation and its actor. A returned mapping holds the
+entries of the action, anything else is the action as the raw environment takes it."""
+_BLOCKING_SECONDS = 0.004
+"""Networks that take longer run in a thread, so that the event loop reads other requests meanwhile."""
 
 
 class RefusedError(MazeError):
-    """A request is not granted.
+    """The server refuses a request.
 
     :param status: HTTP status.
-    :param code: One word for programs.
+    :param code: Machine-readable error code.
     :param message: One sentence for people.
     """
 
@@ -40,13 +41,18 @@ class RefusedError(MazeError):
         self.status, self.code = status, code
 
 
-class Options(NamedTuple):
-    """How a decision is to be taken.
+def invalid(message: str) -> RefusedError:
+    """The refusal of a request with an invalid field."""
+    return RefusedError(422, "invalid", message)
 
-    :param step_key: The sub-step as the request names it; None where there is one only, or the order is fixed.
+
+class Options(NamedTuple):
+    """Options of a requested decision.
+
+    :param step_key: Sub-step as named by the request; None where there is only one, or the order is fixed.
     :param agent_id: The acting agent.
-    :param deterministic: The most probable action instead of a sampled one.
-    :param ranked: So many of the most probable actions are wanted as well.
+    :param deterministic: Choose the greedy action instead of a sampled one.
+    :param ranked: Number of most probable actions to return as well.
     """
 
     step_key: str | None = None
@@ -56,10 +62,10 @@ class Options(NamedTuple):
 
 
 class Carried(NamedTuple):
-    """What a request brings along of an episode that the server does not remember.
+    """Hidden state that a request carries, because the server keeps none for it.
 
-    :param state: The state that came with the answer before; None: there is none.
-    :param episode_start: Whether the episode begins with this observation; what was before is forgotten.
+    :param state: The state returned with the previous decision; None: there is none.
+    :param episode_start: Whether an episode starts with this observation, which sets hidden states to zero.
     """
 
     state: Any = None
@@ -67,112 +73,232 @@ class Carried(NamedTuple):
 
     @property
     def bundle(self) -> str | None:
-        """SHA-256 sum of the bundle that the state belongs to; None where that does not matter."""
+        """SHA-256 sum of the bundle that returned the state; None where it does not matter."""
         found = None if self.episode_start or not isinstance(self.state, Mapping) else self.state.get("bundle")
         return found if isinstance(found, str) else None
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How policies are put to work."""
+    """Settings of all policies of a server."""
 
     max_batch: int = 64
-    """Most decisions of one call of a network."""
+    """Maximum number of decisions in one call of a network."""
     batch_delay: float = 0.002
-    """Seconds that a decision waits at most for others."""
+    """Maximum seconds that a decision waits for others of its batch."""
     max_sessions: int = 1000
-    """More are refused."""
+    """Maximum number of sessions; more are refused."""
     session_seconds: float = 900.0
-    """A session without a request for so long has ended."""
+    """Seconds without a request after which a session expires."""
     drift: DriftLimits = field(default_factory=DriftLimits)
     on_drift: str = "warn"
-    """What becomes of observations outside: `warn`, `refuse`, or `fallback`."""
+    """Reaction to an observation outside the training's range: `warn`, `refuse`, or `fallback`."""
     fallback: Fallback | None = None
     provided: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    """Code that bundles ask for, by its name there."""
-
-
-class Note(NamedTuple):
-    """What the decision log says about a row.
-
-    :param decision: Number of the decision.
-    :param episode: Which of the sessions' episodes it belongs to; empty: none.
-    :param n: Number of the decision in its episode.
-    :param agent_id: The acting agent.
-    :param observation: As it came.
-    :param rng: State of the generator before it drew; None: nothing was drawn.
-    :param is_shadow: Whether the decision was recorded only.
-    """
-
-    decision: str
-    episode: str
-    n: int
-    agent_id: int
-    observation: Any
-    rng: Any
-    is_shadow: bool = False
+    """Code that bundles need, by its name in their cards."""
 
 
 class Query(NamedTuple):
-    """An observation about which a decision is to be taken.
-
-    :param acting: What has prepared the observation, and makes an action of the decision.
-    :param actor: Sub-step and agent.
-    :param inputs: What the network takes; None: the last decision holds.
-    :param rng: Draws the action; None: the most probable one.
-    :param ranked: So many of the most probable actions are wanted as well.
-    :param note: What the decision log says of it.
-    :param states: Hidden states by state key.
-    """
+    """An observation to decide on; a row of a batch, and of an entry of the decision log."""
 
     acting: PolicySession
+    """Has prepared the observation, and converts the decision to an action."""
     actor: Actor
-    inputs: Any
+    inputs: Mapping[str, Array] | None
+    """Network inputs without the batch dimension; None: the last decision is repeated."""
     rng: np.random.Generator | None
+    """Samples the action; None: the greedy action."""
     ranked: int
-    note: Note
+    """Number of most probable actions to return as well."""
     states: Mapping[str, Array]
+    """Hidden states `[size]` by state key; empty where none are carried."""
+    decision: str
+    """Identifier of the decision."""
+    observation: Any
+    """As received."""
+    episode: str = ""
+    """Episode of a session in the decision log; empty: no session."""
+    n: int = 0
+    """Number of the decision in its episode."""
+    written_rng: Any = None
+    """State of the generator before the action is sampled."""
+    is_shadow: bool = False
+
+    def entry(self) -> dict[str, Any]:
+        """The query in the decision log."""
+        return {
+            "decision": self.decision,
+            "episode": self.episode,
+            "n": self.n,
+            "agent_id": self.actor[1],
+            "observation": self.observation,
+            "rng": self.written_rng,
+            "is_shadow": self.is_shadow,
+        }
 
 
 class Metrics:
-    """What the service counts, in a registry of Prometheus of its own."""
+    """Counters and histograms of a server, in a Prometheus registry of its own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.requests = self._counter("maze_requests", "Requests that were answered.", "path", "status")
-        self.decisions = self._counter("maze_decisions", "Decisions of a policy that were requested.", "policy")
-        self.events = self._counter(
-            "maze_events",
-            "Swapped bundles, decisions of the fallback, refused observations, expired sessions, failed housekeeping.",
-            "event",
-        )
+        self.decisions = self._counter("maze_decisions", "Decisions requested of a policy.", "policy")
+        self.events = self._counter("maze_events", "Events of the server.", "event")
         for event in ("swap", "fallback", "refused", "expired_session", "failed_housekeeping"):
             self.events.labels(event)
         self.shadow_decisions = self._counter(
-            "maze_shadow_decisions", "What shadows have decided, compared with what was answered.", "policy", "result"
+            "maze_shadow_decisions", "Decisions of shadows, compared with the returned ones.", "policy", "result"
         )
+        seconds = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0)
         self.seconds = Histogram(
-            "maze_request_seconds",
-            "Time to an answer.",
-            buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0),
-            registry=self.registry,
+            "maze_request_seconds", "Time to the response.", buckets=seconds, registry=self.registry
         )
-        self.batch_sizes = Histogram(
-            "maze_batch_size",
-            "Decisions taken in one call.",
-            ("policy",),
-            buckets=(1, 2, 4, 8, 16, 32, 64, 128),
-            registry=self.registry,
-        )
+        sizes, meaning = (1, 2, 4, 8, 16, 32, 64, 128), "Decisions in one call of a network."
+        self.batch_sizes = Histogram("maze_batch_size", meaning, ("policy",), buckets=sizes, registry=self.registry)
 
     def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
         return Counter(name, meaning, labels, registry=self.registry)
 
 
-class Served:
-    """One bundle at work under a name.
+# -- micro-batching ----------------------------------------------------------------------------------------------------
 
-    :param name: Of the policy.
+
+class Decider(Protocol):
+    """Decides batches of rows."""
+
+    def decide_batch(self, key: Any, rows: Sequence[Any]) -> Sequence[Any]:
+        """Decide the rows of a batch, possibly in a thread; one decision for each."""
+
+    def finished(self, row: Any, decision: Any) -> Any:
+        """Make the result of a row from its decision, in the event loop; not called if the result is not awaited."""
+
+
+class _Batch:
+    def __init__(self, decider: Decider, deadline: float) -> None:
+        self.decider = decider
+        self.rows: list[Any] = []
+        self.futures: list[asyncio.Future[Any]] = []
+        self.deadline = deadline
+        self.n_before = 0
+
+
+class Batcher:
+    """Adaptive micro-batching: rows with equal keys that arrive together are decided in one call.
+
+    A batch is closed as soon as a pass of the event loop adds no row to it, so that a single request does not wait for
+    others. The delay bounds how long rows may be added. A network that takes milliseconds runs in a thread; rows that
+    arrive meanwhile form the next batch.
+
+    :param max_batch: Maximum number of rows of a call.
+    :param max_delay: Maximum seconds that a row waits before its batch is closed.
+    """
+
+    def __init__(self, max_batch: int = 64, max_delay: float = 0.002) -> None:
+        self._max_batch, self._max_delay = max_batch, max_delay
+        self._batches: dict[Hashable, _Batch] = {}
+        self._is_ticking = False
+        self._seconds = 0.0
+        self._executor: ThreadPoolExecutor | None = None
+        self._in_thread = False
+        self.n_waiting = 0
+        """Rows that have not been decided."""
+
+    def submit(self, key: Hashable, row: Any, decider: Decider) -> asyncio.Future[Any]:
+        """Add a row; the future has its result.
+
+        :param key: Rows with the same key can be decided together.
+        :param row: The row.
+        :param decider: Decides its batch; if it raises for several rows, it is called for each alone.
+        """
+        loop = asyncio.get_running_loop()
+        batch = self._batches.get(key)
+        if batch is None:
+            batch = self._batches[key] = _Batch(decider, loop.time() + self._max_delay)
+        future = loop.create_future()
+        batch.rows.append(row)
+        batch.futures.append(future)
+        self.n_waiting += 1
+        self._tick_soon(loop)
+        return future
+
+    def close(self) -> None:
+        """End the thread after the batches that it has begun."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=False)
+
+    def _tick_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._is_ticking:
+            self._is_ticking = True
+            loop.call_soon(self._tick, loop)
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._is_ticking = False
+        for key, batch in list(self._batches.items()):
+            if self._in_thread:
+                return  # called again when the thread is done
+            n_rows = len(batch.rows)
+            if n_rows == batch.n_before or n_rows >= self._max_batch or loop.time() >= batch.deadline:
+                del self._batches[key]
+                self._run(loop, key, batch)
+            batch.n_before = n_rows
+        if self._batches:
+            self._tick_soon(loop)
+
+    def _run(self, loop: asyncio.AbstractEventLoop, key: Hashable, batch: _Batch) -> None:
+        if self._seconds < _BLOCKING_SECONDS:
+            self._deliver(batch, self._decided(key, batch))
+            return
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, "maze-serve")
+        self._in_thread = True
+
+        def done(finished: asyncio.Future[list[Any]]) -> None:
+            self._in_thread = False
+            self._deliver(batch, finished.result())
+            self._tick(loop)
+
+        loop.run_in_executor(self._executor, self._decided, key, batch).add_done_callback(done)
+
+    def _decided(self, key: Hashable, batch: _Batch) -> list[Any]:
+        size, rows = self._max_batch, batch.rows
+        parts = (rows[begin : begin + size] for begin in range(0, len(rows), size))
+        return [decision for part in parts for decision in self._decided_part(key, part, batch.decider)]
+
+    def _decided_part(self, key: Hashable, rows: Sequence[Any], decider: Decider) -> list[Any]:
+        """One decision for each row, or the exception that prevented it."""
+        # beside a busy event loop, a thread waits for the interpreter's lock longer than for its network
+        clock = thread_time if self._in_thread else perf_counter
+        began = clock()
+        try:
+            return [decision for decision, _ in zip(decider.decide_batch(key, rows), rows, strict=True)]
+        except Exception as error:
+            if len(rows) == 1:
+                return [error]
+            return [self._decided_part(key, [row], decider)[0] for row in rows]  # an error belongs to its own row only
+        finally:
+            self._seconds += 0.1 * (clock() - began - self._seconds)
+
+    def _deliver(self, batch: _Batch, decisions: Sequence[Any]) -> None:
+        self.n_waiting -= len(batch.futures)
+        for row, future, decision in zip(batch.rows, batch.futures, decisions, strict=True):
+            if future.done():  # the client has disconnected
+                continue
+            try:
+                if isinstance(decision, Exception):
+                    raise decision
+                future.set_result(batch.decider.finished(row, decision))
+            except Exception as error:
+                future.set_exception(error)
+
+
+# -- policies ----------------------------------------------------------------------------------------------------------
+
+
+class Served:
+    """One bundle of the server under a name.
+
+    :param name: Name of the policy.
     :param bundle: The bundle.
     :param settings: See :class:`Settings`.
     :param log: Records each decision.
@@ -185,62 +311,60 @@ class Served:
         self.name, self.bundle = name, bundle
         self.weight, self.is_shadow = 0.0, False
         self.guard = DriftGuard(name, bundle.drift, settings.drift)
-        self._settings, self._metrics = settings, metrics
-        # No cycle of references: a bundle that was swapped frees its memory when its last session ends, not some day.
-        decide = _without_reference(self._decide)
-        self.batcher = Batcher(decide, settings.max_batch, settings.batch_delay)
-        self._log = log
+        self.batcher = Batcher(settings.max_batch, settings.batch_delay)
+        self._settings, self._log, self._metrics = settings, log, metrics
         named = {str(piece["name"]) for piece in bundle.card["code"]}
         self._provided = {name: code for name, code in settings.provided.items() if name in named}
         self._step_keys: dict[str, str | int] = {str(key): key for key in bundle.steps}
         self._own_networks = {key for key, step in bundle.steps.items() if None not in step.networks}
-        # Without a memory, one session for each sub-step converts for all clients. Missing code is an error here.
+        # Without stacks and repeated actions, one session for each sub-step serves all clients. Missing code is an
+        # error here.
         self._converters = {key: self.session() for key in bundle.steps}
 
     def session(self, seed: int | None = None) -> PolicySession:
-        """Begins an episode."""
+        """Begin an episode."""
         return self.bundle.session(seed, self._provided)
 
     def converter(self, step_key: str | int) -> PolicySession:
-        """What converts observations that have nothing to do with each other.
+        """The session that converts observations of unrelated requests.
 
-        :raises RefusedError: The policy needs to see those of an episode in their order.
+        :raises RefusedError: The policy needs the observations of an episode in their order.
         """
         if self.bundle.has_memory:
             raise RefusedError(
                 409,
                 "needs_session",
-                f"Policy {self.name!r} looks at the observations of an episode one after the other: begin a session "
-                "(POST /sessions), and ask /sessions/{id}/act.",
+                f"Policy {self.name!r} needs the observations of an episode one after the other: begin a session "
+                "(POST /sessions), and request its decisions from /sessions/{id}/act.",
             )
         return self._converters[step_key]
 
     def states_before(self, actor: Actor, carried: Carried) -> dict[str, Array]:
-        """The hidden states `[size]` that a request brings along, by state key; empty where the policy carries none.
+        """The hidden states `[size]` that a request carries, by state key; empty where the policy has none.
 
         :param actor: Sub-step and agent.
-        :param carried: What the request says of them.
-        :raises RefusedError: They are missing, are none, or are those of another bundle.
+        :param carried: The state as the request has it.
+        :raises RefusedError: The states are missing, malformed, or belong to another bundle.
         """
         step, agent_id = self.bundle.step(actor[0]), actor[1]
         state = None if carried.episode_start else carried.state
-        if state is None and not step.network(agent_id).state_sizes:
-            return {}
-        if state is None and not carried.episode_start:
-            raise RefusedError(
-                422,
-                "missing_state",
-                f"Policy {self.name!r} carries a hidden state from step to step: send with each observation the "
-                "`state` that came with the answer before, and `episode_start`: true where an episode begins; or begin "
-                "a session (POST /sessions).",
-            )
         values: Any = {}
-        if state is not None:
+        if state is None:
+            if not step.network(agent_id).state_sizes:
+                return {}
+            if not carried.episode_start:
+                raise RefusedError(
+                    422,
+                    "missing_state",
+                    f"Policy {self.name!r} carries a hidden state from step to step: send with each observation the "
+                    "`state` that the previous decision returned, and `episode_start`: true where an episode starts; "
+                    "or begin a session (POST /sessions).",
+                )
+        else:
             values = state.get("values") if isinstance(state, Mapping) else None
             if not isinstance(values, Mapping) or state.keys() != {"bundle", "values"}:
-                raise RefusedError(
-                    422, "wrong_state", "`state` is what came with the answer before: an object, `bundle` and `values`."
-                )
+                message = "`state` must be the object that the previous decision returned, with `bundle` and `values`."
+                raise RefusedError(422, "wrong_state", message)
             if state["bundle"] != self.bundle.sha256:
                 raise other_bundle(state["bundle"])
         try:
@@ -251,34 +375,28 @@ class Served:
         return {key: array[0] for key, array in before.items()}
 
     def _carried_on(self, states: Mapping[str, Array]) -> dict[str, Any]:
-        """What an answer says of the hidden states that the next request brings along.
-
-        :param states: `[size]` by state key.
-        """
-        # as double precision, whose text gives back exactly these bits
+        """The response's entry with the hidden states `[size]` that the next request carries."""
+        # as double precision, whose text restores exactly these bits
         values = {key: array.astype(np.float64) for key, array in states.items()}
         return {"state": {"bundle": self.bundle.sha256, "values": values}} if values else {}
 
     def actor(self, options: Options, n_before: int | None = None) -> Actor:
         """The actor of a request.
 
-        :param options: What the request says.
+        :param options: Options of the request.
         :param n_before: Number of decisions in the episode so far, where there is one.
         :raises RefusedError: There is no such sub-step, or the request has to name one.
         """
+        known = list(self._step_keys)
         if options.step_key is None:
-            if len(self._step_keys) == 1:
-                return next(iter(self._step_keys.values())), options.agent_id
+            if len(known) == 1:
+                return self._step_keys[known[0]], options.agent_id
             sequence = self.bundle.actor_sequence
             if n_before is not None and sequence:
                 return sequence[n_before % len(sequence)]
-            raise RefusedError(
-                422,
-                "which_step",
-                f"Policy {self.name!r} has sub-steps; ask act/<step key>, of {list(self._step_keys)}.",
-            )
+            message = f"Policy {self.name!r} has sub-steps; request act/<step key>, of {known}."
+            raise RefusedError(422, "which_step", message)
         if options.step_key not in self._step_keys:
-            known = list(self._step_keys)
             raise RefusedError(
                 404,
                 "unknown_step",
@@ -288,67 +406,82 @@ class Served:
         return self._step_keys[options.step_key], options.agent_id
 
     def decide(self, query: Query) -> asyncio.Future[dict[str, Any]] | dict[str, Any]:
-        """Have a decision taken, or answer at once where the network does not decide.
+        """Have the network decide, or answer at once where the drift guard or a repeated action decides.
 
-        Observations about which the network does not decide leave no trace in its hidden states.
+        Observations that do not reach the network do not change its hidden states.
+
+        :raises RefusedError: The observation is outside the training's range, and is to be refused.
         """
-        acting, note, step_key = query.acting, query.note, query.actor[0]
+        acting, (step_key, _), settings = query.acting, query.actor, self._settings
         self._metrics.decisions.labels(self.name).inc()
         if query.inputs is None:
-            self._record("repeated", step_key, note)
-            return self._answer(acting.finish(None), note)
-        settings = self._settings
+            self._record("repeated", step_key, [query])
+            return self._response(acting.finish(None), query)
         self.guard.add(step_key, acting.converted)
         if settings.on_drift != "warn" and (why := self.guard.outside(step_key, acting.converted)):
             if settings.fallback is None:
                 self._metrics.events.labels("refused").inc()
-                self._record("refused", step_key, note, reason=why)
+                self._record("refused", step_key, [query], reason=why)
                 raise RefusedError(422, "out_of_distribution", f"Policy {self.name!r} does not decide: {why}")
             self._metrics.events.labels("fallback").inc()
-            action = self._packed(settings.fallback(acting.converted, query.actor), step_key)
-            self._record("fallback", step_key, note, reason=why, action=action)
-            kept = {} if note.episode else self._carried_on(query.states)
-            return {**self._answer(action, note), "policy": "fallback", "reason": why, **kept}
+            action = settings.fallback(acting.converted, query.actor)
+            if isinstance(action, Mapping):
+                action = packed(action, self.bundle.steps[step_key].action_kind)
+            self._record("fallback", step_key, [query], reason=why, action=action)
+            kept = {} if query.episode else self._carried_on(query.states)
+            return {**self._response(action, query), "policy": "fallback", "reason": why, **kept}
         return self.submit(query)
 
     def submit(self, query: Query) -> asyncio.Future[dict[str, Any]]:
-        """Have the network decide, together with other observations."""
+        """Have the network decide, in a batch with other observations."""
         step_key, agent_id = query.actor
         key = (step_key, agent_id if step_key in self._own_networks else 0, query.rng is None, query.ranked)
-        finish = partial(self._finished, query.acting, query.note)
-        return self.batcher.submit(key, Row(query.inputs, query.rng, query.note, query.states, finish))
+        return self.batcher.submit(key, query, self)
 
-    def _finished(self, acting: PolicySession, note: Note, decision: Any) -> dict[str, Any]:
-        """The answer for a decision; the session's hidden states are those that follow."""
+    def decide_batch(self, key: Any, rows: Sequence[Query]) -> Sequence[Any]:
+        """Decide a batch: the action and the ranked actions by head, and the next hidden states, of each row."""
+        step_key, agent_id, deterministic, ranked = key
+        inputs = _stacked([row.inputs or {} for row in rows])
+        states = _stacked([row.states for row in rows])
+        rngs = None if deterministic else [row.rng for row in rows if row.rng is not None]
+        answer = self.bundle.act_batch(
+            step_key, inputs, agent_id=agent_id, deterministic=deterministic, rngs=rngs, ranked=ranked, states=states
+        )
+        self._metrics.batch_sizes.labels(self.name).observe(len(rows))
+        if self._log is not None:
+            arrays = {"inputs": inputs, "actions": answer.actions, **({"states": states} if states else {})}
+            parts = {part: {name: encoded(array) for name, array in each.items()} for part, each in arrays.items()}
+            self._record("decided", step_key, rows, network_of=agent_id, **parts)
+        return [
+            (answer.row(index), answer.ranked[index] if ranked else (), answer.states_of(index))
+            for index in range(len(rows))
+        ]
+
+    def finished(self, query: Query, decision: Any) -> dict[str, Any]:
+        """The response for a decision; a session keeps the next hidden states."""
         chosen, ranked, states = decision
-        finish = acting.finish
-        candidates = [{"action": finish(action), "probability": probability} for action, probability in ranked]
-        answer = self._answer(finish(chosen), note)
+        acting = query.acting
+        candidates = [{"action": acting.finish(action), "probability": probability} for action, probability in ranked]
+        response = self._response(acting.finish(chosen), query)
         if candidates:
-            answer["ranked"] = candidates
-        if states and note.episode:
+            response["ranked"] = candidates
+        if states and query.episode:
             acting.states = states
         elif states:
-            answer |= self._carried_on(states)
-        return answer
+            response |= self._carried_on(states)
+        return response
 
-    def _answer(self, action: Any, note: Note) -> dict[str, Any]:
-        return {"action": action, "policy": self.name, "bundle": self.bundle.sha256, "decision": note.decision}
+    def _response(self, action: Any, query: Query) -> dict[str, Any]:
+        return {"action": action, "policy": self.name, "bundle": self.bundle.sha256, "decision": query.decision}
 
-    def _packed(self, action: Any, step_key: str | int) -> Any:
-        """What the raw environment takes, for what a fallback has decided."""
-        kind = self.bundle.steps[step_key].action_kind
-        if not isinstance(action, Mapping) or kind not in {"single", "tuple"}:
-            return action
-        return next(iter(action.values())) if kind == "single" else list(action.values())
-
-    def _record(self, kind: str, step_key: str | int, note: Note, **more: Any) -> None:
-        """Writes into the log what is no decision of the network."""
+    def _record(self, kind: str, step_key: str | int, rows: Sequence[Query], **more: Any) -> None:
         if self._log is not None:
-            self._log.write(self._line(kind, step_key, rows=[note._asdict()], **more))
+            entry = {"kind": kind, "time": round(time.time(), 6), "policy": self.name, "bundle": self.bundle.sha256}
+            entry |= {"step": str(step_key), "rows": [row.entry() for row in rows], **more}
+            self._log.write(as_json(entry))
 
     def described(self) -> dict[str, Any]:
-        """Everything that a person or a program may want to know, as JSON."""
+        """Name, share, spaces, drift and card of the policy as JSON."""
         bundle = self.bundle
         return {
             "name": self.name,
@@ -374,56 +507,19 @@ class Served:
             "card": bundle.card,
         }
 
-    def _decide(self, key: Any, rows: Sequence[Row]) -> Sequence[Any]:
-        """Decides a batch; answers with each row's action and ranked actions by head, and hidden states that follow."""
-        step_key, agent_id, deterministic, ranked = key
-        inputs = {name: np.stack([row.inputs[name] for row in rows]) for name in rows[0].inputs}
-        states = {name: np.stack([row.states[name] for row in rows]) for name in rows[0].states}
-        rngs = None if deterministic else [row.rng for row in rows if row.rng is not None]
-        answer: BatchActions = self.bundle.act_batch(
-            step_key, inputs, agent_id=agent_id, deterministic=deterministic, rngs=rngs, ranked=ranked, states=states
-        )
-        self._metrics.batch_sizes.labels(self.name).observe(len(rows))
-        if self._log is not None:
-            more = {
-                "network_of": agent_id,
-                "inputs": {name: encoded(array) for name, array in inputs.items()},
-                "actions": {head: encoded(array) for head, array in answer.actions.items()},
-                "rows": [row.note._asdict() for row in rows],
-            }
-            if states:
-                more["states"] = {name: encoded(array) for name, array in states.items()}
-            self._log.write(self._line("decided", step_key, **more))
-        return [
-            (answer.row(index), answer.ranked[index] if ranked else (), answer.states_of(index))
-            for index in range(len(rows))
-        ]
 
-    def _line(self, kind: str, step_key: str | int, **more: Any) -> bytes:
-        line = {"kind": kind, "time": round(time.time(), 6), "policy": self.name, "bundle": self.bundle.sha256}
-        return as_json({**line, "step": str(step_key), **more})
+def _stacked(rows: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 def other_bundle(found: Any) -> RefusedError:
-    """The refusal of a state of a bundle that is not at work."""
+    """The refusal of a state of a bundle that is not served."""
     return RefusedError(
         409,
         "state_of_other_bundle",
         f"The `state` belongs to the bundle {found!r:.80}, which does not decide here (any more): begin another "
-        "episode (`episode_start`: true). Sessions go on with the bundle that they began with.",
+        "episode (`episode_start`: true). Sessions keep the bundle that they began with.",
     )
-
-
-def _without_reference(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Calls a method of an object that it does not keep alive."""
-    weak = weakref.WeakMethod(method)
-
-    def call(*arguments: Any) -> Any:
-        found = weak()
-        assert found is not None, "a pending request holds a reference to its policy"
-        return found(*arguments)
-
-    return call
 
 
 def as_json(value: Any) -> bytes:
@@ -432,9 +528,9 @@ def as_json(value: Any) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """What orjson knows nothing of: arrays that do not lie in one piece, mappings that are no dictionaries."""
+    """Types that orjson does not serialise: arrays that are not contiguous, mappings other than dictionaries."""
     if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist()
     if isinstance(value, Mapping):
         return dict(value)
-    raise TypeError(f"{type(value).__name__} is no JSON")
+    raise TypeError(f"{type(value).__name__} cannot be serialised as JSON")

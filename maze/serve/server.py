@@ -1,4 +1,4 @@
-"""`maze-serve`: puts policy bundles to work behind HTTP, or takes the decisions of a log again."""
+"""`maze-serve`: serves policy bundles over HTTP, or replays a decision log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import os
 import platform
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,20 +26,22 @@ from maze.serve.bundle import PolicyBundle
 from maze.serve.bundle_file import sha256
 from maze.serve.decision_log import DecisionLog, replay
 from maze.serve.drift import DriftLimits
-from maze.serve.pipeline import Actor
+from maze.serve.pipeline import Actor, Provided
 from maze.serve.policies import Policies
 from maze.serve.served import Fallback, Settings
 
 _LOGGER = logging.getLogger(__name__)
 _TOKEN, _ADMIN_TOKEN = "MAZE_SERVE_TOKEN", "MAZE_SERVE_ADMIN_TOKEN"
 _MEBIBYTE = 1 << 20
+_POSITIVE = ("max_body", "max_bundle", "max_sessions", "session_seconds", "time_limit", "max_batch", "log_files",
+             "log_file_size")  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command.
+    """Run the command.
 
-    :param arguments: Of the command line; by default those of this process.
-    :return: Exit status: 0; 1 for an error, or where a replay found a difference.
+    :param arguments: Arguments of the command line; by default those of this process.
+    :return: Exit status: 0; 1 for an error, or a difference in a replay.
     """
     options = _parser().parse_args(arguments)
     try:
@@ -60,50 +62,61 @@ def _parser() -> argparse.ArgumentParser:
         prog="maze-serve", description="Serves decisions of trained policies.", allow_abbrev=False
     )
     add = parser.add_argument
-    add("bundles", nargs="+", metavar="[name=]policy.maze", help="bundles (`maze-run --export` makes them)")
+    add("bundles", nargs="+", metavar="[name=]policy.maze", help="bundles (made by `maze-run --export`)")
     add("--host", default="127.0.0.1")
-    add("--port", type=int, default=8000, help="0: any that is free; the log says which")
+    add("--port", type=int, default=8000, help="0: any free port, which is logged")
     _add_policies(parser.add_argument_group("several policies"))
     add = parser.add_argument_group("access", f"tokens: {_TOKEN} and {_ADMIN_TOKEN}, or files, one a line").add_argument
     add("--token-file", type=Path)
     add("--admin-token-file", type=Path)
-    add("--open", action="store_true", help="serve other machines without any token")
+    add("--open", action="store_true", help="serve other machines without tokens")
     _add_limits(parser.add_argument_group("limits"))
     _add_drift(parser.add_argument_group("drift"))
     add = parser.add_argument_group("decision log").add_argument
     add("--decision-log", metavar="DIRECTORY")
     add("--log-file-size", type=float, default=64.0, metavar="MIB")
-    add("--log-files", type=int, default=16, help="the oldest beyond this number are deleted")
-    add("--replay", metavar="LOG", help="serve nothing: take the decisions of a log again, and compare")
+    add("--log-files", type=int, default=16, help="maximum number; the oldest are deleted")
+    add("--replay", metavar="LOG", help="repeat the decisions of a log and compare, without serving")
     return parser
 
 
 def _add_policies(group: argparse._ArgumentGroup) -> None:
     several = partial(group.add_argument, action="append", default=[])
-    share = "share of the requests that name no policy; without any, the first gets all"
+    share = "share of the requests that name no policy; by default the first policy has all"
     several("--weight", metavar="NAME=SHARE", help=share)
-    shadow = "decides what the others decide; the answers are compared and logged only"
+    shadow = "decides along with the others; its decisions are compared and logged only"
     several("--shadow", metavar="NAME", help=shadow)
-    several("--provide", metavar="NAME=MODULE:FUNCTION", help="code that a bundle asks for")
+    several("--provide", metavar="NAME=MODULE:FUNCTION", help="code that a bundle needs")
 
 
 def _add_limits(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--max-body", type=float, default=1.0, metavar="MIB")
-    add("--max-bundle", type=float, default=512.0, metavar="MIB", help="of bundles that are sent")
+    add("--max-bundle", type=float, default=512.0, metavar="MIB", help="size of an uploaded bundle")
     add("--max-sessions", type=int, default=Settings.max_sessions)
-    add("--session-seconds", type=float, default=Settings.session_seconds, help="unused ones end then")
-    add("--time-limit", type=float, default=Limits.seconds, metavar="SECONDS", help="of a request, and of its head")
+    add(
+        "--session-seconds",
+        type=float,
+        default=Settings.session_seconds,
+        help="time to expiry of an unused session",
+    )
+    add(
+        "--time-limit",
+        type=float,
+        default=Limits.seconds,
+        metavar="SECONDS",
+        help="of a request, and of its head",
+    )
     add("--max-batch", type=int, default=Settings.max_batch)
     add("--batch-delay", type=float, default=Settings.batch_delay, metavar="SECONDS")
-    drain = "go on for so long after SIGTERM while /ready says no"
+    drain = "time to continue after SIGTERM, while /ready answers 503"
     add("--drain", type=float, default=0.0, metavar="SECONDS", help=drain)
 
 
 def _add_drift(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     choices = ("warn", "refuse", "fallback")
-    add("--on-drift", choices=choices, default="warn", help="what becomes of observations outside the training's range")
+    add("--on-drift", choices=choices, default="warn", help="reaction to observations outside the training's range")
     add("--fallback", metavar="MODULE:NAME", help="a policy class, or a function of observation and actor")
     add("--drift-psi", type=float, default=DriftLimits.psi)
     add("--drift-out-of-range", type=float, default=DriftLimits.out_of_range)
@@ -121,7 +134,7 @@ def _assignment(text: str) -> tuple[str, str]:
 
 
 def _sources(bundles: Sequence[str]) -> dict[str, Path]:
-    """Files by the names of their policies."""
+    """Files by policy names."""
     sources: dict[str, Path] = {}
     for text in bundles:
         path = Path(text)
@@ -136,10 +149,10 @@ def _sources(bundles: Sequence[str]) -> dict[str, Path]:
 
 
 def _imported(path: str) -> Any:
-    """Import an object by its name. The command line names the code that the server runs."""
+    """Import an object that the command line names."""
     module, _, name = path.replace(":", ".").rpartition(".")
     if "" not in sys.path:
-        sys.path.insert(0, "")  # as `python -m` has it
+        sys.path.insert(0, "")  # as with `python -m`
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
@@ -147,10 +160,10 @@ def _imported(path: str) -> Any:
 
 
 def fallback_of(path: str) -> Fallback:
-    """A heuristic that decides where the policy is not to.
+    """Import a heuristic that decides in place of the policy.
 
     :param path: A function of an observation's entries and the actor, or a :class:`~maze.core.agent.policy.Policy` that
-        needs no arguments, neither the environment nor its state.
+        needs neither arguments nor the environment nor its state.
     :raises ConfigError: It cannot be used.
     """
     found = _imported(path)
@@ -162,7 +175,7 @@ def fallback_of(path: str) -> Fallback:
 
     policy: Any = found()
     if not hasattr(policy, "compute_action") or policy.needs_state() or policy.needs_env():
-        raise ConfigError(f"--fallback {path}: only policies that need nothing but the observation can stand in.")
+        raise ConfigError(f"--fallback {path}: only policies that need nothing but the observation can be used.")
 
     def decide(observation: Mapping[str, Any], actor: Actor) -> Any:
         return policy.compute_action(
@@ -184,19 +197,14 @@ def _tokens(options: argparse.Namespace) -> Tokens:
 
 
 def _tokens_from(path: Path | None, variable: str) -> list[str]:
-    if path is None:
-        text, where = os.environ.get(variable, ""), variable
-        if variable not in os.environ:
-            return []
-    else:
-        where = str(path)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"The tokens in {path} cannot be read: {error}.") from error
-    tokens = [line.strip() for line in text.splitlines() if line.strip()]
+    if path is None and variable not in os.environ:
+        return []
+    try:
+        tokens = (os.environ[variable] if path is None else path.read_text(encoding="utf-8")).split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The tokens in {path} cannot be read: {error}.") from error
     if not tokens:
-        raise ConfigError(f"{where} holds no token.")
+        raise ConfigError(f"{path or variable} holds no token.")
     return tokens
 
 
@@ -207,35 +215,34 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _settings(options: argparse.Namespace, provided: Mapping[str, Callable[..., Any]]) -> Settings:
+def _settings(options: argparse.Namespace, provided: Provided) -> Settings:
     if (options.on_drift == "fallback") != (options.fallback is not None):
         raise ConfigError("--on-drift fallback and --fallback MODULE:NAME belong together.")
-    for name in ("max_body", "max_bundle", "max_sessions", "session_seconds", "time_limit", "max_batch", "log_files",
-                 "log_file_size"):  # fmt: skip
+    for name in _POSITIVE:
         if not getattr(options, name) > 0:
             raise ConfigError(f"--{name.replace('_', '-')} must be above 0, got {getattr(options, name)}.")
     window = options.drift_window
-    limits = DriftLimits(
-        options.drift_psi, options.drift_out_of_range, window=window, at_least=min(window, DriftLimits.at_least)
-    )
     return Settings(
         max_batch=options.max_batch,
         batch_delay=options.batch_delay,
         max_sessions=options.max_sessions,
         session_seconds=options.session_seconds,
-        drift=limits,
+        drift=DriftLimits(
+            options.drift_psi,
+            options.drift_out_of_range,
+            window=window,
+            at_least=min(window, DriftLimits.at_least),
+        ),
         on_drift=options.on_drift,
         fallback=None if options.fallback is None else fallback_of(options.fallback),
         provided=provided,
     )
 
 
-def _application(
-    options: argparse.Namespace, sources: Mapping[str, Path], provided: Mapping[str, Callable[..., Any]]
-) -> Application:
+def _application(options: argparse.Namespace, sources: Mapping[str, Path], provided: Provided) -> Application:
     settings, tokens = _settings(options, provided), _tokens(options)
-    shares = dict(map(_assignment, options.weight))
-    for name in (*shares, *options.shadow):
+    weights = {name: _number(name, share) for name, share in map(_assignment, options.weight)}
+    for name in (*weights, *options.shadow):
         if name not in sources:
             raise ConfigError(f"There is no policy {name!r}; there are {list(sources)}.")
     bundles = {name: PolicyBundle.load(path) for name, path in sources.items()}
@@ -244,16 +251,11 @@ def _application(
         size = int(options.log_file_size * _MEBIBYTE)
         log = DecisionLog(options.decision_log, versions(), size, options.log_files)
     policies = Policies(settings, log)
-    answering = [name for name in bundles if name not in options.shadow]
+    if not weights:
+        weights = dict.fromkeys([name for name in bundles if name not in options.shadow][:1], 1.0)
     for name, bundle in bundles.items():
-        try:
-            weight = float(shares[name]) if shares else float(name == answering[0]) if answering else 0.0
-        except KeyError:
-            weight = 0.0
-        except ValueError:
-            raise ConfigError(f"--weight {name}={shares[name]}: expected a number.") from None
         policies.add(name, bundle, is_shadow=name in options.shadow)
-        policies.change(name, weight, None)
+        policies.change(name, weights.get(name, 0.0), None)
     limits = Limits(
         body_bytes=int(options.max_body * _MEBIBYTE),
         bundle_bytes=int(options.max_bundle * _MEBIBYTE),
@@ -262,8 +264,15 @@ def _application(
     return Application(policies, limits, tokens)
 
 
+def _number(name: str, share: str) -> float:
+    try:
+        return float(share)
+    except ValueError:
+        raise ConfigError(f"--weight {name}={share}: expected a number.") from None
+
+
 def versions() -> dict[str, str]:
-    """What bits of a result may depend on."""
+    """Versions that the bits of a result may depend on."""
     import onnxruntime
 
     return {
@@ -277,7 +286,7 @@ def versions() -> dict[str, str]:
 # -- running ----------------------------------------------------------------------------------------------------------
 
 
-def _replay(path: Path, sources: Mapping[str, Path], provided: Mapping[str, Callable[..., Any]]) -> int:
+def _replay(path: Path, sources: Mapping[str, Path], provided: Provided) -> int:
     result = replay(path, [PolicyBundle.load(source) for source in sources.values()], provided)
     print(result.summary())
     if not result.n_decisions:
@@ -285,7 +294,7 @@ def _replay(path: Path, sources: Mapping[str, Path], provided: Mapping[str, Call
     return 0 if result.n_decisions and not result.n_different else 1
 
 
-def _serve(options: argparse.Namespace, sources: Mapping[str, Path], provided: Mapping[str, Callable[..., Any]]) -> int:
+def _serve(options: argparse.Namespace, sources: Mapping[str, Path], provided: Provided) -> int:
     try:
         from maze.serve.http_server import Server, server_config
     except ImportError as error:
@@ -298,28 +307,28 @@ def _serve(options: argparse.Namespace, sources: Mapping[str, Path], provided: M
     application = _application(options, sources, provided)
     config = server_config(application, options.host, options.port)
     gc.collect()
-    gc.freeze()  # what is there now stays: looking through it again and again would delay requests by milliseconds
-    Server(config, application, options.drain, partial(_read_again, application, options, sources)).run()
+    gc.freeze()  # collections of the long-lived objects would delay requests by milliseconds
+    Server(config, application, options.drain, partial(_reload, application, options, sources)).run()
     return 0
 
 
-async def _read_again(application: Application, options: argparse.Namespace, sources: Mapping[str, Path]) -> None:
-    """Puts bundles and tokens to work that have changed; where one cannot be read, what was there goes on."""
+async def _reload(application: Application, options: argparse.Namespace, sources: Mapping[str, Path]) -> None:
+    """Reload bundles and tokens that have changed; those that cannot be read stay as they were."""
     for name, path in sources.items():
         try:
             content = await asyncio.get_running_loop().run_in_executor(None, path.read_bytes)
             if sha256(content) != application.policies.named(name).bundle.sha256:
                 await application.policies.put(name, content, path=path)
         except (MazeError, OSError) as error:  # noqa: PERF203
-            _LOGGER.error("%s was not read again, policy %s stays what it is: %s", path, name, error)
+            _LOGGER.error("%s was not reloaded, policy %s stays as it was: %s", path, name, error)
     try:
         application.tokens = _tokens(options)
     except MazeError as error:
-        _LOGGER.error("The tokens were not read again: %s", error)
+        _LOGGER.error("The tokens were not reloaded: %s", error)
 
 
 class _JsonLines(logging.Formatter):
-    """A record as one line of JSON."""
+    """Format a record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {

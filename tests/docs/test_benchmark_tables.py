@@ -1,14 +1,16 @@
-"""Tables of the pages on what was measured are those of the files that the benchmarks keep."""
+"""Tables and charts of the benchmark pages are generated from the stored results."""
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from benchmarks import learning, speed
+from benchmarks import equal_settings, learning, speed
+from benchmarks.page_tables import Bar, bar_chart
 from maze.maze_cli import main
 
 DOCS = Path(__file__).parents[2] / "docs" / "benchmarks"
@@ -21,20 +23,38 @@ def test_the_learning_page_shows_the_kept_results() -> None:
         "run python benchmarks/learning.py --seeds 0 --results docs/benchmarks/learning.jsonl "
         "--tables docs/benchmarks/learning.md"
     )
-    shown = [line for line in page.splitlines() if " within " in line and line.endswith(("| yes |", "| no |"))]
-    assert len(shown) == len(results), "results that no table of the page asks for"
+    shown = [int(n_seeds) for n_seeds in re.findall(r" within [\d,]+ \| \d+ of (\d+) \|", page)]
+    assert sum(shown) == len(results), "results that no table of the page shows"
 
 
 def test_the_speed_page_shows_the_kept_results(tmp_path: Path) -> None:
     page = tmp_path / "speed.md"
     page.write_text(speed.PAGE.read_text(encoding="utf-8"), encoding="utf-8")
     speed.main(["--page", str(page)])
-    assert page.read_text(encoding="utf-8") == speed.PAGE.read_text(encoding="utf-8"), "run python -m benchmarks.speed"
-    kept = speed.read_results(speed.RESULTS)
-    named = {line["figure"] for line in kept if "figure" in line} | {
-        n for line in kept for n in line.get("figures", ())
-    }
-    assert named <= {figure.name for figure in speed.FIGURES}, "results that no row of the table asks for"
+    for suffix in (".md", ".svg"):
+        written = page.with_suffix(suffix).read_text(encoding="utf-8")
+        assert written == speed.PAGE.with_suffix(suffix).read_text(encoding="utf-8"), "run python -m benchmarks.speed"
+    named = {name for line in speed.read_results(speed.RESULTS) for name in line["figures"]}
+    assert named <= {figure.name for figure in speed.FIGURES}, "results that no row of the table shows"
+
+
+def test_the_page_of_equal_settings_shows_the_stored_rows(tmp_path: Path) -> None:
+    kept, page = DOCS / "equal_settings.md", tmp_path / "equal_settings.md"
+    page.write_text(kept.read_text(encoding="utf-8"), encoding="utf-8")
+    equal_settings.write_page(page, kept.with_suffix(".jsonl"))
+    for suffix in (".md", ".svg"):
+        assert page.with_suffix(suffix).read_text("utf-8") == kept.with_suffix(suffix).read_text("utf-8")
+
+
+def test_bars_of_a_chart_begin_at_1_and_ranges_are_drawn() -> None:
+    chart = bar_chart("t", [Bar("PPO & co", 4.0, 3.0, 5.0), Bar("slower", 0.5, 0.5, 0.5)])
+    (left, width), (left_of_slower, width_of_slower) = (
+        (float(x), float(w)) for x, w in re.findall(r'<rect class="ours" x="([\d.]+)" y="\d+" width="([\d.]+)"', chart)
+    )
+    assert left == pytest.approx(left_of_slower + width_of_slower, abs=0.2), "both bars touch the line at 1"
+    assert width == pytest.approx(2 * width_of_slower, abs=0.2), "log2(4) = 2, log2(0.5) = -1"
+    assert chart.count('class="range"') == 1
+    assert "PPO &amp; co" in chart
 
 
 def test_figures_of_speed_have_names_goals_and_benchmarks_that_write_them() -> None:
@@ -45,21 +65,18 @@ def test_figures_of_speed_have_names_goals_and_benchmarks_that_write_them() -> N
         assert '"--json"' in source or "timing_main" in source, figure.command
 
 
-def test_figures_of_several_runs_are_told_by_their_median_and_range() -> None:
+def test_figures_of_several_runs_are_shown_by_their_median_and_range() -> None:
     figure = speed.FIGURES[0]
     assert figure.goal == "≥ 1.3"
     runs = [
         {"figures": {figure.name: {"PPO": ppo, "A2C": 1.25}}, "processor": maker, "busy": ppo > 2.0}
         for ppo, maker in ((2.0, "Intel"), (2.468, "AMD"), (1.5, "Intel"))
     ]
-    row = speed.table([*runs, {"figure": figure.name, "told": "two, they say"}]).splitlines()[2]
-    cells = [cell.strip() for cell in row.strip("|").split(" | ")]
-    assert cells[1:5] == [
-        "≥ 1.3",
-        "PPO: 2 (1.5 to 2.47); A2C: **1.25** (1.25 to 1.25)",  # bold where the goal is missed
-        "3, AMD, Intel, 1 busy",
-        "two, they say",
+    first, second = [
+        [cell.strip() for cell in row.strip("|").split(" | ")][2:5] for row in speed.table(runs).splitlines()[2:]
     ]
+    assert first == ["2 (1.5 to 2.47)", "≥ 1.3", "3, AMD, Intel, 1 busy"]
+    assert second[0] == "**1.25** (1.25 to 1.25)", "bold where the goal is missed"
 
 
 @pytest.mark.slow
@@ -71,7 +88,7 @@ def test_a_benchmark_is_run_and_what_it_measured_is_kept_and_shown(tmp_path: Pat
     assert line["command"] == "structured_env.py --quick"
     assert set(line["figures"]) == {"substeps"}
     assert all(0.1 < value < 10.0 for value in line["figures"]["substeps"].values())
-    assert "structured: " in page.read_text(encoding="utf-8")
+    assert "(structured)" in page.read_text(encoding="utf-8")
 
 
 def test_a_benchmark_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -89,8 +106,10 @@ def results() -> list[learning.Result]:
 
 def test_means_have_intervals_over_seeds(results: list[learning.Result]) -> None:
     # standard deviation 10, t quantile with two degrees of freedom 4.303: 4.303 * 10 / sqrt(3)
-    assert "| cartpole_ppo | 3 | 490.0 ± 24.8 |  |  |  |  | 475 on each: 3 |  |" in learning.summary(results)
-    assert "| 480.0 |" in learning.summary(results[:1])
+    header, _, row = learning.table(results).splitlines()
+    assert header == "| experiment | goal (steps) | seeds that reach it | steps | best policy |", "no empty columns"
+    assert row == "| cartpole_ppo | 475 within 100,000 | 3 of 3 | 98,304 | 490.0 ± 24.8 |"
+    assert "| 480.0 |" in learning.table(results[:1])
 
 
 def test_trainings_that_are_kept_are_not_run_again(

@@ -64,7 +64,7 @@ def test_a_page_gets_its_table(tmp_path):
 def test_settings_that_were_not_asked_for_stay_on_the_page(tmp_path, monkeypatch):
     page = tmp_path / "page.md"
     page.write_text("<!-- results: some -->\n\n<!-- end -->\n")
-    assert rows_of(page, "some") == {}
+    assert rows_of(page, "some", operations.HEADER) == {}
 
     def of_setting(setting, seeds, directory, overrides):
         yield []
@@ -75,7 +75,7 @@ def test_settings_that_were_not_asked_for_stay_on_the_page(tmp_path, monkeypatch
         command = ["operations.py", "some", f"--markdown={page}", "--settings", *arguments]
         monkeypatch.setattr(sys, "argv", command)
         operations.main()
-    rows = rows_of(page, "some")
+    rows = rows_of(page, "some", operations.HEADER)
     assert list(rows) == ["one", "two", "three"]
     assert [row[3] for row in rows.values()] == ["again", "again", ""]
     assert rows["three"] == operations.Row("three", 2.0, {}).cells()
@@ -89,5 +89,5 @@ def test_the_command_writes_rules_into_the_page(tmp_path, monkeypatch):
     command = ["job_shop.py", "--sizes", "15x15", "--cp-sat", "2", f"--markdown={page}", f"--json={results}"]
     monkeypatch.setattr(sys, "argv", command)
     job_shop.main()
-    assert "| MWKR | 19.2 |  |\n| CP-SAT, 2 s | 1.5 |  |" in page.read_text()
+    assert "| MWKR | 19.2 |\n| CP-SAT, 2 s | 1.5 |" in page.read_text()
     assert json.loads(results.read_text())["CP-SAT, 2 s"] == {"15x15": [1.5]}

@@ -98,7 +98,7 @@ def test_a_model_of_dictionaries_observes_its_entries(tmp_path):
 
 def test_classes_of_somebodys_own_need_trust(saved):
     model, path = saved("ppo of own classes")
-    with pytest.raises(CheckpointError, match=r"OwnActivation.*policy\.allow_pickle=true says that you trust it"):
+    with pytest.raises(CheckpointError, match=r"OwnActivation.*set policy\.allow_pickle=true"):
         acting(path)
     same_actions(model, acting(path, allow_pickle=True))
 
@@ -150,7 +150,10 @@ def test_other_files_are_refused(tmp_path, content, message):
 
 @pytest.mark.parametrize(
     ("module", "owner", "message"),
-    [("os", "system", "allow_pickle"), ("stable_baselines3.common.utils", "set_random_seed", "as a class of networks")],
+    [
+        ("os", "system", "allow_pickle"),
+        ("stable_baselines3.common.utils", "set_random_seed", "is no class of networks"),
+    ],
 )
 def test_what_a_file_names_as_its_policy_is_not_called_unless_it_is_one(saved, tmp_path, module, owner, message):
     _, path = saved("ppo")
@@ -245,7 +248,7 @@ class Looking(Policy):
 
 
 def test_policies_that_want_more_than_observations_are_refused():
-    with pytest.raises(ConfigError, match="Looking wants to see the environment"):
+    with pytest.raises(ConfigError, match="Looking needs the environment"):
         to_sb3(Looking(), plain())
 
 

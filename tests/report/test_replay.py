@@ -467,7 +467,7 @@ def test_both_futures_can_be_gone_through_with_the_keyboard(open_page: OpenPage,
 @pytest.mark.long
 def test_the_commands_of_the_guide_run(capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "guide" / "looking.md").read_text(encoding="utf-8")
-    section = page.partition("## What would have been\n")[2].partition("\n## ")[0]
+    section = page.partition("## Counterfactual replay\n")[2].partition("\n## ")[0]
     blocks = re.findall(r"^```console\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     commands = re.findall(r"^\$ maze-run (.*)$", "".join(blocks).replace("\\\n", " "), re.MULTILINE)
     assert len(commands) == 4

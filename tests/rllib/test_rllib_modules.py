@@ -18,15 +18,14 @@ with warnings.catch_warnings():
     pytest.importorskip("ray.rllib.algorithms.ppo")
     from ray.rllib.core.columns import Columns
 
-    from maze.rllib.action_distribution import action_distribution_class
     from maze.rllib.algorithms import ALGORITHMS, SET_BY_RUNNER, configured, known_hyperparameters
     from maze.rllib.environment import (
         EnvConfig,
         MazeMultiAgentEnv,
         MazeRLlibEnv,
         ModuleOfAgent,
-        SeedSource,
         decode_episodes,
+        unique_seed,
     )
     from maze.rllib.q_modules import QPolicyModule, SoftActorCriticModule
     from maze.rllib.rl_module import (
@@ -34,6 +33,7 @@ with warnings.catch_warnings():
         ModuleConfig,
         PolicyGradientModule,
         TargetPolicyModule,
+        action_distribution_class,
         buffer_state,
         load_into_runner,
         load_module_state,
@@ -318,9 +318,9 @@ def test_statistics_of_finished_episodes_travel() -> None:
     for _ in range(3):
         env.step(np.int64(0))
     env.reset()
-    (episode,) = decode_episodes(env.take_statistics())
+    (episode,) = decode_episodes(env.monitored.take_episodes())
     assert 3.0 in episode.values()
-    assert env.take_statistics() == []
+    assert env.monitored.take_episodes() == []
 
 
 def test_statistics_of_what_was_acted_on_travel() -> None:
@@ -328,18 +328,18 @@ def test_statistics_of_what_was_acted_on_travel() -> None:
     seen = []
     for _ in range(2):
         seen.append(env.reset(seed=5)[0]["observation"])
-        seen += [env.step(np.int64(0))[0]["observation"] for _ in range(3)][:2]  # nobody acts on the last one
-    count, mean, variance = env.take_seen()["observation"]
+        seen += [env.step(np.int64(0))[0]["observation"] for _ in range(3)][:2]  # no action follows the last one
+    count, mean, variance = env.monitored.take_observed()["observation"]
     assert count == 6
     np.testing.assert_allclose(mean, np.mean(seen, 0, dtype=float), rtol=1e-9)
     np.testing.assert_allclose(variance, np.var(seen, 0, dtype=float), rtol=1e-6, atol=1e-12)
-    assert env.take_seen() is None
+    assert env.monitored.take_observed() is None
 
 
 def test_environments_of_different_workers_have_different_seeds() -> None:
-    seeds = {SeedSource(7, worker).seed_for(100 + worker + index) for worker in range(3) for index in range(4)}
+    seeds = {unique_seed(7, worker, 100 + worker + index) for worker in range(3) for index in range(4)}
     assert len(seeds) == 12
-    assert SeedSource(7, 1).seed_for(101) == SeedSource(7, 1).seed_for(101)
+    assert unique_seed(7, 1, 101) == unique_seed(7, 1, 101)
 
 
 @pytest.fixture
@@ -366,7 +366,7 @@ def test_actors_of_a_structured_environment_take_turns(structured: MazeMultiAgen
     assert truncations["__all__"]
     assert set(observations) == {"0:0", "1:0"}
     structured.maze_env.reset()
-    (episode,) = decode_episodes(structured.take_statistics())
+    (episode,) = decode_episodes(structured.monitored.take_episodes())
     rewards_of_episode = [value for key, value in episode.items() if key.event is BaseEnvEvents.reward]
     assert total in rewards_of_episode  # what actors earn is what the environment gives
 

@@ -8,42 +8,40 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maze.serve.batching import Batcher, Row, Turns
-
-
-def row(value: float) -> Row:
-    return Row({"x": np.array(value)}, None, value)
+from maze.serve.app import Turns
+from maze.serve.served import Batcher
 
 
 class Recorder:
-    """Decides by negating, and remembers the batches."""
+    """Decides by negating, and records the batches."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.batches: list[tuple[Any, list[float]]] = []
         self.threads: set[int] = set()
         self.seconds = seconds
 
-    def __call__(self, key: Any, rows: Sequence[Row]) -> list[float]:
-        values = [each.note for each in rows]
-        self.batches.append((key, values))
+    def decide_batch(self, key: Any, rows: Sequence[float]) -> Sequence[float]:
+        self.batches.append((key, list(rows)))
         self.threads.add(threading.get_ident())
         time.sleep(self.seconds)
-        if any(value < 0 for value in values):
+        if any(row < 0 for row in rows):
             raise ValueError("negative")
-        return [-value for value in values]
+        return [-row for row in rows]
+
+    def finished(self, row: float, decision: float) -> float:
+        return decision
 
 
 def test_rows_of_one_moment_are_one_batch_and_keys_are_kept_apart() -> None:
     decide = Recorder()
 
     async def ask() -> list[float]:
-        batcher = Batcher(decide)
-        return list(await asyncio.gather(*(batcher.submit(n % 2, row(float(n))) for n in range(6))))
+        batcher = Batcher()
+        return list(await asyncio.gather(*(batcher.submit(n % 2, float(n), decide) for n in range(6))))
 
     assert asyncio.run(ask()) == [0.0, -1.0, -2.0, -3.0, -4.0, -5.0]
     assert decide.batches == [(0, [0.0, 2.0, 4.0]), (1, [1.0, 3.0, 5.0])]
@@ -53,8 +51,8 @@ def test_a_batch_is_closed_at_its_size() -> None:
     decide = Recorder()
 
     async def ask() -> None:
-        batcher = Batcher(decide, max_batch=4)
-        await asyncio.gather(*(batcher.submit("k", row(float(n))) for n in range(10)))
+        batcher = Batcher(max_batch=4)
+        await asyncio.gather(*(batcher.submit("k", float(n), decide) for n in range(10)))
         assert batcher.n_waiting == 0
 
     asyncio.run(ask())
@@ -66,11 +64,11 @@ def test_a_row_waits_no_longer_than_the_delay_while_others_keep_coming() -> None
     delay = 0.02
 
     async def ask() -> float:
-        batcher = Batcher(decide, max_batch=10**9, max_delay=delay)
+        batcher = Batcher(max_batch=10**9, max_delay=delay)
         began = time.perf_counter()
-        first = batcher.submit("k", row(0.0))
+        first = batcher.submit("k", 0.0, decide)
         while not first.done():
-            batcher.submit("k", row(1.0))  # one more in each turn of the loop
+            batcher.submit("k", 1.0, decide)  # one more in each turn of the loop
             await asyncio.sleep(0)
         return time.perf_counter() - began
 
@@ -81,9 +79,9 @@ def test_a_row_waits_no_longer_than_the_delay_while_others_keep_coming() -> None
 
 def test_nobody_waits_for_the_delay_when_nothing_else_comes() -> None:
     async def ask() -> float:
-        batcher = Batcher(Recorder(), max_delay=30.0)
+        batcher, decide = Batcher(max_delay=30.0), Recorder()
         began = time.perf_counter()
-        await batcher.submit("k", row(1.0))
+        await batcher.submit("k", 1.0, decide)
         return time.perf_counter() - began
 
     assert asyncio.run(ask()) < 5.0
@@ -91,8 +89,8 @@ def test_nobody_waits_for_the_delay_when_nothing_else_comes() -> None:
 
 def test_a_row_that_cannot_be_decided_fails_alone() -> None:
     async def ask() -> list[Any]:
-        batcher = Batcher(Recorder())
-        futures = [batcher.submit("k", row(value)) for value in (1.0, -1.0, 2.0)]
+        batcher, decide = Batcher(), Recorder()
+        futures = [batcher.submit("k", value, decide) for value in (1.0, -1.0, 2.0)]
         return list(await asyncio.gather(*futures, return_exceptions=True))
 
     first, second, third = asyncio.run(ask())
@@ -102,8 +100,8 @@ def test_a_row_that_cannot_be_decided_fails_alone() -> None:
 
 def test_a_row_whose_asker_has_gone_stops_nobody() -> None:
     async def ask() -> float:
-        batcher = Batcher(Recorder())
-        gone, stays = batcher.submit("k", row(1.0)), batcher.submit("k", row(2.0))
+        batcher, decide = Batcher(), Recorder()
+        gone, stays = batcher.submit("k", 1.0, decide), batcher.submit("k", 2.0, decide)
         gone.cancel()
         answer: float = await stays
         assert batcher.n_waiting == 0
@@ -116,11 +114,11 @@ def test_slow_networks_do_not_stop_the_loop_and_what_arrives_meanwhile_is_one_ba
     decide = Recorder(seconds=0.1)
 
     async def ask() -> int:
-        batcher = Batcher(decide)
-        await batcher.submit("k", row(0.0))  # from now on it is known to be slow
-        first = batcher.submit("k", row(1.0))
+        batcher = Batcher()
+        await batcher.submit("k", 0.0, decide)  # from now on it is known to be slow
+        first = batcher.submit("k", 1.0, decide)
         await asyncio.sleep(0.02)
-        later = [batcher.submit("k", row(float(n))) for n in range(2, 7)]
+        later = [batcher.submit("k", float(n), decide) for n in range(2, 7)]
         n_turns = 0
         while not first.done():
             await asyncio.sleep(0.001)
@@ -136,8 +134,12 @@ def test_slow_networks_do_not_stop_the_loop_and_what_arrives_meanwhile_is_one_ba
 
 
 def test_an_answer_for_each_row_or_an_error() -> None:
+    class Silent(Recorder):
+        def decide_batch(self, key: Any, rows: Sequence[float]) -> Sequence[float]:
+            return []
+
     async def ask() -> None:
-        await Batcher(lambda key, rows: []).submit("k", row(1.0))
+        await Batcher().submit("k", 1.0, Silent())
 
     with pytest.raises(ValueError, match="zip"):
         asyncio.run(asyncio.wait_for(ask(), 5.0))

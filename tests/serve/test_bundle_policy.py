@@ -122,11 +122,11 @@ def test_predicted_actions_of_a_bundle_are_clipped_to_its_action_space(tmp_path:
 
 def test_a_whole_bundle_says_where_it_cannot_act(bundle: Path, exported: Callable[..., bytes], tmp_path: Path) -> None:
     target = {"_target_": "maze.serve.policy.WholeBundlePolicy", "bundle": str(bundle)}
-    with pytest.raises(ConfigError, match=r"was made for .*CartPole"):
+    with pytest.raises(ConfigError, match=r"was trained in .*CartPole"):
         RolloutRunner.init_env_and_agent(GymMazeEnv("Pendulum-v1"), {}, 0, target)
     own = tmp_path / "own.maze"
     own.write_bytes(exported(OwnScale.wrap(GymMazeEnv("CartPole-v1"))))
-    with pytest.raises(ConfigError, match="OwnScale, code that no bundle holds"):
+    with pytest.raises(ConfigError, match=r"requires the code of .*OwnScale"):
         WholeBundlePolicy(own)
 
 

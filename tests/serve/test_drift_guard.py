@@ -62,9 +62,9 @@ def test_the_same_population_is_not_warned_about(caplog: pytest.LogCaptureFixtur
     for n in range(2000):
         watching.add(0, observation())
         if n == 400:
-            watching.look()
+            watching.check()
             assert watching.entries == [], "too few say nothing"
-    watching.look()
+    watching.check()
     assert {entry.entry for entry in watching.entries} == {"numbers", "choice", "picture"}
     assert all(entry.psi < 0.1 and entry.out_of_range < 0.01 for entry in watching.entries)
     assert caplog.text == ""
@@ -81,17 +81,17 @@ def test_another_population_is_warned_about_once_until_it_is_in_order_again(
     for _ in range(2):
         for _ in range(1000):
             watching.add(0, observation(**changed))
-        watching.look()
+        watching.check()
     found = {each.entry: each for each in watching.entries}
     assert found[entry].psi > 0.25
     assert found[entry].component == component
     assert caplog.text.count(f"Entry `{entry}`") == 1
     for _ in range(2000):
         watching.add(0, observation())
-    watching.look()
+    watching.check()
     for _ in range(2000):
         watching.add(0, observation(**changed))
-    watching.look()
+    watching.check()
     assert caplog.text.count(f"Entry `{entry}`") == 2
 
 
@@ -128,7 +128,7 @@ def n_until_warned(training: np.ndarray, work: np.ndarray) -> int | None:
     for n, row in enumerate(work, 1):
         watching.add(0, {"all": row})
         if n % 500 == 0:
-            watching.look()
+            watching.check()
             if any(each.psi > limits.psi or each.out_of_range > limits.out_of_range for each in watching.entries):
                 return n
     return None
@@ -158,7 +158,7 @@ def test_an_unknown_category_and_a_value_far_away_are_out_of_range() -> None:
     far = observation()
     far["numbers"][2] = 50.0
     assert watching.outside(0, far) == (
-        "1 of 8 values of the observation lie outside what the training has seen, 1 of them in `numbers`."
+        "1 of 8 values of the observation lie outside the range of the training, 1 of them in `numbers`."
     )
     assert "`choice`" in watching.outside(0, observation(choice=9))
     assert watching.outside(0, observation(choice=5)) == "", "a whole number between those of the training"
@@ -230,6 +230,6 @@ def test_what_drifts_is_exposed_and_logged(caplog: pytest.LogCaptureFixture) -> 
         assert metrics[name] > 0.25
         assert metrics[name.replace("psi", "out_of_range")] > 0.1
         assert client.policies()[0]["drift"][0]["entry"] == "observation"
-    assert [record.levelno for record in caplog.records if "not those of the training" in record.message] == [
+    assert [record.levelno for record in caplog.records if "differ from those of the training" in record.message] == [
         logging.WARNING
     ]

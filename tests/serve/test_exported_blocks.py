@@ -14,9 +14,8 @@ from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.distributions.torch_dist import TorchProbabilityDistribution
-from maze.serve.bundle import PolicyBundle
+from maze.serve.bundle import BundledNetwork, PolicyBundle
 from maze.serve.export import ExportError, as_graph, export_policy
-from maze.serve.steps import BundledNetwork
 from tests.perception.blocks.block_cases import CASES, random_input
 from tests.serve.conftest import policy_for
 

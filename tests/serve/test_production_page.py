@@ -28,6 +28,7 @@ from tests.serve.serving import cartpole, cutting, cutting_env, pendulum, rememb
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "guide" / "production.md").read_text(encoding="utf-8")
+SESSIONS = (ROOT / "docs" / "guide" / "client_sessions.md").read_text(encoding="utf-8")
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=alert(1)>"
 
 
@@ -70,8 +71,18 @@ def test_episodes_of_policies_with_a_memory_go_on_as_written() -> None:
     assert together[0]["state"] != together[1]["state"]
 
 
-def test_sub_steps_of_a_session_are_named_as_written() -> None:
-    (listing,) = [block for block in re.findall(r"^```text\n(.*?)^```", PAGE, re.M | re.S) if "step_key=0" in block]
+def test_the_episode_of_the_page_on_client_sessions_runs_as_written() -> None:
+    listing = re.findall(r"^```text\n(.*?)^```", SESSIONS, re.M | re.S)[0]
+    values: dict[str, Any] = {}
+    with served({"policy": cartpole()}) as (values["url"], _):
+        exec(listing, values)
+    assert values["is_over"]
+    assert values["answer"].policy == "policy"
+
+
+@pytest.mark.parametrize("page", [PAGE, SESSIONS], ids=["production", "client_sessions"])
+def test_sub_steps_of_a_session_are_named_as_written(page: str) -> None:
+    (listing,) = [block for block in re.findall(r"^```text\n(.*?)^```", page, re.M | re.S) if "step_key=0" in block]
     env = cutting_env()
     values: dict[str, Any] = {"PolicyClient": PolicyClient, "selection_observation": env.reset()}
     values["cutting_observation"] = env.step({"piece_idx": 0})[0]
@@ -83,7 +94,7 @@ def test_sub_steps_of_a_session_are_named_as_written() -> None:
 
 def test_the_gates_run_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained_run: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    section = PAGE.split("## May it take the place")[1].split("\n## ")[0]
+    section = PAGE.split("## Release gate")[1].split("\n## ")[0]
     file, _ = re.findall(r"^```yaml\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     Path("gate.yaml").write_text(file, encoding="utf-8")
     for name in ("policy", "champion"):
@@ -214,7 +225,7 @@ def test_sub_steps_are_chosen_and_a_token_is_asked_for(browser: Browser) -> None
     with served({"cutting": cutting()}, tokens=Tokens(["secret"])) as (url, _):
         page = opened(browser, url, errors, refused=("401", "422"))
         page.wait_for_selector("#problem p")
-        assert "This needs a token" in page.locator("#problem").inner_text()
+        assert "A token is required" in page.locator("#problem").inner_text()
         page.get_by_label("Token").fill("secret")
         page.keyboard.press("Enter")
         page.wait_for_selector("#cards table")

@@ -150,10 +150,10 @@ def test_sessions_are_decided_together_and_keep_their_states(bundle: PolicyBundl
 @pytest.mark.parametrize(
     ("given_states", "error", "text"),
     [
-        ({}, ConfigError, "carries hidden states .* and there are none. Pass as `states` those of the answer before"),
-        ({"episode_start": [True, False]}, ConfigError, "there are none"),
-        ({"episode_start": [True]}, ConfigError, r"`episode_start` is true or false for each of 2 rows, got \[True\]"),
-        ({"episode_start": "yes"}, ConfigError, "`episode_start` is true or false"),
+        ({}, ConfigError, "carries hidden states .* and none were passed. Pass the `states` of the previous answer"),
+        ({"episode_start": [True, False]}, ConfigError, "none were passed"),
+        ({"episode_start": [True]}, ConfigError, r"`episode_start` must hold true or false for 2 rows, got \[True\]"),
+        ({"episode_start": "yes"}, ConfigError, "`episode_start` must hold true or false"),
         ({"states": {"other": np.zeros((2, 16))}}, ConfigError, r"\['other'\]; the network carries \['recurrence"),
         ({"states": {KEY: np.zeros((2, 3))}}, ConfigError, r"has the shape \[2, 3\], expected \[2, 16\]"),
         ({"states": {KEY: np.zeros((1, 16))}}, ConfigError, r"has the shape \[1, 16\], expected \[2, 16\]"),
@@ -198,7 +198,9 @@ def test_a_bundle_that_remembers_something_else_is_not_loaded() -> None:
     assert np.abs(case["states"][KEY]).max() > 0.1, "cases from within episodes"
     changed = PolicyBundle(remembering(), check=False)
     changed.reference = [{**case, "next_states": {KEY: case["next_states"][KEY] + 0.01}}]
-    with pytest.raises(BundleError, match=f"does not remember as the trained policy: .*`{KEY}` differs by 0.01"):
+    with pytest.raises(
+        BundleError, match=f"differs from the trained policy: .*`{KEY}`: the largest difference is 0.01"
+    ):
         replay_reference(changed, 1e-4)
 
 
@@ -372,7 +374,7 @@ def test_the_text_of_a_state_is_that_of_its_bits(state: Any) -> None:
         ({}, "missing_state", "send with each observation the `state`"),
         ({"state": None}, "missing_state", "send with each observation the `state`"),
         ({"state": [0.0] * 16}, "invalid", "`state` must be an object"),
-        ({"state": {}}, "wrong_state", "an object, `bundle` and `values`"),
+        ({"state": {}}, "wrong_state", "must be the object .* with `bundle` and `values`"),
         ({"state": {"bundle": "", "values": [1]}}, "state_of_other_bundle", "belongs to the bundle ''"),
         ({"state": {"bundle": "sha", "values": {}}}, "state_of_other_bundle", "begin another episode"),
         ({"state": {"values": {KEY: [0.0] * 3}}}, "wrong_state", r"has the shape \[1, 3\], expected \[1, 16\]"),
@@ -448,7 +450,7 @@ def test_a_log_of_states_is_replayed_bit_for_bit(tmp_path: Path) -> None:
     path.write_bytes(b"\n".join(lines))
     result = replay(path, [PolicyBundle(content) for content in bundles.values()])
     assert result.n_different >= 1
-    assert f"`{KEY}` is another one" in result.first_difference
+    assert f"`{KEY}` differs" in result.first_difference
 
 
 def test_what_the_network_was_not_asked_about_leaves_no_trace() -> None:

@@ -60,7 +60,7 @@ def test_sighup_reads_bundles_and_tokens_again_and_sigterm_drains(bundle: Path, 
             assert client.act(OBSERVATION).action == 1
         assert process.wait(20) == -signal.SIGTERM
         messages = [json.loads(line)["message"] for line in process.stderr or ()]
-        assert any("was not read again" in message for message in messages)
+        assert any("was not reloaded" in message for message in messages)
     bundle.write_bytes(always(1))
     assert main([str(bundle), "--replay", str(log)]) == 0
 

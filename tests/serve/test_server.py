@@ -128,14 +128,14 @@ def test_sub_steps_have_endpoints_and_masks() -> None:
         with pytest.raises(ServerError, match="`piece_idx` has no valid action left") as refused:
             client.act({**selection, mask_name: mask}, step_key=0)
         assert refused.value.status == 422
-        with pytest.raises(ServerError, match="has sub-steps; ask act/<step key>, of \\['0', '1'\\]"):
+        with pytest.raises(ServerError, match="has sub-steps; request act/<step key>, of \\['0', '1'\\]"):
             client.act({**selection, mask_name: mask})
         with pytest.raises(ServerError, match="no sub-step '7'"):
             client.act({**selection, mask_name: mask}, step_key=7)
         mask[1] = 1
         with client.session() as session:  # their order is fixed, and need not be said
             assert set(session.act({**selection, mask_name: mask}).action) == {"piece_idx"}
-            with pytest.raises(ServerError, match="Sub-step 1: an observation is a mapping"):
+            with pytest.raises(ServerError, match="Sub-step 1: expected as observation a mapping"):
                 session.act({"nonsense": 1})
         paths = client.request("GET", "/openapi.json")["paths"]
         assert {"/act/0", "/act/1", "/sessions/{session}/act/0"} <= set(paths)
@@ -266,7 +266,7 @@ def test_a_swapped_bundle_answers_from_then_on_and_sessions_go_on_with_theirs(tm
         (lambda: b"", 422, "no whole policy bundle"),
         (lambda: b"PK\x03\x04 and nothing else", 422, "no whole policy bundle"),
         (lambda: always(1)[:5000] + b"\x00" + always(1)[5001:], 422, "damaged or was changed"),
-        (pendulum, 409, "are not those of the policy 'p'"),
+        (pendulum, 409, "differ from those of policy 'p'"),
     ],
     ids=["empty", "cut", "changed", "other-spaces"],
 )

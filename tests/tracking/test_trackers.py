@@ -141,7 +141,7 @@ def test_a_tracker_that_fails_is_one_warning_and_ends_no_training(call: str, cap
     ) as rc:
         assert rc.train(n_epochs=2).status == "completed"
     said = [record.getMessage() for record in caplog.records if "OwnTracker" in record.getMessage()]
-    assert said == [f"OwnTracker cannot write (RuntimeError: no {call}); it is switched off for this run."]
+    assert said == [f"OwnTracker cannot write (RuntimeError: no {call}); it is disabled for this run."]
 
 
 def test_a_run_context_takes_names_lists_and_mappings(tmp_path: Path) -> None:

@@ -122,9 +122,9 @@ ENDS: dict[str, str] = {
     "raise in observation conversion": LOST,
     "raise in action conversion": LOST,
     "three values": r"FaultyCoreEnv.step: expected four values .*, found 3",
-    "reward none": r"FaultyCoreEnv.step\(\) must give one number as the reward, but gave None",
-    "reward text": r"FaultyCoreEnv.step\(\) must give one number as the reward, but gave 'much'",
-    "reward array": r"FaultyCoreEnv.step\(\) must give one number as the reward, but gave array",
+    "reward none": r"FaultyCoreEnv.step\(\) must return one number as the reward, got None",
+    "reward text": r"FaultyCoreEnv.step\(\) must return one number as the reward, got 'much'",
+    "reward array": r"FaultyCoreEnv.step\(\) must return one number as the reward, got array",
     "observation none": "sub-step 0: .*NoneType|sub-step 0: .*None",
     "observation list": "sub-step 0: .*(list|dictionary)",
     "observation shape": r"sub-step 0.*`position`: expected.*\(3,\).*\(5,\)",
@@ -292,7 +292,9 @@ def test_what_is_being_done_is_said_before_the_third_step(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert isinstance(run(name, "dev", "raise in step").error, MazeError)
-    work = r"-> ((epoch 1: )?collecting [\d,]+ (environment steps|episodes)|evaluating the policy|epoch 1: \d+ updates)"
+    work = (
+        r"-> ((epoch 1: )?collecting [\d,]+ (environment steps|episodes)|evaluating the initial|epoch 1: \d+ updates)"
+    )
     assert re.search(rf"^{work}.* \.\.\.$", capsys.readouterr().out, re.MULTILINE)
 
 
@@ -362,11 +364,11 @@ def test_an_episode_without_end_is_named_before_anybody_waits_for_ever(monkeypat
     policy = TorchPolicy(
         networks={0: Masked()}, distribution_mapper=DistributionMapper(env.action_spaces_dict[0], {}), device="cpu"
     )
-    message = "evaluation environment 1 has been in the same episode for 200 steps.*max_episode_steps"
+    message = "evaluation environment 1: the episode has not ended after 200 steps.*max_episode_steps"
     with pytest.raises(EnvironmentContractError, match=message):
         rollout_evaluator.RolloutEvaluator(eval_env=env, n_episodes=2, model_selection=None).evaluate(policy)
     (warning,) = caplog.messages
-    assert "evaluation environment 1 has been in the same episode for 50 steps" in warning
+    assert "evaluation environment 1: the episode has not ended after 50 steps" in warning
 
 
 @pytest.mark.parametrize("seconds", [0, -1, True, "long"])

@@ -1,4 +1,4 @@
-"""From the agent's actions to those of the simulation."""
+"""Conversion of the agent's actions to those of the simulation."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from maze.core.env.maze_state import MazeStateType
 
 
 class ActionConversionInterface(ABC):
-    """Converts between actions of an agent (elements of a dictionary space) and actions of the simulation."""
+    """Convert between actions of an agent (elements of a dictionary space) and actions of the simulation."""
 
     @abstractmethod
     def space_to_maze(self, action: dict[str, np.ndarray], maze_state: MazeStateType) -> MazeActionType:
-        """Converts an agent's action.
+        """Convert an agent's action.
 
         The entries of an action have the shapes of their spaces, `[*space.shape]`.
 
@@ -28,22 +28,22 @@ class ActionConversionInterface(ABC):
         """
 
     def maze_to_space(self, maze_action: MazeActionType) -> dict[str, np.ndarray]:
-        """Converts an action of the simulation back; needed to train on recorded trajectories.
+        """Convert an action of the simulation to one of the agent; needed to train on recorded trajectories.
 
         :raises NotImplementedError: The conversion has no inverse.
         :return: Element of :meth:`space`, with entries `[*space.shape]`.
         """
         raise NotImplementedError(
-            f"{type(self).__name__}.maze_to_space is not implemented, but is needed to turn recorded MazeActions "
-            f"into agent actions. Implement it as the inverse of `space_to_maze`."
+            f"{type(self).__name__}.maze_to_space is not implemented, but is needed to convert recorded MazeActions "
+            f"to agent actions. Implement it as the inverse of `space_to_maze`."
         )
 
     @abstractmethod
     def space(self) -> spaces.Dict:
-        """The agent's action space."""
+        """Return the agent's action space."""
 
     def noop_action(self) -> Any:
-        """An agent's action that changes nothing.
+        """Return an action of the agent that has no effect.
 
         :raises NotImplementedError: There is none.
         """
@@ -51,9 +51,9 @@ class ActionConversionInterface(ABC):
 
 
 class DictActionConversion(ActionConversionInterface):
-    """Passes actions on as they are, entries of `Discrete` spaces as integers.
+    """Pass actions on unchanged, entries of `Discrete` spaces as integers.
 
-    For simulations whose actions are dictionaries already.
+    For simulations whose actions are dictionaries.
     """
 
     def __init__(self, heads: Mapping[str, spaces.Space[Any]]) -> None:

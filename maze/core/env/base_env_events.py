@@ -1,4 +1,4 @@
-"""Events that every environment has."""
+"""Events of all environments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from maze.core.log_stats.event_decorators import (
 
 
 def latest(values: Sequence[Any]) -> Any:
-    """The last of the values: of an event that occurs once, its value."""
+    """Return the last of the values; for events that occur once."""
     return values[-1]
 
 
@@ -60,7 +60,7 @@ class BaseEnvEvents(ABC):
     @define_episode_stats(sum)
     @define_step_stats(sum)
     def test_event(self, value: Any) -> None:
-        """Has no meaning of its own; for trying out the event system.
+        """Event without meaning, for tests of the event system.
 
         :param value: Any number.
         """

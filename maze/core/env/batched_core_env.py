@@ -1,8 +1,8 @@
-"""Simulations of one problem that are stepped together, in arrays.
+"""Vectorised simulations: many instances of one problem, stepped in arrays.
 
-One class written this way serves twice: :class:`~maze.core.env.batched_maze_env.BatchedMazeEnv` makes one environment
-of it, with everything that belongs to environments; `runner.placement=batched` steps all environments of a training at
-once, many times as fast (`benchmarks/batched_env.py`). Both take the same course from the same seeds.
+One implementation has two uses: :class:`~maze.core.env.batched_maze_env.BatchedMazeEnv` makes a single environment of
+it; `runner.placement=batched` steps all environments of a training run at once, many times as fast
+(`benchmarks/batched_env.py`). Both give the same episodes from the same seeds.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import ConfigError, EnvironmentContractError
 
 _BLOCK = 512
-"""So many numbers of a stream are made at a time."""
+"""Number of random numbers that are generated at once."""
 
 _ONE = np.array(1)
-"""An array: a number would be converted each time."""
+"""An array, because a number would be converted at each use."""
 
 _WORD = 2**64 - 1
 _STRIDE = np.uint64(0x9E3779B97F4A7C15)
@@ -54,11 +54,11 @@ def scenario_seed(seed: int, scenario: int) -> int:
 
 
 class RowStreams:
-    """Row streams: uniform random numbers of simulations that are stepped together.
+    """Uniform random numbers for vectorised simulations.
 
-    The numbers of a row depend on its seed and on how many it has taken: not on the number of rows, not on what other
-    rows take. :meth:`new_futures` replaces a row's stream by that of a scenario, whose numbers depend on the scenario
-    and on the step only, so that rows of the same scenario share them.
+    The numbers of a row depend on its seed and on the number of values taken only, not on other rows. `new_futures`
+    replaces the generator of a row by that of a scenario, whose numbers depend on the scenario and on the step only, so
+    that rows of the same scenario share them.
     """
 
     def __init__(self, n_rows: int) -> None:
@@ -74,7 +74,7 @@ class RowStreams:
         """By row of a scenario, the step in the upper and the numbers taken in it in the lower 32 bits."""
 
     def seed(self, row: int, seed: int) -> None:
-        """Begins the stream of a row anew.
+        """Seed the generator of a row.
 
         :param row: The row.
         :param seed: Any integer.
@@ -113,10 +113,10 @@ class RowStreams:
             _copy_rows(getattr(source, name), rows, getattr(self, name), into)
 
     def uniform(self, rows: np.ndarray | None = None, count: int = 1) -> np.ndarray:
-        """The next numbers of some rows, in [0, 1).
+        """Return the next numbers of some rows, in [0, 1).
 
         :param rows: Indices of the rows; `None`: all.
-        :param count: How many numbers of each, at most 512.
+        :param count: Number of values per row, at most 512.
         :return: `[n_rows]` for a single number, else `[n_rows, count]`.
         """
         rows = self._all if rows is None else rows
@@ -153,7 +153,7 @@ class RowStreams:
         return numbers
 
     def state(self, row: int) -> dict[str, int]:
-        """Where the stream of a row stands."""
+        """Return the position of the generator of a row."""
         state = {
             "seed": int(self._seeds[row]),
             "block": int(self._blocks[row]),
@@ -164,7 +164,7 @@ class RowStreams:
         return state
 
     def load_state(self, row: int, state: Mapping[str, int]) -> None:
-        """Goes on from where :meth:`state` was."""
+        """Restore a position of :meth:`state`."""
         self._is_scenario[row] = is_scenario = "key" in state
         if is_scenario:
             self._has_scenarios = True
@@ -194,7 +194,7 @@ class FiredEvent(NamedTuple):
     """An event that occurred in some of the simulations.
 
     :param event: The event's interface method.
-    :param where: bool `[n_envs]`: in which of them; `None`: in all.
+    :param where: bool `[n_envs]`: the simulations in which it occurred; `None`: all.
     :param attributes: Values by name, `[n_envs]`, or one for all.
     """
 
@@ -206,23 +206,24 @@ class FiredEvent(NamedTuple):
 class BatchedCoreEnv(ABC):
     """Simulations of one problem, stepped together: arrays `[n_envs, ...]` instead of numbers.
 
-    To write: the arrays that make up the state (named in `row_arrays`), :meth:`reset_rows`, :meth:`step`,
-    :meth:`observe`; with randomness from `self.random` only, events fired with :meth:`fire`, KPIs from :meth:`kpis`.
+    Subclasses define the arrays of the state (named in `row_arrays`), :meth:`reset_rows`, :meth:`step` and
+    :meth:`observe`, take random numbers from `self.random` only, fire events with :meth:`fire` and return KPIs from
+    :meth:`kpis`.
 
-    All simulations are at the same sub-step at all times, and episodes end with complete steps.
+    All simulations are at the same sub-step, and episodes end with complete steps.
 
     :param n_envs: Number of simulations.
     :param action_spaces: Action spaces by sub-step key, in the order in which the sub-steps of a step are taken.
     :param observation_spaces: Observation spaces by sub-step key.
-    :param max_episode_steps: Episodes are cut off after so many steps; `None`: they are not.
+    :param max_episode_steps: Number of steps after which episodes are truncated; `None`: no limit.
     """
 
     row_arrays: ClassVar[tuple[str, ...]] = ()
-    """Names of the attributes `[n_envs, ...]` that make up the state: :meth:`observe` reads no others that change.
-    `elapsed` is one of them where it is observed."""
+    """Names of the attributes `[n_envs, ...]` of the state: :meth:`observe` reads no other variable attributes.
+    `elapsed` is one of them if it is observed."""
 
     seeds_rows: ClassVar[bool] = True
-    """Whether each simulation has random numbers of its own."""
+    """Whether each simulation has a random generator of its own."""
 
     event_interfaces: ClassVar[tuple[type[Any], ...]] = ()
     """Interfaces of the events that :meth:`fire` is called with."""
@@ -250,17 +251,17 @@ class BatchedCoreEnv(ABC):
         """Steps of the running episodes."""
         self.random = RowStreams(n_envs)
         self.fired: list[FiredEvent] = []
-        """The events of the sub-step just taken."""
+        """The events of the last sub-step."""
         self.nobody = np.zeros(n_envs, np.bool_)
-        """bool `[n_envs]`, none of them; who finds that it is this array need not look into it."""
+        """bool `[n_envs]`, all false; compared by identity to skip further checks."""
         self.nobody.flags.writeable = False
         self.pausing: np.ndarray | None = None
-        """Indices of simulations whose next episode begins with the coming step, in which they take no action; `None`:
-        there are none. See :class:`~maze.core.wrappers.gym_vector_env.GymBatch`."""
+        """Indices of simulations with a pending autoreset: the next step begins their episode and ignores their action;
+        `None`: there are none. See :class:`~maze.core.wrappers.gym_vector_env.GymBatch`."""
 
     @abstractmethod
     def reset_rows(self, rows: np.ndarray) -> None:
-        """Begins new episodes.
+        """Begin new episodes.
 
         :param rows: Indices of the simulations, `[n_rows]`.
         """
@@ -269,22 +270,22 @@ class BatchedCoreEnv(ABC):
     def step(
         self, actions: Mapping[str, np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray] | tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Takes the sub-step `step_keys[substep]` in all simulations.
+        """Take the sub-step `step_keys[substep]` in all simulations.
 
         :param actions: Arrays `[n_envs, ...]` by action key.
-        :return: Rewards, float `[n_envs]`, and whether episodes have ended by themselves, bool `[n_envs]`; where they
-            are cut off by something else than `max_episode_steps`, also whether they were, bool `[n_envs]`.
+        :return: Rewards, float `[n_envs]`, and whether episodes have terminated, bool `[n_envs]`; optionally also
+            whether they were truncated for other reasons than `max_episode_steps`, bool `[n_envs]`.
         """
 
     @abstractmethod
     def observe(self, out: Mapping[str, np.ndarray]) -> None:
-        """Writes what is seen at the sub-step `step_keys[substep]`.
+        """Write the observations of the sub-step `step_keys[substep]`.
 
         :param out: Arrays `[n_envs, ...]` by observation key.
         """
 
     def kpis(self, rows: np.ndarray) -> Mapping[str, np.ndarray]:
-        """Key performance indicators of episodes that are over. Default: none.
+        """Return key performance indicators of ended episodes. Default: none.
 
         :param rows: Indices of the simulations.
         :return: Arrays `[n_rows]` by name.
@@ -292,18 +293,18 @@ class BatchedCoreEnv(ABC):
         return {}
 
     def fire(self, event: Callable[..., Any], where: np.ndarray | None = None, **attributes: Any) -> None:
-        """Says that an event occurred, at most once a step in each simulation (and group of the event's statistics).
+        """Fire an event, at most once per step in each simulation (and group of the event's statistics).
 
         :param event: The event's interface method.
-        :param where: bool `[n_envs]`: in which simulations; `None`: in all.
+        :param where: bool `[n_envs]`: the simulations in which it occurred; `None`: all.
         :param attributes: The event's attributes: arrays `[n_envs]`, or one value for all.
         """
         self.fired.append(FiredEvent(event, where, attributes))
 
-    # -- the course of an episode, the same for one environment and for many ---------------------------
+    # -- episodes, for one environment and for many -----------------------------------------------------
 
     def begin(self, rows: np.ndarray) -> None:
-        """Begins new episodes in some of the simulations.
+        """Begin new episodes in some of the simulations.
 
         :param rows: Their indices, `[n_rows]`.
         """
@@ -311,11 +312,11 @@ class BatchedCoreEnv(ABC):
         self.reset_rows(rows)
 
     def advance(self, actions: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Takes a sub-step and moves on to the next one.
+        """Take a sub-step and advance to the next one.
 
         :param actions: Arrays `[n_envs, ...]` by action key.
-        :return: Rewards, whether episodes ended by themselves, whether they were cut off (:attr:`nobody` where none
-            was); `[n_envs]` each.
+        :return: Rewards, whether episodes terminated, whether they were truncated (:attr:`nobody` if none was);
+            `[n_envs]` each.
         """
         self.fired.clear()
         self.random.begin_step()
@@ -339,7 +340,7 @@ class BatchedCoreEnv(ABC):
         return rewards, terminated, self.cut_off(truncated, terminated)
 
     def cut_off(self, truncated: np.ndarray, terminated: np.ndarray) -> np.ndarray:
-        """Which episodes were cut off and did not end by themselves, bool `[n_envs]`; :attr:`nobody` where none was."""
+        """Return which episodes were truncated and did not terminate, bool `[n_envs]`; :attr:`nobody` if none was."""
         if not np.count_nonzero(truncated):
             return self.nobody
         cut_off: np.ndarray = np.greater(truncated, terminated)
@@ -347,15 +348,15 @@ class BatchedCoreEnv(ABC):
 
     @property
     def is_step_complete(self) -> bool:
-        """Whether the sub-step just taken completed a step."""
+        """Whether the last sub-step completed a step."""
         return self.substep == 0
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The arrays `[n_envs, ...]` that make up the state, by name."""
+        """Return the arrays `[n_envs, ...]` of the state, by name."""
         return {name: getattr(self, name) for name in self.row_arrays}
 
     def seed_row(self, row: int, seed: int) -> None:
-        """Begins the random numbers of a simulation anew.
+        """Seed the random generator of a simulation.
 
         :param row: Its index.
         :param seed: Any integer.
@@ -414,14 +415,14 @@ class BatchedCoreEnv(ABC):
         self.random.new_futures(rows, scenarios, seed)
 
     def close(self) -> None:
-        """Gives back what the simulations hold. Default: nothing."""
+        """Release the resources of the simulations. Default: there are none."""
 
     def why_not_kept(self) -> str | None:
-        """Why :meth:`row_state` does not hold all that the future depends on; `None`: it does."""
+        """Return why :meth:`row_state` does not hold the complete state; `None`: it does."""
         return None
 
     def row_state(self, row: int) -> dict[str, Any]:
-        """Everything that the future of a simulation depends on.
+        """Return the complete state of a simulation.
 
         :param row: Its index.
         """
@@ -429,10 +430,10 @@ class BatchedCoreEnv(ABC):
         return {"arrays": arrays, "elapsed": int(self.elapsed[row]), "random": self.random.state(row)}
 
     def load_row_state(self, row: int, state: Mapping[str, Any]) -> None:
-        """Puts a simulation where another one was; the sub-step is that of all.
+        """Restore the state of a simulation; the sub-step is common to all.
 
         :param row: Its index.
-        :param state: As :meth:`row_state` gave it.
+        :param state: Result of :meth:`row_state`.
         """
         arrays = self.arrays()
         for name, value in state["arrays"].items():

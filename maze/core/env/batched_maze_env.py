@@ -1,4 +1,4 @@
-"""One environment made of a simulation that is written for many."""
+"""Single environments of vectorised simulations."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 _ONLY_ROW = np.zeros(1, np.int64)
 
 MazeState = dict[str, np.ndarray]
-"""The arrays that make up the state by name, without the leading dimension."""
+"""The arrays of the state by name, without the leading dimension."""
 
 
 class BatchedMazeEnv(MazeEnv["SingleCoreEnv"]):
-    """One environment of a problem whose simulation is written for many at once; states are arrays by name.
+    """Single environment of a vectorised simulation; states are arrays by name.
 
     :param make: Makes the simulation for a number of environments.
-    :param renderer: Draws states; `None`: nothing is drawn.
+    :param renderer: Renderer of states; `None`: there is none.
     """
 
     def __init__(self, make: Callable[[int], BatchedCoreEnv], renderer: Renderer | None = None) -> None:
@@ -54,15 +54,15 @@ class BatchedMazeEnv(MazeEnv["SingleCoreEnv"]):
         self._scratch.close()
 
     def batch(self, n_envs: int) -> BatchedCoreEnv:
-        """A simulation of the same problem for many environments."""
+        """Return a vectorised simulation of the same problem."""
         return self._make(n_envs)
 
 
 class SingleCoreEnv(CoreEnv):
-    """A simulation written for many, of one environment alone.
+    """Core environment of a vectorised simulation with one instance.
 
-    :param simulation: The simulation, of one environment.
-    :param renderer: Draws states.
+    :param simulation: The simulation, with one instance.
+    :param renderer: Renderer of states.
     """
 
     def __init__(self, simulation: BatchedCoreEnv, renderer: Renderer | None = None) -> None:
@@ -163,9 +163,9 @@ class _Action(ActionConversionInterface):
 
 
 class _Observation(ObservationConversionInterface):
-    """What is seen of a state, recorded ones included, as the simulation shows it.
+    """Conversion of states, including recorded ones, by the simulation.
 
-    :param scratch: A simulation of one environment, put into each state that is to be seen.
+    :param scratch: A simulation with one instance, which is set to each state.
     :param step_key: The sub-step.
     """
 
@@ -201,5 +201,5 @@ class _Kpis(KpiCalculator):
 
 
 def _first(value: Any) -> Any:
-    """The value of the only environment; strings and numbers count for all."""
+    """Return the value of the only instance; strings and numbers apply to all."""
     return value[0].item() if isinstance(value, np.ndarray) else value

@@ -1,4 +1,4 @@
-"""The simulation itself."""
+"""Interface of simulations."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _ONLY_ACTOR = ActorID(0, 0)
 
 
 class CoreEnv(StructuredEnv, EventEnvMixin, SerializableEnvMixin, TimeEnvMixin, ABC):
-    """Mechanics of an environment in terms of its own states and actions, which may be any objects.
+    """Simulation with states and actions of its own, which may be any objects.
 
-    :class:`~maze.core.env.maze_env.MazeEnv` makes it trainable. What has to be written are `reset`, `step`, `seed` and
-    `get_maze_state`; everything else has a default: one actor that always acts, no KPIs, nothing to draw or to release.
+    :class:`~maze.core.env.maze_env.MazeEnv` makes it trainable. Subclasses implement `reset`, `step`, `seed` and
+    `get_maze_state`; all other methods have defaults: a single actor, no KPIs, no renderer, no resources to release.
 
-    :param context: Context to take part in; a new one by default.
+    :param context: Shared context; a new one by default.
     """
 
     def __init__(self, context: EnvironmentContext | None = None) -> None:
@@ -40,16 +40,16 @@ class CoreEnv(StructuredEnv, EventEnvMixin, SerializableEnvMixin, TimeEnvMixin, 
     @override(StructuredEnv)
     @abstractmethod
     def step(self, maze_action: MazeActionType) -> tuple[MazeStateType, float | np.ndarray | Any, bool, dict[Any, Any]]:
-        """Takes one (sub-)step.
+        """Take one (sub-)step.
 
-        :param maze_action: The action, as the simulation understands it.
-        :return: State, reward, whether the episode is over, and further information.
+        :param maze_action: Action of the simulation.
+        :return: State, reward, whether the episode has ended, and further information.
         """
 
     @override(StructuredEnv)
     @abstractmethod
     def reset(self) -> MazeStateType:
-        """Starts a new episode.
+        """Start a new episode.
 
         :return: The first state.
         """
@@ -57,25 +57,25 @@ class CoreEnv(StructuredEnv, EventEnvMixin, SerializableEnvMixin, TimeEnvMixin, 
     @override(StructuredEnv)
     @abstractmethod
     def seed(self, seed: int) -> None:
-        """Seeds every random generator of the simulation."""
+        """Seed every random generator of the simulation."""
 
     @override(StructuredEnv)
     def close(self) -> None:
-        """Releases what the simulation holds. Default: nothing."""
+        """Release the resources of the simulation. Default: there are none."""
 
     @abstractmethod
     def get_maze_state(self) -> MazeStateType:
-        """The current state, without side effects."""
+        """Return the current state, without side effects."""
 
     @override(TimeEnvMixin)
     def get_env_time(self) -> int:
         return self.context.step_id
 
     def is_step_complete(self) -> bool:
-        """Whether the sub-step just taken completed an environment step.
+        """Return whether the last sub-step completed an environment step.
 
-        By default a step is complete when it is the turn of the actor who started it. Override this where actors are
-        chosen freely (hierarchies) or may leave in mid-step.
+        By default a step is complete when the next actor is the one that started it. Override this if actors are
+        chosen freely (hierarchies) or may leave during a step.
         """
         return bool(self.actor_id() == self.context.step_actor_id)
 
@@ -92,7 +92,7 @@ class CoreEnv(StructuredEnv, EventEnvMixin, SerializableEnvMixin, TimeEnvMixin, 
         return {}
 
     def get_renderer(self) -> Renderer | None:
-        """Draws states and actions of this simulation. Default: `None`, nothing is drawn."""
+        """Return the renderer of this simulation. Default: `None`, there is none."""
         return None
 
     @override(StructuredEnv)
@@ -109,9 +109,9 @@ class CoreEnv(StructuredEnv, EventEnvMixin, SerializableEnvMixin, TimeEnvMixin, 
         return {0: 1}
 
     def clone_from(self, env: CoreEnv) -> None:
-        """Takes over the state of `env`, a simulation of the same type and configuration.
+        """Take over the state of `env`, a simulation of the same type and configuration.
 
-        :raises NotImplementedError: The simulation does not say how it is cloned.
+        :raises NotImplementedError: The simulation does not implement cloning.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be cloned; implement `clone_from` to plan with it.")
 

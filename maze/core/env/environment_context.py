@@ -14,7 +14,7 @@ from maze.core.events.event_service import EventService
 class EnvironmentContext:
     """Step counter, episode identity, event service and callbacks of one environment.
 
-    The core environment creates it; everything that wraps the core environment reaches it as `env.context`.
+    The core environment creates it; all wrappers of the core environment have it as `env.context`.
     """
 
     def __init__(self) -> None:
@@ -22,15 +22,15 @@ class EnvironmentContext:
         self.step_id = 0
         """Environment steps completed in the current episode."""
         self.n_substeps = 0
-        """Steps that the simulation itself has taken, sub-steps and all, in all episodes."""
+        """Sub-steps that the simulation has taken in all episodes."""
         self.n_episodes = 0
-        """Episodes begun so far; it is never set back."""
+        """Episodes begun so far; never reset."""
         self.is_step_complete = False
         """Whether the last sub-step completed an environment step; its events are dropped when the next one begins."""
         self.is_episode_over = False
         """Whether the episode has ended; only a reset may follow."""
         self.step_actor_id: Any = None
-        """The actor that started the current environment step, where the environment has several."""
+        """The actor that started the current environment step, if the environment has several."""
 
         self._seed: Any = None
         self._episode_count = 0
@@ -43,8 +43,8 @@ class EnvironmentContext:
     def episode_id(self) -> str:
         """Identifies the current episode.
 
-        Made from the environment's seed and the number of episodes since it was seeded: the same run gives the same
-        identities again. Without a seed it is random.
+        Derived from the environment's seed and the number of episodes since it was seeded; without a seed it is
+        random.
         """
         if self._episode_id is None:
             if self._seed is None:
@@ -56,37 +56,37 @@ class EnvironmentContext:
 
     @property
     def is_copied(self) -> bool:
-        """Whether another environment has begun the current episode (`clone_from`): recordings leave it out then.
+        """Whether another environment has begun the current episode (`clone_from`); recordings then leave it out.
 
-        An environment that takes its own episode back from a copy goes on recording it.
+        An environment that takes its own episode back from a copy resumes recording it.
         """
         return self._episode is not self._begun
 
     def set_seed(self, seed: Any) -> None:
-        """Makes the identities of the coming episodes a function of `seed` and their number.
+        """Derive the identities of the next episodes from `seed` and their number.
 
-        :param seed: Anything with a faithful `str`; None makes them random.
+        :param seed: An object whose `str` identifies it; `None`: random identities.
         """
         if self._episode_count:
-            # The current episode keeps its identity: its records are completed by the reset that comes next.
+            # The current episode keeps its identity: the next reset completes its records.
             self._episode_id = self.episode_id
         self._seed = seed
         self._episode_count = 0
 
     def pre_step(self) -> None:
-        """Begins a sub-step: if the previous environment step is complete, its events are dropped."""
+        """Begin a sub-step: drop the events of the previous environment step if it is complete."""
         if self.is_step_complete:
             self.is_step_complete = False
             self.event_service.clear_events()
 
     def increment_env_step(self) -> None:
-        """Counts the current environment step as completed; however often it is called, once per sub-step."""
+        """Count the current environment step as completed; at most once per sub-step."""
         if not self.is_step_complete:
             self.is_step_complete = True
             self.step_id += 1
 
     def reset_env_episode(self) -> None:
-        """Begins a new episode. Events fired from here on belong to its first step."""
+        """Begin a new episode. Events fired afterwards belong to its first step."""
         self.step_id = 0
         self.is_step_complete = False
         self.is_episode_over = False
@@ -98,18 +98,18 @@ class EnvironmentContext:
         self.event_service.clear_events()
 
     def register_post_step(self, callback: Callable[[], Any]) -> None:
-        """Has `callback` called after every (sub-)step from now on."""
+        """Call `callback` after every further (sub-)step."""
         self._post_step_callbacks.append(callback)
 
     def run_post_step_callbacks(self) -> None:
-        """Calls the registered callbacks, unless they wait for an outer wrapper's step to end."""
+        """Call the registered callbacks, unless they are deferred to the end of an outer wrapper's step."""
         if self._post_step_callbacks and not self._are_callbacks_deferred:
             for callback in self._post_step_callbacks:
                 callback()
 
     @contextmanager
     def deferred_post_step_callbacks(self) -> Iterator[None]:
-        """Within this block callbacks wait; they run once when the outermost block ends without an error."""
+        """Defer callbacks; they run once when the outermost block ends without an error."""
         if self._are_callbacks_deferred:
             yield
             return
@@ -121,11 +121,11 @@ class EnvironmentContext:
         self.run_post_step_callbacks()
 
     def clone_from(self, context: EnvironmentContext) -> None:
-        """Takes over the counters and the identity of the current episode; of coming episodes the own ones are kept.
+        """Take over the counters and the identity of the current episode; later episodes keep their own identities.
 
-        Events and callbacks stay with the environment they belong to.
+        Events and callbacks are not taken over.
         """
-        self.n_episodes += 1  # the episode goes on elsewhere than it did here
+        self.n_episodes += 1  # the current episode is replaced by another one
         self.step_id = context.step_id
         self.is_step_complete = context.is_step_complete
         self.is_episode_over = context.is_episode_over

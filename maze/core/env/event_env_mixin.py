@@ -1,4 +1,4 @@
-"""Access to the events that an environment fires."""
+"""Interface to the events of an environment."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 class EventEnvMixin(ABC):
-    """Environment whose events can be turned into statistics."""
+    """Environment with events, from which statistics are calculated."""
 
     @abstractmethod
     def get_step_events(self) -> Iterable[EventRecord]:
-        """The events fired so far during the current environment step."""
+        """Return the events of the current environment step so far."""
 
     @abstractmethod
     def get_kpi_calculator(self) -> KpiCalculator | None:
-        """Computes the key performance indicators of an episode; None if there are none."""
+        """Return the calculator of an episode's key performance indicators; `None`: there are none."""

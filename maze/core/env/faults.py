@@ -1,4 +1,4 @@
-"""Errors of environments, and of what they give, with the place where they happened."""
+"""Errors of environments, with environment, sub-step, step and seed."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from maze.core.errors import EnvironmentContractError, EnvironmentFailedError, M
 logger = logging.getLogger(__name__)
 
 USER_CODE_ERRORS = (Exception, SystemExit, GeneratorExit)
-"""What code of an environment may raise without meaning to end the process. A `KeyboardInterrupt` is the user's."""
+"""Exceptions of environment code that do not end the process. A `KeyboardInterrupt` does."""
 
 
 LONG_EPISODE = 10_000
-"""Steps after which an episode whose end is waited for is worth a warning."""
+"""Steps after which a warning about an unfinished episode is logged."""
 ENDLESS_EPISODE = 1_000_000
-"""Steps after which nobody waits for the end of an episode any more."""
+"""Steps after which an unfinished episode is an error."""
 
 
 class Seeding(NamedTuple):
-    """Where the random numbers of an environment come from.
+    """Seed of an environment.
 
-    :param seed: What it was seeded with.
-    :param n_ticks_since: How many ticks ago.
+    :param seed: The seed.
+    :param n_ticks_since: Number of ticks since the environment was seeded.
     """
 
     seed: int
@@ -39,12 +39,12 @@ class Seeding(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where an environment is, for messages.
+    """Position of an environment, for messages.
 
-    :param name: Which environment.
-    :param actor: Who acts, or acted.
+    :param name: Name of the environment.
+    :param actor: Current or last actor.
     :param n_steps: Number of steps completed in the episode.
-    :param seeding: Where its random numbers come from.
+    :param seeding: Its seed.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, env: Any, name: str, seeding: Seeding | None = None) -> Place:
-        """The place of a single environment; one that cannot tell it any more is named at least."""
+        """Return the place of a single environment; only its name if its methods fail."""
         actor = n_steps = None
         with suppress(*USER_CODE_ERRORS):
             actor = ActorID(*env.actor_id())
@@ -77,11 +77,11 @@ class Place(NamedTuple):
 
 
 def failure(error: BaseException, place: Place, call: str) -> MazeError:
-    """Returns the error to be raised from another one that code of an environment has raised.
+    """Return the error to be raised from an exception of an environment.
 
-    :param error: What was raised.
+    :param error: The exception.
     :param place: Environment, sub-step, step and seed.
-    :param call: What the environment was asked to do.
+    :param call: Name of the method.
     """
     if isinstance(error, EnvironmentFailedError):
         return error
@@ -91,7 +91,7 @@ def failure(error: BaseException, place: Place, call: str) -> MazeError:
         return failed
     text = str(error)
     if not isinstance(error, EnvironmentContractError) or error.args != (text,):
-        return error  # it says itself what is wrong
+        return error  # its message is complete
     if "sub-step" not in text:
         return type(error)(f"{place}: {text}")
     name = "" if text.startswith(place.name) else f"{place.name}: "
@@ -99,7 +99,7 @@ def failure(error: BaseException, place: Place, call: str) -> MazeError:
 
 
 def fail(error: BaseException, place: Place, call: str) -> NoReturn:
-    """Raises the :func:`failure` that an error of an environment is."""
+    """Raise the :func:`failure` for an exception of an environment."""
     named = failure(error, place, call)
     if named is error:
         raise error
@@ -109,24 +109,24 @@ def fail(error: BaseException, place: Place, call: str) -> NoReturn:
 def failure_of_acting(
     error: MazeError, observation: Mapping[str, Any], place_of_row: Callable[[int], Place]
 ) -> MazeError:
-    """Returns the error to be raised where a policy found no action for a batch of observations.
+    """Return the error to be raised if a policy cannot compute actions for a batch of observations.
 
-    :param error: What was raised.
+    :param error: The exception.
     :param observation: Arrays `[n_rows, ...]`.
-    :param place_of_row: Knows the environment that a row came from, and where it is.
+    :param place_of_row: Returns the environment and position of a row.
     """
     if isinstance(error, NonFiniteError) and (found := non_finite_entry(observation)) is not None:
         key, (row, *index), value = found
         what = "NaN or None" if np.isnan(value) else str(value)
         return NonFiniteError(
-            f"{place_of_row(row)}: observation `{key}` (index {index}) is {what}. Look at what the environment and its "
-            "wrappers compute there."
+            f"{place_of_row(row)}: observation `{key}` (index {index}) is {what}. Correct the observation in the "
+            "environment or its wrappers."
         )
     return error if error.row is None else type(error)(f"{place_of_row(error.row)}: {error}")
 
 
 def non_finite_entry(observation: Mapping[str, Any]) -> tuple[str, list[int], Any] | None:
-    """Returns key, index and value of the first number that is NaN or infinite; None if there is none."""
+    """Return key, index and value of the first number that is NaN or infinite; `None`: there is none."""
     for key, value in observation.items():
         array = np.asarray(value)
         if array.dtype.kind == "O":  # holds None
@@ -139,17 +139,17 @@ def non_finite_entry(observation: Mapping[str, Any]) -> tuple[str, list[int], An
 
 
 def check_episode_ends(n_steps: int, name: str) -> None:
-    """Warns of an episode that has become very long, and gives it up where it is endless.
+    """Warn of a very long episode, and raise an error for an endless one.
 
-    Asked after every `LONG_EPISODE` steps by whoever waits for the end of the episode.
+    To be called after every `LONG_EPISODE` steps.
 
     :param n_steps: Number of steps of the episode so far.
-    :param name: Which environment.
+    :param name: Name of the environment.
     :raises EnvironmentContractError: After `ENDLESS_EPISODE` steps.
     """
     text = (
-        f"{name} has been in the same episode for {n_steps} steps, and its end is waited for. Environments without an "
-        "end of their own need a limit: '+wrappers={maze.core.wrappers.time_limit_wrapper.TimeLimitWrapper:"
+        f"{name}: the episode has not ended after {n_steps} steps. Environments whose episodes do not terminate need a "
+        "limit: '+wrappers={maze.core.wrappers.time_limit_wrapper.TimeLimitWrapper:"
         "{max_episode_steps:1000}}', in rollouts runner.max_episode_steps, evolution strategies algorithm.max_steps."
     )
     if n_steps >= ENDLESS_EPISODE:
@@ -159,7 +159,7 @@ def check_episode_ends(n_steps: int, name: str) -> None:
 
 
 def closed(close: Callable[[], object], name: str) -> None:
-    """Closes an environment. What goes wrong then is a warning: there is nothing left that it could spoil."""
+    """Close an environment; exceptions are logged as warnings."""
     try:
         close()
     except USER_CODE_ERRORS as error:
@@ -167,7 +167,7 @@ def closed(close: Callable[[], object], name: str) -> None:
 
 
 def text_of(error: BaseException) -> str:
-    """Returns type and message of an error."""
+    """Return type and message of an error."""
     try:
         message = str(error)
     except Exception as second:  # a user's __str__
@@ -179,24 +179,23 @@ _METHODS = (
     *("summarize_reward", "calculate_kpis", "space_to_maze", "maze_to_space"),
     *("step", "reset", "observation", "action", "reverse_action", "reward"),
 )
-"""In these methods the authors of environments write their code."""
+"""Methods that environments, conversions and wrappers implement."""
 
 _CALLERS = (
     "maze.core.env.maze_env",
     "maze.core.wrappers.wrapper",
     "maze.core.wrappers.log_stats_wrapper",
-    "maze.core.wrappers.episode_recorder",
 )
-"""Modules whose methods of these names only call those of others."""
+"""Modules whose methods of these names only call other methods."""
 
 _NOTE = "Raised by "
 
 
 def origin_of(error: BaseException) -> tuple[str, str] | None:
-    """Finds the class and the method in which an error arose, such as a reward aggregator's `summarize_reward`.
+    """Return the class and the method that raised an error, such as a reward aggregator's `summarize_reward`.
 
     :param error: An error that was caught.
-    :return: Their names; `None` if no class of an environment had a part in it.
+    :return: Their names; `None`: the error was not raised by a class of an environment.
     """
     origin = None
     traceback = error.__traceback__
@@ -211,13 +210,13 @@ def origin_of(error: BaseException) -> tuple[str, str] | None:
 
 
 def note_origin(error: BaseException, place: str = "") -> None:
-    """Adds to an error's text in which class and method of an environment it arose, unless it says so already.
+    """Add a note with the class and method of an environment that raised an error, unless it has one.
 
-    :param error: An error that was caught and is going to be raised again.
+    :param error: An error that was caught and will be raised again.
     :param place: Environment and sub-step.
     """
     origin = origin_of(error)
     notes = getattr(error, "__notes__", ())
     if origin is None or not hasattr(error, "add_note") or any(note.startswith(_NOTE) for note in notes):
-        return  # Python 3.10 has no notes; the traceback shows the class all the same
+        return  # Python 3.10 has no notes; the traceback shows the class
     error.add_note(f"{_NOTE}{'.'.join(origin)}{f' in {place}' if place else ''}.")

@@ -1,8 +1,8 @@
-"""The simulation's own representation of an action; any object."""
+"""Type of the simulation's actions; any object."""
 
 from __future__ import annotations
 
 from typing import Any
 
 MazeActionType = Any
-"""Type of the actions that a core environment takes. Serialisable if trajectories are to be recorded."""
+"""Type of the actions of a core environment. Serialisable if trajectories are to be recorded."""

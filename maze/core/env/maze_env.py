@@ -1,4 +1,4 @@
-"""The trainable environment: a simulation together with its conversions."""
+"""Trainable environment: a simulation with its conversions."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ ActionType = Any
 
 
 _MEET_ACTIONS = ("space_to_maze", "step")
-"""Where an action that is no element of its space does harm."""
+"""Methods in which an action that is no element of its space raises an error."""
 
 _N_CHECKED_OBSERVATIONS = 3
-"""So many observations of each sub-step are compared with its space; all of them would be too slow."""
+"""Number of observations of each sub-step that are checked; a check of all would be too slow."""
 
 
 class MazeEnv(
     Wrapper[CoreEnvType], StructuredEnv, StructuredEnvSpacesMixin, EventEnvMixin, RecordableEnvMixin, TimeEnvMixin
 ):
-    """Wraps a core environment into one with observation and action spaces, ready for agents.
+    """Wrap a core environment as an environment with observation and action spaces.
 
     :param core_env: The simulation.
     :param action_conversion_dict: Conversion of the agent's actions, by sub-step key.
@@ -57,7 +57,7 @@ class MazeEnv(
     TRANSIENT = (*Wrapper.TRANSIENT, "step_path")
 
     converted_actor: ActorID | None = None
-    """Whose recorded states and actions are being converted, see :meth:`converting`."""
+    """The actor whose recorded states and actions are being converted, see :meth:`converting`."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class MazeEnv(
         self._action_spaces = {key: conv.space() for key, conv in self.action_conversion_dict.items()}
         self._observation_spaces = {key: conv.space() for key, conv in self.observation_conversion_dict.items()}
         self.last_maze_action: MazeActionType | None = None
-        """The action that was given to the simulation last."""
+        """The last action of the simulation."""
         super().__init__(core_env)
 
     @override(Wrapper)
@@ -80,7 +80,7 @@ class MazeEnv(
 
     @property
     def core_env(self) -> CoreEnvType:
-        """The simulation; the same as `env`. May be exchanged for another one that shares its context."""
+        """The simulation; the same as `env`. May be replaced by another one with the same context."""
         return self.env
 
     @core_env.setter
@@ -89,12 +89,12 @@ class MazeEnv(
 
     @property
     def context(self) -> EnvironmentContext:
-        """Services shared by the simulation and everything that wraps it."""
+        """Services shared by the simulation and its wrappers."""
         return self.env.context
 
     @override(StructuredEnv)
     def step(self, action: ActionType) -> tuple[ObservationType, float, bool, dict[Any, Any]]:
-        """Carries out an action; values of bounded `Box` heads are clipped first, whatever drew them."""
+        """Take an action; values of bounded `Box` heads are clipped."""
         return self.step_path.step(action)
 
     @override(StructuredEnv)
@@ -103,7 +103,7 @@ class MazeEnv(
 
     @override(StructuredEnv)
     def seed(self, seed: Any) -> None:
-        """Seeds the simulation, the action spaces and the identities of the coming episodes."""
+        """Seed the simulation, the action spaces and the identities of the next episodes."""
         self.env.seed(seed)
         self.context.set_seed(seed)
         if seed is None or isinstance(seed, (int, np.integer)):
@@ -163,7 +163,7 @@ class MazeEnv(
             return ActorID(*actor)
         except TypeError:
             raise EnvironmentContractError(
-                f"{type(self.env).__name__}.actor_id() must return ActorID(step_key, agent_id), but gave {actor!r}."
+                f"{type(self.env).__name__}.actor_id() must return ActorID(step_key, agent_id), got {actor!r}."
             ) from None
 
     @override(StructuredEnv)
@@ -174,15 +174,15 @@ class MazeEnv(
     @override(StructuredEnv)
     def agent_counts_dict(self) -> dict[StepKeyType, int]:
         counts: Any = self.env.agent_counts_dict
-        if callable(counts):  # written as a method, as simple simulations do
+        if callable(counts):  # some simulations define a method
             counts = counts()
         if counts is not None:
             return dict(counts)
         if len(self.action_conversion_dict) == 1:
             return dict.fromkeys(self.action_conversion_dict, 1)
         raise EnvironmentContractError(
-            f"{type(self.env).__name__}.agent_counts_dict must give the number of agents (or -1) for each of the "
-            f"sub-steps {sorted(map(str, self.action_conversion_dict))}, but gave None."
+            f"{type(self.env).__name__}.agent_counts_dict must return the number of agents (or -1) for each of the "
+            f"sub-steps {sorted(map(str, self.action_conversion_dict))}, got None."
         )
 
     @override(StructuredEnv)
@@ -201,12 +201,12 @@ class MazeEnv(
 
     @property
     def action_conversion(self) -> ActionConversionInterface:
-        """Converts the actions of the actor that acts next."""
+        """Conversion of the actions of the next actor."""
         return self._of_current_actor(self.action_conversion_dict, "action conversion")
 
     @property
     def observation_conversion(self) -> ObservationConversionInterface:
-        """Converts states to observations of the actor that acts next."""
+        """Conversion of states to observations of the next actor."""
         return self._of_current_actor(self.observation_conversion_dict, "observation conversion")
 
     def _of_current_actor(self, by_step_key: Mapping[StepKeyType, T], what: str) -> T:
@@ -217,7 +217,7 @@ class MazeEnv(
             return by_step_key[actor.step_key]
         except KeyError:
             raise EnvironmentContractError(
-                f"{type(self).__name__}: {actor} is to act, but there is no {what} for sub-step {actor.step_key!r}. "
+                f"{type(self).__name__}: there is no {what} for sub-step {actor.step_key!r} of the next actor. "
                 f"Known sub-steps: {list(by_step_key)}."
             ) from None
 
@@ -236,16 +236,15 @@ class MazeEnv(
 
     @contextmanager
     def converting(self, actor_id: ActorID) -> Iterator[None]:
-        """Within this block, recorded states and actions that are converted are those of one actor.
+        """Convert recorded states and actions as those of one actor within this block.
 
-        :param actor_id: The actor; :meth:`actor_id` gives it, whatever the simulation says.
+        :param actor_id: The actor, which :meth:`actor_id` returns within the block.
         :raises EnvironmentContractError: The environment has no such sub-step.
         """
         if actor_id.step_key not in self.action_conversion_dict:
             raise EnvironmentContractError(
-                f"{type(self).__name__}: recorded states and actions are of sub-step {actor_id.step_key!r}, which "
-                f"there is not; known sub-steps: {list(self.action_conversion_dict)}. Were they recorded in "
-                f"another environment?"
+                f"{type(self).__name__}: expected recordings of known sub-steps, found {actor_id.step_key!r}; "
+                f"known sub-steps: {list(self.action_conversion_dict)}. Were they recorded in another environment?"
             )
         self.converted_actor = actor_id
         try:
@@ -262,9 +261,9 @@ class MazeEnv(
 
 
 class _StepPath:
-    """The hot path of a Maze environment, apart from it because attributes of wrappers are slow to look up.
+    """Hot path of a Maze environment, separate from it because attribute lookups of wrappers are slow.
 
-    :param env: The environment whose path this is. Whatever a subclass of MazeEnv overrides is respected.
+    :param env: The environment. Methods that a subclass of MazeEnv overrides are called.
     """
 
     def __init__(self, env: MazeEnv[Any]) -> None:
@@ -281,7 +280,7 @@ class _StepPath:
         self.clip = self._clipping()
 
     def _only_step_key(self) -> StepKeyType | None:
-        """The key of the one sub-step there is; None if there are several or a subclass chooses conversions itself."""
+        """Return the key of the only sub-step; `None`: there are several, or a subclass selects conversions."""
         env = self.env
         chosen_elsewhere = (_overrides(env, name) for name in ("action_conversion", "observation_conversion"))
         if len(env.action_conversion_dict) != 1 or any(chosen_elsewhere):
@@ -307,7 +306,7 @@ class _StepPath:
             except (TypeError, ValueError) as error:
                 raise _wrong_result(result, core_env) from error
         except Exception as error:
-            # The simulation's own errors pass, unless the action was no element of its space to begin with.
+            # Errors of the simulation pass, unless the action was no element of its space.
             origin = origin_of(error)
             met_action = origin is None or origin[1] in _MEET_ACTIONS
             if met_action and (problem := action_problem(action, conversion.space())) is not None:
@@ -319,7 +318,7 @@ class _StepPath:
             reward = _scalar_reward(reward, core_env)
 
         context.n_substeps += 1
-        # An episode that is over leaves no step half done.
+        # The end of an episode completes the step.
         if done or context.is_step_complete or core_env.is_step_complete():
             context.increment_env_step()
             context.is_episode_over = bool(done)
@@ -327,7 +326,7 @@ class _StepPath:
         return self.observe(maze_state), reward, bool(done), info
 
     def _clipping(self) -> Callable[[ActionType], ActionType] | None:
-        """What clips continuous actions to their bounds; None where no sub-step has any."""
+        """Return the function that clips continuous actions to their bounds; `None`: there are no bounds."""
         if not any(self.bounds.values()):
             return None
         return self._clip_to_current if self.only_key is None else self.bounds[self.only_key].clip
@@ -342,7 +341,7 @@ class _StepPath:
         return f"{type(self.env).__name__} ({type(self.core_env).__name__}), sub-step {step_key!r}"
 
     def over_error(self) -> EnvironmentContractError:
-        """What stepping a finished environment gives."""
+        """Return the error of a step after the end of an episode."""
         return EnvironmentContractError(
             f"{self.place()}: the episode is over after {self.context.step_id} environment steps; expected `reset`, "
             "got `step`."
@@ -354,7 +353,7 @@ class _StepPath:
         return self.observe(self.core_env.reset())
 
     def observe(self, maze_state: MazeStateType) -> ObservationType:
-        """The observation of the actor that acts next."""
+        """Return the observation of the next actor."""
         only_key = self.only_key
         conversion = self.env.observation_conversion if only_key is None else self.observation_conversions[only_key]
         try:
@@ -367,7 +366,7 @@ class _StepPath:
         return observation
 
     def check(self, observation: ObservationType) -> None:
-        """Checks the first observations of each sub-step."""
+        """Check the first observations of each sub-step."""
         step_key = self.env.actor_id().step_key if self.only_key is None else self.only_key
         if step_key in self.unchecked:
             check_in_space(observation, self.env.observation_space, type(self.env).__name__, step_key)
@@ -402,8 +401,8 @@ def _scalar_reward(reward: Any, core_env: CoreEnv) -> float:
         return float(reward.item() if isinstance(reward, np.ndarray) else reward)
     except (TypeError, ValueError):
         raise EnvironmentContractError(
-            f"{type(core_env).__name__}.step() must give one number as the reward, but gave {reward!r}. Sum it up, and "
-            f"tell the actors' shares by `get_actor_rewards()`."
+            f"{type(core_env).__name__}.step() must return one number as the reward, got {reward!r}. Return the sum, "
+            f"and per-actor rewards from `get_actor_rewards()`."
         ) from None
 
 

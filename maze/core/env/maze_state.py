@@ -1,8 +1,8 @@
-"""The simulation's own representation of its state; any object."""
+"""Type of the simulation's states; any object."""
 
 from __future__ import annotations
 
 from typing import Any
 
 MazeStateType = Any
-"""Type of the states that a core environment hands out. Serialisable if trajectories are to be recorded."""
+"""Type of the states of a core environment. Serialisable if trajectories are to be recorded."""

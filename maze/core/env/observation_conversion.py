@@ -1,4 +1,4 @@
-"""From the simulation's state to what an agent observes."""
+"""Conversion of the simulation's states to observations."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from maze.core.env.maze_state import MazeStateType
 from maze.core.env.space_arrays import Cast, dict_specs
 
 ObservationType = Any
-"""A dictionary of arrays in Maze environments; whatever an outer wrapper makes of it elsewhere."""
+"""A dictionary of arrays in Maze environments; wrappers may convert it to any object."""
 
 
 class ObservationConversionInterface(ABC):
-    """Converts states of the simulation to observations (elements of a dictionary space)."""
+    """Convert states of the simulation to observations (elements of a dictionary space)."""
 
     @abstractmethod
     def maze_to_space(self, maze_state: MazeStateType) -> ObservationType:
-        """Converts a state to an element of :meth:`space`."""
+        """Convert a state to an element of :meth:`space`."""
 
     def space_to_maze(self, observation: ObservationType) -> MazeStateType:
-        """Converts an observation back to a state, where the observation determines it.
+        """Convert an observation to a state, if the observation determines it.
 
-        :raises NotImplementedError: The observation does not tell the state.
+        :raises NotImplementedError: The conversion has no inverse.
         """
-        raise NotImplementedError(f"{type(self).__name__} cannot recover a state from an observation.")
+        raise NotImplementedError(f"{type(self).__name__} cannot convert observations to states.")
 
     @abstractmethod
     def space(self) -> spaces.Dict:
-        """The observation space."""
+        """Return the observation space."""
 
 
 class DictObservationConversion(ObservationConversionInterface):
-    """Takes entries of the state as they are, as arrays of their spaces' types.
+    """Convert entries of the state to arrays of their spaces' types.
 
-    For simulations whose states are dictionaries of numbers already.
+    For simulations whose states are dictionaries of numbers.
 
-    :param entries: The spaces of the entries that are observed.
+    :param entries: The spaces of the observed entries.
     """
 
     def __init__(self, entries: Mapping[str, spaces.Space[Any]]) -> None:

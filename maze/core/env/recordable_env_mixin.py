@@ -1,4 +1,4 @@
-"""Access to what a trajectory recording needs."""
+"""Interface for the recording of trajectories."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 
 
 class RecordableEnvMixin(ABC):
-    """Environment whose states and actions can be recorded and rendered again later."""
+    """Environment whose states and actions can be recorded and rendered later."""
 
     @abstractmethod
     def get_maze_state(self) -> MazeStateType:
-        """The current state of the simulation."""
+        """Return the current state of the simulation."""
 
     @abstractmethod
     def get_maze_action(self) -> MazeActionType:
-        """The action last given to the simulation; None before the first one of the episode."""
+        """Return the last action of the simulation; `None`: there was none in this episode."""
 
     @abstractmethod
     def get_episode_id(self) -> str:
-        """Identifies the current episode."""
+        """Return the identity of the current episode."""
 
     @abstractmethod
     def get_renderer(self) -> Renderer | None:
-        """Draws states and actions; `None` where nothing can be drawn."""
+        """Return the renderer of states and actions; `None`: there is none."""

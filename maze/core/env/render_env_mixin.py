@@ -1,4 +1,4 @@
-"""Rendering in the manner of gym."""
+"""Rendering interface of gym."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class RenderEnvMixin(ABC):
 
     @abstractmethod
     def render(self, mode: str = "human") -> None:
-        """Draws the current state.
+        """Draw the current state.
 
         :param mode: `human` for a window.
         """

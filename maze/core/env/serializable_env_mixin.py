@@ -1,4 +1,4 @@
-"""Access to the components that are recorded along with the state."""
+"""Interface to the components that are recorded with the state."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 
 class SerializableEnvMixin(ABC):
-    """Environment with components whose state matters for understanding a recorded trajectory."""
+    """Environment with components whose state belongs to a recorded trajectory."""
 
     @abstractmethod
     def get_serializable_components(self) -> dict[str, Any]:
-        """Components by name, each of them picklable; empty if the state says everything."""
+        """Return picklable components by name; empty if the state is complete."""

@@ -1,4 +1,4 @@
-"""Environments that can be put into the state of another one, for planning."""
+"""Interface of environments that can take over the state of another one, for planning."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SimulatedEnvMixin(ABC):
             self.new_future(secrets.randbits(63))
 
     def set_fast_step(self, do_fast_step: bool) -> None:
-        """Asks the environment to leave out what simulated steps do not need (logging, costly observations).
+        """Leave out parts that simulated steps do not need (logging, costly observations).
 
-        :param do_fast_step: Whether to leave it out. Environments without such parts ignore this.
+        :param do_fast_step: Whether to leave them out. Environments without such parts ignore this.
         """

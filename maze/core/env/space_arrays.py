@@ -23,10 +23,10 @@ ArraySpec = tuple[tuple[int, ...], np.dtype[Any]]
 
 
 def array_spec(space: spaces.Space[Any], place: str) -> ArraySpec:
-    """Shape and dtype of the values of a space.
+    """Return shape and dtype of the values of a space.
 
     :param space: A space with values of one fixed shape.
-    :param place: Where the space belongs, for the error message.
+    :param place: Environment and key, for the error message.
     :raises EnvironmentContractError: Its values have no fixed numeric shape.
     """
     if space.shape is None or space.dtype is None or np.dtype(space.dtype).kind not in "biuf":
@@ -39,7 +39,7 @@ def array_spec(space: spaces.Space[Any], place: str) -> ArraySpec:
 
 
 def array_specs(spaces_dict: SpacesDict, kind: str) -> dict[StepKeyType, dict[str, ArraySpec]]:
-    """Shapes and dtypes for all step keys, in the spaces' own key order.
+    """Return shapes and dtypes for all step keys, in the spaces' own key order.
 
     :param spaces_dict: Spaces by step key.
     :param kind: `observation` or `action`, for error messages.
@@ -48,20 +48,20 @@ def array_specs(spaces_dict: SpacesDict, kind: str) -> dict[StepKeyType, dict[st
 
 
 def dict_specs(space: spaces.Dict, kind: str = "entry", place: str = "") -> dict[str, ArraySpec]:
-    """Shapes and dtypes for all keys of a sub-step's spaces, in their order.
+    """Return shapes and dtypes for all keys of a sub-step's spaces, in their order.
 
     :param space: The sub-step's spaces.
     :param kind: `observation` or `action`, for error messages.
-    :param place: Where the spaces belong, for error messages.
+    :param place: Environment and sub-step, for error messages.
     """
     return {key: array_spec(sub, f"{kind} `{key}`{place}") for key, sub in space.items()}
 
 
 class Cast:
-    """Converts the values of one space entry to its dtype.
+    """Convert the values of one space entry to its dtype.
 
-    Floating-point dtypes take any number. Integer and boolean dtypes take a value of another dtype only if it stays the
-    same number: NumPy itself would store 300 as 44 in `uint8`, and 0.7 as 0.
+    Floating-point dtypes accept any number. Integer and boolean dtypes accept a value of another dtype only if it is
+    represented exactly: NumPy itself would store 300 as 44 in `uint8`, and 0.7 as 0.
 
     >>> Cast(np.dtype(np.uint8), "observation `image`")(np.array([7.0]))
     array([7], dtype=uint8)
@@ -74,13 +74,13 @@ class Cast:
         self.dtype = dtype
         self._place = place
         self._given: np.dtype[Any] | None = None
-        """The dtype of the first array that was given."""
+        """The dtype of the first array."""
 
     def __call__(self, value: Any) -> np.ndarray:
-        """Return the value as an array of the dtype; an array that has it already is not copied.
+        """Return the value as an array of the dtype; an array of this dtype is not copied.
 
         :param value: A number or array.
-        :raises EnvironmentContractError: It is another number in the dtype.
+        :raises EnvironmentContractError: The dtype does not represent it exactly.
         """
         # NumPy has one object for each native dtype: comparing identities takes a sixth of the time of `==`.
         if value.__class__ is ndarray and value.dtype is self.dtype and self._given is self.dtype:
@@ -101,7 +101,7 @@ class Cast:
             is_same = np.asarray(self.dtype.kind == "f" or converted == array)
             if is_same.all():
                 return converted
-        except (TypeError, ValueError, OverflowError):  # no numbers, or too large ones
+        except (TypeError, ValueError, OverflowError):  # no numbers, or too large
             pass
         raise EnvironmentContractError(
             f"{self._place}: expected values of dtype {self.dtype}, as the space declares, found "
@@ -121,7 +121,7 @@ class Cast:
 
 
 def zeros(spaces_dict: SpacesDict, leading: tuple[int, ...], kind: str) -> Arrays:
-    """Arrays `[*leading, ...]` for all values of the spaces.
+    """Return arrays `[*leading, ...]` for all values of the spaces.
 
     :param spaces_dict: Spaces by step key.
     :param leading: Leading dimensions.
@@ -134,11 +134,11 @@ def zeros(spaces_dict: SpacesDict, leading: tuple[int, ...], kind: str) -> Array
 
 
 def copy_rows(source: Arrays, target: Mapping[StepKeyType, Mapping[str, np.ndarray]], actors: list[ActorID]) -> None:
-    """Copies each environment's current observation between two sets of arrays `[n_envs, ...]`.
+    """Copy each environment's current observation between two sets of arrays `[n_envs, ...]`.
 
     :param source: Arrays by step key and observation key.
     :param target: The same structure.
-    :param actors: Who acts next, by environment: tells in which arrays its row is.
+    :param actors: Next actor by environment, which determines the arrays of its row.
     """
     step_keys = {actor.step_key for actor in actors}
     for step_key in step_keys:
@@ -152,7 +152,7 @@ def copy_rows(source: Arrays, target: Mapping[StepKeyType, Mapping[str, np.ndarr
 def action_column(
     actions: Mapping[str, Any], step_key: StepKeyType, key: str, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> np.ndarray:
-    """One key of the actions of a sub-step, as a copy.
+    """Return one key of the actions of a sub-step, as a copy.
 
     :param actions: Arrays `[n_envs, ...]` by action key.
     :param step_key: The sub-step, for error messages.
@@ -182,19 +182,19 @@ def action_column(
 def check_observation(
     observation: Any, actor: ActorID, specs: Mapping[StepKeyType, Mapping[str, ArraySpec]], env_index: int
 ) -> None:
-    """Checks an observation against its space.
+    """Check an observation against its space.
 
-    :param observation: What the environment gave.
-    :param actor: Whom it is for.
+    :param observation: The observation.
+    :param actor: Its actor.
     :param specs: Shapes and dtypes by step key and observation key.
-    :param env_index: Which environment it is.
-    :raises EnvironmentContractError: It does not fit; names environment, sub-step and key.
+    :param env_index: Index of the environment.
+    :raises EnvironmentContractError: It does not fit; the message names environment, sub-step and key.
     """
     place = f"environment {env_index}, sub-step {actor.step_key!r}"
     expected = specs.get(actor.step_key)
     if expected is None:
         raise EnvironmentContractError(
-            f"{place}: the environment's actor_id() names a sub-step without an observation space. "
+            f"{place}: actor_id() of the environment returned a sub-step without an observation space. "
             f"Sub-steps with one: {list(specs)}."
         )
     _check_entries(observation, expected, place)
@@ -214,13 +214,13 @@ def _check_entries(
         value = np.asarray(observation[key])
         if value.shape != shape or not np.can_cast(value.dtype, dtype, "same_kind"):
             raise EnvironmentContractError(
-                f"{place}, observation `{key}`: expected shape {shape} and dtype {dtype} as its space says, found "
+                f"{place}, observation `{key}`: expected shape {shape} and dtype {dtype} as in its space, found "
                 f"shape {value.shape} and dtype {value.dtype}."
             )
 
 
 def as_pieces(array: np.ndarray) -> np.ndarray:
-    """Rows as single pieces of memory, which are copied in a fraction of the time, `[n]`; a view where that can be.
+    """Return rows as single void elements, `[n]`, which are copied faster; a view if possible.
 
     :param array: `[n, ...]`
     """
@@ -234,7 +234,7 @@ def put_rows(target: np.ndarray, rows: np.ndarray, source: np.ndarray, pieces: n
     :param target: `[n, ...]`
     :param rows: Indices, `[n_rows]`.
     :param source: Of the same shape and type.
-    :param pieces: What :func:`as_pieces` made of it.
+    :param pieces: Result of :func:`as_pieces` for the source.
     """
     if target.flags.c_contiguous and target.size:
         target.reshape(-1).view(pieces.dtype)[rows] = pieces[rows]
@@ -243,7 +243,7 @@ def put_rows(target: np.ndarray, rows: np.ndarray, source: np.ndarray, pieces: n
 
 
 def split_rows(columns: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-    """Returns a dictionary for each row of arrays `[n_rows, ...]`, with views of them."""
+    """Return a dictionary with views of the arrays `[n_rows, ...]` for each row."""
     if len(columns) == 1:
         ((key, column),) = columns.items()
         return [{key: row} for row in column]
@@ -251,10 +251,10 @@ def split_rows(columns: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
 
 
 def check_in_space(observation: Any, space: spaces.Space[Any], env_name: str, step_key: StepKeyType) -> None:
-    """Raises where an observation does not fit its space; warns where only its values are out of range.
+    """Raise an error if an observation does not fit its space; warn if only its values are out of range.
 
-    :param observation: What a conversion gave.
-    :param space: What it promised.
+    :param observation: Result of a conversion.
+    :param space: Its space.
     :param env_name: Environment, for messages.
     :param step_key: Sub-step, for messages.
     """
@@ -274,10 +274,10 @@ def check_in_space(observation: Any, space: spaces.Space[Any], env_name: str, st
 
 
 def action_problem(action: Any, space: spaces.Space[Any]) -> str | None:
-    """What makes an action no element of its space; None: nothing.
+    """Return why an action is no element of its space; `None`: it is one.
 
-    :param action: The action, perhaps with arrays of one number where the space has numbers.
-    :param space: The action space of the actor that acted.
+    :param action: The action; arrays of one number are accepted as numbers.
+    :param space: The action space of the actor.
     """
     if not isinstance(space, spaces.Dict):
         return _entry_problem(action, space)
@@ -306,14 +306,14 @@ def _entry_problem(value: Any, space: spaces.Space[Any]) -> str | None:
     return None if is_element else expected
 
 
-_minimum, _maximum = np.minimum, np.maximum  # once per environment step: looking the names up shows
+_minimum, _maximum = np.minimum, np.maximum  # once per environment step: attribute lookups are measurable
 
 
 class ActionBounds:
-    """The bounded `Box` heads of an action space, and actions clipped to them.
+    """Clipping of actions to the bounded `Box` heads of an action space.
 
-    Distributions without bounds draw actions beyond those of a space. Their log-probabilities are those of the draw;
-    what the environment carries out, and what a replay buffer holds, is the clipped action.
+    Unbounded distributions sample actions beyond the bounds. Log-probabilities are those of the sampled action; the
+    environment and replay buffers receive the clipped action.
     """
 
     def __init__(self, space: spaces.Space[Any]) -> None:
@@ -326,13 +326,13 @@ class ActionBounds:
         self._items = tuple(self.by_head.items())
 
     def __bool__(self) -> bool:
-        """Whether there is anything to clip."""
+        """Return whether there are bounded heads."""
         return bool(self.by_head)
 
     def clip(self, action: Any) -> Any:
-        """The action with its heads clipped; the given one stays as it is. NaN stays NaN, so that it is noticed.
+        """Return a copy of the action with its heads clipped. NaN stays NaN, to be reported.
 
-        :param action: A dictionary. What is none, and heads of a wrong shape, is for others to refuse.
+        :param action: A dictionary. Other objects, and heads of a wrong shape, are not clipped.
         """
         if not isinstance(action, dict):
             return action
@@ -351,7 +351,7 @@ class ActionBounds:
         return clipped
 
     def clip_rows(self, head: str, values: np.ndarray) -> np.ndarray:
-        """Clipped values of one head.
+        """Return clipped values of one head.
 
         :param head: The head, bounded or not.
         :param values: `[..., *shape]`

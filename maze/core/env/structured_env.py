@@ -10,19 +10,19 @@ import numpy as np
 from maze.core.env.base_env import BaseEnv
 
 StepKeyType = Union[str, int]
-"""Names a sub-step, and with it the policy that acts in it."""
+"""Identifies a sub-step, and with it the policy that acts in it."""
 
 
 ACTORS_DONE_KEY = "actors_done"
-"""Key of `info` for actors that are done, where it need not be the one that has just acted: how many sub-steps ago each
-of them acted last, 0 for the one just taken. For them it says what `is_actor_done` says of the last one."""
+"""Key of `info` for actors that are done and may not be the last one: the number of sub-steps since each of them acted,
+0 for the last sub-step. Equivalent to `is_actor_done`, which refers to the last actor."""
 
 
 class ActorID(NamedTuple):
-    """Who acts: a policy, named by the sub-step it belongs to, on behalf of an agent.
+    """Actor: a policy, identified by its sub-step, that acts for an agent.
 
     :param step_key: Sub-step; all agents with the same key share a policy.
-    :param agent_id: Counts the agents of the sub-step from zero.
+    :param agent_id: Number of the agent in the sub-step, from zero.
     """
 
     step_key: StepKeyType
@@ -30,31 +30,31 @@ class ActorID(NamedTuple):
 
 
 class StructuredEnv(BaseEnv):
-    """Environment that says before each `step` which actor it wants an action from.
+    """Environment that names the actor of each `step` in advance.
 
-    Covers flat environments (always the same actor), multi-step, multi-agent and hierarchical ones.
+    Includes flat environments (always the same actor), multi-step, multi-agent and hierarchical ones.
     """
 
     @abstractmethod
     def actor_id(self) -> ActorID:
-        """The actor that acts next. Identities of actors that are done are not used again in the same episode."""
+        """Return the next actor. Identities of actors that are done are not reused in the same episode."""
 
     @abstractmethod
     def is_actor_done(self) -> bool:
-        """Whether the actor that has just acted is done; different from the episode being over."""
+        """Return whether the last actor is done, independent of the end of the episode."""
 
     @property
     @abstractmethod
     def agent_counts_dict(self) -> dict[StepKeyType, int]:
-        """Number of agents per sub-step; -1 where it varies."""
+        """Number of agents per sub-step; -1 if it varies."""
 
     def get_actor_rewards(self) -> np.ndarray | None:
-        """Rewards of the environment step just completed, one per actor in the order in which they acted.
+        """Return the rewards of the last environment step, one per actor in the order in which they acted.
 
-        The array has the shape `[n_actors]`. Where sub-steps of earlier steps of the episode have earned something in
-        this one, as the last move of who loses a game, it is longer: entries for these come before, in the same order,
-        down to the latest, and add to what they had.
+        The array has the shape `[n_actors]`. If this step rewards sub-steps of earlier steps of the episode, such as
+        the last move of the loser of a game, the array is longer: the rewards of these sub-steps come first, in the
+        same order, and are added to their earlier rewards.
 
-        :return: None where rewards cannot be attributed to actors; all sub-steps then share the step's reward.
+        :return: `None`: rewards cannot be attributed to actors; all sub-steps then share the step's reward.
         """
         return None

@@ -10,7 +10,7 @@ from maze.core.env.structured_env import StepKeyType
 
 
 class StructuredEnvSpacesMixin(ABC):
-    """Complements :class:`~maze.core.env.structured_env.StructuredEnv` by its spaces."""
+    """Spaces of a :class:`~maze.core.env.structured_env.StructuredEnv`."""
 
     @property
     @abstractmethod

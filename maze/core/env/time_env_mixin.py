@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 
 
 class TimeEnvMixin(ABC):
-    """Environment that knows its time."""
+    """Environment with a time."""
 
     @abstractmethod
     def get_env_time(self) -> int:
-        """Time within the episode: the number of environment steps (not sub-steps) completed in it."""
+        """Return the number of environment steps (not sub-steps) completed in the episode."""

@@ -1,4 +1,4 @@
-"""A list of event records that can be asked for events of one kind."""
+"""Collection of event records, with queries by event."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class EventCollection:
 
     def __init__(self, events: Iterable[EventRecord] = ()) -> None:
         self.events: list[EventRecord] = list(events)
-        # Built by the first query; most collections are never asked anything.
+        # Built by the first query; most collections are never queried.
         self._positions: dict[Callable[..., Any], list[int]] | None = None
 
     def append(self, event: EventRecord) -> None:
@@ -35,7 +35,7 @@ class EventCollection:
         self._positions = None
 
     def query_events(self, event_spec: Callable[..., Any] | Iterable[Callable[..., Any]]) -> list[EventRecord]:
-        """The records of one event, or of several in the order in which they were fired.
+        """Return the records of one event, or of several in the order in which they were fired.
 
         :param event_spec: The event's interface method, such as `BaseEnvEvents.reward`, or several of them.
         """
@@ -59,7 +59,7 @@ class EventCollection:
         return iter(self.events)
 
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
-        # Without the index, which is made again when it is needed.
+        # Without the index, which is rebuilt by the next query.
         return None, {"events": self.events, "_positions": None}
 
     def __repr__(self) -> str:

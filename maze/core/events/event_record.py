@@ -1,4 +1,4 @@
-"""The record of one fired event."""
+"""Record of a fired event."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from maze.core.errors import did_you_mean
 
 
 class EventRecord:
-    """One call of an event method: which interface, which method, with which arguments.
+    """Call of an event method: interface, method and arguments.
 
     The arguments are attributes of the record as well: `event.value` is `event.attributes["value"]`.
 
-    :param interface_class: The event interface (topic) the event belongs to.
-    :param interface_method: The method of that interface; it identifies the event.
-    :param attributes: The arguments of the call by parameter name, defaults filled in.
+    :param interface_class: The event interface (topic).
+    :param interface_method: The method of the interface, which identifies the event.
+    :param attributes: The arguments of the call by parameter name, including defaults.
     """
 
     __slots__ = ("attributes", "interface_class", "interface_method")
@@ -33,7 +33,7 @@ class EventRecord:
         return f"{self.interface_class.__name__}.{self.interface_method.__name__}"
 
     def __getattr__(self, name: str) -> Any:
-        # Only for what is no slot; copies ask before there are slots.
+        # Called for names that are no slots, and by copies before slots are set.
         if name in EventRecord.__slots__ or name.startswith("__"):
             raise AttributeError(name)
         try:

@@ -1,4 +1,4 @@
-"""Records the events of one environment and hands them to the scopes that route them."""
+"""Recording of the events of one environment, and their scopes."""
 
 from __future__ import annotations
 
@@ -13,51 +13,51 @@ T = TypeVar("T")
 
 
 class EventScope(ABC):
-    """A service that wants to see the events of the topics created in its name, such as :class:`Pubsub`."""
+    """Service that receives the events of its topics, such as :class:`Pubsub`."""
 
     @abstractmethod
     def notify_event(self, event: EventRecord) -> None:
-        """Receives an event of one of this scope's topics."""
+        """Receive an event of one of this scope's topics."""
 
     @abstractmethod
     def clear_events(self) -> None:
-        """Forgets the events received so far: a new step begins."""
+        """Drop the events received so far, at the beginning of a step."""
 
 
 class EventService:
-    """Collects the events of the current step.
+    """Collect the events of the current step.
 
     Firing an event appends one record to :attr:`records`.
     """
 
     def __init__(self) -> None:
         self.records: list[EventRecord] = []
-        """The events of the current step in the order in which they were fired. Always the same list."""
+        """The events of the current step in the order in which they were fired. The list is never replaced."""
         self.topics: dict[type[Any], int] = {}
-        """The known event interfaces with the order in which they were announced."""
+        """Position of each event interface in the order of creation."""
         self.on_clear: list[Callable[[list[EventRecord]], None]] = []
-        """Called with the events of a step just before they are dropped. Not pickled or copied."""
+        """Functions that are called with the events of a step before they are dropped. Not pickled or copied."""
         self._scopes: list[EventScope] = []
         self._scopes_by_interface: dict[type[Any], list[EventScope]] = {}
         self._proxies: dict[type[Any], Any] = {}
 
     def notify_event(self, event: EventRecord) -> None:
-        """Records an event and hands it to the scopes that created its topic."""
+        """Record an event and pass it to the scopes of its topic."""
         self.records.append(event)
         for scope in self._scopes_by_interface.get(event.interface_class, ()):
             scope.notify_event(event)
 
     def iterate_event_records(self) -> Generator[EventRecord, None, None]:
-        """The events of the current step in the order in which they were fired."""
+        """Yield the events of the current step in the order in which they were fired."""
         yield from tuple(self.records)
 
     def create_event_topic(self, interface_class: type[T], scope: EventScope | None = None) -> T:
-        """An object with the interface's methods that fires its events into this service.
+        """Return an object with the interface's methods that fire events of this service.
 
-        Asking again for the same interface (an environment may do so at every reset) gives the same topic.
+        Further calls with the same interface, for instance at each reset, return the same topic.
 
         :param interface_class: The event interface.
-        :param scope: Is told of every event of this interface; `None`: the events are only recorded.
+        :param scope: Receives the events of this interface; `None`: the events are only recorded.
         """
         self.topics.setdefault(interface_class, len(self.topics))
         if scope is not None:
@@ -67,7 +67,7 @@ class EventService:
         return cast(T, self._proxies[interface_class])
 
     def clear_events(self) -> None:
-        """Drops the events of the current step, here and in all scopes."""
+        """Drop the events of the current step, also in all scopes."""
         if self.records:
             for see_events in self.on_clear:
                 see_events(self.records)
@@ -76,7 +76,7 @@ class EventService:
             scope.clear_events()
 
     def clear_pubsub(self) -> None:
-        """Forgets all topics and scopes. Topics handed out before still record their events, unrouted."""
+        """Drop all topics and scopes. Events of existing topics are still recorded, without scopes."""
         self.clear_events()
         self.topics.clear()
         self._scopes.clear()
@@ -84,7 +84,7 @@ class EventService:
         self._proxies.clear()
 
     def __getstate__(self) -> dict[str, Any]:
-        # Whoever listens does so for this environment and registers anew for its copy.
+        # Listeners belong to this environment and register again for its copy.
         return {**self.__dict__, "on_clear": []}
 
     def _add_scope(self, interface_class: type[Any], scope: EventScope) -> None:

@@ -1,8 +1,8 @@
-"""Turns an event interface into an object whose methods fire events.
+"""Creation of topics: objects of an event interface whose methods fire events.
 
-Each interface class is compiled once into a proxy class: every event method becomes a plain function with the
-signature of the interface's method, so that Python itself binds positional arguments, keywords and defaults. Firing an
-event costs that call, one dictionary, one record and the notification.
+Each interface class is compiled once to a class whose event methods are functions with the signatures of the interface,
+so that Python binds positional arguments, keywords and defaults. Firing an event costs this call, one dictionary, one
+record and the notification.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _STARS: dict[Any, str] = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: 
 
 
 def event_topic_factory(interface_class: type[T], fn_notify_event: Notify) -> T:
-    """An instance of the interface whose methods call `fn_notify_event` with an :class:`EventRecord`.
+    """Return an instance of the interface whose methods call `fn_notify_event` with an :class:`EventRecord`.
 
     :param interface_class: The event interface: a class with one method per event.
     :param fn_notify_event: Receives the record of every fired event.
@@ -34,7 +34,7 @@ def event_topic_factory(interface_class: type[T], fn_notify_event: Notify) -> T:
 
 
 def event_methods(interface_class: type[Any]) -> dict[str, Callable[..., Any]]:
-    """The events of an interface, its base classes' first."""
+    """Return the events of an interface, those of base classes first."""
     return {
         name: member
         for base in reversed(interface_class.__mro__)
@@ -58,17 +58,17 @@ def _topic_class(interface_class: Any) -> type[Any]:
 
 
 def _compile_event(interface_class: type[Any], name: str, method: Callable[..., Any]) -> Callable[..., None]:
-    """Generates `def event(self, a, b): self._notify(EventRecord(interface, method, {"a": a, "b": b}))`."""
+    """Generate `def event(self, a, b): self._notify(EventRecord(interface, method, {"a": a, "b": b}))`."""
     signature = list(inspect.signature(method).parameters.values())
     if not signature:
-        raise TypeError(f"Event {interface_class.__qualname__}.{name} has no `self`: declare it as a method.")
+        raise TypeError(f"Event {interface_class.__qualname__}.{name} has no `self`: define it as a method.")
     receiver, *parameters = signature
     this = receiver.name
     attributes = ", ".join(
         f"**{parameter.name}" if parameter.kind is Parameter.VAR_KEYWORD else f"{parameter.name!r}: {parameter.name}"
         for parameter in parameters
     )
-    # Names that cannot clash with a parameter are looked up in the generated function's globals.
+    # Globals of the generated function have names that are no parameters.
     source = (
         f"def {name}({_parameter_list([receiver, *parameters])}):\n"
         f"    {this}._notify(__maze_record(__maze_interface, __maze_method, {{{attributes}}}))\n"
@@ -84,14 +84,14 @@ def _compile_event(interface_class: type[Any], name: str, method: Callable[..., 
     fire.__defaults__ = tuple(p.default for p in defaults if p.kind is not Parameter.KEYWORD_ONLY)
     fire.__kwdefaults__ = {p.name: p.default for p in defaults if p.kind is Parameter.KEYWORD_ONLY}
     fire.__doc__ = method.__doc__
-    # Python's own errors about wrong arguments then name the event.
+    # Python's errors about wrong arguments name the event.
     fire.__qualname__ = f"{interface_class.__qualname__}.{name}"
     fire.__module__ = interface_class.__module__
     return cast("Callable[..., None]", fire)
 
 
 def _parameter_list(parameters: list[Parameter]) -> str:
-    """The source of a parameter list without annotations; the defaults are set on the function object."""
+    """Return the source of a parameter list without annotations; the defaults are set on the function object."""
     parts: list[str] = []
     positional_only_open = False
     keyword_only_open = False

@@ -1,4 +1,4 @@
-"""Publish and subscribe: routes events to those who asked for their interface."""
+"""Publish and subscribe: events are passed to the subscribers of their interface."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ T = TypeVar("T")
 
 
 class Subscriber(ABC):
-    """Collects the events of the interfaces it declares; they can be queried until the next step begins."""
+    """Collect the events of the declared interfaces; they can be queried until the next step begins."""
 
     def __init__(self) -> None:
         self.events = EventCollection()
 
     @abstractmethod
     def get_interfaces(self) -> list[type[Any]]:
-        """The event interfaces to be notified about."""
+        """Return the event interfaces to receive."""
 
     def notify_event(self, event: EventRecord) -> None:
-        """Receives one event of a declared interface."""
+        """Receive one event of a declared interface."""
         self.events.append(event)
 
     def reset(self) -> None:
-        """Forgets the events received so far."""
+        """Drop the events received so far."""
         self.events.clear()
 
     def query_events(self, event_spec: Callable[..., Any] | Iterable[Callable[..., Any]]) -> list[EventRecord]:
-        """The received records of one event method or of several.
+        """Return the received records of one event method or of several.
 
         :param event_spec: The event's interface method, or several of them.
         """
@@ -52,11 +52,11 @@ class Pubsub(EventScope):
         self._subscribers_by_interface: dict[type[Any], list[Subscriber]] = {}
 
     def create_event_topic(self, interface_class: type[T]) -> T:
-        """An object that fires the interface's events to the subscribers and the event service."""
+        """Return a topic whose events are passed to the subscribers and the event service."""
         return self._event_collector.create_event_topic(interface_class, scope=self)
 
     def register_subscriber(self, new_subscriber: Subscriber) -> None:
-        """Routes the events of the interfaces the subscriber declares to it, whether their topics exist yet or not."""
+        """Pass the events of the subscriber's interfaces to it; their topics may be created later."""
         if all(known is not new_subscriber for known in self._subscribers):
             self._subscribers.append(new_subscriber)
         for interface_class in new_subscriber.get_interfaces():

@@ -1,4 +1,4 @@
-"""The events of one episode."""
+"""Event log of an episode."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from maze.core.log_events.step_event_log import StepEventLog
 
 
 class EpisodeEventLog:
-    """All events of one episode, step by step.
+    """All events of one episode, by step.
 
-    :param episode_id: Identifies the episode.
+    :param episode_id: Identity of the episode.
     """
 
     def __init__(self, episode_id: str) -> None:
@@ -20,10 +20,10 @@ class EpisodeEventLog:
         self.step_event_logs: list[StepEventLog] = []
         """One log per environment step, also for steps without events."""
         self.episode_events = EventCollection()
-        """Events about the episode as a whole, such as its KPIs."""
+        """Events of the whole episode, such as its KPIs."""
 
     def query_events(self, event_spec: Callable[..., object] | Iterable[Callable[..., object]]) -> list[EventRecord]:
-        """The records of one event of this episode, or of several, in order.
+        """Return the records of one event of this episode, or of several, in order.
 
         :param event_spec: The event's interface method, or several of them.
         """
@@ -33,7 +33,7 @@ class EpisodeEventLog:
         return found + self.episode_events.query_events(event_spec)
 
     def timed_events(self) -> Sequence[tuple[int | None, EventRecord]]:
-        """All events with their environment time; `None` for those about the episode as a whole."""
+        """Return all events with their environment time; `None` for those of the whole episode."""
         timed: list[tuple[int | None, EventRecord]] = [
             (step.env_time, record) for step in self.step_event_logs for record in step.events
         ]

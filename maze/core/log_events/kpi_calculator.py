@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class KpiCalculator(ABC):
-    """Calculates the key performance indicators of an episode when it is over."""
+    """Calculate the key performance indicators of an ended episode."""
 
     @abstractmethod
     def calculate_kpis(self, episode_event_log: EpisodeEventLog, last_maze_state: MazeStateType) -> dict[str, float]:
-        """The indicators by name.
+        """Return the indicators by name.
 
         :param episode_event_log: All events of the episode.
         :param last_maze_state: The environment's state at the end of the episode.

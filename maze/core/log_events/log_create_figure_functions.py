@@ -12,24 +12,24 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_BARS = 50
-"""With more categories a single outline is drawn, in a fraction of the time."""
+"""Largest number of bars; with more categories a single outline is drawn, which is faster."""
 
 
 def create_categorical_plot(value: Any, **kwargs: Any) -> Figure:
-    """A bar plot where the number of categories is known, a histogram otherwise.
+    """Return a bar plot if the number of categories is known, a histogram otherwise.
 
     :param value: Pairs of a category and the number of categories, or plain numbers.
-    :param kwargs: Not used; figure functions may be given the group of the statistic.
+    :param kwargs: Not used; may contain the group of the statistic.
     """
     _, n_categories = _categories(value)
     return create_histogram(value) if n_categories is None else create_relative_bar_plot(value)
 
 
 def create_histogram(value: Any, **kwargs: Any) -> Figure:
-    """A histogram of numbers.
+    """Return a histogram of numbers.
 
     :param value: The numbers.
-    :param kwargs: Not used; figure functions may be given the group of the statistic.
+    :param kwargs: Not used; may contain the group of the statistic.
     """
     samples, _ = _categories(value)
     figure, axes = _figure()
@@ -39,10 +39,10 @@ def create_histogram(value: Any, **kwargs: Any) -> Figure:
 
 
 def create_relative_bar_plot(value: Any, **kwargs: Any) -> Figure:
-    """The share of each category as a bar; categories that do not occur are shown empty.
+    """Return a bar plot of the share of each category, including categories that do not occur.
 
     :param value: Pairs of a category and the number of categories.
-    :param kwargs: Not used; figure functions may be given the group of the statistic.
+    :param kwargs: Not used; may contain the group of the statistic.
     """
     samples, n_categories = _categories(value)
     counts = Counter(int(sample) for sample in samples)
@@ -62,15 +62,15 @@ def create_relative_bar_plot(value: Any, **kwargs: Any) -> Figure:
 
 
 def create_violin_distribution(value: Any, **kwargs: Any) -> Figure:
-    """One violin per component of vectors.
+    """Return one violin per component of vectors.
 
     :param value: The vectors, one array each.
-    :param kwargs: Not used; figure functions may be given the group of the statistic.
+    :param kwargs: Not used; may contain the group of the statistic.
     """
     vectors = [value] if isinstance(value, np.ndarray) and value.ndim == 1 else list(np.atleast_1d(value))
     samples = np.stack([np.ravel(vector) for vector in vectors]).astype(np.float64)
     figure, axes = _figure()
-    # A constant component has no density; a point marks it.
+    # A constant component has no density and is drawn as a point.
     axes.violinplot([column if np.ptp(column) > 0 else _spread(column) for column in samples.T], showmeans=True)
     axes.set_xticks(range(1, samples.shape[1] + 1), [str(index) for index in range(samples.shape[1])])
     return figure
@@ -82,7 +82,7 @@ def _spread(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _categories(value: Any) -> tuple[list[Any], int | None]:
-    """The samples and, where it comes with them, the number of categories."""
+    """Return the samples and the number of categories; `None`: it is unknown."""
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], list):
         return value[0], int(value[1])
     values = list(value) if isinstance(value, Iterable) else [value]
@@ -92,8 +92,8 @@ def _categories(value: Any) -> tuple[list[Any], int | None]:
 
 
 def _figure() -> tuple[Figure, Any]:
-    # Not through pyplot, which keeps every figure alive and chooses a window system.
+    # Not through pyplot, which keeps all figures and selects a window system.
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.4, 4.0))  # with its default margins: a layout engine draws everything once more
+    figure = Figure(figsize=(6.4, 4.0))  # default margins, because a layout engine draws twice
     return figure, figure.subplots()

@@ -1,4 +1,4 @@
-"""Event logging in one line."""
+"""Context for event logging."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class SimpleEventLoggingSetup:
-    """Writes all events of an environment, with their attributes, while the `with` block runs.
+    """Write all events of an environment within a `with` block.
 
-    The last episode is written when the block ends, finished or not.
+    The last episode is written at the end of the block, finished or not.
 
     >>> with SimpleEventLoggingSetup(env):  # doctest: +SKIP
     ...     env.reset()

@@ -1,4 +1,4 @@
-"""Writes event logs."""
+"""Interface of writers of event logs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from maze.core.log_events.episode_event_log import EpisodeEventLog
 
 
 class LogEventsWriter(ABC):
-    """Receives the event log of each finished episode.
+    """Writer of the event log of each finished episode.
 
-    An `OSError` switches the writer off with one warning; it never ends a rollout or a training.
+    After an `OSError` the writer is disabled with one warning; the rollout or training run continues.
     """
 
     @abstractmethod
     def write(self, episode_event_log: EpisodeEventLog) -> None:
-        """Writes the events of one episode."""
+        """Write the events of one episode."""

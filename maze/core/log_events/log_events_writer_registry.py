@@ -1,4 +1,4 @@
-"""Knows who writes event logs."""
+"""Registry of writers of event logs."""
 
 from __future__ import annotations
 
@@ -6,32 +6,26 @@ from functools import partial
 
 from maze.core.log_events.episode_event_log import EpisodeEventLog
 from maze.core.log_events.log_events_writer import LogEventsWriter
-from maze.core.log_stats.log_stats import StatsContext
+from maze.core.log_stats.log_stats import StatsContext, of_active_context
 
 
 class _ActiveContextView(type):
-    """Lets the class attribute show the active context's list."""
+    """Metaclass whose attribute is that of the active context."""
 
-    @property
-    def writers(cls) -> list[LogEventsWriter]:
-        return StatsContext.active().event_writers
-
-    @writers.setter
-    def writers(cls, writers: list[LogEventsWriter]) -> None:
-        StatsContext.active().event_writers = writers
+    writers = of_active_context("event_writers")
 
 
 class LogEventsWriterRegistry(metaclass=_ActiveContextView):
-    """The event log writers of the active statistics context, `writers`, to read and to set."""
+    """The event log writers of the active statistics context, `writers`, readable and writable."""
 
     @classmethod
     def register_writer(cls, writer: LogEventsWriter) -> None:
-        """Has `writer` receive the event logs of the episodes that begin from now on."""
+        """Register a writer for the event logs of episodes that begin afterwards."""
         StatsContext.active().event_writers.append(writer)
 
     @classmethod
     def record_event_logs(cls, episode_event_log: EpisodeEventLog) -> None:
-        """Hands the log of a finished episode to all writers."""
+        """Pass the log of a finished episode to all writers."""
         context = StatsContext.active()
         for writer in context.event_writers:
             context.guarded(writer, partial(writer.write, episode_event_log))

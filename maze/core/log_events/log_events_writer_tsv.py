@@ -17,7 +17,7 @@ class EventRow:
     """One row of an event table.
 
     :param episode_id: The episode.
-    :param env_time: The environment step; `None` for events about the episode as a whole.
+    :param env_time: The environment step; `None` for events of the whole episode.
     :param attributes: The event's attributes, one column each.
     """
 
@@ -36,10 +36,10 @@ class EventRow:
 
 
 class LogEventsWriterTSV(LogEventsWriter):
-    """Writes one file per event, `<Interface>.<event>.tsv`, with a row for each time the event was fired.
+    """Write one file per event, `<Interface>.<event>.tsv`, with a row for each fired event.
 
-    Columns are the episode, the environment step and the event's attributes. Files are appended to, and any tool that
-    reads tab-separated values with a header opens them.
+    Columns are the episode, the environment step and the event's attributes, as tab-separated values with a header.
+    Existing files are appended to.
 
     :param log_dir: Directory of the files; created when the first episode is written.
     """
@@ -60,7 +60,7 @@ class LogEventsWriterTSV(LogEventsWriter):
 
     @staticmethod
     def _append(file: Path, rows: list[EventRow]) -> None:
-        # Opened per episode: no file stays open between episodes, and each of them is complete on disk.
+        # Opened per episode, so that each episode is complete on disk.
         with file.open("a", encoding="utf-8", newline="") as stream:
             writer = csv.writer(stream, delimiter="\t", lineterminator="\n")
             if stream.tell() == 0:

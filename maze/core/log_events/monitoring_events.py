@@ -1,6 +1,6 @@
-"""Events that are calculated from observations, actions and rewards and so apply to any environment."""
+"""Events of observations, actions and rewards, for all environments."""
 
-# Event interfaces have no abstract methods: topics implement all of them.
+# Event interfaces have no abstract methods: topics implement all methods.
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from maze.core.log_stats.event_decorators import (
     define_stats_grouping,
     define_step_stats,
 )
-from maze.core.log_stats.reducer_functions import histogram
+from maze.core.log_stats.reduction import histogram
 
 
 class DiscreteActionEvents(ABC):
-    """The discrete actions of every environment."""
+    """Discrete actions."""
 
     @define_epoch_stats(histogram)
     @define_episode_stats(histogram)
@@ -41,7 +41,7 @@ class DiscreteActionEvents(ABC):
 
 
 class ActionEvents(ABC):
-    """Actions by kind, with figures of how they are distributed."""
+    """Actions by kind, with figures of their distributions."""
 
     @define_plot(create_relative_bar_plot)
     @define_epoch_stats(histogram)
@@ -55,7 +55,7 @@ class ActionEvents(ABC):
         :param agent_name: The agent that acted.
         :param name: Key of the action in the action space.
         :param value: The action.
-        :param action_dim: How many different actions there are.
+        :param action_dim: Number of actions.
         """
 
     @define_plot(create_relative_bar_plot)
@@ -66,13 +66,13 @@ class ActionEvents(ABC):
     def multi_binary_action(
         self, step_key: str, agent_name: str, name: str, value: int, num_binary_actions: int
     ) -> None:
-        """One of several binary actions was switched on.
+        """One of several binary actions was chosen.
 
         :param step_key: Key of the sub-step.
         :param agent_name: The agent that acted.
         :param name: Key of the action in the action space.
         :param value: Index of the binary action.
-        :param num_binary_actions: How many binary actions there are.
+        :param num_binary_actions: Number of binary actions.
         """
 
     @define_plot(create_violin_distribution)
@@ -83,24 +83,23 @@ class ActionEvents(ABC):
     def continuous_action(self, step_key: str, agent_name: str, name: str, value: np.ndarray[Any, Any]) -> None:
         """A continuous action was taken.
 
-        The vector has the shape `[n_dims]`.
 
         :param step_key: Key of the sub-step.
         :param agent_name: The agent that acted.
         :param name: Key of the action in the action space.
-        :param value: The action vector.
+        :param value: The action, `[n_dims]`.
         """
 
 
 class ObservationEvents(ABC):
-    """How observations are distributed, before and after the wrappers."""
+    """Observations before and after the wrappers."""
 
     @define_epoch_stats(None)
     @define_episode_stats(None)
     @define_step_stats(None)
     @define_stats_grouping("step_key", "agent_name", "name")
     def observation_processed(self, step_key: str, agent_name: str, name: str, value: Any) -> None:
-        """The agent got an observation.
+        """An agent received an observation.
 
         :param step_key: Key of the sub-step.
         :param agent_name: The agent that observed.
@@ -113,7 +112,7 @@ class ObservationEvents(ABC):
     @define_step_stats(None)
     @define_stats_grouping("step_key", "agent_name", "name")
     def observation_original(self, step_key: str, agent_name: str, name: str, value: Any) -> None:
-        """The environment gave an observation, before any wrapper changed it.
+        """The environment returned an observation, before all wrappers.
 
         :param step_key: Key of the sub-step.
         :param agent_name: The agent that observed.
@@ -131,10 +130,10 @@ class RewardEvents(ABC):
     @define_step_stats(None)
     @define_stats_grouping("step_key", "agent_name")
     def reward_processed(self, step_key: str, agent_name: str, value: float) -> None:
-        """The agent got a reward.
+        """An agent received a reward.
 
         :param step_key: Key of the sub-step.
-        :param agent_name: The agent that got it.
+        :param agent_name: The agent that received it.
         :param value: The reward.
         """
 
@@ -143,7 +142,7 @@ class RewardEvents(ABC):
     @define_episode_stats(histogram)
     @define_step_stats(None)
     def reward_original(self, value: float) -> None:
-        """The environment gave a reward, before any wrapper changed it.
+        """The environment returned a reward, before all wrappers.
 
         :param value: The reward.
         """

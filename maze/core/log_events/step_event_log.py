@@ -28,7 +28,7 @@ class StepEventLog:
         self.events.extend(event_list)
 
     def query_events(self, event_spec: Callable[..., object] | Iterable[Callable[..., object]]) -> list[EventRecord]:
-        """The records of one event of this step, or of several.
+        """Return the records of one event of this step, or of several.
 
         :param event_spec: The event's interface method, or several of them.
         """

@@ -1,13 +1,12 @@
-"""Decorators that say which statistics are calculated from an event, on which level.
+"""Decorators that define the statistics of an event on each level.
 
-An event method carries any number of definitions per level. Level by level they form a hierarchy: the events of one
-environment step are reduced to step statistics, those of all steps to episode statistics, those of all episodes to
-epoch statistics. `input_name` selects what a definition reduces: on the step level an attribute of the event, above
-it the `output_name` of the level below.
+An event method has any number of definitions per level. Levels form a hierarchy: the events of an environment step are
+reduced to step statistics, those of all steps to episode statistics, those of all episodes to epoch statistics.
+`input_name` selects the input of a definition: on the step level an attribute of the event, above it the `output_name`
+of the level below.
 
-Definitions of one level that would have the same name are told apart by what differs between them: two that give no
-`output_name` are named after their inputs, or else after their functions. What the level above defines for the name
-that they share is calculated for each of them.
+Definitions of one level with the same name are named after their differences: their inputs, or else their functions.
+Definitions of the level above for the common name apply to each of them.
 
 Definitions are stored on the function; :mod:`maze.core.log_stats.reduction` compiles them once per event. Rows appear
 in the order in which the decorators are applied, that is from the method upwards.
@@ -27,7 +26,7 @@ _ATTRIBUTE = "__maze_event_stats__"
 
 @dataclass(frozen=True)
 class StatsDefinition:
-    """One statistic of an event on one level."""
+    """Statistic of an event on one level."""
 
     reduce_function: Callable[[Any], Any] | None
     input_name: str | None
@@ -38,7 +37,7 @@ class StatsDefinition:
 
 @dataclass(frozen=True)
 class PlotDefinition:
-    """One figure that is drawn from an event's epoch statistic."""
+    """Figure of an epoch statistic of an event."""
 
     create_figure_function: Callable[..., Any]
     input_name: str | None
@@ -46,7 +45,7 @@ class PlotDefinition:
 
 @dataclass
 class EventDefinition:
-    """Everything the decorators say about one event, in the order in which they were applied."""
+    """Definitions of an event by its decorators, in the order in which they were applied."""
 
     step: list[StatsDefinition] = field(default_factory=list)
     episode: list[StatsDefinition] = field(default_factory=list)
@@ -57,7 +56,7 @@ class EventDefinition:
 
 @cache
 def event_definition(event: Callable[..., Any]) -> EventDefinition:
-    """Returns the statistics defined for an event method, each with a name of its own.
+    """Return the statistics defined for an event method, each with a unique name.
 
     An event without definitions has an empty one.
     """
@@ -77,16 +76,16 @@ def define_step_stats(
     group_by: str | None = None,
     cumulative: bool = False,
 ) -> Callable[[EventMethod], EventMethod]:
-    """Adds a statistic over the events of one environment step.
+    """Add a statistic over the events of an environment step.
 
     :param reduce_function: Reduces the list of values (`len`, `sum`, `np.mean`, ...) to one; `None` passes the
-        values on as they are.
-    :param input_name: The event attribute to reduce. `None`: the only attribute that is not grouped by, or else the
+        values on unchanged.
+    :param input_name: The event attribute to reduce. `None`: the only attribute that is not a grouping, or else the
         dictionary of all attributes.
     :param output_name: Name of the result.
     :param group_by: Calculate this statistic separately for each value of this attribute, instead of the grouping that
         :func:`define_stats_grouping` declares.
-    :param cumulative: Reduce all values since the beginning and not only those of the current step.
+    :param cumulative: Reduce all values since the start of the run instead of those of the current step.
     """
     return _add("step", StatsDefinition(reduce_function, input_name, output_name, group_by, cumulative))
 
@@ -98,16 +97,16 @@ def define_episode_stats(
     group_by: str | None = None,
     cumulative: bool = False,
 ) -> Callable[[EventMethod], EventMethod]:
-    """Adds a statistic over the step statistics of one episode.
+    """Add a statistic over the step statistics of one episode.
 
-    A step in which the event did not occur counts as 0 where the step statistic is a `len` or `sum`. An episode in
-    which it never occurred has no statistics of it.
+    A step without the event counts as 0 if the step statistic is a `len` or `sum`. An episode without the event has no
+    statistics of it.
 
-    :param reduce_function: Reduces the list of step statistics to one value; `None` passes them on as they are.
+    :param reduce_function: Reduces the list of step statistics to one value; `None` passes them on unchanged.
     :param input_name: The `output_name` of the step statistic to reduce.
     :param output_name: Name of the result.
     :param group_by: Keep only this one of the attributes that the step statistics are grouped by.
-    :param cumulative: Reduce all values since the beginning and not only those of the current episode.
+    :param cumulative: Reduce all values since the start of the run instead of those of the current episode.
     """
     return _add("episode", StatsDefinition(reduce_function, input_name, output_name, group_by, cumulative))
 
@@ -119,24 +118,24 @@ def define_epoch_stats(
     group_by: str | None = None,
     cumulative: bool = False,
 ) -> Callable[[EventMethod], EventMethod]:
-    """Adds a statistic over the episode statistics of one epoch.
+    """Add a statistic over the episode statistics of one epoch.
 
-    An episode in which the event did not occur counts as well where zeros stand for the steps without it, or where the
-    episode statistic is a `len` or `sum`: with what the episode statistic makes of as many zeros as the episode had
-    steps (0 for means, extremes and sums). So an epoch's statistics depend on its episodes only, not on which
-    environments played them. An event has a row from its first occurrence on.
+    An episode without the event counts as well if steps without it count as 0, or if the episode statistic is a `len`
+    or `sum`: with the episode statistic of as many zeros as the episode had steps (0 for means, extremes and sums). The
+    statistics of an epoch therefore depend on its episodes only, not on their distribution over environments. An event
+    has a row from its first occurrence on.
 
-    :param reduce_function: Reduces the list of episode statistics to one value; `None` passes them on as they are.
+    :param reduce_function: Reduces the list of episode statistics to one value; `None` passes them on unchanged.
     :param input_name: The `output_name` of the episode statistic to reduce.
     :param output_name: Name of the result, shown in the log.
     :param group_by: Keep only this one of the attributes that the episode statistics are grouped by.
-    :param cumulative: Reduce all values since the beginning (total counts) and not only those of the current epoch.
+    :param cumulative: Reduce all values since the start of the run (total counts), not only those of the epoch.
     """
     return _add("epoch", StatsDefinition(reduce_function, input_name, output_name, group_by, cumulative))
 
 
 def define_stats_grouping(*group_by: str) -> Callable[[EventMethod], EventMethod]:
-    """Calculates all statistics of the event separately for each combination of these attributes' values."""
+    """Calculate all statistics of the event separately for each combination of these attributes' values."""
 
     def decorate(event: EventMethod) -> EventMethod:
         _own_definition(event).grouping = group_by
@@ -148,7 +147,7 @@ def define_stats_grouping(*group_by: str) -> Callable[[EventMethod], EventMethod
 def define_plot(
     create_figure_function: Callable[..., Any], input_name: str | None = None
 ) -> Callable[[EventMethod], EventMethod]:
-    """Draws a figure from an epoch statistic of the event, shown in TensorBoard.
+    """Draw a figure of an epoch statistic of the event in TensorBoard.
 
     :param create_figure_function: Receives the statistic's value and returns a matplotlib figure.
     :param input_name: The `output_name` of the epoch statistic to draw.
@@ -178,11 +177,11 @@ def _own_definition(event: Callable[..., Any]) -> EventDefinition:
 
 
 _Names = dict[str | None, list[str | None]]
-"""The names of the statistics that were declared under one name."""
+"""The names of the statistics that were defined with the same name."""
 
 
 def _named(stats: list[StatsDefinition]) -> tuple[list[StatsDefinition], _Names]:
-    """Gives definitions that share a name different ones, and says which they were given."""
+    """Return definitions with unique names, and the names by their original ones."""
     stats = list(dict.fromkeys(stats))
     by_name: dict[str | None, list[StatsDefinition]] = {}
     for stat in stats:
@@ -203,7 +202,7 @@ def _named(stats: list[StatsDefinition]) -> tuple[list[StatsDefinition], _Names]
 
 
 def _labels(stats: list[StatsDefinition]) -> list[str]:
-    """What tells definitions apart: their inputs, groupings, functions and periods, as far as these differ."""
+    """Return labels of the differences of definitions: inputs, groupings, functions and periods."""
     parts = [
         (
             stat.input_name or "",
@@ -227,7 +226,7 @@ def _free_name(name: str | None, taken: Set[str | None]) -> str | None:
 
 
 def _for_each_input(stats: list[StatsDefinition], names: _Names) -> list[StatsDefinition]:
-    """Has a definition whose input's name several definitions of the level below share stand for each of them."""
+    """Repeat a definition for each definition of the level below that has the name of its input."""
     return [
         replace(stat, input_name=input_name)
         for stat in stats

@@ -1,4 +1,4 @@
-"""Statistics: aggregation on three levels, and the way to the writers."""
+"""Statistics: aggregation on three levels, contexts and writers."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ T = TypeVar("T")
 LogStatsValue = int | float | np.ndarray | dict  # type: ignore[type-arg]
 """Value of one statistic."""
 LogStatsGroup = tuple[str | int, ...]
-"""Values of the attributes that a statistic is grouped by, in the order of `define_stats_grouping`."""
+"""Values of the grouping attributes of a statistic, in the order of `define_stats_grouping`."""
 
 
 class LogStatsKey(NamedTuple):
-    """Identifies a statistic: the event's interface method, the statistic's name, the group."""
+    """Identity of a statistic: the event's interface method, the statistic's name, the group."""
 
     event: Callable[..., Any]
     output_name: str | None
@@ -46,11 +46,11 @@ LogStats = dict[LogStatsKey, Any]
 """Statistics of a step, an episode or an epoch."""
 
 _STEP_COUNT = LogStatsKey(BaseEnvEvents.reward, "count", None)
-"""Among the statistics of every episode that an environment played."""
+"""Contained in the statistics of every episode."""
 
 
 class LogStatsLevel(Enum):
-    """Over what a statistic is calculated."""
+    """Level of a statistic."""
 
     STEP = 1
     EPISODE = 2
@@ -58,15 +58,15 @@ class LogStatsLevel(Enum):
 
 
 class LogStatsConsumer(ABC):
-    """Receives statistics."""
+    """Receive statistics."""
 
     @abstractmethod
     def receive(self, stat: LogStats) -> None:
-        """Takes the statistics of one step, episode or epoch."""
+        """Receive the statistics of one step, episode or epoch."""
 
 
 class LogStatsAggregator(LogStatsConsumer):
-    """Collects values of one level and reduces them to its statistics.
+    """Collect values of one level and reduce them to its statistics.
 
     Values come from fired events (:meth:`add_event`, or a topic from :meth:`create_event_topic`), from the level below
     (:meth:`receive`) or one by one (:meth:`add_value`). Rows keep the order in which events and groups occurred first.
@@ -87,11 +87,11 @@ class LogStatsAggregator(LogStatsConsumer):
         self._slots: dict[tuple[Any, ...], StatsSlot] = {}
         self._touched: list[StatsSlot] = []
         self._lengths: list[int] = []
-        """How many steps (1 for a step itself) each received period had."""
+        """Number of steps of each received period; 1 for a step."""
         self._deferred: list[Callable[[], None]] = []
 
     def receive_later(self, deliver: Callable[[], None]) -> None:
-        """Register a source that delivers statistics before the next ones are read or received.
+        """Register a source that delivers its statistics before the next ones are read or received.
 
         :param deliver: Called once.
         """
@@ -116,11 +116,11 @@ class LogStatsAggregator(LogStatsConsumer):
         n_periods: int,
         occurrences: Mapping[LogStatsKey, np.ndarray] | None = None,
     ) -> None:
-        """Take the statistics of several periods, as :meth:`receive` would one after the other.
+        """Receive the statistics of several periods, equivalent to :meth:`receive` for each of them.
 
         :param columns: The values of the periods by statistic; numbers may be an array.
         :param n_periods: Number of periods.
-        :param occurrences: For statistics that not all periods have: the indices of those that have a value.
+        :param occurrences: For statistics that some periods lack: the indices of the periods with a value.
         """
         self._take_deferred()
         first = len(self._lengths)
@@ -140,12 +140,12 @@ class LogStatsAggregator(LogStatsConsumer):
 
     @property
     def has_received(self) -> bool:
-        """Whether statistics of the level below wait to be reduced."""
+        """Whether there are statistics of the level below to reduce."""
         self._take_deferred()
         return bool(self._lengths)
 
     def clear_inputs(self) -> None:
-        """Drops what was collected since the last :meth:`reduce`."""
+        """Drop the values collected since the last :meth:`reduce`."""
         self._take_deferred()
         for slot in self._slots.values():
             slot.clear()
@@ -153,7 +153,7 @@ class LogStatsAggregator(LogStatsConsumer):
         self._lengths.clear()
 
     def add_event(self, event_record: EventRecord) -> None:
-        """Adds a fired event to the statistics of this level."""
+        """Add a fired event to the statistics of this level."""
         event, attributes = event_record.interface_method, event_record.attributes
         plan = level_plan(event, self._level_name)
         for index, variant in enumerate(plan.variants):
@@ -164,31 +164,31 @@ class LogStatsAggregator(LogStatsConsumer):
     def add_value(
         self, event: Callable[..., Any], value: Any, name: str | None = None, group: LogStatsGroup | None = None
     ) -> None:
-        """Adds one value.
+        """Add one value.
 
         :param event: Interface method of the event.
         :param value: The value.
-        :param name: Which input of the event's statistics it is (their `input_name`).
-        :param group: The group it belongs to.
+        :param name: Input of the event's statistics (their `input_name`).
+        :param group: Its group.
         """
         self._add(event, value, name, group)
 
     def input_values(
         self, event: Callable[..., Any], name: str | None = None, group: LogStatsGroup | None = None
     ) -> list[Any]:
-        """The list that collects the values of one input, for loops in which a call per value is too much.
+        """Return the list that collects the values of one input, for loops in which a call per value is too slow.
 
-        It stays the same list as long as the aggregator lives. Takes the event's row in the order of rows.
+        The list is the same for the lifetime of the aggregator. The call determines the position of the row.
         """
         plan = level_plan(event, self._level_name)
         index, _ = plan.routes[name][0]
         return self._slot(event, plan, index, group).values(name)
 
     def pending(self, event: Callable[..., Any], name: str | None = None) -> dict[LogStatsGroup | None, list[Any]]:
-        """The values of one input that wait to be reduced, by group.
+        """Return the values of one input that are not reduced yet, by group.
 
         :param event: Interface method of the event.
-        :param name: Which input of the event's statistics.
+        :param name: Input of the event's statistics.
         """
         self._take_deferred()
         return {
@@ -204,9 +204,9 @@ class LogStatsAggregator(LogStatsConsumer):
         self._consumers.remove(consumer)
 
     def reduce(self, n_periods: int = 0) -> LogStats:
-        """Calculates the statistics, hands them to the consumers and begins anew.
+        """Calculate the statistics, pass them to the consumers and drop the values.
 
-        :param n_periods: How many steps (episodes) the episode (epoch) had, where the received statistics do not tell.
+        :param n_periods: Number of steps (episodes) of the episode (epoch), if it is not that of received statistics.
         """
         self._take_deferred()
         stats: LogStats = {}
@@ -215,7 +215,7 @@ class LogStatsAggregator(LogStatsConsumer):
                 slot.reduce_into(stats, 0)
         else:
             for slot in self._slots.values():
-                # Without the event an episode has no statistics of it, whether an earlier one had or not.
+                # An episode without the event has no statistics of it, even if an earlier one has.
                 if self.level is LogStatsLevel.EPOCH or any(slot.inputs.values()):
                     slot.reduce_into(stats, n_periods or len(self._lengths), self._lengths)
             self._lengths.clear()
@@ -226,11 +226,11 @@ class LogStatsAggregator(LogStatsConsumer):
         return stats
 
     def create_event_topic(self, interface_class: type[T]) -> T:
-        """An object with the interface's methods that adds the events fired through it."""
+        """Return an object with the interface's methods that adds the fired events."""
         return event_topic_factory(interface_class, self.add_event)
 
     def copy_inputs_from(self, other: LogStatsAggregator) -> None:
-        """Takes over what another aggregator of the same level has collected so far."""
+        """Take over the collected values of another aggregator of the same level."""
         self.clear_inputs()
         other._take_deferred()
         for key, slot in other._slots.items():
@@ -239,7 +239,7 @@ class LogStatsAggregator(LogStatsConsumer):
         self._lengths.extend(other._lengths)
 
     def state(self) -> dict[str, Any]:
-        """What was collected since the last :meth:`reduce`, row by row, with the names of the events."""
+        """Return the values collected since the last :meth:`reduce`, by row, with the names of the events."""
         self._take_deferred()
         rows = [
             {"event": [event.__module__, event.__qualname__], "index": index, "group": group, **slot.state()}
@@ -248,7 +248,7 @@ class LogStatsAggregator(LogStatsConsumer):
         return {"lengths": list(self._lengths), "rows": rows}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continues from a state that :meth:`state` returned; rows of events that nobody has imported are left out."""
+        """Restore a result of :meth:`state`, without rows of events that are not imported."""
         self.clear_inputs()
         self._lengths.extend(state.get("lengths", ()))
         for row in state.get("rows", ()):
@@ -300,10 +300,10 @@ def split_columns(
 
 
 def event_named(module: str, qualified_name: str) -> Callable[..., Any] | None:
-    """The interface method of an event; `None` where nobody has imported it.
+    """Return the interface method of an event; `None`: its module is not imported.
 
     :param module: Name of its module.
-    :param qualified_name: Its name there.
+    :param qualified_name: Its qualified name.
     """
     event: Any = sys.modules.get(module)
     for part in qualified_name.split("."):
@@ -312,14 +312,14 @@ def event_named(module: str, qualified_name: str) -> Callable[..., Any] | None:
 
 
 class LogStatsWriter(ABC):
-    """Writes statistics somewhere. An `OSError` silences the writer with one warning; it never ends a training."""
+    """Writer of statistics. After an `OSError` it is disabled with one warning; the run continues."""
 
     failures: ClassVar[tuple[type[Exception], ...]] = (OSError,)
-    """What silences it; other errors end the run, as they should where they are faults of somebody's writer."""
+    """Exceptions that disable the writer; others end the run."""
 
     @abstractmethod
     def write(self, path: str | None, step: int, stats: LogStats) -> None:
-        """Writes the statistics of one log step.
+        """Write the statistics of one log step.
 
         :param path: Prefix such as "train" or "eval".
         :param step: Number of the log step.
@@ -327,20 +327,20 @@ class LogStatsWriter(ABC):
         """
 
     def close(self) -> None:
-        """Finishes writing."""
+        """Finish writing."""
         return
 
     def on_log_step_increment(self) -> None:
-        """Called when a log step is finished."""
+        """Complete the current log step."""
         return
 
 
 class RunPlace(NamedTuple):
-    """Where a run works.
+    """Directories of a run.
 
     :param directory: Its directory.
-    :param project: The directory that it was started from.
-    :param group: The sweep that it belongs to; empty: none.
+    :param project: Working directory at its start.
+    :param group: Name of its sweep; empty: none.
     """
 
     directory: Path
@@ -351,23 +351,23 @@ class RunPlace(NamedTuple):
 class StatsContext:
     """Writers, log step and hooks of one run.
 
-    `with StatsContext() as stats:` gives the code inside writers and a step counter of its own; on leaving, its
-    writers are closed. The functions below act on the active context: the one entered last in the same thread (or
-    task); in a thread that entered none, the innermost one of the only thread that did; otherwise a default one.
+    Code in `with StatsContext() as stats:` has its own writers and step counter; at the end the writers are closed. The
+    functions of this module use the active context: the last one entered in the same thread (or task); in a thread
+    without one, the innermost one of the only thread that entered one; otherwise a default one.
     """
 
     def __init__(self) -> None:
         self.step = 1
         """Number of the current log step, counted from 1."""
         self.n_env_steps: int | None = None
-        """Environment steps that the training has taken so far; `None`: nobody counts them."""
+        """Environment steps of the training run so far; `None`: they are not counted."""
         self.writers: list[LogStatsWriter] = []
         self.hooks: list[Callable[[], Any]] = []
-        """Called whenever a log step is finished."""
+        """Functions that are called at the end of each log step."""
         self.event_writers: list[LogEventsWriter] = []
-        """Receive the event log of every finished episode."""
+        """Writers of the event log of each finished episode."""
         self.place: RunPlace | None = None
-        """Where the run works; `None`: in the working directory."""
+        """Directories of the run; `None`: the working directory."""
         self._epochs: list[weakref.ref[Any]] = []
         self._silenced: set[int] = set()
         self._tokens: list[Token[StatsContext | None]] = []
@@ -375,7 +375,7 @@ class StatsContext:
 
     @staticmethod
     def active() -> StatsContext:
-        """The context that the module's functions act on."""
+        """Return the active context."""
         context = _entered.get()
         if context is not None:
             return context
@@ -397,18 +397,18 @@ class StatsContext:
         self.writers.append(writer)
 
     def write(self, stats: LogStats, path: str | None) -> None:
-        """Hands statistics to all writers, with the number of the current log step."""
+        """Pass statistics to all writers, with the number of the current log step."""
         with self._lock:
             for writer in self.writers:
                 self.guarded(writer, partial(writer.write, path, self.step, stats))
 
     def register_epoch(self, env: Any) -> None:
-        """Has `env.finish_epoch()` called whenever a log step is finished, as long as somebody holds it."""
+        """Call `env.finish_epoch()` at the end of each log step, through a weak reference."""
         self._epochs = [known for known in self._epochs if known() is not None]
         self._epochs.append(weakref.ref(env))
 
     def finish_step(self) -> None:
-        """Completes the epochs of environments, runs the hooks and begins the next log step."""
+        """Complete the epochs of environments, run the hooks and begin the next log step."""
         with self._lock:
             for env in [known() for known in self._epochs]:
                 if env is not None:
@@ -420,27 +420,27 @@ class StatsContext:
             self.step += 1
 
     def guarded(self, writer: object, write: Callable[[], Any]) -> None:
-        """Calls `write`; if the disk does not take it, one warning is logged and the writer is not used again."""
+        """Call `write`; on an `OSError`, such as a full disk, log one warning and disable the writer."""
         if id(writer) in self._silenced:
             return
         try:
             write()
         except getattr(writer, "failures", OSError) as error:
             self._silenced.add(id(writer))
-            with suppress(getattr(writer, "failures", OSError)):  # for the same reason; one warning is enough
+            with suppress(getattr(writer, "failures", OSError)):  # of the same cause
                 getattr(writer, "close", _nothing)()
             what = error if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-            _LOGGER.warning("%s cannot write (%s); it is switched off for this run.", type(writer).__name__, what)
+            _LOGGER.warning("%s cannot write (%s); it is disabled for this run.", type(writer).__name__, what)
 
     def reset(self) -> None:
-        """Back to the state of a new context."""
+        """Reset the context to its initial state."""
         self.close()
         self.step = 1
         self.n_env_steps = None
         self.hooks = []
 
     def close(self) -> None:
-        """Closes and forgets all writers."""
+        """Close and remove all writers."""
         with self._lock:
             for writer in self.writers:
                 self.guarded(writer, writer.close)
@@ -450,49 +450,41 @@ class StatsContext:
 
 
 def _nothing() -> None:
-    """Stands for the missing `close` of writers that hold nothing open."""
+    """Replace the missing `close` of a writer."""
 
 
 _LOGGER = logging.getLogger(__name__)
 _DEFAULT = StatsContext()
 _entered: ContextVar[StatsContext | None] = ContextVar("maze_stats", default=None)
-_open_contexts: list[tuple[int, StatsContext]] = []  # with the entering thread; for threads that entered none
+_open_contexts: list[tuple[int, StatsContext]] = []  # with their threads; for threads without one
+
+
+def of_active_context(name: str) -> Any:
+    """Return a property of a metaclass: an attribute of the active context, readable and writable."""
+
+    def read(_: type) -> Any:
+        return getattr(StatsContext.active(), name)
+
+    def write(_: type, value: Any) -> None:
+        setattr(StatsContext.active(), name, value)
+
+    return property(read, write)
 
 
 class _ActiveContextView(type):
-    """Lets the class attributes show the active context's lists."""
+    """Metaclass whose attributes are those of the active context."""
 
-    @property
-    def global_log_stats_writers(cls) -> list[LogStatsWriter]:
-        return StatsContext.active().writers
-
-    @global_log_stats_writers.setter
-    def global_log_stats_writers(cls, writers: list[LogStatsWriter]) -> None:
-        StatsContext.active().writers = writers
-
-    @property
-    def hook_on_log_step(cls) -> list[Callable[[], Any]]:
-        return StatsContext.active().hooks
-
-    @hook_on_log_step.setter
-    def hook_on_log_step(cls, hooks: list[Callable[[], Any]]) -> None:
-        StatsContext.active().hooks = hooks
-
-    @property
-    def global_step(cls) -> int:
-        return StatsContext.active().step
-
-    @global_step.setter
-    def global_step(cls, step: int) -> None:
-        StatsContext.active().step = step
+    global_log_stats_writers = of_active_context("writers")
+    hook_on_log_step = of_active_context("hooks")
+    global_step = of_active_context("step")
 
 
 class GlobalLogState(metaclass=_ActiveContextView):
-    """`global_log_stats_writers`, `hook_on_log_step` and `global_step` of the active context, to read and set."""
+    """`global_log_stats_writers`, `hook_on_log_step` and `global_step` of the active context, readable and writable."""
 
 
 class LogStatsLogger(LogStatsConsumer):
-    """Passes statistics on to the writers of the active context.
+    """Pass statistics on to the writers of the active context.
 
     :param path: Prefix of the statistics, such as "train".
     """
@@ -506,12 +498,12 @@ class LogStatsLogger(LogStatsConsumer):
 
 
 def register_log_stats_writer(writer: LogStatsWriter) -> None:
-    """Adds a writer to the active context."""
+    """Add a writer to the active context."""
     StatsContext.active().register_writer(writer)
 
 
 def log_stats(stats: LogStats, path: str | None) -> None:
-    """Hands statistics to the writers of the active context.
+    """Pass statistics to the writers of the active context.
 
     :param stats: The statistics.
     :param path: Prefix such as "train" or "eval".
@@ -520,12 +512,12 @@ def log_stats(stats: LogStats, path: str | None) -> None:
 
 
 def increment_log_step() -> None:
-    """Finishes the current log step of the active context."""
+    """Finish the current log step of the active context."""
     StatsContext.active().finish_step()
 
 
 def get_stats_logger(path: str | None = None) -> LogStatsConsumer:
-    """A consumer that passes what it receives on to the writers.
+    """Return a consumer that passes statistics to the writers.
 
     :param path: Prefix of the statistics.
     """

@@ -1,4 +1,4 @@
-"""What an environment with statistics offers."""
+"""Interface of environments with statistics."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel
 
 
 class LogStatsEnv(ABC):
-    """Access to the statistics that an environment collects about itself."""
+    """Environment that collects statistics."""
 
     @abstractmethod
     def get_stats(self, level: LogStatsLevel) -> LogStatsAggregator:
-        """The aggregator of a level."""
+        """Return the aggregator of a level."""
 
     @abstractmethod
     def write_epoch_stats(self) -> None:
-        """Reduces the episodes finished since the last call to epoch statistics and logs them."""
+        """Reduce the episodes finished since the last call to epoch statistics and log them."""
 
     @abstractmethod
     def clear_epoch_stats(self) -> None:
-        """Forgets the episodes finished since the last :meth:`write_epoch_stats`."""
+        """Drop the episodes finished since the last :meth:`write_epoch_stats`."""
 
     @abstractmethod
     def get_stats_value(self, event: Callable[..., Any], level: LogStatsLevel, name: str | None = None) -> Any:
-        """One value of the statistics that a level calculated last.
+        """Return one value of the latest statistics of a level.
 
         :param event: The event's interface method.
         :param level: The level.

@@ -1,4 +1,4 @@
-"""Statistics as a table on the console."""
+"""Console writer of statistics."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _STEP = 5
 
 
 class LogStatsWriterConsole(LogStatsWriter):
-    """Prints one row per statistic: log step, path (prefix, interface, event, statistic) and value.
+    """Print one row per statistic: log step, path (prefix, interface, event, statistic) and value.
 
     The header is printed once for each log step and prefix.
 
-    :param output: Takes the lines instead of the console, those of one call as one text.
+    :param output: Receives the text instead of the console.
     """
 
     def __init__(self, output: Callable[[str], None] | None = None) -> None:
@@ -44,7 +44,7 @@ class LogStatsWriterConsole(LogStatsWriter):
 
 
 def format_value(value: Any) -> str:
-    """Numbers with three decimals, distributions by length and mean, text as it is."""
+    """Return numbers with three decimals, distributions by length and mean, text unchanged."""
     samples = sample_values(value)
     if samples is not None:
         is_numeric = samples.dtype.kind in "biuf"

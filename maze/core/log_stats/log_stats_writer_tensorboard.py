@@ -29,19 +29,19 @@ SECTIONS = ("algorithm", "env", "model", "runner", "seeding", "wrappers")
 LEFT_OUT = ("state_dict_dump_file", "spaces_config_dump_file", "dump_interval", "statistics_dump", "verbose")
 RESULTS = {"best": "Results/best_reward", "final": "Results/final_reward"}
 MAX_LENGTH = 80
-"""Longer texts are cut off."""
+"""Longest text; longer ones are truncated."""
 
 
 class LogStatsWriterTensorboard(LogStatsWriter):
-    """Writes numbers as scalars, distributions as histograms and `define_plot` figures as images (`<tag>/figure`).
+    """Write numbers as scalars, distributions as histograms and `define_plot` figures as images (`<tag>/figure`).
 
     Tags are `<prefix>_<Interface>/<event>/<statistic>`, so that TensorBoard shows a section per prefix and interface,
-    `train_BaseEnvEvents` for example. The calling thread writes, so that a full disk is an `OSError` there;
-    `SummaryWriter` of torch writes in a thread of its own and imports torch, which rollouts of heuristics do not need.
+    `train_BaseEnvEvents` for example. The calling thread writes, so that a full disk raises an `OSError`
+    there; `SummaryWriter` of torch writes in another thread and imports torch, which rollouts may not need.
 
     :param log_dir: Directory of the event file, which is created with the first statistics.
-    :param tensorboard_render_figure: Whether to draw figures, which takes a moment for each.
-    :param x_axis: `env_steps`: environment steps of the training, where it takes any; `epochs`: log steps.
+    :param tensorboard_render_figure: Whether to draw figures, which is slow.
+    :param x_axis: `env_steps`: environment steps of the training run, if they are counted; `epochs`: log steps.
     :raises ConfigError: There is no such axis.
     """
 
@@ -159,13 +159,12 @@ def _histogram(samples: np.ndarray[Any, Any]) -> Any:
 
 
 class HyperparametersWriter(LogStatsWriter):
-    """Writes the hyperparameters of a run, and its latest and best mean reward, for TensorBoard's HPARAMS tab.
+    """Write the hyperparameters of a run, and its latest and best mean reward, for TensorBoard's HPARAMS tab.
 
-    The reward is that of evaluations; of a training without any, that of its own episodes. A run only writes its own
-    values. TensorBoard derives the columns from all runs below its `logdir`, those that differ first; a run that
-    declared columns itself would hide those of other runs.
+    The reward is that of evaluations or, in a run without evaluation, that of the training episodes. TensorBoard
+    derives the columns from all runs below its `logdir`; a run that declared columns would hide those of other runs.
 
-    :param tensorboard: Its event file is written to. It has to be registered after this writer, and closed after it.
+    :param tensorboard: Writer of the event file; must be registered and closed after this writer.
     :param hyperparameters: Names and values.
     """
 
@@ -181,7 +180,7 @@ class HyperparametersWriter(LogStatsWriter):
         self._is_started = False
 
     def start(self) -> None:
-        """Writes the hyper-parameters."""
+        """Write the hyperparameters."""
         from tensorboard.plugins.hparams import plugin_data_pb2
 
         self._is_started = True
@@ -228,7 +227,7 @@ class HyperparametersWriter(LogStatsWriter):
         if not self._is_started:
             return
         self._is_started = False
-        # Writers are closed when the run's context is left; by an exception, where the run failed.
+        # Writers are closed at the end of the run's context, by an exception if the run failed.
         status = api_pb2.STATUS_SUCCESS if sys.exc_info()[0] is None else api_pb2.STATUS_FAILURE
         info = plugin_data_pb2.SessionEndInfo(status=status)
         self._write_metadata("session_end_info", plugin_data_pb2.HParamsPluginData(session_end_info=info))
@@ -241,9 +240,9 @@ class HyperparametersWriter(LogStatsWriter):
 
 
 def flat_hyperparameters(config: Mapping[str, Any]) -> dict[str, bool | float | str]:
-    """The values of a training's configuration under their paths, in a readable form.
+    """Return the values of a training configuration by their paths, in a readable form.
 
-    Classes stand without their modules, short lists as text; empty values and names of files are left out.
+    Classes are named without their modules, short lists as text; empty values and names of files are left out.
 
     :param config: Plain dictionaries, lists and values; other objects are named by their class.
     """
@@ -283,7 +282,7 @@ def _readable(value: Any) -> bool | float | str:
 
 
 def _class_name(text: str) -> str:
-    """The last part of a class path; other texts as they are."""
+    """Return the last part of a class path; other texts unchanged."""
     *modules, name = text.split(".")
     is_path = bool(modules) and all(part.isidentifier() for part in (*modules, name)) and name[:1].isalpha()
     return name if is_path else text

@@ -1,15 +1,15 @@
-"""The reduction of values to statistics, for single environments and for batches of them.
+"""Reduction of values to statistics, for single and vectorised environments.
 
-The decorators of an event are compiled once per level into a plan: where values go, and how they are reduced. A
-:class:`StatsSlot` collects the values of one event and group until they are reduced. Batches of environments keep their
-values in arrays and reduce many episodes at once (:meth:`CompiledStat.reduce_each`).
+The decorators of an event are compiled once per level to a plan of inputs and reductions. A :class:`StatsSlot` collects
+the values of one event and group until they are reduced. Vectorised simulations keep their values in arrays and reduce
+many episodes at once (:meth:`CompiledStat.reduce_each`).
 """
 
 from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -23,39 +23,39 @@ Reducer = Callable[[Any], Any]
 
 _LEVELS = ("step", "episode", "epoch")
 _COUNTS_OCCURRENCES: tuple[Reducer | None, ...] = (len, sum, np.sum)
-"""Reducers for which "did not occur" is the number 0."""
+"""Reducers whose result without the event is 0."""
 
-_ASKS_FOR_OCCURRENCES: tuple[Reducer | None, ...] = (None, len)
-"""Reducers that ask which values there were, or how many: zeros for absent occurrences would be wrong."""
+_OF_OCCURRENCES: tuple[Reducer | None, ...] = (None, len)
+"""Reducers of occurrences only: zeros for absent ones would be wrong."""
 
 _ZERO_OF_ZEROS: tuple[Reducer | None, ...] = (
     *(len, sum, min, max, statistics.mean, statistics.median),
     *(np.sum, np.mean, np.median, np.min, np.max, np.std, np.var),
 )
-"""Reducers whose result for an absent event is the number 0, however long the period."""
+"""Reducers whose result for an absent event is 0, independent of the length of the period."""
 
 
 _ADDED, _COMPARED = (sum, np.sum, len), (max, np.max, min, np.min)
-"""Cumulative statistics that can be continued without keeping every value since the beginning."""
+"""Reducers whose cumulative statistics need only the last result, not all values."""
 
 _MAKE_ARRAYS = (np.mean, np.std, np.var, np.median)
-"""They make an array of a list first, which takes longer than all the rest where it is long."""
+"""Reducers that convert lists to arrays, which is slow for long lists."""
 _LONG = 32
 _ADDS_IN_ORDER = sys.version_info < (3, 12)
-"""Whether Python's `sum` of floats adds one to the other, as arrays are added; later it compensates for rounding."""
+"""Whether Python's `sum` of floats adds in order, as for arrays; later versions compensate for rounding."""
 
 
 class PassedThrough(list[Any]):
-    """Several values of one statistic that no function reduced; the level above takes them one by one."""
+    """Several values of one statistic without a reduce function; single values for the level above."""
 
 
 @dataclass(frozen=True)
 class CompiledStat:
-    """One statistic of an event on one level.
+    """Compiled statistic of an event on one level.
 
-    :param position: Index among the event's statistics of this level; rows are ordered by it.
-    :param counts_absence: A period of the level below without the event counts as well.
-    :param of_absence: What makes its value from the zeros of its own periods; `None`: the value is 0.
+    :param position: Index among the event's statistics of this level, which orders the rows.
+    :param counts_absence: Whether a period of the level below without the event counts as well.
+    :param of_absence: Function of the zeros of such a period that returns its value; `None`: the value is 0.
     """
 
     position: int
@@ -67,21 +67,21 @@ class CompiledStat:
     of_absence: Reducer | None
 
     def reduce(self, values: Any) -> Any:
-        """Apply the reduce function; without one, a single value passes as it is."""
+        """Apply the reduce function; without one, return a single value unchanged."""
         if self.reduce_function is None:
             return values[0] if len(values) == 1 else PassedThrough(values)
         result = self.reduce_function(values)
-        # The list is used again: a function that returns its argument must not hand it out.
+        # The list is reused: a function that returns its argument must not share it.
         return list(values) if result is values else result
 
     def reduces_arrays(self, dtype: np.dtype[Any]) -> bool:
-        """Whether :meth:`reduce_each` returns an array for values of this type."""
+        """Return whether :meth:`reduce_each` returns an array for values of this type."""
         return self.reduce_function is len or (self.reduce_function is sum and (dtype.kind in "biu" or _ADDS_IN_ORDER))
 
     def reduce_each(self, values: np.ndarray, sizes: np.ndarray, n_absent: np.ndarray | None) -> np.ndarray | list[Any]:
-        """Reduce the values of many episodes, which stand one behind the other, as :meth:`reduce` would each of them.
+        """Reduce the values of many episodes, equivalent to :meth:`reduce` for each of them.
 
-        :param values: The values of all episodes.
+        :param values: The concatenated values of all episodes.
         :param sizes: Number of values of each episode, at least 1, `[n_episodes]`.
         :param n_absent: Number of steps without the event in each episode, `[n_episodes]`; `None`: there are none.
         :return: The result of each episode; numbers as an array, see :meth:`reduces_arrays`.
@@ -110,12 +110,12 @@ class Variant:
 
 @dataclass(frozen=True)
 class LevelPlan:
-    """What one level does with an event.
+    """Reductions of an event on one level.
 
-    :param variants: One per grouping in use; nearly always a single one.
-    :param grouping: Attributes that the event is grouped by.
-    :param routes: For the output name of the level below: the variants that take it, each with the component of the
-        incoming group to keep (`None`: the whole group).
+    :param variants: One per grouping; usually a single one.
+    :param grouping: Grouping attributes of the event.
+    :param routes: For the output name of the level below: the variants that use it, each with the component of the
+        group to keep (`None`: the whole group).
     """
 
     variants: tuple[Variant, ...]
@@ -125,7 +125,7 @@ class LevelPlan:
 
 @cache
 def level_plan(event: Callable[..., Any], level: str) -> LevelPlan:
-    """The plan of an event on one level.
+    """Return the plan of an event on one level.
 
     :param event: The event's interface method.
     :param level: "step", "episode" or "epoch".
@@ -150,9 +150,9 @@ def level_plan(event: Callable[..., Any], level: str) -> LevelPlan:
 
 
 def stat_value(event: Callable[..., Any], plan: LevelPlan, attributes: dict[str, Any], input_name: str | None) -> Any:
-    """What a fired event contributes to a statistic: one attribute, or all that it is not grouped by.
+    """Return the value of a fired event for a statistic: one attribute, or all but the grouping.
 
-    :param input_name: The attribute's name; `None`: the only one that the event is not grouped by.
+    :param input_name: The attribute's name; `None`: the only one that is not a grouping.
     :raises ConfigError: The event has no such attribute.
     """
     if input_name is not None:
@@ -171,9 +171,9 @@ def stat_value(event: Callable[..., Any], plan: LevelPlan, attributes: dict[str,
 def group_of(
     event: Callable[..., Any], plan: LevelPlan, variant: Variant, attributes: dict[str, Any]
 ) -> tuple[Any, ...] | None:
-    """The group that a fired event belongs to; `None` without grouping.
+    """Return the group of a fired event; `None`: there is no grouping.
 
-    :raises ConfigError: The event has not all of the attributes that it is grouped by.
+    :raises ConfigError: The event lacks a grouping attribute.
     """
     names = plan.grouping if variant.group_by is None else (variant.group_by,)
     if not names:
@@ -199,7 +199,7 @@ def _compile(
     counts = below is not None and below.reduce_function in _COUNTS_OCCURRENCES
     of_absence = None
     if below is not None and not counts and below.reduce_function is not None:
-        # Its own periods without the event were zeros to it, so it has a value even if there was no other period.
+        # It counts its periods without the event as zeros, so it has a value even without other periods.
         source = _input_of(below, lowest)
         counts = source is not None and source.reduce_function in _COUNTS_OCCURRENCES
         of_absence = None if below.reduce_function in _ZERO_OF_ZEROS else below.reduce_function
@@ -210,7 +210,7 @@ def _compile(
         input_name=stat.input_name,
         output_name=stat.output_name,
         cumulative=stat.cumulative,
-        counts_absence=counts and stat.reduce_function not in _ASKS_FOR_OCCURRENCES and not zeros_are_neutral,
+        counts_absence=counts and stat.reduce_function not in _OF_OCCURRENCES and not zeros_are_neutral,
         of_absence=of_absence,
     )
 
@@ -222,26 +222,26 @@ def _input_of(stat: StatsDefinition, lower: list[StatsDefinition]) -> StatsDefin
 def _component(
     event: Callable[..., Any], definition: EventDefinition, level: str, group_by: str | None, input_name: str | None
 ) -> int | None:
-    """Which component of an incoming group a variant keeps."""
+    """Return the component of the group that a variant keeps."""
     if group_by is None or level == "step":
         return None
     below = next((stat for stat in _level_below(definition, level) if stat.output_name == input_name), None)
     if below is None:
-        return None  # values arrive from fired events, which bring their attributes
+        return None  # values of fired events, which have all attributes
     incoming = definition.grouping if below.group_by is None else (below.group_by,)
     if group_by not in incoming:
         raise ConfigError(
-            f"Event {event.__qualname__}: its {level} statistics are grouped by {group_by!r}, but the values that "
-            f"arrive there are grouped by {', '.join(incoming) or 'nothing'}. Add {group_by!r} to "
+            f"Event {event.__qualname__}: its {level} statistics are grouped by {group_by!r}, but the values of the "
+            f"level below are grouped by {', '.join(incoming) or 'nothing'}. Add {group_by!r} to "
             f"`define_stats_grouping`."
         )
     return incoming.index(group_by)
 
 
 class StatsSlot:
-    """Inputs by name and the statistics to calculate from them.
+    """Values of one event and group by input, and their statistics.
 
-    The input lists live as long as the slot, so that a hot loop may hold on to their `append`.
+    The input lists are never replaced, so that a hot loop may keep their `append`.
 
     :param keys: The key of each of the variant's statistics.
     """
@@ -253,14 +253,14 @@ class StatsSlot:
         self.keys = keys
         self.inputs: dict[str | None, list[Any]] = {stat.input_name: [] for stat in variant.stats}
         self._arrays: dict[str | None, list[np.ndarray]] = {}
-        """Numbers that came as arrays, after those in `inputs`."""
+        """Arrays of numbers, after the values in `inputs`."""
         self.periods: list[int] = []
-        """Which periods of the level below delivered values."""
+        """Periods of the level below with values."""
         self.is_touched = False
         self._cumulative: dict[int, Any] = {}
 
     def values(self, name: str | None) -> list[Any]:
-        """All values of an input, in the list that collects them."""
+        """Return all values of an input, in the list that collects them."""
         values = self.inputs[name]
         for array in self._arrays.pop(name, ()):
             values += array.tolist()
@@ -281,7 +281,7 @@ class StatsSlot:
         """Add one value of each of several periods.
 
         :param name: Name of the input.
-        :param values: The values; an array of numbers is kept as such until a list is needed.
+        :param values: The values; an array of numbers is converted when a list is needed.
         :param periods: The numbers of the periods, in ascending order.
         """
         if isinstance(values, np.ndarray):
@@ -294,23 +294,23 @@ class StatsSlot:
             self.values(name).extend(values)
         if not self.periods or self.periods[-1] < periods[0]:
             self.periods.extend(periods)
-        elif not self._counts(periods):  # another group, which did not occur in the same periods
+        elif not self._counts(periods):  # another group, with values in other periods
             self.periods = sorted({*self.periods, *periods})
 
     def _counts(self, periods: Sequence[int]) -> bool:
-        """Whether the periods that were counted last are these, which are in ascending order."""
+        """Return whether these periods, in ascending order, were counted last."""
         n = len(periods)
         if len(self.periods) < n or (self.periods[-n], self.periods[-1]) != (periods[0], periods[-1]):
             return False
         return isinstance(periods, range) or self.periods[-n:] == periods
 
     def count_period(self, period: int) -> None:
-        """Notes that a period of the level below delivered a value; several values of one count once."""
+        """Count a period of the level below with a value; at most once."""
         if not self.periods or self.periods[-1] != period:
             self.periods.append(period)
 
     def clear(self) -> None:
-        """Drops the inputs; what cumulative statistics have already counted stays."""
+        """Drop the inputs; cumulative statistics are kept."""
         for values in self.inputs.values():
             values.clear()
         if self._arrays:
@@ -320,10 +320,10 @@ class StatsSlot:
         self.is_touched = False
 
     def reduce_into(self, stats: dict[Any, Any], n_periods: int, lengths: Sequence[int] = ()) -> None:
-        """Calculates the statistics for which there are values and drops the inputs.
+        """Calculate the statistics with values and drop the inputs.
 
-        :param n_periods: How many periods of the level below there were.
-        :param lengths: How many periods each of those had itself, by its number; 1 for those that are not listed.
+        :param n_periods: Number of periods of the level below.
+        :param lengths: Number of periods of each of those; 1 for those that are not listed.
         """
         arrays: dict[str | None, np.ndarray] = {}
         if self._arrays:
@@ -356,12 +356,12 @@ class StatsSlot:
         self._cumulative = dict(other._cumulative)
 
     def state(self) -> dict[str, Any]:
-        """What waits to be reduced, and what cumulative statistics have counted so far."""
+        """Return the values that are not reduced yet, and the cumulative statistics."""
         inputs = {name: list(self.values(name)) for name in self.inputs}
         return {"inputs": inputs, "periods": list(self.periods), "cumulative": dict(self._cumulative)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continues from a state that :meth:`state` returned."""
+        """Restore a result of :meth:`state`."""
         self.clear()
         for name, values in state["inputs"].items():
             if name in self.inputs:
@@ -370,7 +370,7 @@ class StatsSlot:
         self._cumulative = dict(state["cumulative"])
 
     def _of_absence(self, stat: CompiledStat, n_absent: int, lengths: Sequence[int]) -> list[Any]:
-        """The values of the periods without the event."""
+        """Return the values of the periods without the event."""
         if stat.of_absence is None:
             return [0] * n_absent
         present = set(self.periods)
@@ -390,3 +390,46 @@ class StatsSlot:
             return stat.reduce(history)
         self._cumulative[stat.position] = value
         return value
+
+
+_NUMBERS = (int, float, bool)
+
+
+def histogram(values: Sequence[Any]) -> list[Any] | tuple[list[Any], int]:
+    """Return all values, so that writers can show their distribution.
+
+    Nested lists and arrays, as from the levels below, are flattened. For values with a number of categories (such as
+    the attributes `value` and `action_dim` of an event), the result is the pair of all values and that number.
+
+    :param values: Numbers, lists of numbers, or attributes of events with one or two values each.
+    """
+    first = values[0]
+    if type(first) in _NUMBERS:  # checks of abstract classes are slow
+        return list(values)
+    if isinstance(first, list) or (isinstance(first, np.ndarray) and first.ndim):
+        joined: list[Any] = []
+        for part in values:
+            joined += _listed(part) if isinstance(part, np.ndarray) else part
+        return joined
+    if not isinstance(first, (tuple, np.ndarray, ValuesView, Mapping)):
+        return list(values)
+    parts = [_parts(value) for value in values]
+    flat = [value for part, _ in parts for value in part]
+    sizes = [size for _, size in parts if size is not None]
+    return flat if not sizes else (flat, max(sizes))
+
+
+def _listed(array: np.ndarray) -> Iterable[Any]:
+    return array.tobytes() if array.dtype == np.uint8 and array.ndim == 1 else array.tolist()  # three times as fast
+
+
+def _parts(value: Any) -> tuple[Iterable[Any], int | None]:
+    if isinstance(value, np.ndarray):
+        return (value.tolist() if value.ndim else [value.item()]), None
+    if isinstance(value, Mapping):
+        value = tuple(value.values())
+    items = tuple(value)
+    if len(items) == 2 and not isinstance(value, list):
+        first, size = items
+        return (first if isinstance(first, list) else [first]), int(size)
+    return items, None

@@ -1,4 +1,4 @@
-"""Statistics as writers show them: their names, numbers for tables, samples of distributions, pictures."""
+"""Formats of statistics for writers: names, numbers, samples of distributions, figures."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def statistic_name(key: LogStatsKey, path: str | None = None, joint: str = "/") 
 
 
 def significant(number: float, digits: int = 4) -> str:
-    """The number with so many significant digits, for people: `0.0123`, `12,345`, `2.5e-4`.
+    """Return a number with significant digits: `0.0123`, `12,345`, `2.5e-4`.
 
-    Whole numbers are shown whole, and none loses digits before its point.
+    Digits before the decimal point are never rounded.
     """
     if not math.isfinite(number):
         return str(number)
@@ -64,9 +64,9 @@ def _without_zeros(text: str) -> str:
 
 
 def sample_values(value: Any) -> np.ndarray[Any, Any] | None:
-    """The values of a distribution (a histogram, possibly with its number of categories) as one array.
+    """Return the values of a distribution (a histogram, possibly with its number of categories) as one array.
 
-    `None` where the value is no distribution but a single number or something else.
+    `None`: the value is no distribution.
     """
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], list):
         value = value[0]
@@ -82,7 +82,7 @@ def sample_values(value: Any) -> np.ndarray[Any, Any] | None:
 
 
 def scalar_value(value: Any) -> float | None:
-    """The value as a number; `None` if it is none."""
+    """Return the value as a number; `None`: it is no number."""
     if isinstance(value, (bool, int, float, np.number)):
         return float(value)
     item = getattr(value, "item", None)
@@ -92,9 +92,9 @@ def scalar_value(value: Any) -> float | None:
 
 
 def columns_of(name: str, value: Any) -> dict[str, float]:
-    """The columns that a statistic makes; none where it is neither a number nor a distribution of numbers.
+    """Return the columns of a statistic; empty if it is neither a number nor a distribution of numbers.
 
-    :param name: Of the statistic.
+    :param name: Name of the statistic.
     :param value: A number, the samples of a distribution, or pairs of a category and the number of categories.
     """
     number = scalar_value(value)
@@ -117,7 +117,7 @@ def columns_of(name: str, value: Any) -> dict[str, float]:
 
 
 def _n_categories(value: Any) -> int:
-    """How many categories there are, where the value says so."""
+    """Return the number of categories; 0: unknown."""
     n_categories: Any = 0
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], list):
         n_categories = value[1]
@@ -128,7 +128,7 @@ def _n_categories(value: Any) -> int:
 
 
 def _vectors(value: Any) -> np.ndarray[Any, Any] | None:
-    """Samples `[n_samples, n_components]`, where they are short vectors of the same length."""
+    """Return samples `[n_samples, n_components]`; `None`: they are no short vectors of the same length."""
     if not isinstance(value, (list, tuple)) or np.ndim(value[0]) != 1:
         return None
     kept = value[:: -(-len(value) // MOST_SAMPLES)]
@@ -147,13 +147,12 @@ def _quantiles(name: str, samples: np.ndarray[Any, Any]) -> dict[str, float]:
 
 
 class Picture(NamedTuple):
-    """A figure, drawn.
+    """A rendered figure.
 
-    :param name: What is added to the name of its statistic; pictures are never called like the statistic itself, which
-        may be shown as a histogram under that name.
-    :param png: The file.
-    :param width: In pixels.
-    :param height: In pixels.
+    :param name: Suffix of the name of its statistic, which may be a histogram with that name.
+    :param png: PNG file.
+    :param width: Width in pixels.
+    :param height: Height in pixels.
     """
 
     name: str
@@ -163,7 +162,7 @@ class Picture(NamedTuple):
 
 
 class Figures:
-    """Draws figures once for all writers; one that cannot be drawn is one warning and is left out from then on."""
+    """Draw figures once for all writers; after an error a figure is disabled with one warning."""
 
     def __init__(self) -> None:
         self._failed: set[PlotDefinition] = set()
@@ -171,11 +170,11 @@ class Figures:
         self._drawn_of: tuple[str | None, int] | None = None
 
     def of(self, path: str | None, step: int, key: LogStatsKey, value: Any) -> list[Picture]:
-        """The pictures of a statistic.
+        """Return the pictures of a statistic.
 
         :param path: Its prefix.
         :param step: Number of its log step.
-        :param key: Which statistic it is.
+        :param key: The statistic.
         :param value: Its value.
         """
         if not event_definition(key.event).plots:
@@ -196,7 +195,7 @@ class Figures:
             except Exception:
                 self._failed.add(plot)
                 _LOGGER.warning(
-                    "The figure of %s cannot be drawn; it is left out from now on.", statistic_name(key), exc_info=True
+                    "The figure of %s cannot be drawn; it is disabled for this run.", statistic_name(key), exc_info=True
                 )
                 continue
             if drawn is not None:
@@ -205,9 +204,9 @@ class Figures:
 
 
 def _drawn(create_figure: Callable[..., Any], value: Any, group: Any) -> tuple[bytes, int, int] | None:
-    """The figure as a file, its width and height; `None` if the function draws nothing for this group."""
+    """Return the figure as PNG, its width and height; `None`: the function draws nothing for this group."""
     if isinstance(value, np.ndarray):
-        value = [value]  # figure functions get lists, also of a single sample
+        value = [value]  # figure functions require lists
     parameters = inspect.signature(create_figure).parameters
     takes_groups = "groups" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     figure = create_figure(value, groups=group) if takes_groups else create_figure(value)
@@ -216,7 +215,7 @@ def _drawn(create_figure: Callable[..., Any], value: Any, group: Any) -> tuple[b
     png = io.BytesIO()
     figure.savefig(png, format="png", dpi=_DPI)
     width, height = (round(inches * _DPI) for inches in figure.get_size_inches())
-    # Figures drawn with pyplot would otherwise stay in its registry for ever.
+    # pyplot keeps figures until they are closed.
     if getattr(figure, "number", None) is not None:
         import matplotlib.pyplot as plt
 

@@ -17,9 +17,9 @@ _FIGURE = "Event statistics"
 
 
 class EventStatsRenderer:
-    """Draws how an event's values develop, from logs in memory or from tables read back.
+    """Draw the values of an event over the steps, from logs in memory or from tables.
 
-    Figures belong to pyplot, whose backend decides where they appear.
+    Figures are pyplot's, whose backend determines where they are shown.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class EventStatsRenderer:
         group_by: str | None = None,
         post_processing_func: str | Callable[..., Any] | None = "cumsum",
     ) -> None:
-        """Draws an event's values over the steps, into the current figure.
+        """Draw an event's values over the steps, into the current figure.
 
         :param df: The event's table with columns `episode_id`, `env_time` and one for each attribute, as
             `LogEventsWriterTSV` writes it.
@@ -42,7 +42,7 @@ class EventStatsRenderer:
         :param metric_name: The attribute to draw.
         :param aggregation_func: Joins several values of one step: a function, or its name in pandas. None: they are
             summed up.
-        :param group_by: Draw one line for each value of this attribute.
+        :param group_by: Attribute for each value of which a line is drawn.
         :param post_processing_func: Applied to each episode's series: a function, or its name in pandas. None: nothing.
         """
         import matplotlib.pyplot as plt
@@ -60,7 +60,7 @@ class EventStatsRenderer:
         group_by: str | None = None,
         post_processing_func: str | Callable[..., Any] | None = "cumsum",
     ) -> None:
-        """Draws an event's values in the episode so far, into a figure of its own that is drawn over at each call.
+        """Draw an event's values in the episode so far, in a figure that is cleared at each call.
 
         The arguments are those of :meth:`render_timeline_stat`.
         """
@@ -74,7 +74,7 @@ class EventStatsRenderer:
         refresh(plt)
 
     def close(self) -> None:
-        """Closes the figure."""
+        """Close the figure."""
         if self._is_open:
             import matplotlib.pyplot as plt
 
@@ -83,14 +83,14 @@ class EventStatsRenderer:
 
 
 def refresh(plt: Any) -> None:
-    """Shows what was drawn, where there are windows."""
+    """Show the figure, if the backend has windows."""
     plt.draw()
     if plt.isinteractive() or plt.get_backend().lower() in window_backends():
         plt.pause(0.01)
 
 
 def window_backends() -> set[str]:
-    """The backends of matplotlib that open windows."""
+    """Return the backends of matplotlib that open windows."""
     from matplotlib.backends import registry
 
     interactive = registry.BackendFilter.INTERACTIVE
@@ -105,11 +105,11 @@ ID_COLUMNS = ("episode_id", "env_time")
 
 
 def event_table(episode_event_log: EpisodeEventLog, event_name: str) -> pd.DataFrame:
-    """The records of an event as a table, in the form in which event logs are written.
+    """Return the records of an event as a table, in the form in which event logs are written.
 
     :param episode_event_log: The events.
     :param event_name: Interface and event, separated by a dot.
-    :raises ConfigError: The event did not occur; names those that did.
+    :raises ConfigError: The event did not occur; the message lists those that did.
     """
     import pandas as pd
 
@@ -137,12 +137,12 @@ def timelines(
     group_by: str | None = None,
     post_processing_func: Function | None = None,
 ) -> dict[Any, pd.DataFrame]:
-    """One table for each group: a row per environment time, a column per episode.
+    """Return one table for each group: a row per environment time, a column per episode.
 
     :param df: Records of one event, as written to event logs.
-    :param metric_name: The attribute to look at.
+    :param metric_name: The attribute.
     :param aggregation_func: Joins several values of one step. None: "sum" where there are several.
-    :param group_by: Attribute that tells the groups; None: one group, None.
+    :param group_by: Grouping attribute; `None`: one group, `None`.
     :param post_processing_func: Applied to each episode's series; None: nothing is.
     :raises ConfigError: The event has no such attribute.
     """
@@ -183,10 +183,10 @@ def _apply(series: pd.Series[Any], function: Function) -> Any:
 
 
 def draw_timelines(axes: Any, lines: dict[Any, pd.DataFrame], title: str, ylabel: str) -> None:
-    """Draws timelines; of several episodes the mean, with the range between smallest and largest value shaded.
+    """Draw timelines; of several episodes the mean, with the range of values shaded.
 
     :param axes: Matplotlib axes.
-    :param lines: What :func:`timelines` gives.
+    :param lines: Result of :func:`timelines`.
     """
     for group, table in lines.items():
         mean = table.mean(axis=1)
@@ -204,7 +204,7 @@ def draw_timelines(axes: Any, lines: dict[Any, pd.DataFrame], title: str, ylabel
 
 
 def label_of(metric_name: str, aggregation_func: Function | None, post_processing_func: Function | None) -> str:
-    """How the vertical axis is called."""
+    """Return the label of the vertical axis."""
     functions = [f for f in (aggregation_func, post_processing_func) if f is not None]
     label = metric_name
     for function in functions:

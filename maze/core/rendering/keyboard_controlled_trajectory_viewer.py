@@ -16,11 +16,11 @@ _HELP = "left/right: one step   up/down: ten   home/end: first/last   q: close"
 
 
 class KeyboardControlledTrajectoryViewer:
-    """Shows the steps (or sub-steps) of an episode in the renderer's window and moves through them with the arrow keys.
+    """Show the steps (or sub-steps) of an episode in the renderer's window, with keyboard navigation.
 
     :param episode_record: The episode.
-    :param renderer: Draws its steps, with matplotlib.
-    :param initial_step_index: The step to begin with; negative ones count from the end.
+    :param renderer: Renderer of its steps, with matplotlib.
+    :param initial_step_index: The first step; negative ones count from the end.
     :param renderer_kwargs: Further arguments of the renderer.
     :raises ConfigError: The episode has no steps.
     """
@@ -42,23 +42,23 @@ class KeyboardControlledTrajectoryViewer:
         self._connected: set[int] = set()
 
     def render(self) -> None:
-        """Opens the window and returns when it is closed.
+        """Open the window and return when it is closed.
 
-        :raises ConfigError: matplotlib can open no window here.
+        :raises ConfigError: The backend of matplotlib has no windows.
         """
         import matplotlib.pyplot as plt
 
         if plt.get_backend().lower() not in window_backends():
             raise ConfigError(
-                f"No window can be opened: matplotlib draws with `{plt.get_backend()}` here. Use "
-                f"`write_trajectory_page` for a page that any browser shows, or NotebookTrajectoryViewer."
+                f"No window can be opened by the backend `{plt.get_backend()}` of matplotlib. Use "
+                f"`write_trajectory_page`, or NotebookTrajectoryViewer."
             )
         print(_HELP)
         self._draw()
         plt.show(block=True)
 
     def on_key(self, key: str | None) -> None:
-        """Reacts to a key.
+        """Handle a key.
 
         :param key: Matplotlib's name of the key.
         """
@@ -86,7 +86,7 @@ class KeyboardControlledTrajectoryViewer:
         if figure.number not in self._connected:
             self._connected.add(figure.number)
             if manager is not None and getattr(manager, "key_press_handler_id", None) is not None:
-                # The arrow keys would move through the toolbar's zoom history as well.
+                # The arrow keys also navigate the zoom history of the toolbar.
                 figure.canvas.mpl_disconnect(manager.key_press_handler_id)
             figure.canvas.mpl_connect("key_press_event", lambda event: self.on_key(event.key))
         figure.canvas.draw_idle()

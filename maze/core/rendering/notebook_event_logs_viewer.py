@@ -16,7 +16,7 @@ _POST_PROCESSING = [("sum up over the steps", "cumsum"), ("none", None), ("large
 
 
 class NotebookEventLogsViewer:
-    """Draws events of recorded episodes as lines over the steps; event, attribute and grouping are chosen in menus.
+    """Draw events of recorded episodes over the steps, with menus for event, attribute and grouping.
 
     Of several episodes the mean and the range are shown. Needs the extra `maze-rl[notebook]`.
 
@@ -45,7 +45,7 @@ class NotebookEventLogsViewer:
         self._is_updating = False
 
     def build(self) -> None:
-        """Shows the viewer below the notebook's cell."""
+        """Show the viewer below the notebook's cell."""
         widgets = require_ipywidgets()
         self.event.observe(self.update_column_options, names="value")
         for widget in (self.metric, self.group_by, self.aggregation, self.post_processing):
@@ -61,7 +61,7 @@ class NotebookEventLogsViewer:
         show(widgets.VBox([menus, self.message, self.picture]))
 
     def update_column_options(self, metadata: dict[str, Any]) -> None:
-        """Offers the attributes of the chosen event, and draws it.
+        """Show the attributes of the chosen event in the menus, and draw it.
 
         :param metadata: The change of the event menu; its entry "new" is the path of the event's file.
         """
@@ -77,7 +77,7 @@ class NotebookEventLogsViewer:
         self._update()
 
     def render(self, event_path: str | Path, **kwargs: Any) -> None:
-        """Draws an event.
+        """Draw an event.
 
         :param event_path: The event's file.
         :param kwargs: Arguments of :meth:`EventStatsRenderer.render_timeline_stat`.
@@ -101,7 +101,7 @@ class NotebookEventLogsViewer:
                 post_processing_func=self.post_processing.value,
             )
         except (MazeError, TypeError, ValueError) as error:
-            # A text attribute cannot be summed up; the menus stay usable.
+            # For instance a text attribute, which has no sum.
             self.message.value = f"<p>This cannot be drawn: {html.escape(str(error))}</p>"
 
 
@@ -112,7 +112,7 @@ def _read(path: str | Path) -> Any:
 
 
 def show(widget: Any) -> None:
-    """Shows a widget below the cell."""
+    """Show a widget below the cell."""
     from IPython.display import display  # type: ignore[import-not-found, unused-ignore]
 
     display(widget)  # type: ignore[no-untyped-call, unused-ignore]

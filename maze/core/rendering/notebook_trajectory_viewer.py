@@ -13,17 +13,17 @@ from maze.core.rendering.step_summary import StepSummary, step_summaries
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
 
 _NO_PICTURE = (
-    "<i>No picture: this trajectory brings no renderer. Record gymnasium environments with a "
+    "<i>No picture: this trajectory has no renderer. Record gymnasium environments with a "
     "<code>FrameRecordingWrapper</code>, or give the environment a renderer.</i>"
 )
 
 
 class NotebookTrajectoryViewer:
-    """Shows the steps (or sub-steps) of an episode with a slider, and the arguments that the renderer offers.
+    """Show the steps (or sub-steps) of an episode with a slider, and widgets for the renderer's arguments.
 
     Needs the extra `maze-rl[notebook]`.
 
-    :param episode_record: The episode, as `load_trajectory` gives it; its renderer draws the steps.
+    :param episode_record: The episode, as loaded by `load_trajectory`, with its renderer.
     :raises ConfigError: The episode has no steps.
     """
 
@@ -37,10 +37,10 @@ class NotebookTrajectoryViewer:
         self.picture = widgets.Image(format="png")
         """Shows the step; `picture.value` is the PNG."""
         self.text = widgets.HTML()
-        """Tells reward, action and events of the step."""
+        """Reward, action and events of the step."""
 
     def build(self) -> None:
-        """Shows the viewer below the notebook's cell."""
+        """Show the viewer below the notebook's cell."""
         widgets = require_ipywidgets()
         last = len(self.episode_record) - 1
         slider = widgets.IntSlider(
@@ -59,7 +59,7 @@ class NotebookTrajectoryViewer:
         show(widgets.VBox([widgets.HBox([play, slider]), *arguments.values(), self.picture, self.text]))
 
     def render(self, step_id: int, **kwargs: Any) -> None:
-        """Shows a step.
+        """Show a step.
 
         :param step_id: Index of the step, beginning at 0.
         :param kwargs: Further arguments of the renderer.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class RecordedFramesRenderer(Renderer):
-    """Shows the frames of one episode again, for environments that cannot draw earlier states."""
+    """Show the recorded frames of one episode, for environments that cannot draw earlier states."""
 
     def __init__(self) -> None:
         self.frames: dict[int, bytes] = {}
@@ -32,15 +32,15 @@ class RecordedFramesRenderer(Renderer):
         return len(self.frames)
 
     def add(self, env_time: int, pixels: np.ndarray) -> None:
-        """Keeps a frame, compressed without loss.
+        """Add a frame, compressed without loss.
 
-        :param env_time: Environment steps completed when it was taken.
+        :param env_time: Environment time of the frame.
         :param pixels: Colours, uint8, `[height, width, 3]`.
         """
         self.frames[env_time] = pixels_png(pixels)
 
     def picture(self, env_time: int | None) -> bytes | None:
-        """The PNG of a time, or of the last one before it; None if there is none.
+        """Return the PNG of a time, or of the last one before it; `None`: there is none.
 
         :param env_time: Environment time of a recorded step.
         """
@@ -48,7 +48,7 @@ class RecordedFramesRenderer(Renderer):
         return self.frames[max(earlier)] if earlier else None
 
     def pixels(self, env_time: int | None) -> np.ndarray | None:
-        """The frame of a time as colours, `[height, width, 3]`."""
+        """Return the frame of a time as colours, `[height, width, 3]`."""
         from PIL import Image
 
         picture = self.picture(env_time)
@@ -74,10 +74,10 @@ class RecordedFramesRenderer(Renderer):
 
 @contextmanager
 def offscreen() -> Iterator[Any]:
-    """Have pyplot draw into memory; what would show, wait for or refresh a window does nothing.
+    """Context in which pyplot draws into memory; functions that show, await or refresh windows do nothing.
 
-    Figures outside are neither seen nor touched, those made inside are closed. `plt.draw` is among what does nothing:
-    without a window it would render the whole figure, which is rendered when its pixels are read.
+    Figures created before are not accessible, those created inside are closed. `plt.draw` does nothing, because figures
+    are rendered when their pixels are read.
     """
     import matplotlib.pyplot as plt
     from matplotlib._pylab_helpers import Gcf
@@ -114,7 +114,7 @@ def figure_pixels(figure: Any) -> np.ndarray:
 def pixels_png(pixels: np.ndarray) -> bytes:
     """Return colours, `[height, width, 3]`, as PNG.
 
-    Compressed fast: a few per cent larger, in a fifth of the time of the default.
+    Fast compression: a few per cent larger, five times as fast as the default.
     """
     from PIL import Image
 
@@ -124,7 +124,7 @@ def pixels_png(pixels: np.ndarray) -> bytes:
 
 
 def step_picture(renderer: Renderer, record: StateRecord, dpi: int = 100, **kwargs: Any) -> bytes | None:
-    """What a renderer draws of a recorded step, as PNG; None if it draws no figure.
+    """Return the picture of a recorded step as PNG; `None`: the renderer draws no figure.
 
     :param renderer: The renderer.
     :param record: The step.
@@ -140,4 +140,4 @@ def step_picture(renderer: Renderer, record: StateRecord, dpi: int = 100, **kwar
 
 
 def _do_nothing(*args: Any, **kwargs: Any) -> None:
-    """Stands for what would open a window."""
+    """Replace functions that would open a window."""

@@ -13,26 +13,26 @@ from maze.core.rendering.renderer_args import RendererArg
 
 
 class Renderer(ABC):
-    """Draws what it is given and keeps no connection to an environment, so that recordings can be drawn later.
+    """Draw states, independent of an environment, so that recordings can be drawn.
 
-    Draw with matplotlib to be compatible with the viewers.
+    Renderers that draw with matplotlib are compatible with the viewers.
     """
 
     @staticmethod
     def arguments() -> list[RendererArg]:
-        """Further arguments of :meth:`render` that a viewer offers its user. Default: none."""
+        """Return further arguments of :meth:`render` for which viewers show widgets. Default: none."""
         return []
 
     @abstractmethod
     def render(
         self, maze_state: MazeStateType, maze_action: MazeActionType | None, events: StepEventLog, **kwargs: Any
     ) -> None:
-        """Draws one step.
+        """Draw one step.
 
-        :param maze_state: State in which the action is about to be taken.
-        :param maze_action: The action; None where there is none (after the last step).
+        :param maze_state: State in which the action is taken.
+        :param maze_action: The action; `None` after the last step.
         :param events: Events of the step.
-        :param kwargs: Values of the arguments that :meth:`arguments` declares.
+        :param kwargs: Values of the arguments in :meth:`arguments`.
         """
 
 
@@ -50,7 +50,7 @@ def renderer_of(env: Any) -> Renderer:
 
 
 def draw_current_state(env: Any) -> None:
-    """Draw the state that a Maze environment is in, with the action and the events that led to it.
+    """Draw the current state of a Maze environment, with the last action and its events.
 
     :raises ConfigError: The environment has no renderer.
     """

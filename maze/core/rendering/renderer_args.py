@@ -1,4 +1,4 @@
-"""Arguments of renderers that a viewer lets its user choose."""
+"""Arguments of renderers that users choose in viewers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from maze.core.errors import optional_package
 
 
 class RendererArg(ABC):
-    """An argument that is passed to :meth:`~maze.core.rendering.renderer.Renderer.render` by its name.
+    """Keyword argument of :meth:`~maze.core.rendering.renderer.Renderer.render`.
 
     :param name: Keyword of the argument.
-    :param title: What the viewer shows beside it.
+    :param title: Its label in the viewer.
     """
 
     def __init__(self, name: str, title: str) -> None:
@@ -23,15 +23,15 @@ class RendererArg(ABC):
 
     @abstractmethod
     def create_widget(self) -> Any:
-        """A notebook widget (ipywidgets) whose value is the argument's."""
+        """Return a notebook widget (ipywidgets) for the value of the argument."""
 
 
 class IntRangeArg(RendererArg):
-    """A whole number within a range.
+    """Integer within a range.
 
     :param name: Keyword of the argument.
-    :param title: What the viewer shows beside it.
-    :param min_value: Smallest value, and the one to begin with.
+    :param title: Its label in the viewer.
+    :param min_value: Smallest value, and the initial one.
     :param max_value: Largest value.
     :raises ValueError: The range is empty.
     """
@@ -51,10 +51,10 @@ class IntRangeArg(RendererArg):
 
 
 class OptionsArrayArg(RendererArg):
-    """One of several given values.
+    """One of several values.
 
     :param name: Keyword of the argument.
-    :param title: What the viewer shows beside it.
+    :param title: Its label in the viewer.
     :param options: The values, or pairs of a label and a value.
     :raises ValueError: There are no options.
     """
@@ -71,8 +71,8 @@ class OptionsArrayArg(RendererArg):
 
 
 def require_ipywidgets() -> Any:
-    """The module ipywidgets.
+    """Return the module ipywidgets.
 
-    :raises ConfigImportError: It is not installed; names the extra.
+    :raises ConfigImportError: It is not installed; the message names the extra.
     """
     return optional_package("ipywidgets", "notebook", "Viewers in notebooks need the extra")

@@ -1,4 +1,4 @@
-"""A simple figure of an episode's events."""
+"""Figure of an episode's events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class StepStatsRenderer:
-    """Draws how an event's values develop in an episode."""
+    """Draw the values of an event over the steps of an episode."""
 
     @staticmethod
     def render_stats(
@@ -23,12 +23,12 @@ class StepStatsRenderer:
         metric: str = "value",
         cumulative: bool = True,
     ) -> None:
-        """Draws one event's values over the steps.
+        """Draw the values of an event over the steps.
 
         :param episode_event_log: The events of the episode.
         :param event_name: Interface and event, separated by a dot.
-        :param group_by: Draw one line for each value of this attribute.
-        :param aggregation_func: Joins several values of one step. None: they are summed up.
+        :param group_by: Attribute for each value of which a line is drawn.
+        :param aggregation_func: Joins several values of one step. `None`: their sum.
         :param metric: The attribute to draw.
         :param cumulative: Draw the sum up to each step.
         """

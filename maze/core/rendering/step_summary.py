@@ -1,4 +1,4 @@
-"""What there is to say about a recorded step beside its picture."""
+"""Textual summaries of recorded steps."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _LONGEST = 400
 
 
 class StepSummary(NamedTuple):
-    """One step in words.
+    """Textual summary of a step.
 
     :param env_time: Environment time.
-    :param actor: Who acts, where the simulation has several actors; otherwise empty.
-    :param state: The state, where it has a text of its own.
+    :param actor: The actor, if the simulation has several; otherwise empty.
+    :param state: The state.
     :param action: The action of the simulation.
     :param reward: Reward of the step; None for the last state.
     :param total: Sum of the rewards up to and including this step.
@@ -40,7 +40,7 @@ class StepSummary(NamedTuple):
 
 
 def step_summaries(episode_record: StateTrajectoryRecord) -> list[StepSummary]:
-    """A summary of each step of an episode."""
+    """Return a summary of each step of an episode."""
     summaries: list[StepSummary] = []
     total = 0.0
     for index, record in enumerate(episode_record.step_records):
@@ -54,12 +54,12 @@ def step_summaries(episode_record: StateTrajectoryRecord) -> list[StepSummary]:
 
 
 def actor_text(actor: ActorID | None) -> str:
-    """An actor in words; empty where there is only one."""
+    """Return the text of an actor; empty if there is only one."""
     return "" if actor is None else f"sub-step {actor.step_key}, agent {actor.agent_id}"
 
 
 def text_of(value: Any) -> str:
-    """A value as short text; objects without a text of their own by their attributes."""
+    """Return a value as short text; objects with the default `repr` by their attributes."""
     if isinstance(value, np.ndarray) and value.size > 64:
         text = f"array of shape {value.shape}, {value.dtype}, from {value.min():.4g} to {value.max():.4g}"
     elif isinstance(value, np.ndarray):

@@ -1,4 +1,4 @@
-"""An episode as one HTML page that needs neither a notebook nor a network."""
+"""HTML player of an episode: a self-contained page."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from maze.core.trajectory_recording.writers.trajectory_writer import TrajectoryW
 from maze.core.utils.files import write_whole
 
 _NO_PICTURE = (
-    "No picture: this trajectory brings no renderer. Record gymnasium environments with a FrameRecordingWrapper, or "
+    "No picture: this trajectory has no renderer. Record gymnasium environments with a FrameRecordingWrapper, or "
     "give the environment a renderer."
 )
 
 
 class OtherFuture(NamedTuple):
-    """An episode that begins as another one does, to be shown beside it.
+    """Episode with the same beginning as another one, shown side by side with it.
 
     :param episode: The episode.
-    :param names: What the two are called.
-    :param step: Environment step in which they part.
-    :param substep: Decision of this step.
-    :param summary: Rows of a name, a number of each, and their difference, as texts.
-    :param note: What there is to say about the two.
+    :param names: Names of the two episodes.
+    :param step: Environment step in which they differ first.
+    :param substep: Sub-step of this step.
+    :param summary: Rows of a name, a number of each episode, and their difference, as texts.
+    :param note: Note about the two episodes.
     """
 
     episode: StateTrajectoryRecord
@@ -59,28 +59,26 @@ def write_trajectory_page(
     other: OtherFuture | None = None,
     every_k_states: int = 1,
 ) -> Path:
-    """Writes a page that browses an episode: pictures, actions, rewards and events, with slider and keyboard.
+    """Write an HTML player of an episode: pictures, actions, rewards and events, with slider and keyboard.
 
-    Where the simulation has sub-steps of its own, each of them is shown. Everything is inside the file, so it can be
-    kept, mailed and opened anywhere.
+    If the simulation has sub-steps, each of them is shown. The page is self-contained.
 
-    :param trajectory: The episode, or the file it is stored in (loaded safely, see `load_trajectory`).
+    :param trajectory: The episode, or its file (loaded safely, see `load_trajectory`).
     :param path: The page to write.
-    :param renderer: Draws the steps. None: the renderer stored with the trajectory.
+    :param renderer: Renderer of the steps; `None`: the one stored with the trajectory.
     :param renderer_kwargs: Further arguments of the renderer.
-    :param title: Shown at the top. None: the episode's id.
-    :param dpi: Dots per inch of what the renderer draws.
-    :param decisions: The decisions of each step as plain values, see `maze.evaluation.inspection`; `None`: they are not
-        known.
+    :param title: Title of the page; `None`: the episode's id.
+    :param dpi: Dots per inch of the pictures.
+    :param decisions: The decisions of each step as plain values, see `maze.evaluation.inspection`; `None`: unknown.
     :param other: Another future of the episode, shown side by side with it; `None`: there is none.
-    :param every_k_states: Draw only every so many states, and the last one; the others are shown with the last picture
-        before them. A renderer that draws with matplotlib takes about 0.1 s for each picture.
+    :param every_k_states: Draw every k-th state, and the last one; other states are shown with the last picture before
+        them. Drawing with matplotlib takes about 0.1 s per picture.
     """
     episode = _episode(trajectory)
     pictures: dict[str, int] = {}
 
     def stored(png: bytes) -> int:
-        # Equal pictures, of steps that changed nothing, are stored once.
+        # Equal pictures are stored once.
         return pictures.setdefault(base64.b64encode(png).decode(), len(pictures))
 
     def draw(shown: StateTrajectoryRecord, record: StateRecord) -> bytes | None:
@@ -95,7 +93,7 @@ def write_trajectory_page(
         n_shown = len(episode.step_records[other.step].by_substep())
         start = n_common + min(other.substep, n_shown - 1)
         content |= {"names": other.names, "start": start, "summary": other.summary, "note": other.note}
-    # A "</script>" in some text would end the data early.
+    # A "</script>" in a text would end the data.
     data = json.dumps({**content, "pictures": list(pictures)}, ensure_ascii=False).replace("<", "\\u003c")
     template = resources.files("maze.core.rendering").joinpath("trajectory_page.html").read_text(encoding="utf-8")
     page = _fill(
@@ -118,13 +116,13 @@ def _shown_steps(
     drawn: Sequence[Mapping[str, Any]],
     every_k_states: int,
 ) -> list[dict[str, Any]]:
-    """What the page shows of each step, or sub-step.
+    """Return the content of the page for each step, or sub-step.
 
     :param draw: Draws a step of an episode.
-    :param stored: Gives the number of a picture.
+    :param stored: Returns the number of a picture.
     :param decisions: The decisions of each environment step.
-    :param drawn: The first steps, where they are those of another episode whose pictures are there already.
-    :param every_k_states: Draw every so many states.
+    :param drawn: The first steps, if they are equal to those of an episode that is drawn already.
+    :param every_k_states: Draw every k-th state.
     """
     episode = recorded.by_substep()
     steps: list[dict[str, Any]] = []
@@ -159,7 +157,7 @@ def _shown_steps(
 def _side_by_side(
     steps: Sequence[Sequence[dict[str, Any]]], episodes: Sequence[StateTrajectoryRecord]
 ) -> list[list[dict[str, Any] | None]]:
-    """The steps of two episodes, each environment step beside the other's; `None` where one has fewer."""
+    """Return the aligned steps of two episodes; `None` where one has fewer."""
     left = [list(each) for each in steps]
     aligned: list[list[dict[str, Any] | None]] = [[], []]
     n_steps = max(map(len, episodes))
@@ -177,7 +175,7 @@ def _side_by_side(
 def _by_substep(
     episode: StateTrajectoryRecord, decisions: Sequence[Sequence[Mapping[str, Any]]]
 ) -> list[Sequence[Mapping[str, Any]]]:
-    """The decisions that belong to each step, or to each sub-step that was recorded."""
+    """Return the decisions of each step, or of each recorded sub-step."""
     made: list[Sequence[Mapping[str, Any]]] = []
     for record, in_step in zip(episode.step_records, decisions, strict=False):
         n_shown = len(record.by_substep())
@@ -187,7 +185,7 @@ def _by_substep(
 
 
 def _with_stored_images(decision: Mapping[str, Any], stored: Callable[[bytes], int]) -> dict[str, Any]:
-    """A decision whose images are numbers of stored pictures."""
+    """Return a decision with numbers of stored pictures instead of images."""
     observation = [
         {name: stored(value) if isinstance(value, bytes) else value for name, value in entry.items()}
         for entry in decision["observation"]
@@ -196,12 +194,12 @@ def _with_stored_images(decision: Mapping[str, Any], stored: Callable[[bytes], i
 
 
 class TrajectoryPageWriter(TrajectoryWriter):
-    """Writes `<episode id>.html` for each finished episode.
+    """Write `<episode id>.html` for each finished episode.
 
     :param directory: Directory of the pages; created with the first episode.
-    :param name: What the pages are called, before the number of the episode.
-    :param pages: Where the pages that were written are listed.
-    :param every_k_states: Draw only every so many states.
+    :param name: Title of the pages, before the number of the episode.
+    :param pages: List to which the written pages are appended.
+    :param every_k_states: Draw every k-th state.
     """
 
     def __init__(self, directory: str | Path, name: str, pages: list[Path], every_k_states: int = 1) -> None:
@@ -219,7 +217,7 @@ class TrajectoryPageWriter(TrajectoryWriter):
 
 
 def _fill(template: str, **values: str) -> str:
-    """Puts values in place of `$NAME`. In one pass: what looks like a placeholder within a value stays as it is."""
+    """Replace `$NAME` by values, in one pass: placeholders within values are kept."""
     return re.sub(r"\$([A-Z_]+)\b", lambda found: values[found[1]], template)
 
 
@@ -227,7 +225,7 @@ def _episode(trajectory: StateTrajectoryRecord | str | Path) -> StateTrajectoryR
     loaded: Any = load_trajectory(trajectory) if isinstance(trajectory, (str, Path)) else trajectory
     if not isinstance(loaded, StateTrajectoryRecord):
         raise ConfigError(
-            f"{trajectory}: a page needs the states of the simulation, recorded in `trajectory_data/`; this is a "
+            f"{trajectory}: expected states of the simulation, as recorded in `trajectory_data/`; found a "
             f"{type(loaded).__name__}."
         )
     if not loaded.step_records:
@@ -236,7 +234,7 @@ def _episode(trajectory: StateTrajectoryRecord | str | Path) -> StateTrajectoryR
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """`python -m maze.core.rendering.trajectory_page trajectory_data/<id>.pkl`."""
+    """Run `python -m maze.core.rendering.trajectory_page trajectory_data/<id>.pkl`."""
     parser = argparse.ArgumentParser(description="Writes an HTML page that browses a recorded episode.")
     parser.add_argument("trajectory", type=Path, help="a file in trajectory_data/")
     parser.add_argument("--output", type=Path, help="the page (default: beside the trajectory, with the suffix .html)")
@@ -245,7 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nargs="+",
         default=(),
         metavar="TYPE",
-        help="types of your own that the file may hold: their full names, or patterns such as my_project.envs.*",
+        help="further types that the file may contain: their full names, or patterns such as my_project.envs.*",
     )
     options = parser.parse_args(arguments)
     try:

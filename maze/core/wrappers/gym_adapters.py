@@ -1,6 +1,6 @@
-"""gymnasium wrappers that bring what an environment shows and takes into a form that networks can be built for.
+"""gymnasium wrappers that convert observations and actions to spaces for which networks can be built.
 
-They are applied where an environment needs them, before it becomes a Maze environment.
+They are applied if an environment needs them, before it becomes a Maze environment.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from maze.core.errors import ConfigError, EnvironmentContractError, did_you_mean
 
 ACTION_MASK = "action_mask"
 MASK_NAMES = (ACTION_MASK, "action_masks", "valid_action_mask")
-"""What environments call the entry of `info`, or the method, that tells which actions are valid."""
+"""Names of the entry of `info`, or of the method, that holds the mask of valid actions."""
 MAX_ITEMS = 32
-"""So many items of a sequence, or nodes of a graph, are kept where nobody says how many."""
+"""Default number of items of a sequence, or nodes of a graph, that are kept."""
 
 _LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 _ENCODED = (*_LEAVES, spaces.OneOf, spaces.Graph, spaces.Sequence)
@@ -32,10 +32,10 @@ _Part = tuple[str, tuple[Any, ...], "spaces.Space[Any]"]
 
 
 def adapted(env: Any, drop: Sequence[str] = (), encode: Mapping[str, int] | None = None) -> Any:
-    """The environment with flat dictionaries of arrays, unless that is what it has, or it is no gymnasium environment.
+    """Convert the spaces of a gymnasium environment to flat dictionaries of arrays, unless they are.
 
     :param env: The environment.
-    :param drop: Observations that are left out.
+    :param drop: Observations to leave out.
     :param encode: See :class:`ArrayObservations`.
     :raises ConfigError: It is no environment of gymnasium.
     """
@@ -50,21 +50,21 @@ def adapted(env: Any, drop: Sequence[str] = (), encode: Mapping[str, int] | None
 
 
 def refuse_vector_env(env: Any) -> None:
-    """Raises a :class:`ConfigError` for an environment of gymnasium that steps several copies at once."""
+    """Raise a :class:`ConfigError` for an environment of gymnasium that steps several copies at once."""
     if isinstance(env, gymnasium.vector.VectorEnv):
         raise ConfigError(
-            f"env: {env} is a vector environment; give a single one here, such as gymnasium.make(...) or its id. "
+            f"env: expected a single environment, such as gymnasium.make(...) or its id; got {env}. "
             "RunContext(env=...) and `env._target_` take vector environments, and functions that make them."
         )
 
 
 def in_current_api(env: Any) -> Any:
-    """The environment of gymnasium, made to fit its current API where its `reset` takes no seed; others as they are."""
+    """Wrap gymnasium environments whose `reset` takes no seed in :class:`CurrentApi`; return others unchanged."""
     return env if not isinstance(env, gymnasium.Env) or takes_seed(env.unwrapped) else CurrentApi(env)
 
 
 def takes_seed(env: Any) -> bool:
-    """Whether `reset` takes a seed, as in gymnasium's current API; in the older one a method `seed` does."""
+    """Return whether `reset` takes a seed, as in gymnasium's current API; the older API has a method `seed`."""
     try:
         parameters = inspect.signature(env.reset).parameters.values()
     except (TypeError, ValueError):
@@ -73,7 +73,7 @@ def takes_seed(env: Any) -> bool:
 
 
 class CurrentApi(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
-    """Gives an environment whose `reset` takes no seed gymnasium's current API, on which other wrappers rely.
+    """Convert an environment whose `reset` takes no seed to gymnasium's current API, which other wrappers require.
 
     :param env: Environment whose `reset` returns the observation alone or with an `info`, and `step` four values
         or five.
@@ -99,19 +99,19 @@ class CurrentApi(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
 
 
 def reset_values(result: Any) -> tuple[Any, dict[str, Any]]:
-    """The first observation and `info`, empty where `reset` of an older environment returns the observation alone.
+    """Return the first observation and `info`, which is empty if `reset` returns the observation only.
 
-    :param result: What `reset` returned.
+    :param result: Result of `reset`.
     """
     is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
     return result if is_pair else (result, {})
 
 
 def step_values(env: Any, result: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-    """The five values of gymnasium's current API, made of the four of the older one where necessary.
+    """Return the five values of gymnasium's current API, converted from the four of the older one if necessary.
 
     :param env: The environment, for messages.
-    :param result: What `step` returned.
+    :param result: Result of `step`.
     :raises EnvironmentContractError: It has another number of values.
     """
     n_values = len(result) if isinstance(result, tuple | list) else 1
@@ -129,7 +129,7 @@ def step_values(env: Any, result: Any) -> tuple[Any, Any, bool, bool, dict[str, 
 
 
 def gym_env_name(env: Any) -> str:
-    """The id of a gymnasium environment, or the name of its class; PettingZoo's have a name in their metadata."""
+    """Return the id of a gymnasium environment, the name in its metadata, or the name of its class."""
     spec = getattr(env, "spec", None)
     if spec is not None:
         return str(spec.id)
@@ -138,10 +138,10 @@ def gym_env_name(env: Any) -> str:
 
 
 class ResetOptions(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
-    """Resets an environment with the same options every time.
+    """Reset an environment with fixed options.
 
     :param env: The environment.
-    :param options: Its options, such as where an episode starts.
+    :param options: Options of `reset`.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], options: Mapping[str, Any]) -> None:
@@ -150,15 +150,15 @@ class ResetOptions(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs)
         self._options = dict(options)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """The first observation and its `info`."""
+        """Return the first observation and its `info`."""
         return self.env.reset(seed=seed, options={**self._options, **(options or {})})
 
 
 class WeighedReward(gymnasium.RewardWrapper[Any, Any], RecordConstructorArgs):
-    """Makes one number of a reward that consists of several.
+    """Convert rewards that consist of several numbers to their weighted sum.
 
     :param env: The environment.
-    :param weights: For each part of the reward.
+    :param weights: Weight of each number.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], weights: Sequence[float]) -> None:
@@ -167,24 +167,24 @@ class WeighedReward(gymnasium.RewardWrapper[Any, Any], RecordConstructorArgs):
         self._weights = np.asarray(weights, np.float64)
 
     def reward(self, reward: Any) -> float:
-        """The weighed sum."""
+        """Return the weighted sum."""
         if np.shape(reward) != self._weights.shape:
             raise ConfigError(f"env.reward_weights: {self._weights.size} weights for the reward {reward!r}.")
         return float(self._weights @ reward)
 
 
 class ArrayObservations(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructorArgs):
-    """Observations as a flat dictionary of arrays.
+    """Convert observations to a flat dictionary of arrays.
 
-    Keys of nested containers are joined by `_`. A sequence becomes an array `[n, features]` and a mask
-    `<key>_mask` of what is there, a graph has an adjacency `<key>_adjacency` besides; what exceeds `n` is cut
-    off. A `OneOf` becomes a vector. Texts are left out, unless they are encoded as the numbers of their characters,
-    and so are spaces of other kinds.
+    Keys of nested containers are joined by `_`. A sequence becomes an array `[n, features]` and a mask `<key>_mask` of
+    its items, a graph has an adjacency matrix `<key>_adjacency` as well; items beyond `n` are dropped. A `OneOf`
+    becomes a vector. Texts are left out, unless they are encoded as the numbers of their characters, and so are other
+    spaces.
 
     :param env: The environment.
-    :param drop: Observations that are left out.
-    :param encode: Number of characters, items or nodes that are kept of a text, sequence or graph.
-    :raises ConfigError: An entry to drop or encode is not there, no entry is left, or two get the same name.
+    :param drop: Observations to leave out.
+    :param encode: Number of characters, items or nodes to keep of a text, sequence or graph.
+    :raises ConfigError: An entry to drop or encode does not exist, no entry is left, or two get the same name.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], drop: Sequence[str], encode: Mapping[str, int]) -> None:
@@ -218,7 +218,7 @@ class ArrayObservations(gymnasium.ObservationWrapper[Any, Any, Any], RecordConst
             hint = "" if text is None else f", env.encode={{{text}: <n>}} keeps the first n characters"
             warnings.warn(
                 f"Observations that are no numbers are left out: {', '.join(left_out)}. "
-                f"env.drop=[{', '.join(left_out)}] says that this is meant{hint}.",
+                f"env.drop=[{', '.join(left_out)}] suppresses this warning{hint}.",
                 UserWarning,
                 stacklevel=4,
             )
@@ -227,7 +227,7 @@ class ArrayObservations(gymnasium.ObservationWrapper[Any, Any, Any], RecordConst
         self.observation_space = spaces.Dict(entries)
 
     def observation(self, observation: Any) -> dict[str, Any]:
-        """The entries of the flat dictionary."""
+        """Return the entries of the flat dictionary."""
         entries: dict[str, Any] = {}
         for path, encoder in self._encoders:
             value = observation
@@ -238,7 +238,7 @@ class ArrayObservations(gymnasium.ObservationWrapper[Any, Any, Any], RecordConst
 
 
 class FlatActions(gymnasium.ActionWrapper[Any, Any, Any], RecordConstructorArgs):
-    """Actions as a flat dictionary, where the environment takes nested ones; keys are joined by `_`."""
+    """Convert actions from a flat dictionary to nested ones; keys are joined by `_`."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         RecordConstructorArgs.__init__(self)
@@ -248,7 +248,7 @@ class FlatActions(gymnasium.ActionWrapper[Any, Any, Any], RecordConstructorArgs)
         self.action_space = spaces.Dict({key: space for key, _, space in parts})
 
     def action(self, action: Mapping[str, Any]) -> Any:
-        """The nested action."""
+        """Return the nested action."""
         return self._nested(self.env.action_space, (), action)
 
     def _nested(self, space: spaces.Space[Any], path: tuple[Any, ...], action: Mapping[str, Any]) -> Any:
@@ -260,7 +260,7 @@ class FlatActions(gymnasium.ActionWrapper[Any, Any, Any], RecordConstructorArgs)
 
 
 class InfoActionMask(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
-    """Shows the mask of valid actions, which the environment tells in `info` or by a method, as an observation.
+    """Add the mask of valid actions, from `info` or a method, as an observation.
 
     :param env: Environment with one discrete action.
     :param name: Key in `info`, or name of a method without arguments; see :func:`action_mask_name`.
@@ -283,19 +283,19 @@ class InfoActionMask(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArg
         return self._with_mask(observation, info, is_over=False), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Return the next observation with its mask; after the last step of an episode it may be missing."""
+        """Return the next observation with its mask, which may be missing after the last step of an episode."""
         observation, reward, terminated, truncated, info = step_values(self.env, self.env.step(action))
         shown = self._with_mask(observation, info, is_over=terminated or truncated)
         return shown, reward, terminated, truncated, info
 
     def _with_mask(self, observation: Any, info: Mapping[str, Any], is_over: bool) -> dict[str, Any]:
-        mask = told_mask(self.env, info, self._name)
+        mask = reported_mask(self.env, info, self._name)
         if mask is None and is_over:
             mask = np.ones(self._n_actions, np.int8)
         if mask is None:
             raise EnvironmentContractError(
-                f"{gym_env_name(self.env)}: expected the mask of valid actions `{self._name}`, which the first reset "
-                f"gave; found `info` with {sorted(info)}. Return the mask with every reset and step, or set "
+                f"{gym_env_name(self.env)}: expected the mask of valid actions `{self._name}`; "
+                f"found `info` with {sorted(info)}. Return the mask with every reset and step, or set "
                 "env.action_mask=false."
             )
         shown = observation if self._is_dict else {"observation": observation}
@@ -303,7 +303,7 @@ class InfoActionMask(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArg
 
 
 def with_action_mask(env: Any, action_mask: bool | str | None = None) -> Any:
-    """The environment with its mask of valid actions as an observation, see :class:`InfoActionMask`.
+    """Return the environment with its mask of valid actions as an observation, see :class:`InfoActionMask`.
 
     :param env: The environment.
     :param action_mask: `None`: show a mask if the environment has one; true: require one; false: show none; a text:
@@ -319,20 +319,20 @@ def with_action_mask(env: Any, action_mask: bool | str | None = None) -> Any:
     if action_mask is None or (action_mask is True and ACTION_MASK in shown):
         return env
     raise ConfigError(
-        f"env.action_mask={action_mask}: expected {gym_env_name(env)} to give a mask of its actions "
+        f"env.action_mask={action_mask}: expected {gym_env_name(env)} to have a mask of its actions "
         f"{getattr(env, 'action_space', None)} in `info`, or by a method without arguments; found `info` with "
         f"{sorted(reset_values(env.reset())[1])}."
     )
 
 
 def action_mask_name(env: Any, name: str | None = None) -> str | None:
-    """The name of the mask of valid actions that an environment with one discrete action gives beside its observation.
+    """Return the name of the mask of valid actions of an environment with one discrete action.
 
-    It is an entry of `info`, or a method without arguments; the environment is reset once to see the former.
+    It is an entry of `info`, or a method without arguments; the environment is reset once to get `info`.
 
     :param env: The environment.
-    :param name: The only name to look for; by default those that are usual.
-    :return: The name; `None`: there is no mask, or the observation contains one already.
+    :param name: The name; by default the usual ones are tried.
+    :return: The name; `None`: there is no mask, or the observation contains one.
     """
     if not isinstance(env, gymnasium.Env) or not isinstance(env.action_space, spaces.Discrete):
         return None
@@ -341,17 +341,17 @@ def action_mask_name(env: Any, name: str | None = None) -> str | None:
         return None
     info = reset_values(env.reset())[1]
     for candidate in MASK_NAMES if name is None else (name,):
-        mask = told_mask(env, info, candidate)
+        mask = reported_mask(env, info, candidate)
         if mask is not None and np.shape(mask) == (int(env.action_space.n),):
             return candidate
     return None
 
 
-def told_mask(env: Any, info: Mapping[str, Any], name: str) -> Any:
-    """The mask of valid actions.
+def reported_mask(env: Any, info: Mapping[str, Any], name: str) -> Any:
+    """Return the mask of valid actions.
 
     :param env: An environment, or a vector environment.
-    :param info: What it told beside its last observation.
+    :param info: `info` of its last observation.
     :param name: Key in `info`, or name of a method without arguments.
     :return: `None`: there is none.
     """
@@ -388,7 +388,7 @@ def _has_leaves(space: Any) -> bool:
 
 
 def _parts(space: spaces.Space[Any], name: str, path: tuple[Any, ...], is_outermost: bool = False) -> list[_Part]:
-    """The parts of nested containers, each with its key and the path to its value."""
+    """Return the parts of nested containers, each with its key and the path to its value."""
     inner: list[tuple[str, Any, spaces.Space[Any]]]
     if isinstance(space, spaces.Dict):
         inner = [(key if is_outermost else f"{name}_{key}", key, part) for key, part in space.spaces.items()]
@@ -400,7 +400,7 @@ def _parts(space: spaces.Space[Any], name: str, path: tuple[Any, ...], is_outerm
 
 
 class _Encoder:
-    """Passes a value on as it is.
+    """Pass a value on unchanged.
 
     :param key: Key of the entry.
     :param space: Its space.
@@ -411,12 +411,12 @@ class _Encoder:
         self.spaces: dict[str, spaces.Space[Any]] = {key: space}
 
     def encode(self, value: Any, entries: dict[str, Any]) -> None:
-        """Writes the value's entries."""
+        """Write the value's entries."""
         entries[self.key] = value
 
 
 class _OneOfEncoder(_Encoder):
-    """A vector that tells which of the alternatives it is, and its value."""
+    """Encode a `OneOf` as a vector of the chosen alternative and its value."""
 
     def __init__(self, key: str, space: spaces.Space[Any]) -> None:
         super().__init__(key, _real(flatten_space(space)))
@@ -427,7 +427,7 @@ class _OneOfEncoder(_Encoder):
 
 
 class _TextEncoder(_Encoder):
-    """Numbers of the characters, counted from 1 in the order of the character set; 0 behind the end."""
+    """Encode a text as numbers of its characters, from 1 in the order of the character set, padded with 0."""
 
     def __init__(self, key: str, space: spaces.Text, n_characters: int) -> None:
         super().__init__(key, spaces.MultiDiscrete([len(space.characters) + 1] * n_characters))
@@ -442,7 +442,7 @@ class _TextEncoder(_Encoder):
 
 
 class _SequenceEncoder(_Encoder):
-    """Rows of features, and which of them are there."""
+    """Encode a sequence as rows of features and a mask of the existing rows."""
 
     def __init__(self, key: str, item: spaces.Space[Any], n_items: int) -> None:
         features = _real(flatten_space(item))
@@ -463,7 +463,7 @@ class _SequenceEncoder(_Encoder):
 
 
 class _GraphEncoder(_SequenceEncoder):
-    """Nodes as a sequence, and which of them are connected, in both directions; features of edges are left out."""
+    """Encode a graph as a sequence of nodes and a symmetric adjacency matrix, without features of edges."""
 
     def __init__(self, key: str, space: spaces.Graph, n_nodes: int) -> None:
         super().__init__(key, space.node_space, n_nodes)

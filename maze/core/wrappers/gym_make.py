@@ -1,4 +1,4 @@
-"""Makes gymnasium environments, with errors and warnings that say what to do."""
+"""Creation of gymnasium environments."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _OLDER_GYM = (
 )
 
 _EXTRAS = ("box2d", "mujoco")
-"""Extras of the same names as the packages that they bring."""
+"""Extras with the names of their packages."""
 
 
 def make_gymnasium_env(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
-    """Makes the registered environment `name`; a retired version gives the current one and a warning.
+    """Make the registered environment `name`; for a retired version the current one, with a warning.
 
     :param name: Id such as `CartPole-v1`, or `module:id` for one that a module registers when it is imported.
     :param kwargs: Passed to `gymnasium.make`, `render_mode` for instance.
@@ -64,7 +64,7 @@ def make_gymnasium_env(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         raise ConfigError(_cannot_be_made(name, error, broken)) from error
     except TypeError as error:
-        if "gymnasium.Env" in str(error):  # what the entry point makes is no such environment
+        if "gymnasium.Env" in str(error):  # the entry point returns something else
             raise ConfigError(f"Environment `{name}` is none of gymnasium. {_OLDER_GYM.format(id=name)}") from error
         if not kwargs or "argument" not in str(error):
             raise
@@ -72,19 +72,19 @@ def make_gymnasium_env(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
 
 
 def import_modules(names: str | Sequence[str]) -> None:
-    """Imports modules that register environments.
+    """Import modules that register environments.
 
     :param names: Dotted names, or a single one.
     :raises ConfigError: A module cannot be imported.
     """
     for name in [names] if isinstance(names, str) else names:
         module = named_module(name, "env.import")
-        if hasattr(module, "register_envs"):  # what some packages ask to be called
+        if hasattr(module, "register_envs"):  # required by some packages
             gymnasium.register_envs(module)
 
 
 def gym_wrapped(env: gymnasium.Env[Any, Any], wrappers: Sequence[str | Mapping[str, Any]]) -> gymnasium.Env[Any, Any]:
-    """Applies gymnasium's wrappers, or those of others, the first one innermost.
+    """Apply wrappers for gymnasium environments, the first one innermost.
 
     :param env: The environment.
     :param wrappers: For each the path of a class or function, a name in `gymnasium.wrappers`, or one of both mapped
@@ -98,7 +98,7 @@ def gym_wrapped(env: gymnasium.Env[Any, Any], wrappers: Sequence[str | Mapping[s
         path, arguments = next(iter(entry.items())) if isinstance(entry, Mapping) else (entry, None)
         wrapper = locate(path if "." in path else f"gymnasium.wrappers.{path}", where)
         try:
-            # lists are all that a configuration can have, and shapes have to be tuples
+            # configurations have lists, and shapes have to be tuples
             given = {
                 key: tuple(value) if isinstance(value, list) else value for key, value in (arguments or {}).items()
             }
@@ -109,7 +109,7 @@ def gym_wrapped(env: gymnasium.Env[Any, Any], wrappers: Sequence[str | Mapping[s
 
 
 def newest_version(name: str) -> str | None:
-    """The id of the newest registered version of an environment; None if there is none with a version."""
+    """Return the id of the newest registered version of an environment; None if there is none with a version."""
     namespace, base, _ = parse_env_id(name)
     versions = [
         (spec.version, spec.id)
@@ -120,9 +120,9 @@ def newest_version(name: str) -> str | None:
 
 
 def _register_from_installed_packages(name: str) -> dict[str, Exception]:
-    """Imports installed packages that register environments, those of a similar name first, until one knows the id.
+    """Import installed packages that register environments, those with similar names first, until the id is known.
 
-    :return: Why packages could not be imported.
+    :return: Errors of packages that could not be imported.
     """
     broken: dict[str, Exception] = {}
     modules = _registering_modules()
@@ -130,7 +130,7 @@ def _register_from_installed_packages(name: str) -> dict[str, Exception]:
         if module in sys.modules or module.split(".")[0] in broken:
             continue
         try:
-            # most of them are not the one that was asked for: nobody wants to read what they have to say
+            # output and warnings of packages that do not register the id are irrelevant
             with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
                 warnings.simplefilter("ignore")
                 with contextlib.redirect_stderr(io.StringIO()):
@@ -145,7 +145,7 @@ def _register_from_installed_packages(name: str) -> dict[str, Exception]:
 
 
 def _registering_modules() -> list[str]:
-    """Packages that depend on gymnasium and register environments when they are imported, as their `__init__` says."""
+    """Return packages that depend on gymnasium and register environments in their `__init__`."""
     from importlib import metadata, util
 
     modules: list[str] = []
@@ -165,7 +165,7 @@ def _registering_modules() -> list[str]:
 
 
 def _cannot_be_made(name: str, error: Exception, broken: Mapping[str, Exception]) -> str:
-    """What to do where gymnasium does not know an id, or cannot import what makes its environment."""
+    """Return the message for an id that is unknown, or whose environment cannot be imported."""
     if re.search(r"\w_v\d+$", name):
         return f"Environment `{name}` is none of gymnasium. If it is one of PettingZoo: env=pettingzoo env.name={name}"
     older = getattr(sys.modules.get("gym"), "envs", None)
@@ -180,17 +180,17 @@ def _cannot_be_made(name: str, error: Exception, broken: Mapping[str, Exception]
         for module, failure in broken.items()
     )
     return (
-        f"Environment `{name}` cannot be made: {error}{did_you_mean(name, others)} Where another package brings it, "
+        f"Environment `{name}` cannot be made: {error}{did_you_mean(name, others)} If another package provides it, "
         f"install that package, and name the module that registers it: env.import=[<module>] or "
         f"env.name=<module>:{rest}."
-        + (f" Installed packages that may bring it cannot be imported: {failures}." if broken else "")
+        + (f" Installed packages that may provide it cannot be imported: {failures}." if broken else "")
     )
 
 
 def _spec_in_current_api(spec: EnvSpec) -> EnvSpec:
-    """The specification with an entry point whose environments have gymnasium's current API.
+    """Return the specification with an entry point whose environments have gymnasium's current API.
 
-    Made within, because the wrappers that gymnasium puts around an environment rely on it.
+    Applied by the entry point, because the wrappers that `gymnasium.make` adds require it.
     """
     spec = copy(spec)
     spec.entry_point = functools.partial(_made_in_current_api, spec.entry_point)
@@ -204,15 +204,15 @@ def _made_in_current_api(entry_point: Any, **kwargs: Any) -> gymnasium.Env[Any, 
 
 
 def _successor(name: str) -> str | None:
-    """The newest version of an environment of which the named version is gone; None where nothing is retired.
+    """Return the newest version of an environment whose named version is retired; `None`: it is not retired.
 
-    Asked beforehand, because gymnasium warns on its own before it raises.
+    Checked beforehand, because gymnasium warns before it raises.
     """
     try:
         version = parse_env_id(name)[2]
         newest = newest_version(name)
     except gymnasium.error.Error:
-        return None  # not an id; `make` says so
+        return None  # no id; reported by `make`
     if name in registry or version is None or newest is None:
         return None
     return newest if version < (parse_env_id(newest)[2] or 0) else None

@@ -1,7 +1,7 @@
-"""Between gymnasium's spaces of any supported kind and flat dictionary spaces.
+"""Conversion between gymnasium's spaces and flat dictionary spaces.
 
-Leaves (Box, Discrete, MultiDiscrete, MultiBinary) become entries of the dictionary; a Dict keeps its keys, a Tuple
-numbers its entries, anything else is a single entry.
+Leaves (Box, Discrete, MultiDiscrete, MultiBinary) become entries of the dictionary; a Dict keeps its keys, entries of a
+Tuple are numbered, other spaces become a single entry.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SUPPORTED = "Box, Discrete, MultiDiscrete and MultiBinary, alone or directly in
 class Leaf:
     """Conversion of one entry: by default a cast between array types.
 
-    :param space: The space on gymnasium's side.
+    :param space: The space of the gymnasium environment.
     :param place: Environment and key, for messages.
     """
 
@@ -40,13 +40,13 @@ class Leaf:
         return self.cast(value)
 
     def batch_to_gym(self, values: np.ndarray) -> np.ndarray:
-        """The values of several environments, `[n_envs, ...]`."""
+        """Return the values of several environments, `[n_envs, ...]`."""
         converted: np.ndarray = self.to_gym(values)
         return converted
 
 
 class DiscreteAction(Leaf):
-    """The agent counts from zero, gymnasium from `start` on, and it wants an integer."""
+    """Conversion of a Discrete action: the agent counts from zero, gymnasium from `start`, as an integer."""
 
     def __init__(self, space: spaces.Discrete) -> None:
         super().__init__(zero_based(space))
@@ -58,7 +58,7 @@ class DiscreteAction(Leaf):
         return operator.index(value) + self.start
 
     def from_gym(self, value: Any) -> np.ndarray:
-        """Returns a number, `[]`."""
+        """Return a number, `[]`."""
         return np.asarray(value - self.start, dtype=self.dtype)
 
     @override(Leaf)
@@ -67,30 +67,30 @@ class DiscreteAction(Leaf):
 
 
 def zero_based(space: spaces.Discrete) -> spaces.Discrete:
-    """The same number of choices, of the same type, counted from zero."""
-    # gymnasium 1.2 knows no other type than int64, and no argument for it
+    """Return a space with the same number of choices and type, counted from zero."""
+    # gymnasium 1.2 has no argument for the type, which is int64
     typed: dict[str, Any] = {} if space.dtype == np.int64 else {"dtype": space.dtype}
     return spaces.Discrete(int(space.n), **typed)
 
 
 class MultiDiscreteAction(Leaf):
-    """The agent counts from zero, gymnasium from `start` on."""
+    """Conversion of a MultiDiscrete action: the agent counts from zero, gymnasium from `start`."""
 
     def __init__(self, space: spaces.MultiDiscrete) -> None:
         super().__init__(spaces.MultiDiscrete(space.nvec, dtype=space.dtype))
         self.start = np.asarray(space.start, dtype=space.dtype)
 
     def to_gym(self, value: Any) -> np.ndarray:
-        """Returns `[n_heads]`, counted from where the original space starts."""
+        """Return `[n_heads]`, counted from the start of the original space."""
         return np.asarray(value, dtype=self.gym_dtype) + self.start
 
     def from_gym(self, value: Any) -> np.ndarray:
-        """Returns `[n_heads]`, counted from zero."""
+        """Return `[n_heads]`, counted from zero."""
         return np.asarray(value - self.start, dtype=self.dtype)
 
 
 class DoubleBoxAction(Leaf):
-    """Bounds in double precision are not exactly those that the agent has in single precision."""
+    """Conversion of a Box action in double precision, clipped to bounds that single precision may round beyond."""
 
     def __init__(self, space: spaces.Box) -> None:
         super().__init__(space)
@@ -98,23 +98,23 @@ class DoubleBoxAction(Leaf):
         self.high = space.high
 
     def to_gym(self, value: Any) -> np.ndarray:
-        """Returns `[*space.shape]`."""
+        """Return `[*space.shape]`."""
         action = np.asarray(value, dtype=self.gym_dtype)
         clipped: np.ndarray = np.minimum(np.maximum(action, self.low), self.high)
         return clipped
 
 
 def action_leaves(space: spaces.Space[Any]) -> tuple[type | None, dict[str, Leaf]]:
-    """Conversions of an action space.
+    """Return conversions of an action space.
 
-    :return: How the entries are packed for gymnasium (`dict`, `tuple`, None: there is one only), and the entries.
+    :return: Container of the entries in gymnasium (`dict`, `tuple`, `None`: a single entry), and the entries.
     """
     kind, entries = _entries(space, "action")
     return kind, {key: _action_leaf(entry) for key, entry in entries.items()}
 
 
 def observation_leaves(space: spaces.Space[Any], env_name: str) -> tuple[type | None, dict[str, Leaf]]:
-    """Conversions of an observation space; result as for :func:`action_leaves`.
+    """Return conversions of an observation space; the result is that of :func:`action_leaves`.
 
     :param space: The space.
     :param env_name: The environment, for messages.
@@ -124,7 +124,7 @@ def observation_leaves(space: spaces.Space[Any], env_name: str) -> tuple[type | 
 
 
 def packed(kind: type | None, parts: dict[str, Any]) -> Any:
-    """The entries as gymnasium has them.
+    """Return the entries in gymnasium's container.
 
     :param kind: As of :func:`action_leaves`.
     :param parts: The entries by key, in the order of the space.
@@ -135,21 +135,21 @@ def packed(kind: type | None, parts: dict[str, Any]) -> Any:
 
 
 def unpacked(kind: type | None, leaves: Mapping[str, Leaf], value: Any) -> dict[str, np.ndarray]:
-    """The entries as Maze has them, of one environment or of several, `[n_envs, ...]`.
+    """Return the converted entries, of one environment or of several, `[n_envs, ...]`.
 
     :param kind: As of :func:`observation_leaves`.
     :param leaves: Conversions of the entries.
-    :param value: What gymnasium has.
+    :param value: Value in gymnasium.
     """
     return {key: leaves[key].from_gym(part) for key, part in parts_of(kind, leaves, value)}
 
 
 def parts_of(kind: type | None, keys: Iterable[str], value: Any) -> Iterable[tuple[str, Any]]:
-    """The entries of a value of gymnasium by key, in the order of the keys.
+    """Return the entries of a value of gymnasium by key, in the order of the keys.
 
     :param kind: As of :func:`entries_of`.
     :param keys: Keys of the entries.
-    :param value: What gymnasium has.
+    :param value: Value in gymnasium.
     """
     if kind is dict:
         return ((key, value[key]) for key in keys)
@@ -157,11 +157,11 @@ def parts_of(kind: type | None, keys: Iterable[str], value: Any) -> Iterable[tup
 
 
 def entries_of(space: spaces.Space[Any], name: str) -> tuple[type | None, dict[str, spaces.Space[Any]]]:
-    """The entries of a space by key.
+    """Return the entries of a space by key.
 
     :param space: The space.
     :param name: `action` or `observation`: the key of a single space; those of a Tuple are numbered.
-    :return: How gymnasium packs the entries (`dict`, `tuple`, None: there is one only), and the entries.
+    :return: Container of the entries in gymnasium (`dict`, `tuple`, `None`: a single entry), and the entries.
     """
     if isinstance(space, spaces.Dict):
         return dict, dict(space.spaces)
@@ -192,9 +192,9 @@ def _entries(space: spaces.Space[Any], name: str) -> tuple[type | None, dict[str
 def _check_leaf(space: Any, where: str) -> None:
     if isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
         return
-    advice = "Convert it to one of these in a gymnasium wrapper before it is given to Maze."
+    advice = "Convert it to one of these with a gymnasium wrapper."
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        advice = "Nested containers are not supported: make each entry one of the outermost Dict."
+        advice = "Nested containers are not supported: move each entry to the outermost Dict."
     elif not isinstance(space, spaces.Space):
         advice = (
             "It is no gymnasium space. An environment of the older `gym` package can be converted by the package "

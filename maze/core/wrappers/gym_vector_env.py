@@ -1,4 +1,4 @@
-"""gymnasium's vector environments, whose members are stepped at once in arrays, as simulations written for many."""
+"""gymnasium's vector environments as vectorised simulations."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ from maze.core.env.batched_core_env import BatchedCoreEnv
 from maze.core.env.batched_maze_env import BatchedMazeEnv
 from maze.core.env.space_arrays import as_pieces, dict_specs, put_rows
 from maze.core.errors import ConfigError, EnvironmentContractError
-from maze.core.wrappers.gym_adapters import ACTION_MASK, MASK_NAMES, InfoActionMask, ResetOptions, told_mask
+from maze.core.wrappers.gym_adapters import ACTION_MASK, MASK_NAMES, InfoActionMask, ResetOptions, reported_mask
 from maze.core.wrappers.gym_spaces import action_leaves, observation_leaves, packed, unpacked
 
 _GENERATOR = "__generator__"
 _N_CHECKED_PAUSES = 100
-"""So many steps in which members pause are checked; later the check would take a good part of the step."""
+"""Number of checked steps with pending autoresets; a check of every step would be too slow."""
 _CONSTANTS = (spaces.Space, EnvSpec, Enum, type, types.ModuleType, types.FunctionType, types.MethodType)
-"""What attributes hold that is the same in every vector environment of a kind."""
+"""Types of attributes that are equal in all vector environments of a kind."""
 
 
 class GymBatch(BatchedCoreEnv):
-    """A vector environment of gymnasium as a simulation written for many; nothing loops over its members.
+    """A vector environment of gymnasium as a vectorised simulation, without a loop over its members.
 
-    When an episode ends, another one begins in the same call, however the vector environment does it
-    (`metadata["autoreset_mode"]`, an `AutoresetMode`):
+    When an episode ends, the next one begins in the same call, depending on `metadata["autoreset_mode"]`:
 
-    * `SAME_STEP`: it begins by itself; what was observed last stands in `info["final_obs"]`.
+    * `SAME_STEP`: the vector environment resets the member; the last observation is in `info["final_obs"]`.
     * `DISABLED`: those members are reset, with `options={"reset_mask": ...}`.
-    * `NEXT_STEP`: it begins in the call after, in which the member takes no action: it is `pausing` meanwhile, shows
-      the observation that its first episode began with, and nothing is counted or learned.
+    * `NEXT_STEP`: the autoreset is pending until the next call, in which the action of the member is ignored. Meanwhile
+      the member is `pausing`, its observation is that at the beginning of its first episode, and nothing is counted or
+      learned.
 
-    Where the episodes of all members end together, all of them are reset in any mode but `SAME_STEP`.
+    If the episodes of all members end together, all of them are reset in any mode but `SAME_STEP`.
 
-    Members have no seeds of their own: the first one's seeds all of them.
+    Members have no seeds of their own: the seed of the first one seeds all of them.
 
     :param env: The vector environment.
     :param action_mask: Name of the mask of valid actions, `[n_envs, n_actions]`, in `info` (or of a method); it
         becomes the observation `action_mask`.
-    :param reset_options: Given to every reset.
-    :raises ConfigError: It does not say how episodes begin, or has spaces that cannot be used.
+    :param reset_options: Options of every reset.
+    :raises ConfigError: Its autoreset mode is unknown, or it has unsupported spaces.
     """
 
     seeds_rows = False
@@ -70,23 +70,23 @@ class GymBatch(BatchedCoreEnv):
         self._options = dict(reset_options or {})
         self._specs = dict_specs(self.observation_spaces[0], "observation")
         self._only = None
-        """Key of the only observation, which comes by itself, and its cast."""
+        """Key and cast of the only observation, if it is no dictionary."""
         if self._kind is None and action_mask is None:
             self._only = next((key, leaf.cast) for key, leaf in self._leaves.items())
         self._shown = {key: np.zeros((self.n_envs, *shape), dtype) for key, (shape, dtype) in self._specs.items()}
         self._is_own = True
-        """Whether nobody else has the arrays of `_shown`."""
+        """Whether the arrays of `_shown` are not shared with the vector environment."""
         self._first: dict[str, np.ndarray] = {}
-        """What pausing members show."""
+        """Observations of members with a pending autoreset."""
         self._first_pieces: dict[str, np.ndarray] = {}
         self._after: dict[str, np.ndarray] | None = None
-        """First observations of the episodes that have begun by themselves, `[n_ended, ...]`."""
+        """First observations of the episodes that the vector environment has begun, `[n_ended, ...]`."""
         self._next_seed: int | None = None
         self._n_checks_left = _N_CHECKED_PAUSES
 
     @property
     def elapsed(self) -> np.ndarray:
-        """Steps of the running episodes, `[n_envs]`; counted when somebody asks."""
+        """Steps of the running episodes, `[n_envs]`; computed on request."""
         elapsed: np.ndarray = np.maximum(self._n_steps - self._begun, 0)
         return elapsed
 
@@ -94,7 +94,7 @@ class GymBatch(BatchedCoreEnv):
     def elapsed(self, elapsed: np.ndarray) -> None:
         self._n_steps = 0
         self._begun = -elapsed
-        """By member, the step before the first of its episode, which comes after the present one while it pauses."""
+        """Step before the first one of each member's episode; later than the current one during a pending autoreset."""
 
     @override(BatchedCoreEnv)
     def begin(self, rows: np.ndarray) -> None:
@@ -130,7 +130,7 @@ class GymBatch(BatchedCoreEnv):
         return rewards, terminated, truncated
 
     def _given(self, actions: Mapping[str, np.ndarray]) -> Any:
-        """The actions as the vector environment has them."""
+        """Return the actions of the vector environment."""
         if self._action_kind is None:
             ((key, leaf),) = self._action_leaves.items()
             return leaf.batch_to_gym(actions[key])
@@ -142,8 +142,8 @@ class GymBatch(BatchedCoreEnv):
         self._n_checks_left -= 1
         if np.count_nonzero(ended[pausing] | (rewards[pausing] != 0)):
             raise EnvironmentContractError(
-                f"{self.env}: metadata['autoreset_mode'] says {self.mode}, so nothing but the beginning of an episode "
-                f"was expected of the members {pausing.tolist()}, found the rewards {rewards[pausing].tolist()}, and "
+                f"{self.env}: metadata['autoreset_mode'] is {self.mode}, so only the beginning of an episode was "
+                f"expected of the members {pausing.tolist()}, found the rewards {rewards[pausing].tolist()}, and "
                 f"ends: {ended[pausing].tolist()}."
             )
 
@@ -208,7 +208,7 @@ class GymBatch(BatchedCoreEnv):
     @override(BatchedCoreEnv)
     def load_row_state(self, row: int, state: Mapping[str, Any]) -> None:
         if row == 0:
-            # Reset first: some make what they need then.
+            # Reset first: some vector environments create attributes at the first reset.
             self._reset_all()
             env: Any = self.env.unwrapped
             (env.load_state_dict if _keeps_itself(self.env) else self._load_attributes)(state["simulator"])
@@ -243,9 +243,9 @@ class GymBatch(BatchedCoreEnv):
         self._shown, self._is_own = self._read(seen, info, None), False
 
     def _read(self, seen: Any, info: Mapping[str, Any], is_maskless: np.ndarray | None) -> dict[str, np.ndarray]:
-        """The observations of all members.
+        """Return the observations of all members.
 
-        :param is_maskless: Members whose mask matters to nobody; `None`: none.
+        :param is_maskless: Members that need no mask; `None`: none.
         """
         if self._only is not None:
             key, cast = self._only
@@ -257,26 +257,26 @@ class GymBatch(BatchedCoreEnv):
 
     def _read_mask(self, info: Mapping[str, Any], is_maskless: np.ndarray | None) -> np.ndarray:
         assert self._mask is not None
-        told: Any = told_mask(self.env, info, self._mask)
-        is_told = np.asarray(info.get(f"_{self._mask}", np.full(self.n_envs, told is not None)))
+        reported: Any = reported_mask(self.env, info, self._mask)
+        is_reported = np.asarray(info.get(f"_{self._mask}", [reported is not None] * self.n_envs))
         needed = np.ones(self.n_envs, np.bool_) if is_maskless is None else ~is_maskless
-        if (needed & ~is_told).any():
+        if (needed & ~is_reported).any():
             raise EnvironmentContractError(
                 f"{self.env}: the mask of valid actions `{self._mask}` is missing for the members "
-                f"{np.flatnonzero(needed & ~is_told).tolist()}; `info` has {sorted(info)}. env.action_mask=false goes "
-                "without it."
+                f"{np.flatnonzero(needed & ~is_reported).tolist()}; `info` has {sorted(info)}. Set "
+                "env.action_mask=false."
             )
         mask = np.ones((self.n_envs, *self._specs[ACTION_MASK][0]), np.int8)
-        if told is not None:
-            mask[is_told] = np.asarray(told)[is_told]
+        if reported is not None:
+            mask[is_reported] = np.asarray(reported)[is_reported]
         return mask
 
     def _show_final(self, rows: np.ndarray, info: Mapping[str, Any]) -> None:
-        """Shows what was observed last in episodes that ended; the next ones have begun already."""
+        """Show the last observations of episodes that ended; the next ones have begun already."""
         final, is_there = info.get("final_obs"), info.get("_final_obs")
         if final is None or (is_there is not None and not is_there[rows].all()):
             raise EnvironmentContractError(
-                f"{self.env}: metadata['autoreset_mode'] says {self.mode}, so the last observations of the members "
+                f"{self.env}: metadata['autoreset_mode'] is {self.mode}, so the last observations of the members "
                 f"{rows.tolist()}, whose episodes ended, are expected in info['final_obs']; `info` has {sorted(info)}."
             )
         self._after = {key: array[rows] for key, array in self._shown.items()}
@@ -300,11 +300,10 @@ class GymBatch(BatchedCoreEnv):
 
 
 class GymVectorMazeEnv(BatchedMazeEnv):
-    """What a vector environment of gymnasium has many of, as one Maze environment; a training steps them all at once.
+    """A member of a gymnasium vector environment as a Maze environment; training steps all members at once.
 
-    :param make: Makes the vector environment for a number of members, its argument `num_envs`.
-    :param num_envs: Number of members that a training has where `runner.concurrency` does not say it; `None`: as
-        everywhere.
+    :param make: Makes the vector environment; its argument `num_envs` is the number of members.
+    :param num_envs: Number of members during training if `runner.concurrency` is not set; `None`: the default.
     """
 
     def __init__(self, make: Callable[..., Any], num_envs: int | None = None) -> None:
@@ -323,27 +322,27 @@ def _batch_of(make: Callable[..., Any], n_envs: int) -> GymBatch:
 
 
 def _mask_name(env: Any) -> str | None:
-    """What a vector environment calls the mask of valid choices, which it does not show; `None`: it tells none."""
+    """Return the name of the mask of valid actions in `info` or of its method; `None`: there is no such mask."""
     if not isinstance(env.single_action_space, spaces.Discrete) or ACTION_MASK in getattr(
         env.single_observation_space, "spaces", ()
     ):
         return None
     info = env.reset(seed=0)[1]
     shape = (env.num_envs, int(env.single_action_space.n))
-    return next((name for name in MASK_NAMES if np.shape(told_mask(env, info, name)) == shape), None)
+    return next((name for name in MASK_NAMES if np.shape(reported_mask(env, info, name)) == shape), None)
 
 
 def maker_of(env: Any) -> Callable[..., Any]:
-    """What makes vector environments like a given one, for any number of members (`num_envs`).
+    """Return a function that makes vector environments like a given one, for any number of members (`num_envs`).
 
     :param env: A vector environment made by `gymnasium.make_vec`.
-    :raises ConfigError: Nobody knows how it was made.
+    :raises ConfigError: It was not made by `gymnasium.make_vec`, or is wrapped.
     """
     if isinstance(env, VectorWrapper) or env.spec is None:
         what = "it is wrapped" if isinstance(env, VectorWrapper) else "it was not made by `gymnasium.make_vec`"
         raise ConfigError(
-            f"env: as many members of {env} are needed as `runner.concurrency` says, and for evaluation besides, but "
-            f"{what}. Give a class or function with the argument `num_envs` that makes it, such as "
+            f"env: {env} has to be made again, with `runner.concurrency` members and for evaluation, but "
+            f"{what}. Expected a class or function with the argument `num_envs` that makes it, such as "
             "env=lambda num_envs: ..."
         )
     spec = copy.copy(env.spec)
@@ -352,18 +351,18 @@ def maker_of(env: Any) -> Callable[..., Any]:
 
 
 def batch_of_registered(env: gymnasium.Env[Any, Any], n_envs: int) -> GymBatch:
-    """The vector environment that is registered beside a single one (its `vector_entry_point`).
+    """Return the vector environment that is registered for a single one (its `vector_entry_point`).
 
     :param env: The single environment.
     :param n_envs: Number of members.
-    :raises ConfigError: There is none, or it cannot do what the wrappers of the single one do.
+    :raises ConfigError: There is none, or the single one has wrappers that are not available for it.
     """
     spec = getattr(env, "spec", None)
     where = "runner.placement=batched"
     if spec is None or spec.vector_entry_point is None:
         raise ConfigError(
-            f"{where}: expected an environment whose simulation is written for many at once (a BatchedMazeEnv, or one "
-            f"that is registered in gymnasium with a `vector_entry_point`), found {env}; use "
+            f"{where}: expected an environment with a vectorised simulation (a BatchedMazeEnv, or one that is "
+            f"registered in gymnasium with a `vector_entry_point`), found {env}; use "
             "runner.placement=in_process or processes."
         )
     arguments: dict[str, Any] = {}
@@ -378,8 +377,8 @@ def batch_of_registered(env: gymnasium.Env[Any, Any], n_envs: int) -> GymBatch:
             refused.append(wrapper.name)
     if refused:
         raise ConfigError(
-            f"{where}: {', '.join(refused)} of `{spec.id}` wrap one environment at a time, which its vector "
-            "environment knows nothing of. Leave out what asks for them, or use runner.placement=in_process."
+            f"{where}: {', '.join(refused)} of `{spec.id}` wrap single environments and are not "
+            "available for its vector environment. Remove them, or use runner.placement=in_process."
         )
     spec = copy.copy(spec)
     spec.additional_wrappers = ()
@@ -393,21 +392,21 @@ def _autoreset_mode(env: Any) -> AutoresetMode:
         return AutoresetMode(mode)
     except ValueError as error:
         raise ConfigError(
-            f"env: {env} has to say how the episodes of its members begin: expected metadata['autoreset_mode'] to be "
+            f"env: {env}: expected metadata['autoreset_mode'] to be "
             f"one of {', '.join(str(known) for known in AutoresetMode)}, found {mode!r}."
         ) from error
 
 
-# -- where a vector environment is -----------------------------------------------------------------------------------
+# -- state of vector environments ------------------------------------------------------------------------------------
 
 
 def _keeps_itself(env: Any) -> bool:
-    """Whether it has methods of its own that tell where it is."""
+    """Return whether it has the methods `state_dict` and `load_state_dict`."""
     return hasattr(env.unwrapped, "state_dict") and hasattr(env.unwrapped, "load_state_dict")
 
 
 def _layers(env: Any) -> list[Any]:
-    """The wrappers, outside in, and the vector environment."""
+    """Return the wrappers, outermost first, and the vector environment."""
     layers = [env]
     while isinstance(layers[-1], VectorWrapper):
         layers.append(layers[-1].env)
@@ -415,7 +414,7 @@ def _layers(env: Any) -> list[Any]:
 
 
 def _kept(layer: Any) -> dict[str, Any]:
-    """The attributes that may change."""
+    """Return the attributes that may change."""
     constant = ("metadata", "_metadata", "env") if isinstance(layer, VectorWrapper) else ("metadata",)
     return {
         name: value for name, value in vars(layer).items() if name not in constant and not isinstance(value, _CONSTANTS)
@@ -427,7 +426,7 @@ def _attributes(env: Any) -> list[dict[str, Any]]:
 
 
 def _unkept(env: Any) -> Iterator[str]:
-    """Why attributes do not tell where it is."""
+    """Yield reasons why the attributes do not hold the complete state."""
     found: list[tuple[str, Any]] = []
     for layer in _layers(env):
         for name, value in _kept(layer).items():
@@ -445,7 +444,7 @@ def _unkept(env: Any) -> Iterator[str]:
 
 
 def _changeable(value: Any) -> Iterator[Any]:
-    """What may be changed without the attribute being set."""
+    """Yield the mutable parts of an attribute."""
     if isinstance(value, np.ndarray | np.random.Generator):
         yield value
     elif isinstance(value, list | tuple | dict):

@@ -1,4 +1,9 @@
-"""Statistics of an environment."""
+"""Statistics of an environment.
+
+On the hot path raw rewards and discrete actions are appended to the input lists of the episode's statistics; records of
+these two events are created on request only. The environment's own events are taken from the event service when it
+drops them, so that a step without events costs nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +11,305 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any, TypeVar
 
+from gymnasium import spaces
+
 from maze.core.annotations import override
+from maze.core.env.base_env_events import BaseEnvEvents
+from maze.core.env.faults import note_origin
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.simulated_env_mixin import Future
 from maze.core.events.event_collection import EventCollection
 from maze.core.events.event_record import EventRecord
 from maze.core.log_events.episode_event_log import EpisodeEventLog
+from maze.core.log_events.log_events_writer_registry import LogEventsWriterRegistry
+from maze.core.log_events.monitoring_events import DiscreteActionEvents
+from maze.core.log_events.step_event_log import StepEventLog
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsKey, LogStatsLevel, StatsContext, get_stats_logger
 from maze.core.log_stats.log_stats_env import LogStatsEnv
-from maze.core.wrappers.episode_recorder import EpisodeRecorder
 from maze.core.wrappers.wrapper import Wrapper
 
 T = TypeVar("T")
 
+_SINGLE_ACTION = "action"
+"""Name of an action that is not part of a dictionary."""
+
+_Head = tuple[str, list[int], Callable[[int], None]]
+
+
+class EpisodeRecorder:
+    """Step an environment and collect its statistics.
+
+    :param episode_stats: Receives the values of the current episode.
+    """
+
+    def __init__(self, episode_stats: LogStatsAggregator) -> None:
+        self.episode_stats = episode_stats
+        self.step_stats = LogStatsAggregator(LogStatsLevel.STEP)
+        """Statistics of single steps, calculated once they are requested."""
+        self.is_step_level_observed = False
+        self.is_log_requested = False
+        self.is_done = False
+
+        self._event_stats = LogStatsAggregator(LogStatsLevel.STEP, episode_stats)
+        self._pending_reward = 0.0
+        self._is_step_pending = False
+        self._is_resetting = False
+        self._keeps_log = False
+        self._logs: dict[int, StepEventLog] = {}
+        self._n_taken = 0
+        self._step_keys: list[Any] = []
+
+    def bind(self, env: Any) -> None:
+        """Prepare for stepping `env`; called again when the environment was replaced or copied."""
+        self.env = env
+        self.context = env.context
+        self._env_step = env.step
+        self._heads_by_key: dict[Any, list[_Head]] = {}
+        for step_key, space in env.action_spaces_dict.items():
+            is_first = not self._heads_by_key
+            self._heads_by_key[step_key] = self._heads(step_key, space)
+            if is_first:
+                # After the actions of the first sub-step: this defines the order of rows in the log.
+                self._rewards: list[float] = self.episode_stats.input_values(BaseEnvEvents.reward)
+        is_flat = len(self._heads_by_key) == 1
+        self._only_key = next(iter(self._heads_by_key)) if is_flat else None
+        self._only_heads = self._heads_by_key[self._only_key] if is_flat else None
+        listeners = self.context.event_service.on_clear
+        if self._take_events not in listeners:
+            listeners.append(self._take_events)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # `bind` creates these again; bound methods of lists would refer to the lists of the original.
+        transient = ("env", "context", "_env_step", "_heads_by_key", "_only_heads", "_rewards")
+        return {name: value for name, value in self.__dict__.items() if name not in transient}
+
+    def step(self, action: Any) -> Any:
+        # Not in `MazeEnv.step` alone: a wrapper may answer the first sub-steps of a step without stepping it.
+        context = self.context
+        context.pre_step()
+        heads = self._only_heads
+        if heads is None:
+            heads = self._begin_substep()
+        try:
+            result = self._env_step(action)
+        except Exception as error:
+            note_origin(error)
+            raise
+        if action.__class__ is not dict and not hasattr(action, "keys"):
+            action = {_SINGLE_ACTION: action}
+        try:
+            for name, _, append in heads:
+                append(int(action[name]))
+        except (KeyError, TypeError, ValueError):
+            pass  # the action is no element of the action space: no statistics of it
+        self.is_done = result[2]
+        if not context.is_step_complete:
+            self._pending_reward += result[1]
+            self._is_step_pending = True
+        elif self._is_step_pending:
+            self._complete_step(self._pending_reward + result[1], context.step_id - 1)
+        else:
+            self._rewards.append(result[1])
+            if self._keeps_log or self.is_step_level_observed:
+                self._observe_step(context.step_id - 1)
+        return result
+
+    def reset(self, env_reset: Callable[..., Any], **kwargs: Any) -> Any:
+        """Publish the episode so far and begins a new one."""
+        self.publish()
+        # Steps that wrappers take during a reset are not part of the episode; events that remain at its end are.
+        self._is_resetting = True
+        try:
+            observation = env_reset(**kwargs)
+        except Exception as error:
+            note_origin(error)
+            raise
+        finally:
+            self._is_resetting = False
+        self._n_taken = 0
+        self.is_done = False
+        self._step_keys.clear()
+        self._keeps_log = (
+            self.is_log_requested
+            or self.env.get_kpi_calculator() is not None
+            or len(LogEventsWriterRegistry.writers) > 0
+        )
+        return observation
+
+    def publish(self) -> None:
+        """Reduce the episode so far, finished or not, to episode statistics; an episode without steps has none."""
+        env_time = self._env_time()
+        if self._is_step_pending:
+            self._complete_step(self._pending_reward, env_time)
+        n_steps = len(self._rewards)
+        if n_steps == 0:
+            self._forget_episode()
+            return
+        records = self.context.event_service.records
+        if len(records) > self._n_taken:
+            self._add_events(records[self._n_taken :], env_time)
+            self._n_taken = len(records)
+        if self._keeps_log:
+            log = self._log_without_kpis()
+            log.episode_events.extend(kpis := self._kpi_records(log))
+            for record in kpis:
+                self._event_stats.add_event(record)
+            self._event_stats.reduce()
+            if not self.context.is_copied:
+                LogEventsWriterRegistry.record_event_logs(log)
+        self.episode_stats.reduce(n_periods=n_steps)
+        self._logs = {}
+
+    def discard(self) -> None:
+        """Drop the episode so far."""
+        self._pending_reward = 0.0
+        self._is_step_pending = False
+        self._n_taken = len(self.context.event_service.records)
+        self._forget_episode()
+
+    def request_log(self) -> None:
+        """Keep the events of the current episode, from the last step on, and of all later episodes."""
+        if not self._keeps_log and self._rewards and not self._is_step_pending:
+            env_time = self._env_time()
+            self._logs[env_time] = StepEventLog(env_time, EventCollection(self._reward_and_actions()))
+        self.is_log_requested = self._keeps_log = True
+
+    def event_log(self) -> EpisodeEventLog:
+        """Return the kept events of the episode so far; after its end, its KPIs are included."""
+        log = self._log_without_kpis()
+        if self._keeps_log and self.is_done and (self._rewards or self._is_step_pending):
+            log.episode_events.extend(self._kpi_records(log))
+        return log
+
+    def last_step_records(self) -> list[EventRecord]:
+        """Return actions, reward (once the step is complete) and events of the last environment step."""
+        return [*self._reward_and_actions(), *self.context.event_service.records]
+
+    def clone_from(self, other: EpisodeRecorder) -> None:
+        """Take over the statistics of the current episode of another environment's recorder."""
+        self.episode_stats.copy_inputs_from(other.episode_stats)
+        self._pending_reward = other._pending_reward
+        self._is_step_pending = other._is_step_pending
+        self._keeps_log = other._keeps_log
+        self._logs = {t: StepEventLog(t, EventCollection(log.events)) for t, log in other._logs.items()}
+        self._step_keys = list(other._step_keys)
+        self.is_done = other.is_done
+        self._n_taken = 0
+        self.context.event_service.clear_events()
+
+    def _heads(self, step_key: Any, space: spaces.Space[Any]) -> list[_Head]:
+        """Return the discrete actions of a sub-step with the lists that collect their values."""
+        subspaces = space.spaces if isinstance(space, spaces.Dict) else {_SINGLE_ACTION: space}
+        heads: list[_Head] = []
+        for name, subspace in subspaces.items():
+            if isinstance(subspace, spaces.Discrete):
+                group = (f"substep_{step_key}", str(name))
+                values = self.episode_stats.input_values(DiscreteActionEvents.action, group=group)
+                heads.append((name, values, values.append))
+        return heads
+
+    def _begin_substep(self) -> list[_Head]:
+        step_key = self.env.actor_id()[0]
+        if not self._is_step_pending:
+            self._step_keys.clear()
+        self._step_keys.append(step_key)
+        return self._heads_by_key.get(step_key, [])
+
+    def _complete_step(self, reward: float, env_time: int) -> None:
+        self._pending_reward = 0.0
+        self._is_step_pending = False
+        self._rewards.append(reward)
+        if self._keeps_log or self.is_step_level_observed:
+            self._observe_step(env_time)
+
+    def _observe_step(self, env_time: int) -> None:
+        records = self._reward_and_actions()
+        if self._keeps_log:
+            self._logs[env_time] = StepEventLog(env_time, EventCollection(records))
+        if self.is_step_level_observed:
+            for record in (*records, *self.context.event_service.records):
+                self.step_stats.add_event(record)
+            self.step_stats.reduce()
+
+    def _reward_and_actions(self) -> list[EventRecord]:
+        """Record of the last environment step's actions and reward, made from the raw values."""
+        records: list[EventRecord] = []
+        step_keys = self._step_keys if self._only_heads is None else [self._only_key]
+        for position, step_key in enumerate(step_keys):
+            n_later = step_keys[position:].count(step_key)
+            for name, values, _ in self._heads_by_key.get(step_key, ()):
+                if len(values) >= n_later:
+                    attributes = {"substep": f"substep_{step_key}", "name": str(name), "value": values[-n_later]}
+                    records.append(EventRecord(DiscreteActionEvents, DiscreteActionEvents.action, attributes))
+        if self._is_step_pending:
+            if self.is_done:  # a wrapper ended the episode in the middle of a step
+                records.append(_reward_record(self._pending_reward))
+        elif self._rewards:
+            records.append(_reward_record(self._rewards[-1]))
+        return records
+
+    def _env_time(self) -> int:
+        """Return the environment time of the last step, or of the step in progress."""
+        step_id: int = self.context.step_id
+        return step_id - 1 if self.context.is_step_complete else step_id
+
+    def _log_without_kpis(self) -> EpisodeEventLog:
+        logs = dict(self._logs)
+        untaken = self.context.event_service.records[self._n_taken :]
+        if self._is_step_pending:
+            untaken = [*self._reward_and_actions(), *untaken]
+        if self._keeps_log and untaken:
+            # A read must not consume them: the statistics of a step are reduced once, when it is complete.
+            env_time = self._env_time()
+            known = logs[env_time].events if env_time in logs else ()
+            logs[env_time] = StepEventLog(env_time, EventCollection([*known, *untaken]))
+        log = EpisodeEventLog(self.context.episode_id)
+        log.step_event_logs = [logs[env_time] for env_time in sorted(logs)]
+        return log
+
+    def _take_events(self, records: list[EventRecord]) -> None:
+        """Take the events of a completed step before the event service drops them."""
+        if self._is_resetting:
+            return
+        n_taken, self._n_taken = self._n_taken, 0
+        if len(records) > n_taken:
+            self._add_events(records[n_taken:], max(0, self.context.step_id - 1))
+
+    def _add_events(self, new: list[EventRecord], env_time: int) -> None:
+        if self._keeps_log:
+            self._logs.setdefault(env_time, StepEventLog(env_time)).extend(new)
+        topics = self.context.event_service.topics
+        if len(topics) > 1:
+            # Rows are ordered by topic.
+            new.sort(key=lambda record: topics.get(record.interface_class, len(topics)))
+        for record in new:
+            self._event_stats.add_event(record)
+        self._event_stats.reduce()
+
+    def _kpi_records(self, log: EpisodeEventLog) -> list[EventRecord]:
+        calculator = self.env.get_kpi_calculator()
+        try:
+            kpis = {} if calculator is None else calculator.calculate_kpis(log, self.env.get_maze_state())
+        except Exception as error:
+            note_origin(error)
+            raise
+        return [EventRecord(BaseEnvEvents, BaseEnvEvents.kpi, {"name": name, "value": kpis[name]}) for name in kpis]
+
+    def _forget_episode(self) -> None:
+        self.episode_stats.clear_inputs()
+        self._logs = {}
+
+
+def _reward_record(value: float) -> EventRecord:
+    return EventRecord(BaseEnvEvents, BaseEnvEvents.reward, {"value": value})
+
 
 class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
-    """Collects step, episode and epoch statistics of the wrapped environment.
+    """Collect step, episode and epoch statistics of the wrapped environment.
 
-    The statistics of an episode are complete at the `reset` that follows it; an episode that is reset before its end
-    counts as well. Key performance indicators are calculated then. :meth:`write_epoch_stats` logs all episodes since
-    its last call; `increment_log_step` does so as well, of the context in which the wrapper was made.
+    The statistics and KPIs of an episode are calculated at the next `reset`; an episode that is reset before its end
+    counts as well. :meth:`write_epoch_stats` logs all episodes since its last call; `increment_log_step` calls it
+    for environments that were wrapped in the same context.
 
     :param env: The environment.
     :param logging_prefix: Log epoch statistics under this prefix ("train", "eval"); `None`: only collect them.
@@ -47,7 +331,7 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
     @classmethod
     @override(Wrapper)
     def wrap(cls, env: T, logging_prefix: str | None = None) -> T | LogStatsWrapper:  # type: ignore[override]
-        """Wraps `env`; equal to calling the class, but typed as both.
+        """Wrap `env`; equal to calling the class, but typed as both.
 
         :param env: The environment.
         :param logging_prefix: Log epoch statistics under this prefix; `None`: only collect them.
@@ -65,33 +349,33 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
 
     @override(Wrapper)
     def reset(self, **kwargs: Any) -> Any:
-        """Publishes the statistics of the episode so far and begins a new one."""
+        """Publish the statistics of the episode so far and begins a new one."""
         return self._recorder.reset(self._env_reset, **kwargs)
 
     def publish_episode(self) -> None:
-        """Publishes the statistics of the episode so far at once; the `reset` that follows does not repeat them."""
+        """Publish the statistics of the episode so far immediately; the next `reset` does not repeat them."""
         self._recorder.publish()
 
     def finish_epoch(self) -> None:
-        """Writes the statistics of the epoch, the episode that has just ended included, if there are any to write."""
+        """Write the statistics of the epoch, if there are any, including the episode that has just ended."""
         if self._recorder.is_done:
             self._recorder.publish()
         if self.epoch_stats.has_received:
             self.write_epoch_stats()
 
     def discard_episode(self) -> None:
-        """Forgets the episode so far, as if it had not been played; a `reset` has to follow."""
+        """Drop the statistics of the episode so far; a `reset` must follow."""
         self._recorder.discard()
 
     def close(self) -> None:
-        """Publishes the last episode if it is finished, and closes the environment."""
+        """Publish the last episode if it is finished, and closes the environment."""
         if self._recorder.is_done:
             self._recorder.publish()
         self.env.close()
 
     @override(LogStatsEnv)
     def get_stats(self, level: LogStatsLevel) -> LogStatsAggregator:
-        """The aggregator of a level. Statistics of single steps are calculated once they were asked for."""
+        """Return the aggregator of a level. Statistics of single steps are calculated after the first request."""
         if level is LogStatsLevel.STEP:
             self._recorder.is_step_level_observed = True
             return self._recorder.step_stats
@@ -112,7 +396,7 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
     def get_last_step_events(
         self, query: Callable[..., Any] | Iterable[Callable[..., Any]] | None = None
     ) -> list[EventRecord]:
-        """The events of the last environment step, its actions and reward among them.
+        """Return the events of the last environment step, including its actions and reward.
 
         :param query: An event's interface method, or several; `None`: all events.
         """
@@ -120,17 +404,17 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
         return records if query is None else EventCollection(records).query_events(query)
 
     def get_episode_event_log(self) -> EpisodeEventLog:
-        """The events of the current episode up to the step just taken; once the episode is over, its KPIs as well.
+        """Return the events of the current episode up to the last step; after its end, its KPIs as well.
 
-        Kept if there are KPIs or event writers, or from the step before the first call on. :meth:`reset` and
-        :meth:`publish_episode` begin a new log.
+        Events are kept if there are KPIs or event writers, otherwise from the step before the first call on.
+        :meth:`reset` and :meth:`publish_episode` begin a new log.
         """
         self._recorder.request_log()
         return self._recorder.event_log()
 
     @property
     def episode_event_log(self) -> EpisodeEventLog:
-        """The same as :meth:`get_episode_event_log` gives."""
+        """The result of :meth:`get_episode_event_log`."""
         return self.get_episode_event_log()
 
     def render_stats(
@@ -141,17 +425,17 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
         group_by: str | None = None,
         post_processing_func: str | Callable[..., Any] | None = "cumsum",
     ) -> None:
-        """Draws how an event's values developed in the current episode.
+        """Draw the values of an event over the steps of the current episode.
 
-        Steps taken before the first call are only shown if the episode's events were kept anyway.
+        Steps before the first call are shown if the events of the episode were kept.
 
         :param event_name: Interface and event, separated by a dot.
         :param metric_name: The attribute to draw.
         :param aggregation_func: How several values of one step are joined, as pandas understands it.
-        :param group_by: Draw one line for each value of this attribute.
+        :param group_by: Attribute for each value of which a line is drawn.
         :param post_processing_func: Applied to each line, as pandas understands it.
         """
-        # By name: rendering lies above the wrappers and brings matplotlib.
+        # By name: rendering is a layer above the wrappers and imports matplotlib.
         rendering = import_module("maze.core.rendering.events_stats_renderer")
         rendering.EventStatsRenderer().render_current_episode_stats(
             self.get_episode_event_log(), event_name, metric_name, aggregation_func, group_by, post_processing_func
@@ -164,12 +448,12 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
 
 
 def stats_value(stats: LogStatsAggregator, event: Callable[..., Any], name: str | None) -> Any:
-    """One ungrouped value of the statistics that an aggregator calculated last.
+    """Return one ungrouped value of the latest statistics of an aggregator.
 
     :param stats: The aggregator.
     :param event: The event's interface method.
     :param name: The statistic's output name.
-    :raises KeyError: There is no such statistic; names those that there are.
+    :raises KeyError: There is no such statistic; the message lists the existing ones.
     """
     key = LogStatsKey(event, name, None)
     if key not in stats.last_stats:

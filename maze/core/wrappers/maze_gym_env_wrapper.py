@@ -60,9 +60,9 @@ class GymMazeEnv(MazeEnv["GymCoreEnv"], RenderEnvMixin):
     (1.0, False)
 
     :param env: Id of a registered environment, or an environment (current or older API).
-    :param action_mask: Whether to show the mask, see :func:`~maze.core.wrappers.gym_adapters.with_action_mask`.
+    :param action_mask: Whether to add the mask, see :func:`~maze.core.wrappers.gym_adapters.with_action_mask`.
     :param kwargs: Passed to `gymnasium.make` where `env` is an id.
-    :raises ConfigError: Arguments are given for an environment that is made already, or the required mask is missing.
+    :raises ConfigError: Arguments are given for an existing environment, or the required mask is missing.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class GymMazeEnv(MazeEnv["GymCoreEnv"], RenderEnvMixin):
 
     @override(RenderEnvMixin)
     def render(self, mode: str = "human") -> None:
-        """Draws the current state in the mode that the environment was made with."""
+        """Draw the current state in the render mode of the environment."""
         draw_current_state(self)
 
     def batch(self, n_envs: int) -> BatchedCoreEnv:
-        """The simulation of many such environments that gymnasium knows, see
+        """Return the registered vector environment, see
         :func:`~maze.core.wrappers.gym_vector_env.batch_of_registered`.
 
-        :param n_envs: How many.
+        :param n_envs: Number of environments.
         """
         from maze.core.wrappers.gym_vector_env import batch_of_registered
 
@@ -108,19 +108,19 @@ def make_gym_maze_env(
     reward_weights: Sequence[float] | None = None,
     **further_kwargs: Any,
 ) -> GymMazeEnv:
-    """Makes a gymnasium environment, of whichever package, as a Maze environment.
+    """Make a Maze environment of a registered gymnasium environment.
 
-    :param name: Id such as `CartPole-v1`, or `module:id`. Installed packages that register environments are
-        imported where an id is not known yet.
+    :param name: Id such as `CartPole-v1`, or `module:id`. If the id is unknown, installed packages that register
+        environments are imported.
     :param kwargs: Arguments of the environment.
     :param gym_wrappers: gymnasium's wrappers, the first one innermost: names or paths, or mapped to their arguments.
-    :param drop: Observations that are left out.
-    :param encode: Number of characters, items or nodes that are kept of a text, sequence or graph.
+    :param drop: Observations to leave out.
+    :param encode: Number of characters, items or nodes to keep of a text, sequence or graph.
     :param action_mask: Whether the mask of valid actions in `info["action_mask"]`, or of a method `action_masks`,
-        becomes the observation `action_mask`; `None`: where there is one. A text: the name of the entry of `info`, or
-        of the method.
-    :param reset_options: Given to every reset of the environment.
-    :param reward_weights: Of an environment whose reward consists of several numbers: the weight of each.
+        becomes the observation `action_mask`; `None`: if there is one. A text: the name of the entry of `info`, or of
+        the method.
+    :param reset_options: Options of every reset of the environment.
+    :param reward_weights: Weights of rewards that consist of several numbers.
     :param further_kwargs: Further arguments of the environment, such as `render_mode`; `import`: modules to import
         first.
     :raises ConfigError: There is no such environment, a package is missing, an argument is not taken, or the required
@@ -153,11 +153,11 @@ def adapted_gym_maze_env(
 
 
 ADAPTATIONS = tuple(inspect.signature(adapted_gym_maze_env).parameters)[1:]
-"""Keys of `env` that change a gymnasium environment after it is made."""
+"""Keys of `env` that adapt a gymnasium environment after it is made."""
 
 
 def env_name(env: MazeEnv[Any]) -> str:
-    """The id or class of the gymnasium or PettingZoo environment inside, or the class of an environment of Maze.
+    """Return the id or class of the wrapped gymnasium or PettingZoo environment, or the class of a Maze environment.
 
     :param env: A Maze environment without wrappers.
     """
@@ -168,7 +168,7 @@ def env_name(env: MazeEnv[Any]) -> str:
 class GymCoreEnv(CoreEnv):
     """A gymnasium environment as a core environment; its observations are the states.
 
-    :param env: Environment with the current API (`reset` gives two values, `step` five) or the older one (one and
+    :param env: Environment with the current API (`reset` returns two values, `step` five) or the older one (one and
         four).
     """
 
@@ -178,7 +178,7 @@ class GymCoreEnv(CoreEnv):
         self.renderer = GymRenderer(env)
         self._maze_state: MazeStateType | None = None
         self.next_seed: int | None = None
-        """The seed of the coming reset."""
+        """The seed of the next reset."""
         self._takes_seed = takes_seed(env)
 
     @override(CoreEnv)
@@ -196,8 +196,8 @@ class GymCoreEnv(CoreEnv):
             return self._maze_state, float(reward), bool(done), info
         except TypeError as error:
             raise EnvironmentContractError(
-                f"{self!r}: expected a number as the reward, found {reward!r}. env.reward_weights=[1.0, 0.5] makes one "
-                "of several."
+                f"{self!r}: expected a number as the reward, found {reward!r}. env.reward_weights=[1.0, 0.5] gives "
+                "their weighted sum."
             ) from error
 
     @override(CoreEnv)
@@ -212,7 +212,7 @@ class GymCoreEnv(CoreEnv):
 
     @override(CoreEnv)
     def seed(self, seed: int | None) -> None:
-        """Makes the next reset a seeded one; the resets after it continue the sequence."""
+        """Seed the next reset; the resets after it continue the sequence."""
         self.next_seed = None if seed is None else int(seed)
         self.env.action_space.seed(self.next_seed)
         if not self._takes_seed and hasattr(self.env, "seed"):
@@ -236,20 +236,20 @@ class GymCoreEnv(CoreEnv):
 
     @property
     def can_be_made_again(self) -> bool:
-        """Whether the environment was made from an id, and not given."""
+        """Whether the environment was made from an id."""
         return getattr(self.env, "spec", None) is not None
 
     def set_render_mode(self, render_mode: str) -> None:
-        """Makes the environment again with another render mode, which gymnasium fixes when it makes one.
+        """Make the environment again with another render mode.
 
         The running episode is lost: call this before `reset`.
 
-        :raises ConfigError: The environment was given, and cannot be made again.
+        :raises ConfigError: The environment was not made from an id.
         """
         if getattr(self.env, "render_mode", None) == render_mode:
             return
         if not self.can_be_made_again:
-            raise ConfigError(f"{self!r} was not made from an id; make it with render_mode={render_mode!r} yourself.")
+            raise ConfigError(f"{self!r} was not made from an id; make it with render_mode={render_mode!r}.")
         self.env.close()
         self.env = self.renderer.env = gymnasium.make(self.env.spec, render_mode=render_mode)  # type: ignore[arg-type]
 
@@ -273,7 +273,7 @@ class GymCoreEnv(CoreEnv):
 
 
 class GymRenderer(Renderer):
-    """Draws a gymnasium environment as it is now, whatever state is given: gymnasium cannot draw earlier states.
+    """Draw the current state of a gymnasium environment; earlier states cannot be drawn.
 
     :param env: Environment made with a render mode.
     """
@@ -289,7 +289,7 @@ class GymRenderer(Renderer):
         if mode is None and isinstance(self.env, gymnasium.Env):
             modes = self.env.metadata.get("render_modes", [])
             raise ConfigError(
-                f"{self.env} was made without a render mode, which is fixed when an environment is made: use "
+                f"{self.env} was made without a render mode: use "
                 f"make_gym_maze_env(name, render_mode=...) or `+env.render_mode=...` with one of {modes}."
             )
         picture: Any = self.env.render()
@@ -313,7 +313,7 @@ def _show(picture: np.ndarray, title: str) -> None:
 
 
 class GymObservationConversion(ObservationConversionInterface):
-    """Packs observations of any supported space into a flat dictionary of arrays.
+    """Convert observations of any supported space to a flat dictionary of arrays.
 
     :param env: The environment whose observations are to be converted.
     """
@@ -340,7 +340,7 @@ class GymObservationConversion(ObservationConversionInterface):
 
 
 class GymActionConversion(ActionConversionInterface):
-    """Takes actions out of the dictionary, and gives gymnasium the type, the offset and the range that it wants.
+    """Convert dictionary actions to the type, the offset and the range of the gymnasium space.
 
     :param env: The environment whose actions are to be converted.
     """

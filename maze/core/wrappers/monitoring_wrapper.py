@@ -1,4 +1,4 @@
-"""Logs actions, observations and rewards as events."""
+"""Logging of actions, observations and rewards as events."""
 
 from __future__ import annotations
 
@@ -15,18 +15,14 @@ from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.log_events.monitoring_events import ActionEvents, ObservationEvents, RewardEvents
 from maze.core.wrappers.wrapper import Wrapper
 
-FireAction = Callable[[ActionEvents, str, str, Any], None]
-"""Fires the events of one action head: topic, step key, agent name, action."""
-
 
 class MazeEnvMonitoringWrapper(Wrapper[MazeEnv[Any]]):
-    """Fires events for what agents observe, do and get; statistics turn them into figures of their distributions.
+    """Fire events for observations, actions and rewards, whose statistics are figures of their distributions.
 
-    "Original" is what the Maze environment below all wrappers gives, "processed" what arrives here: wrappers that are
-    to show up in the difference come before this one. Observations are those that agents acted on; the one after an
-    episode's last step is not among them.
+    "Original" values are those of the Maze environment below all wrappers, "processed" values those at this wrapper.
+    Observations are those that agents act on; the last observation of an episode is not among them.
 
-    Meant for inspection: all values of an epoch are kept until its statistics are written.
+    For inspection: all values of an epoch are kept in memory until its statistics are written.
 
     :param env: The environment.
     :param observation_logging: Fire :class:`ObservationEvents`.
@@ -64,7 +60,7 @@ class MazeEnvMonitoringWrapper(Wrapper[MazeEnv[Any]]):
 
     @override(Wrapper)
     def step(self, action: Any) -> tuple[Any, Any, bool, dict[Any, Any]]:
-        # The events of the previous step must be gone before those of this one are fired.
+        # Drops the events of the previous step before those of this one are fired.
         self._context.pre_step()
         actor = self._actor_id()
         step_key, agent = _names(actor)
@@ -79,7 +75,7 @@ class MazeEnvMonitoringWrapper(Wrapper[MazeEnv[Any]]):
         observation, reward, done, info = self._env_step(action)
         self._observation = observation
         if tap is not None:
-            # A wrapper may answer a sub-step without asking the environment.
+            # A wrapper may answer a sub-step without stepping the environment.
             self._original = (tap.actor, tap.observation) if tap.n_observations > n_seen else None
         if self.reward_logging:
             assert tap is not None
@@ -103,80 +99,60 @@ class MazeEnvMonitoringWrapper(Wrapper[MazeEnv[Any]]):
         _fire_each(events.observation_processed, step_key, agent, self._observation)
 
     def _log_actions(self, key: StepKeyType, step_key: str, agent: str, action: Any) -> None:
-        is_dict = isinstance(action, Mapping)
-        for name, fire in self._actions.get(key, {}).items():
-            if not is_dict:
-                fire(self.action_events, step_key, agent, action)
-            elif name in action:
-                fire(self.action_events, step_key, agent, action[name])
+        values = action if isinstance(action, Mapping) else {"action": action}
+        for name, space in self._actions.get(key, {}).items():
+            if name in values:
+                _fire_action(self.action_events, step_key, agent, name, space, values[name])
 
 
 def step_key_name(step_key: StepKeyType) -> str:
-    """How a sub-step is called in the monitoring events."""
+    """Return the name of a sub-step in the monitoring events."""
     return f"step_key_{step_key}"
 
 
 @cache
 def _names(actor: ActorID) -> tuple[str, str]:
-    """How an actor's sub-step and agent are called in the monitoring events."""
+    """Return the names of an actor's sub-step and agent in the monitoring events."""
     return step_key_name(actor.step_key), f"agent_{actor.agent_id}"
 
 
 def named_values(observation: Any) -> Mapping[str, Any]:
-    """The parts of an observation by name; one that is no dictionary is called "observation"."""
+    """Return the parts of an observation by name; an observation without names is called "observation"."""
     return observation if isinstance(observation, Mapping) else {"observation": observation}
 
 
 def _fire_each(event: Callable[..., None], step_key: str, agent: str, observation: Any) -> None:
     for name, value in named_values(observation).items():
-        # Environments and wrappers may use their arrays again for the next observation.
+        # Environments and wrappers may reuse their arrays for the next observation.
         event(step_key=step_key, agent_name=agent, name=name, value=np.array(value))
 
 
-def _action_heads(space: spaces.Space[Any]) -> dict[str, FireAction]:
-    """What to fire for each entry of an action space."""
-    heads = space.spaces.items() if isinstance(space, spaces.Dict) else [("action", space)]
-    return {name: fire for name, subspace in heads if (fire := _fire_function(name, subspace)) is not None}
+def _action_heads(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]]:
+    """Return the space of each entry of an action space."""
+    return dict(space.spaces) if isinstance(space, spaces.Dict) else {"action": space}
 
 
-def _fire_function(name: str, space: spaces.Space[Any]) -> FireAction | None:
+def _fire_action(
+    events: ActionEvents, step_key: str, agent: str, name: str, space: spaces.Space[Any], action: Any
+) -> None:
+    """Fire the events of one action head."""
     if isinstance(space, spaces.Discrete):
-        n, start = int(space.n), int(space.start)
-
-        def discrete(events: ActionEvents, step_key: str, agent: str, action: Any) -> None:
-            events.discrete_action(step_key, agent, name, value=int(action) - start, action_dim=n)
-
-        return discrete
-    if isinstance(space, spaces.MultiDiscrete):
-        sizes = space.nvec.ravel().tolist()
-
-        def multi_discrete(events: ActionEvents, step_key: str, agent: str, action: Any) -> None:
-            for index, (value, size) in enumerate(zip(np.ravel(action).tolist(), sizes, strict=True)):
-                events.discrete_action(step_key, agent, f"{name}_{index}", value=int(value), action_dim=int(size))
-
-        return multi_discrete
-    if isinstance(space, spaces.MultiBinary):
-        n_binary = int(np.prod(space.shape))
-
-        def multi_binary(events: ActionEvents, step_key: str, agent: str, action: Any) -> None:
-            for index in np.flatnonzero(np.ravel(action)).tolist():
-                events.multi_binary_action(step_key, agent, name, value=index, num_binary_actions=n_binary)
-
-        return multi_binary
-    if isinstance(space, spaces.Box):
-
-        def continuous(events: ActionEvents, step_key: str, agent: str, action: Any) -> None:
-            events.continuous_action(step_key, agent, name, value=np.array(action, dtype=np.float64).ravel())
-
-        return continuous
-    return None
+        events.discrete_action(step_key, agent, name, value=int(action) - int(space.start), action_dim=int(space.n))
+    elif isinstance(space, spaces.MultiDiscrete):
+        for index, (value, size) in enumerate(zip(np.ravel(action), space.nvec.ravel(), strict=True)):
+            events.discrete_action(step_key, agent, f"{name}_{index}", value=int(value), action_dim=int(size))
+    elif isinstance(space, spaces.MultiBinary):
+        for index in np.flatnonzero(np.ravel(action)).tolist():
+            n_binary = int(np.prod(space.shape))
+            events.multi_binary_action(step_key, agent, name, value=index, num_binary_actions=n_binary)
+    elif isinstance(space, spaces.Box):
+        events.continuous_action(step_key, agent, name, value=np.array(action, dtype=np.float64).ravel())
 
 
 class MazeEnvTap:
-    """Stands in the step path of a Maze environment and remembers its last observation and its rewards.
+    """Store the last observation and the rewards of a Maze environment, as a part of its step path.
 
-    Costs nothing where it is not installed. It is neither pickled nor copied with the environment; whoever needs it
-    installs it anew.
+    It is neither pickled nor copied with the environment; wrappers that need it install it again.
 
     :param env: The Maze environment below all wrappers.
     :param path: Its step path.
@@ -188,15 +164,15 @@ class MazeEnvTap:
         self.observation: Any = None
         """The last observation."""
         self.n_observations = 0
-        """How many observations there were so far."""
+        """Number of observations so far."""
         self.rewards: list[float] = []
-        """The rewards since the list was cleared, by a reset or by a user of the tap before it steps."""
+        """The rewards since the list was cleared: by a reset, or by a wrapper before it steps."""
         self.actor = ActorID(0, 0)
-        """The actor that the last observation is for."""
+        """The actor of the last observation."""
 
     @classmethod
     def install(cls, env: Any) -> MazeEnvTap:
-        """The tap of the Maze environment at the bottom of `env`; there is one, however often it is asked for."""
+        """Return the tap of the Maze environment below all wrappers; it is created once."""
         maze_env = base_maze_env(env)
         path: Any = maze_env.step_path
         if not isinstance(path, cls):
@@ -222,7 +198,7 @@ class MazeEnvTap:
 
 
 def base_maze_env(env: Any) -> MazeEnv[Any]:
-    """The Maze environment below all wrappers."""
+    """Return the Maze environment below all wrappers."""
     while not issubclass(type(env), MazeEnv):
         env = env.env
     return env  # type: ignore[no-any-return]

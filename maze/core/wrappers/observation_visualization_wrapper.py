@@ -1,4 +1,4 @@
-"""Shows observations as images, drawn by a function of the user."""
+"""Observations as images, drawn by a user-defined function."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PlotFunction = Callable[..., Any]
 class ObservationSamples:
     """Observations to draw, and the function that draws them.
 
-    Not a list: writers of statistics that draw no figures leave it alone.
+    Not a list, so that writers of statistics that draw no figures ignore it.
 
     Each observation has the shape `[*space.shape]`.
 
@@ -45,18 +45,18 @@ class ObservationSamples:
 
     @staticmethod
     def gather(samples: Sequence[ObservationSamples]) -> ObservationSamples:
-        """Joins the observations of several steps or episodes."""
+        """Join the observations of several steps or episodes."""
         values = [value for sample in samples for value in sample.values]
         return ObservationSamples(samples[0].plot_function, values)
 
     @staticmethod
     def draw(samples: ObservationSamples, groups: tuple[str, str]) -> Any:
-        """The figure that the user's function draws; None where it draws nothing for this observation."""
+        """Return the figure of the user's function; `None`: it draws nothing for this observation."""
         return samples.plot_function(samples.values, groups=groups)
 
 
 class ObservationVisualizationEvents(ABC):
-    """Observations on their way to a plot function."""
+    """Observations for a plot function."""
 
     @define_plot(ObservationSamples.draw)
     @define_epoch_stats(ObservationSamples.gather)
@@ -68,17 +68,17 @@ class ObservationVisualizationEvents(ABC):
 
         :param step_key: Key of the sub-step, as in "step_key_0".
         :param name: Key of the observation in the observation space.
-        :param value: The observation, and what draws it.
+        :param value: The observation and its plot function.
         """
 
 
 class ObservationVisualizationWrapper(Wrapper[MazeEnv[Any]]):
-    """Has the observations of each epoch drawn and shown among TensorBoard's images.
+    """Draw the observations of each epoch and show them among TensorBoard's images.
 
     The function is called as `plot_function(value=[observation, ...], groups=("step_key_0", "name"))` once for each
     sub-step and observation key and returns a matplotlib figure, or None to show nothing.
 
-    Meant for inspection: all observations of an epoch are kept until its statistics are written.
+    For inspection: all observations of an epoch are kept in memory until its statistics are written.
 
     :param env: The environment.
     :param plot_function: Dotted path of the function, or the function itself. None: nothing is drawn.

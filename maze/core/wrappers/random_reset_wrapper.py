@@ -1,4 +1,4 @@
-"""Episodes that begin somewhere in the middle."""
+"""Random steps at the beginning of episodes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from maze.core.wrappers.wrapper import EnvType, Wrapper
 
 
 class RandomResetWrapper(Wrapper[Union[StructuredEnv, EnvType]]):
-    """Takes a random number of random environment steps at the beginning of each episode.
+    """Take a random number of random environment steps at the beginning of each episode.
 
-    Skipped steps count for the environment's time. Where the episode ends meanwhile, the next one takes its place and
-    skipping goes on.
+    Skipped steps count for the environment time. If the episode ends meanwhile, skipping continues in the next one.
 
     :param env: The environment to wrap.
-    :param min_skip_steps: Least number of steps to skip.
-    :param max_skip_steps: Greatest number of steps to skip.
+    :param min_skip_steps: Smallest number of steps to skip.
+    :param max_skip_steps: Largest number of steps to skip.
     :raises ConfigError: The range is empty, or negative.
     """
 
@@ -39,11 +38,11 @@ class RandomResetWrapper(Wrapper[Union[StructuredEnv, EnvType]]):
         self.min_skip_steps = min_skip_steps
         self.max_skip_steps = max_skip_steps
         self._rng = np.random.RandomState()
-        # Copies: what others sample from the environment's spaces has no influence on the actions taken here.
+        # Copies: samples drawn elsewhere from the environment's spaces do not influence the actions taken here.
         self._action_spaces = copy.deepcopy(dict(env.action_spaces_dict))
 
     def seed(self, seed: int) -> None:
-        """Seeds the environment and the choice of the steps and their number."""
+        """Seed the environment and the random steps."""
         self._rng = np.random.RandomState(seed)
         for space in self._action_spaces.values():
             space.seed(int(self._rng.randint(2**31 - 1)))
@@ -60,7 +59,7 @@ class RandomResetWrapper(Wrapper[Union[StructuredEnv, EnvType]]):
         return observation
 
     def _skip_env_step(self) -> tuple[Any, bool]:
-        """Takes the random sub-steps of one environment step."""
+        """Take the random sub-steps of one environment step."""
         env: Any = self.env
         get_time = env.get_env_time if isinstance(env, TimeEnvMixin) else None
         time_before = None if get_time is None else get_time()

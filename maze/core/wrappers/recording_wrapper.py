@@ -74,7 +74,7 @@ class ActionRecordingWrapper(Wrapper[MazeEnv[Any]]):
 
     @override(Wrapper)
     def clone_from(self, env: ActionRecordingWrapper, future: Future = "same") -> None:
-        """Takes over the state, and the recording up to here."""
+        """Take over the state, and the recording up to here."""
         super().clone_from(env, future)
         self._next_seed = env._next_seed
         self.episode_record = None if env.episode_record is None else env.episode_record.copy()
@@ -294,7 +294,7 @@ class SpacesRecordingWrapper(Wrapper[MazeEnv[Any]]):
 
     @override(Wrapper)
     def clone_from(self, env: SpacesRecordingWrapper, future: Future = "same") -> None:
-        """Takes over the state, and the recording up to here."""
+        """Take over the state, and the recording up to here."""
         super().clone_from(env, future)
         self._observation = copy.deepcopy(env._observation)
         self._step = copy.deepcopy(env._step)

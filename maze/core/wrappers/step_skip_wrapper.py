@@ -1,4 +1,4 @@
-"""Actions that hold for several steps."""
+"""Actions that are repeated for several steps."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ _MODES = ("sticky", "noop")
 
 
 class StepSkipWrapper(Wrapper[Union[StructuredEnv, EnvType]]):
-    """Has the agent act in every n-th environment step only; its reward is the sum over these steps.
+    """Repeat the action of the agent for several environment steps; its reward is the sum over these steps.
 
-    In between, all actors of the environment step repeat their actions, or do nothing. Skipping ends with the episode,
-    and where it is the turn of an actor that took no part in the agent's step. Skipped steps count for the
-    environment's time.
+    In the skipped steps all actors repeat their actions, or do nothing. Skipping ends with the episode, and at the turn
+    of an actor that did not act in the agent's step. Skipped steps count for the environment time.
 
     >>> from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
     >>> env = StepSkipWrapper.wrap(GymMazeEnv("CartPole-v1"), n_steps=3)
@@ -28,7 +27,7 @@ class StepSkipWrapper(Wrapper[Union[StructuredEnv, EnvType]]):
     (3.0, 3)
 
     :param env: The environment to wrap.
-    :param n_steps: Environment steps for each of the agent's, at least 1.
+    :param n_steps: Environment steps per action of the agent, at least 1.
     :param skip_mode: `sticky` repeats the actions, `noop` takes the `noop_action` of the action conversion.
     :raises ConfigError: An argument is out of its range.
     """
@@ -48,7 +47,7 @@ class StepSkipWrapper(Wrapper[Union[StructuredEnv, EnvType]]):
         self.n_steps = n_steps
         self.skip_mode = skip_mode
         self._actions: dict[Any, Any] = {}
-        """Of the actors in the agent's environment step."""
+        """Actions of the actors in the agent's environment step."""
 
     @override(Wrapper)
     def step(self, action: Any) -> Any:
@@ -58,7 +57,7 @@ class StepSkipWrapper(Wrapper[Union[StructuredEnv, EnvType]]):
         self._actions = {**self._actions, env.actor_id(): action}
         observation, reward, done, info = self._env_step(action)
         if not done and knows_time and env.get_env_time() == time:
-            return observation, reward, done, info  # the agent's step goes on
+            return observation, reward, done, info  # the agent's step is not complete
         for _ in range(self.n_steps - 1):
             is_same_step = True
             while is_same_step and not done and (actor := env.actor_id()) in self._actions:

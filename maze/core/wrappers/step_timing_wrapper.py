@@ -1,4 +1,4 @@
-"""Measures how long an environment and each of its wrappers take."""
+"""Durations of steps and resets by layer: environment and wrappers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from maze.core.wrappers.wrapper import Wrapper
 
 
 class StepTimingEvents(ABC):
-    """Time spent in an environment and in each of its wrappers, without what they wrap."""
+    """Time spent in an environment and in each of its wrappers, without the layers below."""
 
     @define_epoch_stats(np.mean, input_name="mean", output_name="mean_ms")
     @define_epoch_stats(sum, input_name="sum", output_name="total_ms")
@@ -48,7 +48,7 @@ class StepTimingEvents(ABC):
 
 
 class _Probe(Wrapper[Any]):
-    """Stands between two layers of a stack and adds up the time spent in the inner one and all below it.
+    """Measure the time spent in a layer of a stack and in all layers below it.
 
     :param env: The inner layer.
     """
@@ -77,13 +77,12 @@ class _Probe(Wrapper[Any]):
 
 
 class StepTimingWrapper(Wrapper[MazeEnv[Any]]):
-    """Fires :class:`StepTimingEvents` for the environment and every wrapper that it is put around.
+    """Fire :class:`StepTimingEvents` for the environment and every wrapper that it is put around.
 
-    Each layer's time is without that of the layers below it. Environments take part that are put around one another by
-    `Wrapper`; the Maze environment with its conversions is one layer. Measuring costs a few microseconds for each
-    layer, so use it to look and take it away again.
+    The time of a layer excludes the layers below it. Layers are subclasses of `Wrapper`; the Maze environment with its
+    conversions is one layer. The overhead is a few microseconds per layer.
 
-    :param env: The environment with all wrappers that are to be measured.
+    :param env: The environment with all wrappers to measure.
     """
 
     keeps_observations_and_actions = True
@@ -125,7 +124,7 @@ class StepTimingWrapper(Wrapper[MazeEnv[Any]]):
 
 
 def _with_probes(env: Any) -> Any:
-    """The stack with a probe around each of its layers, put in place from the inside out."""
+    """Return the stack with a probe around each of its layers."""
     layers = [env]
     while not issubclass(type(layers[-1]), MazeEnv):
         layers.append(layers[-1].env)
@@ -138,7 +137,7 @@ def _with_probes(env: Any) -> Any:
 
 
 def _probes_of(env: Any) -> list[_Probe]:
-    """The probes of a stack from the outside in."""
+    """Return the probes of a stack, outermost first."""
     probes = [env]
     while not issubclass(type(probes[-1].env), MazeEnv):
         probes.append(probes[-1].env.env)

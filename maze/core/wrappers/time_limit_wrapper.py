@@ -14,10 +14,10 @@ from maze.utils.timeout import Timeout
 
 
 class TimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]], BaseEnv):
-    """Cuts episodes off after a number of environment steps.
+    """Truncate episodes after a number of environment steps.
 
-    An episode that ends by itself in its last permitted step has terminated and is not truncated. Sub-steps do not
-    count; where the environment does not know its time, calls of `step` do.
+    An episode that terminates in its last permitted step is not truncated. Sub-steps do not count; for environments
+    without `get_env_time`, calls of `step` do.
 
     :param env: The environment to wrap, a Maze or a gymnasium one.
     :param max_episode_steps: Environment steps of an episode; None or 0: no limit.
@@ -33,7 +33,7 @@ class TimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]], BaseEnv):
         self.set_max_episode_steps(max_episode_steps)
         self._elapsed_steps = 0
         self.n_cut_off = 0
-        """Number of episodes that were cut off so far."""
+        """Number of truncated episodes so far."""
         self._next_seed: int | None = None
         super().__init__(env)
 
@@ -45,7 +45,7 @@ class TimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]], BaseEnv):
         self._context = getattr(env, "context", None) if not self._is_gymnasium else None
 
     def set_max_episode_steps(self, max_episode_steps: int | None) -> None:
-        """Sets another limit, valid from the next step on.
+        """Set the limit, valid from the next step on.
 
         :param max_episode_steps: Environment steps of an episode; None or 0: no limit.
         :raises ConfigError: It is negative.
@@ -89,7 +89,7 @@ class TimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]], BaseEnv):
     def seed(self, seed: Any) -> None:
         env: Any = self.env
         if self._is_gymnasium and not hasattr(env, "seed"):
-            self._next_seed = seed  # gymnasium takes it at the next reset
+            self._next_seed = seed  # gymnasium is seeded at the next reset
         else:
             env.seed(seed)
 
@@ -100,7 +100,7 @@ class TimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]], BaseEnv):
 
 
 def _cut_off(result: Any) -> Any:
-    """The step's result with the episode cut off, unless it is over anyway."""
+    """Return the result of the step with the episode truncated, unless it has ended."""
     if len(result) == 5:
         observation, reward, terminated, truncated, info = result
         return observation, reward, terminated, truncated or not terminated, info
@@ -111,13 +111,13 @@ def _cut_off(result: Any) -> Any:
 
 
 class CallTimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]]):
-    """Raises a `TimeoutError` in a step or reset that takes too long; its traceback shows where it was.
+    """Raise a `TimeoutError` in a step or reset that takes too long; its traceback shows the position.
 
-    Native code is interrupted when it returns to Python, not before. Works in the main thread of a process on Unix, as
-    in worker processes; elsewhere there is no limit.
+    Native code is interrupted when it returns to Python, not before. The limit applies in the main thread of a process
+    on Unix, which includes worker processes.
 
     :param env: The environment to wrap.
-    :param seconds: What a call may take; fractions are allowed.
+    :param seconds: Longest duration of a call; fractions are allowed.
     """
 
     keeps_observations_and_actions = True
@@ -143,9 +143,9 @@ class CallTimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]]):
 
 
 def checked_time_limit(name: str, seconds: Any) -> float | None:
-    """Returns a time limit in seconds; `None` where there is none.
+    """Return a time limit in seconds; `None` where there is none.
 
-    :param name: Where it comes from, for the error message.
+    :param name: Key of the configuration, for the error message.
     :param seconds: A positive number, or `None`.
     :raises ConfigError: It is something else.
     """

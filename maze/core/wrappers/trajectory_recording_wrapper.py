@@ -1,4 +1,4 @@
-"""Recording of episodes in terms of the simulation."""
+"""Recording of episodes as states and actions of the simulation."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from maze.core.wrappers.wrapper import Wrapper
 
 
 class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
-    """Records the states, actions and events of each episode and hands it to the registered trajectory writers.
+    """Record the states, actions and events of each episode for the registered trajectory writers.
 
-    One record per environment step, with a record of each sub-step in it where the simulation has sub-steps of its own,
-    and a last one, without action, for the state in which the episode ended; besides the seed and the agent's actions,
-    from which it can be played again. An episode is handed over when the next one begins, unless it was cloned from
-    another environment.
+    One record per environment step, containing a record of each sub-step if the simulation has sub-steps, and a last
+    one, without action, for the final state. The seed and the agent's actions are stored as well, so that the episode
+    can be replayed. An episode is passed to the writers when the next one begins, unless it was cloned from another
+    environment.
 
     :param env: Environment to record.
     """
@@ -49,18 +49,18 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
         self._reward: Any = 0.0
         self._has_actors = False
         self._substeps: list[StateRecord] = []
-        """The sub-steps taken so far of the environment step in progress, where the simulation has several actors."""
+        """The sub-steps so far of the environment step in progress, if the simulation has several actors."""
         self._next: tuple[ActorID | None, MazeStateType | None] = (None, None)
-        """Who acts next, in which state."""
+        """The next actor and its state."""
         self._next_seed: int | None = None
 
     def seed(self, seed: Any) -> None:
-        """Seeds the environment, and remembers the seed for the coming episode."""
+        """Seed the environment, and store the seed for the next episode."""
         self._next_seed = plain_seed(seed)
         self.env.seed(seed)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, dict[Any, Any]]:
-        """Takes one (sub-)step; it is recorded when the environment step is complete."""
+        """Take one (sub-)step; it is recorded when the environment step is complete."""
         env = self.env
         env.context.pre_step()  # also for sub-steps that a wrapper answers without stepping the environment
         n_taken = env.context.n_substeps
@@ -80,7 +80,7 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
         return observation, reward, done, info
 
     def reset(self) -> Any:
-        """Hand over the episode in progress and begin the next one."""
+        """Pass the episode in progress to the writers and begin the next one."""
         self.publish_trajectory()
         observation = self.env.reset()
         self._has_actors = _has_actors(self.env.core_env)
@@ -91,9 +91,9 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
         return observation
 
     def publish_trajectory(self) -> None:
-        """Hand the episode in progress to the writers, if it is the environment's own and has any steps.
+        """Pass the episode in progress to the writers, if it has any steps and was not cloned from another environment.
 
-        What follows in it is not recorded.
+        Its further steps are not recorded.
         """
         record, self.episode_record = self.episode_record, None
         if record is None or not record.step_records or self.env.context.is_copied:
@@ -105,14 +105,14 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
         TrajectoryWriterRegistry.record_trajectory_data(record)
 
     def render(self, interactive: bool = False, **kwargs: Any) -> None:
-        """Draws the last completed step, or browses through the episode so far.
+        """Draw the last completed step, or browse the episode so far.
 
-        :param interactive: Whether to move through the steps with the keyboard.
+        :param interactive: Whether to browse the steps with the keyboard.
         :param kwargs: Further arguments of the renderer.
         :raises ValueError: No step was recorded yet.
         """
         if self.episode_record is None or not self.episode_record.step_records:
-            raise ValueError("There is no recorded step to show yet; reset the environment and take one.")
+            raise ValueError("There is no recorded step to draw; reset the environment and take a step.")
         renderer = renderer_of(self.env)
         steps = self.episode_record.step_records
         if interactive:
@@ -130,7 +130,7 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
 
     @override(Wrapper)
     def clone_from(self, env: TrajectoryRecordingWrapper, future: Future = "same") -> None:
-        """Takes over the state, and the recording up to here."""
+        """Take over the state, and the recording up to here."""
         super().clone_from(env, future)
         self.episode_record = None
         if env.episode_record is not None:
@@ -143,7 +143,7 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
         self._substeps = [copy.copy(substep) for substep in env._substeps]
 
     def _renderer(self) -> Renderer | None:
-        """The renderer to store; gymnasium's drawings need the live environment, which no recording can hold."""
+        """Return the renderer to store; that of gymnasium needs the live environment, which cannot be recorded."""
         renderer = self.env.get_renderer()
         return None if isinstance(renderer, GymRenderer) else renderer
 
@@ -181,7 +181,7 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
             self._next = self._next_actor(), copy.deepcopy(self.env.get_maze_state())
 
     def _take_snapshot(self) -> None:
-        """The state in which the next environment step begins; environments go on changing their own."""
+        """Copy the state in which the next environment step begins; the environment may modify its own."""
         self._reward = 0.0
         self._state = copy.deepcopy(self.env.get_maze_state())
         self._components = copy.deepcopy(self.env.core_env.get_serializable_components())
@@ -193,7 +193,7 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
 
 
 def _has_actors(core_env: CoreEnv) -> bool:
-    """Whether the simulation itself has several actors; those that wrappers make of one are converted by them."""
+    """Return whether the simulation itself, without wrappers, has several actors."""
     counts: Any = core_env.agent_counts_dict
     counts = counts() if callable(counts) else counts
     return counts is not None and list(counts.values()) != [1]

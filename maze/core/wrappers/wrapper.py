@@ -1,4 +1,4 @@
-"""What all wrappers have in common."""
+"""Base classes of wrappers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from maze.core.errors import EnvironmentContractError
 
 
 class WrapperMeta(ABCMeta):
-    """Metaclass of wrappers: their classes, when shown, name the line that exports their environments.
+    """Metaclass of wrappers, whose `repr` names the export to gymnasium.
 
-    Other libraries refuse what is no gymnasium environment with a message that shows its class, and no other hint.
+    Other libraries reject objects that are no gymnasium environment with a message that shows their class only.
     """
 
     def __repr__(cls) -> str:
@@ -32,7 +32,7 @@ class WrapperMeta(ABCMeta):
 
 
 class _ClassViewMeta(ABCMeta):
-    """Metaclass of views: their resolution order is given, not computed."""
+    """Metaclass of views, whose method resolution order is given explicitly."""
 
     shown_mro: tuple[type, ...]
     real_type: type
@@ -47,17 +47,17 @@ class _ClassViewMeta(ABCMeta):
 
 @lru_cache(maxsize=1024)
 def class_view(outer: type, inner: type) -> type:
-    """A class that is a subclass of everything `outer` and `inner` are subclasses of.
+    """Return a class that is a subclass of all base classes of `outer` and `inner`.
 
-    :param outer: The wrapper's real class; comes first.
-    :param inner: The class that the wrapped environment shows, itself a view where that is a wrapper too.
+    :param outer: The real class of the wrapper; first in the order.
+    :param inner: `__class__` of the wrapped environment, itself a view if that is a wrapper.
     """
     own = [klass for klass in outer.__mro__ if klass is not object]
     wrapped = [k for k in inner.__mro__ if k is not object and k not in own and not isinstance(k, _ClassViewMeta)]
     try:
         return _make_view(outer, (*own, *wrapped, object))
     except TypeError:
-        # Classes with a memory layout of their own (slots, extension types) cannot stand in one order with others.
+        # Classes with a special memory layout (slots, extension types) cannot be combined with others.
         return _make_view(outer, (*own, *(k for k in wrapped if _has_plain_layout(k)), object))
 
 
@@ -95,43 +95,43 @@ EnvType = TypeVar("EnvType")
 T = TypeVar("T")
 
 ObservationsAndActions = tuple[dict[StepKeyType, Any] | None, dict[StepKeyType, Any] | None]
-"""Observations and actions by sub-step key; None for what was not asked for."""
+"""Observations and actions by sub-step key; `None` if they were not requested."""
 
 
 _NOT_WRAPPING = (
-    "{} has no attribute `{}`, and wraps no environment yet; `super().__init__(env)` comes first in the constructor."
+    "{} has no attribute `{}`, and wraps no environment yet; call `super().__init__(env)` first in the constructor."
 )
 
 
 class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
-    """Wraps an environment of any kind without hiding what it is.
+    """Wrap an environment of any kind.
 
-    Attributes that the wrapper does not have are looked up in the wrapped environment, and `isinstance` answers for
-    every environment and wrapper of the stack. The wrapped environment is `env`.
+    Attributes that the wrapper does not have are looked up in the wrapped environment `env`, and the wrapper is an
+    instance of the classes of all environments and wrappers of the stack.
 
     :param env: The environment to wrap.
     """
 
     TRANSIENT: ClassVar[tuple[str, ...]] = ("_env_step", "_env_reset", "_is_gymnasium")
-    """Attributes made by :meth:`_bind`; they are neither pickled nor copied."""
+    """Attributes set by :meth:`_bind`; they are neither pickled nor copied."""
 
     CLONED: ClassVar[tuple[str, ...]] = ()
-    """Attributes of which :meth:`clone_from` takes over a (shallow) copy; for what is replaced, never written to."""
+    """Attributes of which :meth:`clone_from` takes a shallow copy; their values must be replaced, never modified."""
 
     keeps_observations_and_actions: ClassVar[bool] = False
-    """Says that the agent observes and does what it would without this wrapper, of recorded states as well."""
+    """Whether observations and actions are those without this wrapper, of recorded states as well."""
 
     records_only: ClassVar[bool] = False
-    """Says that nothing an agent notices depends on this wrapper: copies for planning leave it out."""
+    """Whether the wrapper has no influence on the agent: copies for planning leave it out."""
 
     def __init__(self, env: EnvType) -> None:
         self.env = env
 
     @property
     def env(self) -> EnvType:
-        """The wrapped environment. Assigning another one is allowed.
+        """The wrapped environment; may be replaced.
 
-        :raises AttributeError: The wrapper wraps nothing yet.
+        :raises AttributeError: The wrapper wraps no environment yet.
         """
         try:
             return self.__dict__["_wrapped_env"]  # type: ignore[no-any-return]
@@ -144,9 +144,9 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
         self._bind()
 
     def _bind(self) -> None:
-        """Prepares the hot path: a wrapper holds the methods of its environment, bound once.
+        """Bind the methods of the environment for the hot path.
 
-        Called whenever `env` is assigned, and after unpickling and copying.
+        Called when `env` is assigned, and after unpickling and copying.
         """
         env: Any = self.env
         self._env_step = env.step
@@ -154,21 +154,21 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
         self._is_gymnasium = follows_gymnasium(env)
 
     def step(self, action: Any) -> Any:
-        """Steps the environment: four values, or five around a gymnasium environment."""
+        """Step the environment: four values, or five around a gymnasium environment."""
         return self._env_step(action)
 
     def reset(self, *args: Any, **kwargs: Any) -> Any:
-        """Resets the environment. Arguments are passed on; gymnasium environments take `seed` and `options`."""
+        """Reset the environment. Arguments are passed on; gymnasium environments take `seed` and `options`."""
         return self._env_reset(*args, **kwargs)
 
     def step_with_callbacks(self, *args: Any, **kwargs: Any) -> Any:
-        """Steps, and has the post-step callbacks wait until this outermost wrapper is done as well."""
+        """Step, and run the post-step callbacks after the step of this outermost wrapper."""
         with self.context.deferred_post_step_callbacks():
             return self.step(*args, **kwargs)
 
     @classmethod
     def wrap(cls, env: T, **kwargs: Any) -> T | Self:
-        """Wraps `env`; equal to calling the class, but typed as both.
+        """Wrap `env`; equal to calling the class, but typed as both.
 
         :param env: Environment to wrap.
         :param kwargs: Further arguments of the constructor.
@@ -178,20 +178,18 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
     def get_observation_and_action_dicts(
         self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
     ) -> ObservationsAndActions:
-        """What the agent would have observed and done, had it acted through this wrapper.
-
-        Turns recorded states and actions of the simulation into training data.
+        """Convert recorded states and actions of the simulation to observations and actions of the agent.
 
         :param maze_state: State; None if observations are not needed.
         :param maze_action: Action; None if actions are not needed.
-        :param first_step_in_episode: Whether the state is the first of its episode (for wrappers with a memory).
+        :param first_step_in_episode: Whether the state is the first of its episode (for wrappers with a state).
         :return: Observations and actions by sub-step key.
-        :raises NotImplementedError: The wrapper does not say what it does with recorded states and actions.
+        :raises NotImplementedError: The wrapper does not implement the conversion.
         """
         if not self.keeps_observations_and_actions:
             raise NotImplementedError(
-                f"{type(self).__name__} does not say how it converts recorded states and actions. Implement "
-                f"`get_observation_and_action_dicts`; a wrapper that changes neither observations nor actions states "
+                f"{type(self).__name__} does not convert recorded states and actions. Implement "
+                f"`get_observation_and_action_dicts`; a wrapper that changes neither observations nor actions sets "
                 f"`keeps_observations_and_actions = True` instead."
             )
         env: Any = self.env
@@ -202,17 +200,17 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
 
     @override(SimulatedEnvMixin)
     def clone_from(self, env: Any, future: Future = "same") -> None:
-        """Takes over the state of an environment wrapped in the same way.
+        """Take over the state of an environment with the same wrappers.
 
-        A wrapper names the attributes that are its state in `CLONED`; one that has more than that takes it over
-        itself, and calls this. :meth:`new_future` is passed on to the environment.
+        The attributes in `CLONED` are copied; wrappers with further state override this method and call it.
+        :meth:`new_future` is passed on to the environment.
 
-        :raises EnvironmentContractError: The other environment is wrapped in another way.
+        :raises EnvironmentContractError: The other environment has other wrappers.
         """
         if type(env) is not type(self):
             raise EnvironmentContractError(
-                f"{type(self).__name__}.clone_from expects an environment wrapped in the same way, "
-                f"but got {type(env).__name__}."
+                f"{type(self).__name__}.clone_from: expected an environment with the same wrappers, "
+                f"got {type(env).__name__}."
             )
         inner: Any = self.env
         inner.clone_from(env.env)
@@ -233,15 +231,15 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
 
     @property  # type: ignore[misc]
     def __class__(self) -> type[Any]:
-        """The class that `isinstance` sees; `type(wrapper)` is the real one."""
+        """The class for `isinstance`; `type(wrapper)` is the real one."""
         env = self.__dict__.get("_wrapped_env")
         return type(self) if env is None else class_view(type(self), env.__class__)
 
     def __getattr__(self, name: str) -> Any:
-        # Only called where normal lookup found nothing, or where a property raised an AttributeError of its own.
+        # Called if normal lookup fails, or if a property raises an AttributeError.
         for klass in type(self).__mro__:
             if name in klass.__dict__:
-                # Falling through to the wrapped environment would hide the property's fault behind another value.
+                # A lookup in the wrapped environment would hide the error of the property.
                 return klass.__dict__[name].__get__(self, type(self))
         if "_wrapped_env" not in self.__dict__:
             raise AttributeError(_NOT_WRAPPING.format(type(self).__name__, name))
@@ -272,7 +270,7 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
         self._bind()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # The inherited one goes by `__class__`, which here is not the class to create.
+        # The inherited method uses `__class__`, which is not the class to create.
         return _new_instance, (type(self),), self.__getstate__()
 
 
@@ -285,12 +283,12 @@ def _map_values(function: Any, values: dict[StepKeyType, Any] | None) -> dict[St
 
 
 def follows_gymnasium(env: Any) -> bool:
-    """Whether `env` follows gymnasium's protocol: `reset` gives two values, `step` five."""
+    """Return whether `env` follows gymnasium's protocol: `reset` returns two values, `step` five."""
     return isinstance(env, gymnasium.Env)
 
 
 class ObservationWrapper(Wrapper[EnvType], ABC):
-    """Changes what the agent observes."""
+    """Convert the observations of an environment."""
 
     @override(Wrapper)
     def reset(self, **kwargs: Any) -> Any:
@@ -306,7 +304,7 @@ class ObservationWrapper(Wrapper[EnvType], ABC):
 
     @abstractmethod
     def observation(self, observation: Any) -> Any:
-        """Converts an observation of the wrapped environment to the one that the agent gets."""
+        """Convert an observation of the wrapped environment to that of the agent."""
 
     @override(Wrapper)
     def get_observation_and_action_dicts(
@@ -318,7 +316,7 @@ class ObservationWrapper(Wrapper[EnvType], ABC):
 
 
 class ActionWrapper(Wrapper[EnvType], ABC):
-    """Changes the actions of the agent on their way to the environment."""
+    """Convert the actions of the agent."""
 
     @override(Wrapper)
     def step(self, action: Any) -> Any:
@@ -326,11 +324,11 @@ class ActionWrapper(Wrapper[EnvType], ABC):
 
     @abstractmethod
     def action(self, action: Any) -> Any:
-        """Converts an action of the agent to one of the wrapped environment."""
+        """Convert an action of the agent to one of the wrapped environment."""
 
     @abstractmethod
     def reverse_action(self, action: Any) -> Any:
-        """Converts an action of the wrapped environment to the agent's; inverse of :meth:`action`."""
+        """Convert an action of the wrapped environment to the agent's; inverse of :meth:`action`."""
 
     @override(Wrapper)
     def get_observation_and_action_dicts(
@@ -342,7 +340,7 @@ class ActionWrapper(Wrapper[EnvType], ABC):
 
 
 class RewardWrapper(Wrapper[EnvType], ABC):
-    """Changes the reward before the agent gets it."""
+    """Convert the rewards of an environment."""
 
     keeps_observations_and_actions = True
 
@@ -359,12 +357,12 @@ class RewardWrapper(Wrapper[EnvType], ABC):
 
     @abstractmethod
     def reward(self, reward: Any) -> Any:
-        """Converts a reward of the wrapped environment to the one that the agent gets."""
+        """Convert a reward of the wrapped environment to that of the agent."""
 
     def get_actor_rewards(self) -> np.ndarray | None:
-        """The actors' shares of the converted reward, in the proportions that they had before.
+        """Return the actors' shares of the converted reward, in their original proportions.
 
-        :return: `[n_actors]`; None where there are no shares.
+        :return: `[n_actors]`; `None`: there are no shares.
         """
         get_inner = getattr(self.env, "get_actor_rewards", None)
         shares = None if get_inner is None else get_inner()
@@ -373,6 +371,6 @@ class RewardWrapper(Wrapper[EnvType], ABC):
         original, reward = self._last_rewards
         shares = np.asarray(shares, dtype=np.float64)
         if original == 0:
-            # Without a proportion, each actor gets the same part of what was added.
+            # Without a proportion, each actor gets an equal part of the converted reward.
             return shares + reward / len(shares)  # type: ignore[no-any-return]
         return shares * (reward / original)  # type: ignore[no-any-return]

@@ -18,30 +18,30 @@ _BUILT_IN = "maze.core.wrappers"
 
 
 class WrapperFactory(Factory[Wrapper[Any]]):
-    """Builds wrappers, which may be named by dotted path or, for built-in and imported ones, by class name alone."""
+    """Build wrappers from dotted paths or, for built-in and imported ones, from class names."""
 
     def __init__(self) -> None:
         super().__init__(Wrapper)
 
     @classmethod
     def wrap_from_config(cls, env: T, wrapper_config: CollectionOfConfigType) -> Wrapper[Any] | T:
-        """Wraps an environment.
+        """Wrap an environment.
 
         :param env: The environment.
-        :param wrapper_config: Wrappers in the order in which they are applied, the first one innermost: a mapping from
-            name or class to arguments, or a list of mappings with `_target_` or of such mappings with one entry.
+        :param wrapper_config: Wrappers, the first one innermost: a mapping from name or class to arguments,
+            or a list of mappings with `_target_` or of such mappings with one entry.
         """
         factory = cls()
         for name, arguments, config_path in _wrappers(plain_container(wrapper_config, "wrappers")):
             wrapper_type = factory.type_from_name(name, config_path=config_path)
-            # By position: constructors are free to call their first argument as they like.
+            # By position: the first argument of constructors may have any name.
             config = {TARGET_KEY: wrapper_type, "_args_": [env], **(arguments or {})}
             env = factory.instantiate(config, config_path=config_path)  # type: ignore[assignment]
         return env
 
     @classmethod
     def configured(cls, wrapper_config: CollectionOfConfigType) -> list[tuple[type[Wrapper[Any]], dict[str, Any]]]:
-        """The classes of configured wrappers with their arguments, innermost first; nothing is built.
+        """Return the classes of configured wrappers with their arguments, innermost first.
 
         :param wrapper_config: See :meth:`wrap_from_config`.
         """
@@ -65,7 +65,7 @@ class WrapperFactory(Factory[Wrapper[Any]]):
 
 
 def _wrappers(config: Any) -> Iterator[tuple[Any, Any, str]]:
-    """Name or class, arguments and configuration key of each wrapper."""
+    """Yield name or class, arguments and configuration key of each wrapper."""
     if config is None:
         return
     if isinstance(config, Mapping):
@@ -97,8 +97,7 @@ def _split_target(entry: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 def _class_of_short_name(name: str, config_path: str) -> type[Wrapper[Any]]:
     built_in = _built_in_modules()
-    # The module is named after the class, more or less: `MazeEnvMonitoringWrapper` is in `monitoring_wrapper`,
-    # `PreProcessingWrapper` in `preprocessing_wrapper`.
+    # Modules are named after a suffix of the class: `MazeEnvMonitoringWrapper` is in `monitoring_wrapper`.
     likely = [path for path in built_in if name.lower().endswith(path.rpartition(".")[2].replace("_", ""))]
     for path in likely:
         found = getattr(importlib.import_module(path), name, None)

@@ -224,7 +224,7 @@ def test_an_actor_without_conversions_is_named():
     )
     env.reset()
     env.step({"number": 0})
-    with pytest.raises(EnvironmentContractError, match=r"step_key='b'.*Known sub-steps: \['a', 'c'\]"):
+    with pytest.raises(EnvironmentContractError, match=r"sub-step 'b'.*Known sub-steps: \['a', 'c'\]"):
         env.step({"number": 0})
 
 

@@ -159,5 +159,5 @@ def test_an_index_from_the_end_is_understood():
 
 
 def test_where_no_window_can_be_opened_the_alternatives_are_named():
-    with pytest.raises(ConfigError, match=r"`agg` here.*write_trajectory_page"):
+    with pytest.raises(ConfigError, match=r"`agg`.*write_trajectory_page"):
         KeyboardControlledTrajectoryViewer(episode(), CountRenderer()).render()

@@ -162,7 +162,7 @@ def test_a_recording_environment_is_pickled_cloned_and_goes_on():
 
 
 def test_environments_with_a_renderer_of_their_own_need_no_frames():
-    with pytest.raises(ConfigError, match="no gymnasium environment"):
+    with pytest.raises(ConfigError, match="expected a gymnasium environment"):
         FrameRecordingWrapper(counting_env(((3, "terminated"),)))
 
 

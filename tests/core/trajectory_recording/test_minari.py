@@ -187,7 +187,7 @@ def test_what_does_not_fit_is_refused_and_both_are_named() -> None:
 
 
 def test_what_is_not_there_or_damaged_is_named() -> None:
-    with pytest.raises(CheckpointError, match=r"minari:pole/none-v0: there is no such data set.*MINARI_DATASETS_PATH"):
+    with pytest.raises(CheckpointError, match=r"minari:pole/none-v0: there is no data set.*MINARI_DATASETS_PATH"):
         InMemoryDataset("minari:pole/none-v0", cart_pole)
     collected("CartPole-v1", "pole/random-v0", n_episodes=1)
     path = minari_path("pole/random-v0")

@@ -135,14 +135,14 @@ def damaged(content: bytes, how: str) -> bytes:
 def test_a_damaged_file_is_reported_and_never_read_as_something_else(tmp_path, how):
     path = write_spaces_columns(tmp_path / "run", [simple(50)])
     path.write_bytes(damaged(path.read_bytes(), how))
-    with pytest.raises(CheckpointError, match=r"run\.npz:? is (no complete file|damaged)"):
+    with pytest.raises(CheckpointError, match=r"run\.npz.* is damaged"):
         read_spaces_columns(path)
 
 
 def test_pickled_content_is_refused(tmp_path):
     path = tmp_path / "run.npz"
     np.savez(path, manifest=np.array([{"format": "maze spaces columns"}], dtype=object))
-    with pytest.raises(CheckpointError, match=r"is (no complete file|damaged)"):
+    with pytest.raises(CheckpointError, match="is damaged"):
         read_spaces_columns(path)
 
 

@@ -118,7 +118,7 @@ def test_recordings_of_earlier_releases_are_read_and_converted():
 
 def test_sub_steps_that_the_environment_does_not_have_are_named():
     record = finished(TrajectoryRecordingWrapper.wrap(depot()))
-    expected = r"of sub-step 'choose'.* known sub-steps: \['walk', 'grasp'\].*another environment"
+    expected = r"found 'choose'.* known sub-steps: \['walk', 'grasp'\].*another environment"
     with pytest.raises(EnvironmentContractError, match=expected):
         InMemoryDataset(record, hierarchical_env)
 

@@ -181,7 +181,7 @@ def test_a_mask_arrives_however_the_environment_is_given(way):
 def test_a_mask_is_left_out_or_required():
     assert list(GymMazeEnv(Masked(), action_mask=False).observation_space) == ["observation"]
     assert list(EnvFactory({"_target_": TARGET, "action_mask": False})().observation_space) == ["observation"]
-    with pytest.raises(ConfigError, match=r"env.action_mask=True: expected Masked to give a mask"):
+    with pytest.raises(ConfigError, match=r"env.action_mask=True: expected Masked to have a mask"):
         EnvFactory({"_target_": TARGET, "key": "legal", "action_mask": True})()
 
 

@@ -246,7 +246,7 @@ def test_the_id_that_failed_is_not_suggested():
 
 def test_a_vector_environment_is_no_single_one_and_adopted_where_many_are_asked_for():
     vector_env = gymnasium.make_vec("CartPole-v1", num_envs=2)
-    with pytest.raises(ConfigError, match=r"is a vector environment; give a single one here"):
+    with pytest.raises(ConfigError, match=r"expected a single environment"):
         GymMazeEnv(vector_env)
     assert isinstance(EnvFactory(vector_env)(), GymVectorMazeEnv)
     assert check_env(vector_env).findings == []

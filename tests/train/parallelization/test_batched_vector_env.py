@@ -294,7 +294,7 @@ def test_an_episode_that_ends_in_mid_step_is_an_error():
 @pytest.mark.parametrize(
     ("env", "wrappers", "message"),
     [
-        (not_batched, None, "written for many at once .* found .*MountainCar"),
+        (not_batched, None, "vectorised simulation .* found .*MountainCar"),
         (StockEnv, {RandomResetWrapper: {"min_skip_steps": 1, "max_skip_steps": 2}}, "found RandomResetWrapper"),
         (
             StockEnv,

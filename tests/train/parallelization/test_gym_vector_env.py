@@ -535,7 +535,7 @@ def test_what_a_vector_environment_does_not_keep_to_is_named():
 @pytest.mark.parametrize(
     ("env", "message"),
     [
-        (lambda: ClipReward(gymnasium.make_vec("CartPole-v1", 2), 0, 1), "it is wrapped. Give a class or function"),
+        (lambda: ClipReward(gymnasium.make_vec("CartPole-v1", 2), 0, 1), "it is wrapped. Expected a class or function"),
         (lambda: Counters(2), "it was not made by `gymnasium.make_vec`"),
         (lambda: lambda num_envs: Counters(2), "expected a vector environment with 1 members"),
     ],
@@ -549,7 +549,10 @@ def test_vector_environments_that_cannot_be_made_again_are_refused(env, message)
     ("config", "message"),
     [
         ({"name": "MountainCar-v0"}, "registered in gymnasium with a `vector_entry_point`"),
-        ({"name": "CartPole-v1", "gym_wrappers": ["ClipReward"]}, "ClipReward of `CartPole-v1` wrap one environment"),
+        (
+            {"name": "CartPole-v1", "gym_wrappers": ["ClipReward"]},
+            "ClipReward of `CartPole-v1` wrap single environments",
+        ),
     ],
 )
 def test_single_environments_without_a_vector_environment_are_named(config, message):

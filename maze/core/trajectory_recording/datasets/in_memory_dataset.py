@@ -1,4 +1,4 @@
-"""Recorded trajectories as a data set for imitation learning and learning from demonstrations."""
+"""Data set of recorded trajectories, for imitation learning and learning from demonstrations."""
 
 from __future__ import annotations
 
@@ -43,20 +43,19 @@ EnvFactory = Callable[[], MazeEnv[Any]]
 class InMemoryDataset(Dataset[Item], ABC):
     """Steps of recorded trajectories, converted to observations and actions and kept in memory.
 
-    Files are loaded safely: what a file contains beyond data of Maze and of known types is refused by name. States and
-    actions may be of classes of the package that the environment comes from, as far as it has imported them and they
-    only store data; others are allowed by `extra_types` or `register_safe_types`.
+    Files are loaded safely: types other than Maze's data and known types are rejected. States and actions may be of
+    imported data classes of the environment's package; others are allowed by `extra_types` or `register_safe_types`.
 
     :param input_data: A trajectory file (`*.pkl`, `*.npz`), a directory that is searched for them, a Minari data set
         (`minari:<id>`, or its directory), or a list of these and of trajectories. None: start
         empty and use :meth:`append` or :meth:`load_data`.
-    :param conversion_env_factory: Makes the environment that converts states and actions of the simulation. None: there
-        are only trajectories of observations and actions.
-    :param n_workers: Number of processes that convert; with 1 (or a single file) it is done in this one.
-    :param trajectory_processor: What is done with each trajectory, or its configuration.
+    :param conversion_env_factory: Makes the environment that converts states and actions of the simulation. `None`:
+        all trajectories consist of observations and actions.
+    :param n_workers: Number of worker processes; 1: conversion in this process.
+    :param trajectory_processor: Processor of each trajectory, or its configuration.
     :param deserialize_in_main_thread: Read the files in this process and send their contents to the workers.
     :param dir_or_file: Another name of `input_data`.
-    :param allow_pickle: Trust the files: load any type, which can run any code.
+    :param allow_pickle: Trust the files: load any type, which can execute any code.
     :param extra_types: Further types that may be loaded from files: classes, full names, or patterns `my_project.*`.
     """
 
@@ -85,7 +84,7 @@ class InMemoryDataset(Dataset[Item], ABC):
         self.trajectory_references: list[range] = []
         """For each trajectory the indices of its steps."""
         self._conversion_env: MazeEnv[Any] | None = None
-        # The configurations' default `input_data: trajectory_data` is still there when a user names `dir_or_file`.
+        # The default `input_data: trajectory_data` of configurations is present if the user sets `dir_or_file`.
         source = dir_or_file if dir_or_file is not None else input_data
         if source is not None:
             self.load_data(source)
@@ -94,12 +93,12 @@ class InMemoryDataset(Dataset[Item], ABC):
         return len(self.step_records)
 
     def __getitem__(self, index: int) -> Item:
-        """Observations, actions and actors of the sub-steps of one step."""
+        """Return observations, actions and actors of the sub-steps of one step."""
         record = self.step_records[index]
         return record.observations, record.actions, record.actor_ids
 
     def load_data(self, input_data: InputData) -> None:
-        """Adds trajectories.
+        """Add trajectories.
 
         :param input_data: A trajectory file, a directory, a trajectory, or a list of these.
         """
@@ -127,7 +126,7 @@ class InMemoryDataset(Dataset[Item], ABC):
         _LOGGER.info("Loaded %d trajectories from %d sources, %d steps in total.", n_added, len(sources), len(self))
 
     def append(self, trajectory: TrajectoryRecord[Any]) -> None:
-        """Processes a trajectory and adds its steps."""
+        """Process a trajectory and adds its steps."""
         self._add(self.trajectory_processor.process(trajectory, self._environment()))
 
     def _environment(self) -> MazeEnv[Any] | None:
@@ -142,22 +141,22 @@ class InMemoryDataset(Dataset[Item], ABC):
         extra_types: Iterable[type | str] = (),
         own_packages: Iterable[str] = (),
     ) -> Generator[TrajectoryRecord[Any], None, None]:
-        """The trajectories in a file, one after the other.
+        """Yield the trajectories in a file, one after the other.
 
         :param trajectory_file: The file.
-        :param allow_pickle: Trust the file: load any type, which can run any code.
+        :param allow_pickle: Trust the file: load any type, which can execute any code.
         :param extra_types: Further types that may be loaded.
-        :param own_packages: Packages whose classes may be loaded as far as they are imported and only store data.
+        :param own_packages: Packages whose imported data classes may be loaded.
         """
         if Path(trajectory_file).suffix == COLUMNS_SUFFIX:
             yield from read_spaces_columns(trajectory_file)
         else:
-            hint = "`+runner.dataset.extra_types=[...]` of a training, `extra_types=[...]` in Python"
+            hint = "`+runner.dataset.extra_types=[...]` of a training run, `extra_types=[...]` in Python"
             yield from load_trajectories(trajectory_file, allow_pickle, extra_types, own_packages, hint)
 
     @staticmethod
     def list_trajectory_files(data_dir: str | Path) -> list[Path]:
-        """The trajectory files below a directory (or the file itself), in the order of their names.
+        """Return the trajectory files below a directory (or the file itself), in the order of their names.
 
         :raises CheckpointError: There are none.
         """
@@ -169,20 +168,20 @@ class InMemoryDataset(Dataset[Item], ABC):
             what = "has no trajectory files (*.pkl, *.npz)" if path.is_dir() else "does not exist"
             raise CheckpointError(
                 f"{path.absolute()} {what}. Trajectories are recorded by rollouts with `runner.record_trajectory=true` "
-                f"into `trajectory_data/` of their output directory; name that one by its absolute path."
+                f"into `trajectory_data/` of their output directory; give its absolute path."
             )
         return files
 
     def random_split(
         self, lengths: Sequence[int], generator: torch.Generator = torch.default_generator
     ) -> list[Subset[Item]]:
-        """Splits into parts of about the given lengths, at random, so that no trajectory is in two parts.
+        """Split at random into parts of about the given lengths, so that no trajectory is in two parts.
 
-        Neighbouring steps resemble each other: a validation set with steps of training trajectories proves nothing.
-        Only where there are fewer trajectories than parts, trajectories are cut, each into consecutive pieces.
+        Steps of a trajectory are correlated, so that training and validation sets must not share trajectories. If there
+        are fewer trajectories than parts, they are split into consecutive pieces.
 
-        :param lengths: Wanted number of steps in each part; their sum is the length of this data set.
-        :param generator: Source of randomness.
+        :param lengths: Number of steps of each part; their sum is the length of this data set.
+        :param generator: Random generator.
         :raises ValueError: The lengths do not add up to the number of steps.
         """
         lengths = [int(length) for length in lengths]
@@ -195,7 +194,7 @@ class InMemoryDataset(Dataset[Item], ABC):
         for position, index in enumerate(order):
             steps = self.trajectory_references[index]
             empty = [part for part, length in enumerate(lengths) if length > 0 and not parts[part]]
-            # The last trajectories go to parts that have none yet.
+            # The last trajectories are assigned to empty parts.
             candidates = empty if len(order) - position <= len(empty) else range(len(lengths))
             neediest = max(candidates, key=lambda part: lengths[part] - len(parts[part]))
             parts[neediest].extend(steps)
@@ -228,7 +227,7 @@ class InMemoryDataset(Dataset[Item], ABC):
 
 
 class TrajectoryReader:
-    """Reads trajectories, here or in a worker, with the same permissions.
+    """Read trajectories, in this process or in workers, with the same permissions.
 
     :param allow_pickle: Trust the files.
     :param extra_types: Further types that may be loaded.
@@ -241,10 +240,10 @@ class TrajectoryReader:
     def trajectories(
         self, source: Path | str | TrajectoryRecord[Any], env: MazeEnv[Any] | None = None
     ) -> Generator[TrajectoryRecord[Any], None, None]:
-        """The trajectories of a file; a trajectory itself as it is.
+        """Yield the trajectories of a file, or a given trajectory.
 
         :param source: The file or trajectory.
-        :param env: The environment that the reader of the file has chosen to convert it; its own classes may be loaded.
+        :param env: The environment for the conversion; its own classes may be loaded.
         """
         if isinstance(source, TrajectoryRecord):
             yield source
@@ -256,12 +255,12 @@ class TrajectoryReader:
 
 
 class DataLoadWorker(Host):
-    """Reads and converts a share of the trajectories in a process of its own.
+    """Worker process that reads and converts a share of the trajectories.
 
-    :param env_factory: Makes the environment that converts.
-    :param sources: This worker's share.
-    :param processor: What is done with each trajectory.
-    :param reader: Reads files.
+    :param env_factory: Makes the environment for the conversion.
+    :param sources: Files and trajectories of this worker.
+    :param processor: Processor of each trajectory.
+    :param reader: Reader of files.
     """
 
     def __init__(
@@ -295,13 +294,13 @@ class DataLoadWorker(Host):
         trajectory_processor: TrajectoryProcessor,
         reader: TrajectoryReader | None = None,
     ) -> None:
-        """Puts, for each of its sources, the list of converted trajectories into the queue.
+        """Put, for each source, the list of converted trajectories into the queue.
 
-        :param env_factory: Makes the environment that converts.
-        :param trajectories_or_paths: This worker's share.
-        :param reporting_queue: Anything with `put`.
-        :param trajectory_processor: What is done with each trajectory.
-        :param reader: Reads files; by default without additional permissions.
+        :param env_factory: Makes the environment for the conversion.
+        :param trajectories_or_paths: Files and trajectories of this worker.
+        :param reporting_queue: Object with the method `put`.
+        :param trajectory_processor: Processor of each trajectory.
+        :param reader: Reader of files; by default without additional permissions.
         """
         worker = DataLoadWorker(env_factory, trajectories_or_paths, trajectory_processor, reader or TrajectoryReader())
         worker.report = reporting_queue.put

@@ -1,7 +1,7 @@
-"""Minari data sets: read as trajectories, and written from them. Needs the extra `minari`.
+"""Reading and writing of Minari data sets. Needs the extra `minari`.
 
-A Minari data set is a directory of this machine; nothing is downloaded. Its steps have one observation and one action
-each, so that environments with sub-steps have no place in it.
+A Minari data set is a local directory; nothing is downloaded. Its steps have one observation and one action each, so
+that environments with sub-steps are not supported.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from maze.core.env.maze_env import MazeEnv
 
 PREFIX = "minari:"
-"""What the id of a Minari data set is preceded by where a path may stand as well."""
+"""Prefix of ids of Minari data sets where paths are accepted as well."""
 _NEED = "Minari data sets need the extra"
 _DATA, _METADATA = "data", "metadata.json"
 
 
 def minari_path(dataset_id: str) -> Path:
-    """The directory of a data set.
+    """Return the directory of a data set.
 
     :param dataset_id: Its id, such as `stockroom/rule-v0`.
     :raises CheckpointError: It is not on this machine.
@@ -50,26 +50,26 @@ def minari_path(dataset_id: str) -> Path:
     path = Path(get_dataset_path(dataset_id))
     if not is_minari(path):
         raise CheckpointError(
-            f"{PREFIX}{dataset_id}: there is no such data set at {path}. Expected one that was written here, or "
-            f"downloaded before (`minari download {dataset_id}`); MINARI_DATASETS_PATH says where they are."
+            f"{PREFIX}{dataset_id}: there is no data set at {path}. Write it or download it "
+            f"(`minari download {dataset_id}`); MINARI_DATASETS_PATH is the root of data sets."
         )
     return path
 
 
 def is_minari(path: str | Path) -> bool:
-    """Whether a directory holds a Minari data set."""
+    """Return whether a directory holds a Minari data set."""
     return (Path(path) / _DATA / _METADATA).is_file()
 
 
 def read_minari(path: str | Path, env: MazeEnv[Any] | None = None) -> Iterator[TrajectoryRecord[Any]]:
-    """The episodes of a data set, as trajectories.
+    """Yield the episodes of a data set, as trajectories.
 
-    In terms of the simulation where it was recorded in the gymnasium environment inside `env`: its wrappers are applied
-    when they are converted. Otherwise in terms of the spaces.
+    If it was recorded in the gymnasium environment inside `env`, trajectories consist of states and actions of the
+    simulation, which are converted with the wrappers; otherwise of observations and actions.
 
     :param path: Directory of the data set.
-    :param env: The environment that is to learn from it; `None`: trajectories of spaces, with the entries
-        `observation` and `action` where these are no dictionaries.
+    :param env: The environment; `None`: observations and actions, with the entries `observation` and `action` if these
+        are no dictionaries.
     :raises ConfigError: It was recorded in an environment with other spaces.
     :raises CheckpointError: It cannot be read.
     """
@@ -77,7 +77,7 @@ def read_minari(path: str | Path, env: MazeEnv[Any] | None = None) -> Iterator[T
     try:
         dataset = minari.MinariDataset(Path(path) / _DATA)
         recorded = (dataset.observation_space, dataset.action_space)
-    except Exception as error:  # a damaged one can fail with nearly any type
+    except Exception as error:  # damaged files raise various types
         raise CheckpointError(f"{path}: is no readable Minari data set ({type(error).__name__}: {error}).") from error
     of_states = env is not None and _fit(recorded, _gym_spaces(env))
     step_key: Any = 0
@@ -87,7 +87,7 @@ def read_minari(path: str | Path, env: MazeEnv[Any] | None = None) -> Iterator[T
         if not _fit(recorded, shown):
             expected = _gym_spaces(env) or shown
             raise ConfigError(
-                f"{path}: was recorded in another environment: expected observations {expected[0]} and actions "
+                f"{path}: recorded in another environment: expected observations {expected[0]} and actions "
                 f"{expected[1]}, found {recorded[0]} and {recorded[1]}."
             )
     for episode in dataset.iterate_episodes():
@@ -98,14 +98,14 @@ def read_minari(path: str | Path, env: MazeEnv[Any] | None = None) -> Iterator[T
 def write_minari(
     dataset_id: str, trajectories: Iterable[TrajectoryRecord[Any]], env: MazeEnv[Any], **details: Any
 ) -> Path:
-    """Writes trajectories as a Minari data set.
+    """Write trajectories as a Minari data set.
 
-    Trajectories of a gymnasium environment in terms of the simulation (`trajectory_data` of rollouts) keep its own
-    observations and actions; all others get those of `env`, wrappers included, which are dictionaries.
+    Trajectories of states of a gymnasium environment (`trajectory_data` of rollouts) are written with its own
+    observations and actions; others with those of `env`, including wrappers, which are dictionaries.
 
-    :param dataset_id: Id of the data set, such as `stockroom/rule-v0`; there must be none of that name.
+    :param dataset_id: Id of the new data set, such as `stockroom/rule-v0`.
     :param trajectories: The episodes, of one kind.
-    :param env: The environment that they were recorded in, without sub-steps.
+    :param env: The environment of the recording, without sub-steps.
     :param details: Further arguments of `minari.create_dataset_from_buffers`, such as `author`, `description`,
         `algorithm_name` and `data_format` (`arrow` or `hdf5`).
     :return: Its directory.
@@ -128,7 +128,7 @@ def write_minari(
     given = {"observation_space": gym_spaces[0], "action_space": gym_spaces[1], "data_format": "arrow", **details}
     given.setdefault("env", getattr(env.core_env.env, "spec", None) if is_raw else None)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=UserWarning, module="minari")  # who made it need not be told
+        warnings.filterwarnings("ignore", category=UserWarning, module="minari")  # the author is optional
         minari.create_dataset_from_buffers(dataset_id=dataset_id, buffer=buffers, **given)
     return minari_path(dataset_id)
 
@@ -138,7 +138,7 @@ _Steps = Sequence[tuple[Any, Any, float, bool, bool]]
 
 
 def _steps(episode: Any) -> list[tuple[Any, Any, Any, bool, bool]]:
-    """The steps of a Minari episode, and the last observation with nothing else."""
+    """Return the steps of a Minari episode, and a last entry with the last observation only."""
     n_steps = len(episode.rewards)
     steps: list[tuple[Any, Any, Any, bool, bool]] = [
         (
@@ -191,7 +191,7 @@ def _entries(value: Any, name: str) -> dict[str, Any]:
 
 
 def _raw_steps(episode: TrajectoryRecord[Any]) -> tuple[list[Any], Any]:
-    """Steps with a last observation, in gymnasium's terms."""
+    """Step with a last observation, in gymnasium's terms."""
     taken = [record for record in episode.step_records if record.maze_action is not None]
     last = episode.step_records[-1].maze_state if episode.step_records else None
     steps = [(record.maze_state, record.maze_action, *_outcome(record)) for record in taken]
@@ -212,7 +212,7 @@ def _outcome(record: Any) -> tuple[float, bool, bool]:
 
 def _buffer(minari: Any, index: int, steps: _Steps, last: Any) -> Any:
     observations, actions, rewards, terminations, truncations = (list(values) for values in zip(*steps, strict=True))
-    truncations[-1] = truncations[-1] or not terminations[-1]  # what was left in the middle was cut off
+    truncations[-1] = truncations[-1] or not terminations[-1]  # an unfinished episode was truncated
     return minari.data_collector.EpisodeBuffer(
         id=index,
         observations=_stacked([*observations, last]),
@@ -224,7 +224,7 @@ def _buffer(minari: Any, index: int, steps: _Steps, last: Any) -> Any:
 
 
 def _stacked(values: Sequence[Any]) -> Any:
-    """Trees of values as a tree of arrays, time first."""
+    """Return trees of values as a tree of arrays, time first."""
     first = values[0]
     if isinstance(first, Mapping):
         return {key: _stacked([value[key] for value in values]) for key in first}
@@ -234,7 +234,7 @@ def _stacked(values: Sequence[Any]) -> Any:
 
 
 def _gym_spaces(env: MazeEnv[Any]) -> tuple[Any, Any] | None:
-    """The spaces of the gymnasium environment inside, whose observations are the states of the simulation."""
+    """Return the spaces of the inner gymnasium environment; `None`: there is none."""
     gym_env = getattr(env.core_env, "env", None)
     found = tuple(getattr(gym_env, name, None) for name in ("observation_space", "action_space"))
     return found if all(isinstance(space, spaces.Space) for space in found) else None  # type: ignore[return-value]
@@ -251,7 +251,7 @@ def _only_substep(env: MazeEnv[Any], what: str) -> Any:
 
 
 def _fit(recorded: tuple[Any, Any], expected: tuple[Any, Any] | None) -> bool:
-    """Whether the values of spaces are of the same kinds, sizes and names; bounds may differ."""
+    """Return whether spaces have the same kinds, shapes and names; bounds may differ."""
     return expected is not None and all(_alike(*pair) for pair in zip(recorded, expected, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""What happens to a recorded trajectory before a policy learns from it."""
+"""Processing of recorded trajectories before learning."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from maze.core.trajectory_recording.records.trajectory_record import (
 
 
 class TrajectoryProcessor(ABC):
-    """Filters or changes trajectories, and converts them to observations and actions."""
+    """Filter or changes trajectories, and converts them to observations and actions."""
 
     @abstractmethod
     def pre_process(self, trajectory: TrajectoryRecord[Any]) -> TrajectoryRecord[Any] | list[TrajectoryRecord[Any]]:
-        """Changes a trajectory before it is converted.
+        """Filter or modify a trajectory before it is converted.
 
-        :param trajectory: The trajectory as it was recorded; it must not be modified.
-        :return: What to learn from instead: a trajectory, or several, or none (an empty list).
+        :param trajectory: The recorded trajectory, which must not be modified in place.
+        :return: A trajectory, or a list of any number of them.
         """
 
     @staticmethod
     def convert_trajectory_with_env(
         trajectory: TrajectoryRecord[Any], conversion_env: MazeEnv[Any] | None
     ) -> list[StructuredSpacesRecord]:
-        """The steps of a trajectory in terms of the spaces, without the last state, in which no action was taken.
+        """Return the steps of a trajectory as observations and actions, without the last state.
 
-        :param trajectory: States and actions of the simulation, or observations and actions already.
-        :param conversion_env: Environment with the conversions and wrappers to apply; only needed for the former.
+        :param trajectory: States and actions of the simulation, or observations and actions.
+        :param conversion_env: Environment with the conversions and wrappers; required for states and actions.
         """
         if isinstance(trajectory, SpacesTrajectoryRecord):
             return list(trajectory.step_records)
@@ -51,9 +51,9 @@ class TrajectoryProcessor(ABC):
     def process(
         self, trajectory: TrajectoryRecord[Any], conversion_env: MazeEnv[Any] | None
     ) -> list[list[StructuredSpacesRecord]]:
-        """Pre-processes and converts a trajectory.
+        """Pre-process and convert a trajectory.
 
-        :return: The steps of each trajectory that became of it; those without a step are left out.
+        :return: The steps of each resulting trajectory that has any.
         """
         processed = self.pre_process(trajectory)
         trajectories = processed if isinstance(processed, list) else [processed]
@@ -62,7 +62,7 @@ class TrajectoryProcessor(ABC):
 
 
 class IdentityTrajectoryProcessor(TrajectoryProcessor):
-    """Takes trajectories as they are."""
+    """Keep trajectories unchanged."""
 
     @override(TrajectoryProcessor)
     def pre_process(self, trajectory: TrajectoryRecord[Any]) -> TrajectoryRecord[Any]:
@@ -71,13 +71,13 @@ class IdentityTrajectoryProcessor(TrajectoryProcessor):
 
 @dataclass
 class DeadEndClippingTrajectoryProcessor(TrajectoryProcessor):
-    """Drops the last steps of episodes that ended by themselves, as they may have led into a dead end.
+    """Drop the last steps of terminated episodes, which may have led into a dead end.
 
-    Episodes that were cut off, by a time limit for example, did not end in one and are kept as they are.
+    Truncated episodes are kept unchanged.
     """
 
     clip_k: int
-    """How many steps to drop."""
+    """Number of steps to drop."""
 
     def __post_init__(self) -> None:
         if self.clip_k < 0:
@@ -98,11 +98,11 @@ class DeadEndClippingTrajectoryProcessor(TrajectoryProcessor):
 
 
 class IdentityWithNextObservationTrajectoryProcessor(TrajectoryProcessor):
-    """Takes trajectories as they are, and adds to each sub-step the observation that followed it.
+    """Add to each sub-step the next observation.
 
-    After the last step of an episode this is the observation of its last state. Where that was not recorded, a step
-    that terminated the episode gets its own observation, which nobody may value; any other last step is dropped.
-    A trajectory may consist of several episodes; where a step was dropped between two of them, it becomes two.
+    After the last step of an episode this is the observation of its last state. If that was not recorded, a step that
+    terminated the episode gets its own observation, which is not used for bootstrapping; other last steps are dropped.
+    A trajectory may consist of several episodes; it is split where a step was dropped between two of them.
     """
 
     @override(TrajectoryProcessor)
@@ -114,7 +114,7 @@ class IdentityWithNextObservationTrajectoryProcessor(TrajectoryProcessor):
     def convert_trajectory_with_env(
         trajectory: TrajectoryRecord[Any], conversion_env: MazeEnv[Any] | None
     ) -> list[StructuredSpacesRecord]:
-        """The steps with what followed them; `None` did where an episode before the last one was cut off."""
+        """Return the steps with next observations; `None` where an episode before the last one was truncated."""
         steps = [
             replace(step, substep_records=[replace(substep) for substep in step.substep_records])
             for step in TrajectoryProcessor.convert_trajectory_with_env(trajectory, conversion_env)
@@ -123,7 +123,7 @@ class IdentityWithNextObservationTrajectoryProcessor(TrajectoryProcessor):
         if not substeps:
             return []
         for substep, following in pairwise(substeps):
-            # what comes after the end of an episode belongs to the next one
+            # the observation after the end of an episode belongs to the next one
             if substep.next_observation is None and not substep.done:
                 substep.next_observation = following.observation
         last = substeps[-1]
@@ -143,7 +143,7 @@ class IdentityWithNextObservationTrajectoryProcessor(TrajectoryProcessor):
 
 
 def _split_at_unknown(steps: list[StructuredSpacesRecord]) -> list[list[StructuredSpacesRecord]]:
-    """Successive steps, without those that it is not known of what followed them."""
+    """Return sequences of steps, without steps whose next observation is unknown."""
     pieces: list[list[StructuredSpacesRecord]] = [[]]
     for step in steps:
         if step.substep_records and step.substep_records[-1].next_observation is None:
@@ -154,7 +154,7 @@ def _split_at_unknown(steps: list[StructuredSpacesRecord]) -> list[list[Structur
 
 
 def _last_observation(trajectory: TrajectoryRecord[Any], env: MazeEnv[Any] | None) -> Any:
-    """The observation of the state that a recorded episode ended in; None if that state is not there."""
+    """Return the observation of the last state of an episode; `None`: it was not recorded."""
     if not isinstance(trajectory, StateTrajectoryRecord) or env is None or not trajectory.step_records:
         return None
     last = trajectory.step_records[-1]
@@ -189,7 +189,7 @@ def _checked_env(trajectory: TrajectoryRecord[Any], conversion_env: MazeEnv[Any]
         )
     if conversion_env is None:
         raise ConfigError(
-            f"Trajectory {trajectory.id} holds states of the simulation; to learn from it, the data set needs a "
-            f"`conversion_env_factory` that makes the environment (with its wrappers) to convert them with."
+            f"Trajectory {trajectory.id} holds states of the simulation; the data set needs a "
+            f"`conversion_env_factory` that makes the environment (with its wrappers) for their conversion."
         )
     return conversion_env

@@ -1,4 +1,4 @@
-"""The actions of an episode, from which it can be run again."""
+"""Records of the actions of an episode, for replay."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from maze.core.errors import CheckpointError, EnvironmentContractError
 from maze.core.utils.files import open_json, seal_json, write_whole
 
 _SINGLE_ACTION = ""
-"""Stands for the name of an action that is no dictionary."""
+"""Name of an action that is no dictionary."""
 _MAX_ITEM_SIZE = 1 << 16
 
 
 class ActionRecord:
-    """An episode's actions in the order in which they were taken, and the seed that its environment began with.
+    """Actions of an episode in order, and the seed of its environment.
 
-    Stored as JSON, which anybody can read and nothing in which is executed.
+    Stored as JSON, which contains no code.
 
     :param episode_id: The episode.
-    :param seed: Seed of the environment; None where the episode was not the first one after seeding.
+    :param seed: Seed of the environment; `None`: the episode was not the first one after seeding.
     """
 
     def __init__(self, episode_id: str, seed: int | None) -> None:
@@ -34,11 +34,11 @@ class ActionRecord:
         """Actor and action of each (sub-)step."""
 
     def append(self, actor_id: ActorID, action: Any) -> None:
-        """Adds the next action."""
+        """Add the next action."""
         self.actions.append((actor_id, action))
 
     def copy(self) -> ActionRecord:
-        """A record that goes on by itself."""
+        """Return an independent copy."""
         twin = ActionRecord(self.episode_id, self.seed)
         twin.actions = list(self.actions)
         return twin
@@ -47,9 +47,9 @@ class ActionRecord:
         return len(self.actions)
 
     def save(self, directory: Path) -> Path:
-        """Writes `<episode id>.json`, whole or not at all.
+        """Write `<episode id>.json` atomically.
 
-        :param directory: Where to; created if need be.
+        :param directory: Directory of the file, which is created if necessary.
         """
         content = {
             "episode_id": self.episode_id,
@@ -63,7 +63,7 @@ class ActionRecord:
 
     @classmethod
     def load(cls, path: Path | str) -> ActionRecord:
-        """Reads what :meth:`save` wrote.
+        """Read a file of :meth:`save`.
 
         :raises CheckpointError: The file cannot be read, or is no record of actions.
         """
@@ -76,14 +76,14 @@ class ActionRecord:
             raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, MemoryError) as error:
             raise CheckpointError(
-                f"{path} is no record of actions, or a damaged one ({type(error).__name__}: {error}). Rollouts with "
+                f"{path} is no valid record of actions ({type(error).__name__}: {error}). Rollouts with "
                 f"runner.record_actions=true write them."
             ) from error
         return record
 
 
 def plain_seed(seed: Any) -> int | None:
-    """A seed that can be written down; `None`: it is no whole number."""
+    """Return a seed as an integer; `None`: it is no integer."""
     return int(seed) if isinstance(seed, (int, np.integer)) else None
 
 

@@ -1,4 +1,4 @@
-"""Observation, action and what belongs to them, of one sub-step."""
+"""Record of one sub-step: observation, action, reward."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _VALUE_FIELDS = ("reward", "done", "discounted_return")
 
 @dataclass
 class SpacesRecord:
-    """What one actor saw, did and got in one sub-step, in terms of the gymnasium spaces.
+    """Observation, action and reward of one actor in one sub-step, as values of the gymnasium spaces.
 
     The fields hold single values, or batches: arrays with the leading dimensions `batch_shape`. Fields that were not
-    recorded are None.
+    recorded are `None`.
     """
 
     actor_id: ActorID
-    """Who acted."""
+    """The actor."""
 
     observation: dict[str, Array] | None = None
     action: dict[str, Array] | None = None
@@ -42,19 +42,19 @@ class SpacesRecord:
     """The info dictionary of the step; for batches a list of them."""
 
     next_observation: dict[str, Array] | None = None
-    """The observation after the action; at the end of an episode the last one of that episode."""
+    """The observation after the action; at the end of an episode its last observation."""
 
     logits: dict[str, Array] | None = None
-    """What the policy's networks gave for each action head: the parameters of its distribution."""
+    """Outputs of the policy's networks for each action head: the parameters of its distribution."""
 
     discounted_return: float | Array | None = None
 
     batch_shape: list[int] | None = None
-    """Leading dimensions of all arrays; None for a single, unbatched record."""
+    """Leading dimensions of all arrays; `None`: a single, unbatched record."""
 
     @classmethod
     def stack(cls, records: Sequence[SpacesRecord]) -> SpacesRecord:
-        """Stacks records of the same actor along a new first dimension.
+        """Stack records of the same actor along a new first dimension.
 
         :param records: At least one record; each field must be present in all of them or in none.
         :raises ValueError: There are none, or they are of different actors or batch shapes.
@@ -93,16 +93,16 @@ class SpacesRecord:
 
     @property
     def substep_key(self) -> str | int:
-        """Key of the sub-step: which policy acted."""
+        """Key of the sub-step, and of its policy."""
         return self.actor_id.step_key
 
     @property
     def agent_id(self) -> int:
-        """Which of the agents of this sub-step acted."""
+        """Number of the agent in the sub-step."""
         return self.actor_id.agent_id
 
     def to_numpy(self) -> SpacesRecord:
-        """Converts all fields to NumPy arrays, in place.
+        """Convert all fields to NumPy arrays, in place.
 
         :return: This record.
         """
@@ -111,9 +111,9 @@ class SpacesRecord:
         return self
 
     def to_torch(self, device: str) -> SpacesRecord:
-        """Converts all fields to tensors, in place; dtypes are kept, Python floats become float32.
+        """Convert all fields to tensors, in place; dtypes are kept, Python floats become float32.
 
-        :param device: Where the tensors go; on the CPU they share the memory of the arrays.
+        :param device: Device of the tensors; on the CPU they share the memory of the arrays.
         :return: This record.
         """
         for field in (*_DICT_FIELDS, *_VALUE_FIELDS):
@@ -122,13 +122,13 @@ class SpacesRecord:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether this is a torch tensor; never imports torch (without it nothing can be a tensor)."""
+    """Return whether a value is a torch tensor, without importing torch."""
     torch_module = sys.modules.get("torch")
     return torch_module is not None and isinstance(value, torch_module.Tensor)
 
 
 def stack_values(values: Sequence[Any]) -> Any:
-    """Stacks arrays, tensors or numbers along a new first axis; dtypes are kept, Python floats become float32."""
+    """Stack arrays, tensors or numbers along a new first axis; dtypes are kept, Python floats become float32."""
     first = values[0]
     if is_tensor(first):
         import torch
@@ -140,10 +140,10 @@ def stack_values(values: Sequence[Any]) -> Any:
 
 
 def stack_dicts(dicts: Sequence[dict[str, Any]], name: str = "dictionaries") -> dict[str, Any]:
-    """Stacks per key, in the key order of the first dictionary.
+    """Stack per key, in the key order of the first dictionary.
 
     :param dicts: Dictionaries with the same keys.
-    :param name: What is stacked, for the error message.
+    :param name: Name of the dictionaries, for the error message.
     :raises ValueError: The dictionaries have different keys.
     """
     keys = dicts[0].keys()
@@ -156,7 +156,7 @@ def stack_dicts(dicts: Sequence[dict[str, Any]], name: str = "dictionaries") -> 
 
 
 def to_numpy(value: Any) -> Any:
-    """Tensors become arrays (sharing memory where they can), dictionaries are converted per key, None stays None."""
+    """Convert tensors to arrays (sharing memory if possible), dictionaries per key; `None` is kept."""
     if isinstance(value, dict):
         return {key: to_numpy(item) for key, item in value.items()}
     if is_tensor(value):
@@ -167,7 +167,7 @@ def to_numpy(value: Any) -> Any:
 
 
 def to_torch(value: Any, device: str) -> Any:
-    """Arrays and numbers become tensors on the device (sharing memory where they can); None stays None."""
+    """Convert arrays and numbers to tensors on the device (sharing memory if possible); `None` is kept."""
     if value is None:
         return None
     if isinstance(value, dict):
@@ -181,7 +181,7 @@ def _tensor(value: Any, device: str) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if isinstance(value, np.ndarray):
-        # torch warns about (and might write to) arrays that are marked as read-only
+        # torch warns about read-only arrays
         return torch.from_numpy(value if value.flags.writeable else value.copy()).to(device)
     if isinstance(value, (float, np.floating)):
         return torch.tensor(float(value), dtype=torch.float32, device=device)

@@ -1,4 +1,4 @@
-"""State, action and events of one environment step, independent of spaces."""
+"""Record of one environment step: state, action and events of the simulation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class StateRecord:
-    """One step of an episode in terms of the simulation: what rendering, replay and imitation learning need.
+    """State, action, reward and events of one step, for rendering, replay and imitation learning.
 
     A reward that is an array has the shape `[n_actors]`.
 
@@ -26,13 +26,13 @@ class StateRecord:
     :param done: Whether the episode ended with the step; None for the last state.
     :param info: Info of the step; None for the last state.
     :param serializable_components: Further parts of the environment that belong to the state (e.g. random generators).
-    :param actor_id: Who acts in this state, where the simulation has several actors.
-    :param substeps: Where the simulation took several sub-steps, a record of each: its actor, the state in which it
-        acted, its action and its share of the reward. The step itself has the state of the first and the action of the
-        last one. The events of the step are with the last one.
+    :param actor_id: The actor in this state, if the simulation has several.
+    :param substeps: If the simulation took several sub-steps, a record of each: its actor, state, action and share of
+        the reward. The step itself has the state of the first and the action of the last one. The events of the step
+        are in the last one.
     """
 
-    # Recordings of releases that did not know them have neither.
+    # Missing in recordings of earlier releases.
     actor_id: ActorID | None = None
     substeps: Sequence[StateRecord] = ()
 
@@ -61,7 +61,7 @@ class StateRecord:
             self.substeps = list(substeps)
 
     def by_substep(self) -> Sequence[StateRecord]:
-        """The records of the sub-steps; of a step that is one of itself, this record."""
+        """Return the records of the sub-steps; this record if there is only one."""
         return self.substeps or (self,)
 
     @property

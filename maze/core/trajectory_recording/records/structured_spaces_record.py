@@ -1,4 +1,4 @@
-"""Everything recorded about the spaces in one environment step."""
+"""Record of one environment step: the records of its sub-steps."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from maze.core.trajectory_recording.records.state_record import StateRecord
 
 StepKeyType = Union[str, int]
-"""Names a sub-step."""
+"""Identifies a sub-step."""
 
 
 def _in_order(name: str, doc: str) -> property:
-    """A property: what the records of the sub-steps have under a name, in their order."""
+    """Return a property of a field of all sub-steps, in order."""
     return property(lambda self: self._list(name), doc=doc)
 
 
 def _by_step_key(name: str, doc: str) -> property:
-    """A property: what the records of the sub-steps have under a name, by sub-step key."""
+    """Return a property of a field of all sub-steps, by sub-step key."""
     return property(lambda self: self._dict(name), doc=doc)
 
 
@@ -40,16 +40,16 @@ class StructuredSpacesRecord:
     episode_stats: LogStats | None = None
 
     def __post_init__(self) -> None:
-        # None: a record that is filled later
+        # `None` is accepted for a record that is filled later
         self.substep_records = self.substep_records or []
 
     def append(self, substep_record: SpacesRecord) -> None:
-        """Adds the record of the next sub-step."""
+        """Add the record of the next sub-step."""
         self.substep_records.append(substep_record)
 
     @classmethod
     def stack_records(cls, records: Sequence[StructuredSpacesRecord]) -> StructuredSpacesRecord:
-        """Stacks records with the same sequence of actors, sub-step by sub-step, along a new first dimension.
+        """Stack records with the same sequence of actors, sub-step by sub-step, along a new first dimension.
 
         :param records: At least one record.
         :raises ValueError: There are none, or their actors differ.
@@ -69,11 +69,11 @@ class StructuredSpacesRecord:
     def converted_from(
         cls, state_record: StateRecord, conversion_env: MazeEnv[Any], first_step_in_episode: bool
     ) -> StructuredSpacesRecord:
-        """Converts state and maze action, of each sub-step, with the conversions and wrappers of an environment.
+        """Convert state and maze action, of each sub-step, with the conversions and wrappers of an environment.
 
         :param state_record: The recorded maze state and maze action.
-        :param conversion_env: Environment whose interfaces and wrappers say how observations and actions look.
-        :param first_step_in_episode: Whether this is the first step (wrappers with memory start afresh).
+        :param conversion_env: Environment with the conversions and wrappers.
+        :param first_step_in_episode: Whether this is the first step, for wrappers with an internal state.
         :raises EnvironmentContractError: The environment has no such sub-step.
         """
         records: list[SpacesRecord] = []
@@ -82,7 +82,7 @@ class StructuredSpacesRecord:
         return cls(records, event_log=state_record.step_event_log)
 
     def to_numpy(self) -> StructuredSpacesRecord:
-        """Converts all sub-step records to NumPy, in place.
+        """Convert all sub-step records to NumPy, in place.
 
         :return: This record.
         """
@@ -91,9 +91,9 @@ class StructuredSpacesRecord:
         return self
 
     def to_torch(self, device: str) -> StructuredSpacesRecord:
-        """Converts all sub-step records to tensors, in place.
+        """Convert all sub-step records to tensors, in place.
 
-        :param device: Where the tensors go.
+        :param device: Device of the tensors.
         :return: This record.
         """
         for record in self.substep_records:
@@ -101,21 +101,21 @@ class StructuredSpacesRecord:
         return self
 
     def is_batched(self) -> bool:
-        """Whether the records hold batches."""
+        """Return whether the records hold batches."""
         return self.batch_shape is not None
 
     @property
     def batch_shape(self) -> list[int] | None:
-        """Leading dimensions of all arrays; None if this is one unbatched step."""
+        """Leading dimensions of all arrays; `None`: one unbatched step."""
         return self.substep_records[0].batch_shape if self.substep_records else None
 
     def is_done(self) -> bool:
-        """Whether the episode was over after this step; for unbatched records only.
+        """Return whether the episode ended with this step; for unbatched records only.
 
         :raises ValueError: The record is a batch.
         """
         if self.is_batched():
-            raise ValueError("A batched record has no single done flag; look at `dones` instead.")
+            raise ValueError("A batched record has no single done flag; use `dones` instead.")
         return bool(self.substep_records) and bool(self.substep_records[-1].done)
 
     def _list(self, name: str) -> list[Any]:
@@ -132,7 +132,7 @@ class StructuredSpacesRecord:
 
     @property
     def actor_ids(self) -> list[ActorID]:
-        """Who acted, in order."""
+        """The actors, in order."""
         return self._list("actor_id")
 
     @property
@@ -158,7 +158,7 @@ class StructuredSpacesRecord:
 
 
 def _converted_substep(state_record: StateRecord, env: MazeEnv[Any], is_first: bool) -> list[SpacesRecord]:
-    """What an actor saw and did; several records where the environment's wrappers make sub-steps of one action."""
+    """Return the record of a sub-step; several if wrappers split an action into sub-steps."""
     actor = state_record.actor_id
     with nullcontext() if actor is None else env.converting(actor):
         observations, actions = env.get_observation_and_action_dicts(
@@ -174,7 +174,7 @@ def _converted_substep(state_record: StateRecord, env: MazeEnv[Any], is_first: b
         )
         for key in (observations if observations is not None else actions or {})
     ]
-    if records:  # the reward is known after the last of them
+    if records:  # the reward belongs to the last of them
         records[-1].reward, records[-1].done = state_record.reward, state_record.done
         records[-1].info = state_record.info
     return records

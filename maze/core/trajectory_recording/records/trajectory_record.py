@@ -21,9 +21,9 @@ StepRecordType = TypeVar("StepRecordType")
 
 
 class TrajectoryRecord(Generic[StepRecordType]):
-    """Step records in the order of time.
+    """Step records in order.
 
-    :param id: Whatever identifies the trajectory: for an episode its episode id.
+    :param id: Identity of the trajectory, such as the episode id.
     """
 
     def __init__(self, id: Any) -> None:
@@ -31,11 +31,11 @@ class TrajectoryRecord(Generic[StepRecordType]):
         self.step_records: list[StepRecordType] = []
 
     def append(self, step_record: StepRecordType) -> None:
-        """Adds the next step."""
+        """Add the next step."""
         self.step_records.append(step_record)
 
     def extend(self, trajectory_record: TrajectoryRecord[StepRecordType]) -> None:
-        """Adds all steps of another trajectory that continues this one."""
+        """Add all steps of another trajectory that continues this one."""
         self.step_records.extend(trajectory_record.step_records)
 
     def __len__(self) -> int:
@@ -43,37 +43,36 @@ class TrajectoryRecord(Generic[StepRecordType]):
 
 
 class StateTrajectoryRecord(TrajectoryRecord[StateRecord]):
-    """An episode in terms of maze states and maze actions, independent of action and observation spaces.
+    """Episode of maze states and maze actions, independent of action and observation spaces.
 
     :param id: The episode id.
     :param renderer: Renderer that can show the recorded states.
     """
 
     action_record: ActionRecord | None = None
-    """Seed and actions of the agent, from which the episode can be played again; recordings of earlier releases have
-    none."""
+    """Seed and actions of the agent, for replay; missing in recordings of earlier releases."""
 
     def __init__(self, id: Any, renderer: Renderer | None = None) -> None:
         super().__init__(id)
         self.renderer = renderer
 
     def by_substep(self) -> StateTrajectoryRecord:
-        """The same episode with a record for each sub-step in place of the records of steps; for looking at."""
+        """Return the episode with a record for each sub-step instead of each step, for viewers."""
         episode = StateTrajectoryRecord(self.id, self.renderer)
         episode.step_records = [substep for record in self.step_records for substep in record.by_substep()]
         return episode
 
 
 class SpacesTrajectoryRecord(TrajectoryRecord[StructuredSpacesRecord]):
-    """A rollout in terms of the spaces: raw observations and actions."""
+    """Trajectory of observations and actions."""
 
     def stack(self) -> StructuredSpacesRecord:
-        """All steps as one structured record, whose arrays have time as their first dimension."""
+        """Return all steps as one structured record, whose arrays have time as their first dimension."""
         return StructuredSpacesRecord.stack_records(self.step_records)
 
     @classmethod
     def stack_trajectories(cls, trajectories: Sequence[SpacesTrajectoryRecord]) -> SpacesTrajectoryRecord:
-        """Trajectories of the same length side by side: every step is stacked, the ids become a list.
+        """Stack trajectories of the same length step by step; the ids become a list.
 
         :param trajectories: At least one trajectory.
         :raises ValueError: They are not of the same length.
@@ -88,27 +87,27 @@ class SpacesTrajectoryRecord(TrajectoryRecord[StructuredSpacesRecord]):
 
     @property
     def actions_dicts(self) -> list[dict[StepKeyType, Any]]:
-        """Per step the actions by sub-step key."""
+        """Actions by sub-step key, for each step."""
         return [record.actions_dict for record in self.step_records]
 
     @property
     def actions(self) -> list[list[Any]]:
-        """Per step the list of its sub-steps' actions."""
+        """Actions of the sub-steps, for each step."""
         return [record.actions for record in self.step_records]
 
     def is_done(self) -> bool:
-        """Whether the trajectory ends with the end of an episode; for unbatched records only."""
+        """Return whether the trajectory ends with the end of an episode; for unbatched records only."""
         return bool(self.step_records) and self.step_records[-1].is_done()
 
     def total_reward(self) -> Any:
-        """Sum of all rewards; for batched records one sum per environment."""
+        """Return sum of all rewards; for batched records one sum per environment."""
         return sum(reward for record in self.step_records for reward in record.rewards if reward is not None)
 
 
 _MOST_LAYERS = 100
-"""Wrappers around a simulation that are looked at."""
+"""Largest number of inspected wrappers."""
 
-# Classes of data by name, and packages of which all classes that only store data are.
+# Data classes by name, and packages whose data classes are allowed.
 # fmt: off
 _DATA_CLASSES = frozenset({
     "maze.core.env.structured_env.ActorID",
@@ -140,9 +139,9 @@ _EVENTS = frozenset({
 
 
 def packages_of(env: MazeEnv[Any]) -> frozenset[str]:
-    """Packages of the user's own that an environment is made of: wrappers, simulation, conversions.
+    """Return the user's packages of an environment: of its wrappers, simulation and conversions.
 
-    Maze, torch, gymnasium, Python's own and a few others never count.
+    Maze, torch, gymnasium, the standard library and a few others are excluded.
     """
     from maze.core.utils.import_guard import NEVER_WHOLE
 
@@ -159,14 +158,14 @@ def packages_of(env: MazeEnv[Any]) -> frozenset[str]:
 def load_trajectory(
     path: str | Path, allow_pickle: bool = False, extra_types: Iterable[type | str] = (), **options: Any
 ) -> TrajectoryRecord[object]:
-    """Reads a trajectory that was written by :class:`TrajectoryWriterFile`.
+    """Read a trajectory of :class:`TrajectoryWriterFile`.
 
     :param path: The file.
-    :param allow_pickle: Trust the file: load any type, which can run any code.
+    :param allow_pickle: Trust the file: load any type, which can execute any code.
     :param extra_types: Further types that may be loaded: the classes of your environment's states, actions and
         renderer, their full names, or a pattern such as `my_project.envs.*`.
-    :param options: Further arguments of :func:`load_trajectories`; `env=env` allows what the environment's own package
-        stores.
+    :param options: Further arguments of :func:`load_trajectories`; `env=env` allows data classes of the environment's
+        package.
     :raises CheckpointError: The file is damaged, holds types that are not allowed, or no trajectory.
     """
     trajectories = load_trajectories(path, allow_pickle, extra_types, **options)
@@ -185,16 +184,14 @@ def load_trajectories(
     hint: str = "`load_trajectory(path, extra_types=[...])` or `register_safe_types(...)`",
     env: MazeEnv[Any] | None = None,
 ) -> list[TrajectoryRecord[object]]:
-    """Reads the trajectories in a file that holds one of them, or a list.
+    """Read the trajectories of a file with one trajectory or a list of them.
 
     :param path: The file.
-    :param allow_pickle: Trust the file: load any type, which can run any code.
+    :param allow_pickle: Trust the file: load any type, which can execute any code.
     :param extra_types: Further types that may be loaded, as for :func:`load_trajectory`.
-    :param own_packages: Packages of your own: as far as they are imported, their classes that only store data may be
-        loaded.
-    :param hint: How the caller's user allows further types.
-    :param env: The environment that was recorded, made by the reader of the file: its packages count as named
-        (:func:`packages_of`).
+    :param own_packages: User packages whose imported data classes may be loaded.
+    :param hint: Instruction for allowing further types, for messages.
+    :param env: The recorded environment, whose packages are allowed (:func:`packages_of`).
     :raises CheckpointError: The file is damaged, holds types that are not allowed, or something else.
     """
     named = {*own_packages, *(() if env is None else packages_of(env))}

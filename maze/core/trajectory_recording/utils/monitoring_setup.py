@@ -1,4 +1,4 @@
-"""Everything there is to record about an environment, in one `with` statement."""
+"""Context for the recording of an environment."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ T = TypeVar("T")
 
 
 class MonitoringSetup(Generic[T]):
-    """Records events (`event_logs/`) and trajectories (`trajectory_data/`) and prints statistics at the end.
+    """Record events (`event_logs/`) and trajectories (`trajectory_data/`) and print statistics at the end.
 
     >>> with MonitoringSetup(env, log_dir="monitoring") as env:  # doctest: +SKIP
     ...     env.reset()
 
-    :param env: The environment; what it needs for the recordings is wrapped around it.
-    :param log_dir: Where the two directories go.
+    :param env: The environment, which is wrapped for the recordings.
+    :param log_dir: Parent of the two directories.
     """
 
     def __init__(self, env: T, log_dir: str = ".") -> None:
@@ -37,7 +37,7 @@ class MonitoringSetup(Generic[T]):
     def __enter__(self) -> T:
         from maze.utils.log_stats_utils import SimpleStatsLoggingSetup
 
-        # entered last, left first: finishing the episode for the statistics must come after the recordings
+        # entered first, left last: the episode is finished for the statistics after the recordings
         self._setups.enter_context(SimpleStatsLoggingSetup(self.env))
         self._setups.enter_context(SimpleEventLoggingSetup(self.env, self.log_dir / "event_logs"))
         self._setups.enter_context(SimpleTrajectoryRecordingSetup(self.env, self.log_dir / "trajectory_data"))

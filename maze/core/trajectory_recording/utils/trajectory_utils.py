@@ -1,4 +1,4 @@
-"""Recording trajectories in a few lines."""
+"""Context for the recording of trajectories."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from maze.core.trajectory_recording.writers.trajectory_writer_registry import Tr
 
 
 class SimpleTrajectoryRecordingSetup:
-    """Writes the trajectories of an environment while the `with` block runs; the last episode when it ends.
+    """Write the trajectories of an environment within a `with` block; the last episode at its end.
 
     >>> env = TrajectoryRecordingWrapper.wrap(env)  # doctest: +SKIP
     >>> with SimpleTrajectoryRecordingSetup(env):  # doctest: +SKIP

@@ -1,7 +1,7 @@
-"""Episodes as Parquet columns, which pandas, polars, DuckDB and others read without Maze.
+"""Parquet files of episodes.
 
-A row is a sub-step. All files of one environment have the same columns, which follow from its spaces and event
-interfaces, so that many of them are read as one table. Needs pyarrow (extra `parquet`).
+A row is a sub-step. All files of an environment have the same columns, derived from its spaces and event interfaces, so
+that many files can be read as one table. Needs pyarrow (extra `parquet`).
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ _NUMBERS = (int, float, bool, np.number, np.bool_)
 _NUMERIC = re.compile(r"(int|float|bool|Any|np\.(?!ndarray)\w+)( \| (int|float|bool|None))*")
 """Annotations of arguments that may be numbers."""
 _STORED = {np.dtype(np.float16): np.dtype(np.float32)}
-"""What becomes of types that few readers of Parquet know."""
+"""Replacements of types that few readers of Parquet support."""
 
 
 class SubstepRow(NamedTuple):
-    """What is stored of one sub-step."""
+    """A sub-step to be stored."""
 
     step: int
-    """Number of the environment step in its episode, from 0 on."""
+    """Number of the environment step in its episode, from 0."""
     substep: int
-    """Number of the sub-step in it, from 0 on."""
+    """Number of the sub-step in its step, from 0."""
     record: SpacesRecord
-    """Who acted; observation, action, reward, done and info."""
+    """Actor, observation, action, reward, done and info."""
     events: Sequence[EventRecord] = ()
-    """What the sub-step fired."""
+    """Events of the sub-step."""
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """Where the values of an observation or action are stored, and how."""
+    """Storage format of the values of an observation or action."""
 
     dtype: np.dtype[Any] | None
-    """Of its numbers; `None`: it is stored as text, if need be as JSON."""
+    """Type of its numbers; `None`: it is stored as text or JSON."""
     shape: tuple[int, ...] | None
-    """Of an array; `None`: it differs between sub-steps, and lists of various lengths are stored."""
+    """Shape of arrays; `None`: it differs between sub-steps, and lists of variable length are stored."""
 
     @property
     def size(self) -> int:
@@ -65,12 +65,12 @@ class _Entry:
 class ParquetColumns:
     """The columns of an environment's episodes.
 
-    `episode_id`, `step`, `substep`, `step_key` and `agent_id` say which row it is (counted from 0) and who acted;
+    `episode_id`, `step`, `substep`, `step_key` and `agent_id` identify row and actor (numbers from 0);
     `observation.<entry>` and `action.<entry>` hold a number, or the list of an array's numbers in C order; `reward`,
-    `done` and `truncated` (cut off) what came of it. `event.<Interface>.<event>` counts how often the sub-step fired an
-    event, `event.<Interface>.<event>.<argument>` is the sum of an argument over these (null where there were none, or
-    it is no number), and `events` lists all with their attributes as JSON. `kpi.<name>`, in the last row of an episode,
-    are its key performance indicators.
+    `done` and `truncated` are those of the sub-step. `event.<Interface>.<event>` is the number of its events,
+    `event.<Interface>.<event>.<argument>` the sum of an argument over them (null: there are none, or it is no number),
+    and `events` lists all with their attributes as JSON. `kpi.<name>`, in the last row of an episode, are its key
+    performance indicators.
 
     :param observation_spaces: Observation space of each sub-step.
     :param action_spaces: Action space of each sub-step.
@@ -91,13 +91,13 @@ class ParquetColumns:
     def write(
         self, path: str | Path, episode_id: str, rows: Sequence[SubstepRow], kpis: Mapping[str, float] | None = None
     ) -> Path:
-        """Writes an episode, whole or not at all.
+        """Write an episode atomically.
 
-        :param path: The file; its directory is created if need be.
-        :param episode_id: Of the episode.
+        :param path: The file; its directory is created if necessary.
+        :param episode_id: Identity of the episode.
         :param rows: Its sub-steps, in order.
-        :param kpis: Its key performance indicators, if it is over.
-        :raises EnvironmentContractError: An observation or action is not what its space says.
+        :param kpis: Its key performance indicators, if it has ended.
+        :raises EnvironmentContractError: An observation or action does not fit its space.
         """
         import pyarrow.parquet as pq
 
@@ -146,7 +146,7 @@ class ParquetColumns:
 
 
 def _entries(by_key: Mapping[StepKeyType, spaces.Space[Any]]) -> dict[str, _Entry]:
-    """How entries are stored, those of one name in the same column, whatever sub-step they are of."""
+    """Return the storage formats of entries; entries of several sub-steps share the column of their name."""
     found: dict[str, _Entry] = {}
     for space in by_key.values():
         parts = space.spaces if isinstance(space, spaces.Dict) else {}
@@ -187,8 +187,8 @@ def _column(name: str, values: Sequence[Any], entry: _Entry) -> pa.Array:
                 stacked[row] = np.asarray(value).reshape(entry.shape)
     except (TypeError, ValueError) as error:
         raise EnvironmentContractError(
-            f"The {name} cannot be stored as a column: expected {entry.dtype} of the shape {entry.shape}, as its space "
-            f"says ({error}). `maze-run -cn conf_check env=<option>` looks for such faults."
+            f"The {name} cannot be stored as a column: expected {entry.dtype} of the shape {entry.shape}, as in its "
+            f"space ({error}). `maze-run -cn conf_check env=<option>` checks environments."
         ) from error
     if entry.size == 1:
         return pa.array(stacked.reshape(-1), kind, mask=is_missing)
@@ -202,7 +202,7 @@ def _text(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold of a value."""
+    """Convert a value for JSON."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     if hasattr(value, "_asdict"):
@@ -211,7 +211,7 @@ def _plain(value: Any) -> Any:
 
 
 def _event_columns(interface: type[Any]) -> list[tuple[str, list[str]]]:
-    """The events of an interface, each with those of its arguments that may be numbers."""
+    """Return the events of an interface with their arguments that may be numbers."""
     methods: Mapping[str, Callable[..., Any]] = {
         name: method for name, method in inspect.getmembers(interface, inspect.isfunction) if not name.startswith("_")
     }

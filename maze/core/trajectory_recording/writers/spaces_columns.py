@@ -1,8 +1,8 @@
-"""Spaces trajectories as columns in one compressed NumPy archive.
+"""Spaces trajectories as columns of a compressed NumPy archive.
 
-The rows of a file are sub-steps. Those that have the same fields with the same shapes and types form a table, and each
-field of a table is one array, which compresses and loads many times better than pickled dictionaries. Such a file
-holds arrays and a JSON text only: reading it cannot run code.
+The rows of a file are sub-steps. Those with the same fields, shapes and types form a table, and each field of a table
+is one array, which is smaller and loads faster than pickled dictionaries. A file holds arrays and a JSON text only:
+reading it executes no code.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MAX_UNPACKED, _MAX_UNPACKED_PER_BYTE = 256 << 20, 100
 
 
 class _Column(NamedTuple):
-    """What a column holds.
+    """Description of a column.
 
     :param field: Field of the spaces record.
     :param key: Entry of a dictionary field.
@@ -66,14 +66,14 @@ class _Table:
     places: list[tuple[int, int, int, int]] = field(default_factory=list)
     """Trajectory, step, position within the step and agent of each row."""
     infos: dict[int, Any] = field(default_factory=dict)
-    """What is not empty, by row."""
+    """Non-empty infos by row."""
 
 
 def write_spaces_columns(path: str | Path, trajectories: Sequence[SpacesTrajectoryRecord]) -> Path:
-    """Writes trajectories into one file, whole or not at all.
+    """Write trajectories atomically into one file.
 
-    Observations, actions, next observations, logits, rewards, done flags, discounted returns and actors are kept
-    exactly, tensors as arrays. Of `info`, what JSON can express is kept; event logs and statistics are not.
+    Observations, actions, next observations, logits, rewards, done flags, discounted returns and actors are stored
+    exactly, tensors as arrays. Entries of `info` are stored as JSON if possible; event logs and statistics are not.
 
     :param path: The file; it gets the suffix `.npz` if it has none.
     :param trajectories: The trajectories.
@@ -108,7 +108,7 @@ def write_spaces_columns(path: str | Path, trajectories: Sequence[SpacesTrajecto
 
 
 def read_spaces_columns(path: str | Path) -> list[SpacesTrajectoryRecord]:
-    """Reads trajectories; their arrays are views on the columns.
+    """Read trajectories; their arrays are views on the columns.
 
     :param path: A file written by :func:`write_spaces_columns`.
     """
@@ -131,10 +131,10 @@ def read_spaces_columns(path: str | Path) -> list[SpacesTrajectoryRecord]:
         raise
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error}).") from error
-    except Exception as error:  # a damaged archive can fail with nearly any type
+    except Exception as error:  # damaged archives raise various types
         raise CheckpointError(
-            f"{path}: is no complete file of trajectory columns ({type(error).__name__}: {error}). Expected one "
-            f"written by `write_spaces_columns`; it may be cut off, damaged or of another kind."
+            f"{path}: expected a file of `write_spaces_columns`; it is damaged, incomplete or of another kind "
+            f"({type(error).__name__}: {error})."
         ) from error
 
 
@@ -152,7 +152,7 @@ def _trajectories(arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -> li
 
 
 def _add_row(tables: dict[Any, _Table], record: SpacesRecord, place: tuple[int, int, int, int]) -> int:
-    """Puts a sub-step into the table of its kind; returns how many entries of its info are lost."""
+    """Add a sub-step to the table of its kind; return the number of lost entries of its info."""
     columns, values = [], []
     for name, key, value in _fields(record):
         array = np.asarray(to_numpy(value))
@@ -186,7 +186,7 @@ def _fields(record: SpacesRecord) -> Iterator[tuple[str, str | None, Any]]:
 
 
 def _describe(index: int, table: _Table, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Stacks the columns of a table into `arrays` and describes them."""
+    """Stack the columns of a table into `arrays` and describes them."""
     arrays[f"{index}.places"] = np.asarray(table.places, dtype=np.int64)
     for number, values in enumerate(zip(*table.values, strict=True)):
         arrays[f"{index}.{number}"] = np.stack(values)
@@ -227,7 +227,7 @@ def _rows(
 
 
 def _as_json(info: Any) -> tuple[Any, int]:
-    """What JSON can express of an info, None if that is nothing, and how many entries are lost."""
+    """Return the JSON-compatible entries of an info (`None`: there are none), and the number of others."""
     if not info:
         return None, 0
     if not isinstance(info, dict):

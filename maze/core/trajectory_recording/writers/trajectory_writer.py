@@ -1,4 +1,4 @@
-"""Interface of everything that stores episodes."""
+"""Interface of writers of episodes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from maze.core.trajectory_recording.records.trajectory_record import StateTrajec
 
 
 class TrajectoryWriter(ABC):
-    """Stores finished episodes."""
+    """Store finished episodes."""
 
     @abstractmethod
     def write(self, episode_record: StateTrajectoryRecord) -> None:
-        """Stores an episode.
+        """Store an episode.
 
-        :param episode_record: The episode; it is not changed afterwards.
+        :param episode_record: The episode, which is not modified afterwards.
         """

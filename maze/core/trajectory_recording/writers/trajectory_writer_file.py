@@ -14,7 +14,7 @@ from maze.core.utils.files import write_sealed
 
 
 class TrajectoryWriterFile(TrajectoryWriter):
-    """Writes `<episode id>.pkl`, whole or not at all; `load_trajectory` reads it.
+    """Write `<episode id>.pkl` atomically; `load_trajectory` reads it.
 
     :param log_dir: Directory of the files; created with the first episode.
     """

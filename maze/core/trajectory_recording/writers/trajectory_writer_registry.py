@@ -1,4 +1,4 @@
-"""Where finished episodes go."""
+"""Registry of writers of episodes."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ logger = logging.getLogger(__name__)
 
 
 class TrajectoryWriterRegistry:
-    """The writers of this process. A full disk costs trajectories and gives one warning; it ends nothing else."""
+    """The writers of this process. After an `OSError` a writer is removed with one warning."""
 
     writers: ClassVar[list[TrajectoryWriter]] = []
 
     @classmethod
     def register_writer(cls, writer: TrajectoryWriter) -> None:
-        """Hand all episodes finished from now on to a writer as well."""
+        """Register a writer for episodes that end afterwards."""
         cls.writers.append(writer)
 
     @classmethod
     def unregister_writer(cls, writer: TrajectoryWriter) -> None:
-        """Hand it no more episodes."""
+        """Remove a writer."""
         if writer in cls.writers:
             cls.writers.remove(writer)
 
     @classmethod
     def record_trajectory_data(cls, episode_record: StateTrajectoryRecord) -> None:
-        """Hand a finished episode to all writers."""
+        """Pass a finished episode to all writers."""
         for writer in list(cls.writers):
             try:
                 writer.write(episode_record)
             except OSError as error:  # noqa: PERF203 - writers fail one by one
                 cls.unregister_writer(writer)
                 logger.warning(
-                    "%s cannot store episode %s (%s); it is switched off, and no more trajectories are recorded by it.",
+                    "%s cannot store episode %s (%s); it is disabled and records no more trajectories.",
                     type(writer).__name__,
                     episode_record.id,
                     error,

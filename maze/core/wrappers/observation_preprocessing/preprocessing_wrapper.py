@@ -49,7 +49,7 @@ class PreProcessingWrapper(SubstepObservationWrapper):
         super().__init__(env)
         step_spaces = {key: dict(space.spaces) for key, space in env.observation_spaces_dict.items()}
         self.stages: dict[StepKeyType, list[_Stage]] = {key: [] for key in step_spaces}
-        """The pre-processing of each sub-step, in its order."""
+        """The pre-processing of each sub-step, in order."""
         self.preprocessors: dict[StepKeyType, list[tuple[str, PreProcessor]]] = {key: [] for key in step_spaces}
         """By sub-step key the names of converted observations with their pre-processors, in the order of conversion."""
         for index, entry in enumerate(checked_list(pre_processor_mapping, "pre_processor_mapping")):
@@ -91,6 +91,6 @@ def _build(entry: Mapping[str, Any], space: spaces.Space[Any], where: str) -> Pr
     if not isinstance(processed, spaces.Space) or tuple(processed.shape or ()) != tuple(processor.processed_shape()):
         raise ConfigError(
             f"{where}: {type(processor).__name__}.processed_space() must be a space of the shape that "
-            f"processed_shape() tells, {processor.processed_shape()}; found {processed}."
+            f"processed_shape() returns, {processor.processed_shape()}; found {processed}."
         )
     return processor

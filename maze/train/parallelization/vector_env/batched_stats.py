@@ -1,4 +1,4 @@
-"""Episode statistics of environments that are stepped at once."""
+"""Episode statistics of vectorised simulations."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from maze.core.log_stats.log_stats import (
     event_named,
     split_columns,
 )
-from maze.core.log_stats.reducer_functions import histogram
-from maze.core.log_stats.reduction import CompiledStat, group_of, level_plan, stat_value
+from maze.core.log_stats.reduction import CompiledStat, group_of, histogram, level_plan, stat_value
 
 _PASS_ONE_ON = (None, sum, max, min, latest, np.sum, np.mean, np.median, np.max, np.min)
 """Reducers whose result for a single value is that value."""
@@ -28,7 +27,7 @@ _PASS_ONE_ON = (None, sum, max, min, latest, np.sum, np.mean, np.median, np.max,
 _FIRST_CAPACITY = 1024
 
 _VALUES_AT_ONCE = 16384
-"""Episodes with so many values are reduced together, which fit into the processor's cache."""
+"""Number of values that are reduced together, to fit into the processor's cache."""
 
 _Key = tuple[Callable[..., Any], LogStatsGroup | None, str | None]
 """Event, group, and name of the step statistic."""
@@ -40,11 +39,11 @@ def _kpi_key(name: str) -> LogStatsKey:
 
 
 _Ended = tuple[np.ndarray, np.ndarray, int, Mapping[str, np.ndarray] | None, np.ndarray | None]
-"""Episodes that ended together: environments, first steps, the step after the last, KPIs, which are delivered."""
+"""Episodes that ended together: environments, first steps, step after the last one, KPIs, mask of those to deliver."""
 
 
 class _Episodes(NamedTuple):
-    """Episodes that are over, in the order in which they ended.
+    """Ended episodes, in the order in which they ended.
 
     :param rows: Their environments, `[n_episodes]`.
     :param starts: Their first steps.
@@ -63,7 +62,7 @@ class _Episodes(NamedTuple):
         return _Episodes(self.rows[which], self.starts[which], self.lengths[which], kpis)
 
     def flat_index(self, n_envs: int) -> np.ndarray:
-        """Return where their values are in a flat array `[capacity * n_envs]`, episode by episode, `[n_values]`."""
+        """Return the indices of their values in a flat array `[capacity * n_envs]`, by episode, `[n_values]`."""
         offsets = self.lengths.cumsum() - self.lengths
         index = np.repeat((self.starts - offsets) * n_envs + self.rows, self.lengths)
         index += np.arange(0, len(index) * n_envs, n_envs)
@@ -71,14 +70,13 @@ class _Episodes(NamedTuple):
 
 
 class BatchedEpisodeStats:
-    """Keeps the values of the running episodes in arrays, and reduces those of episodes that end.
+    """Store the values of running episodes in arrays, and reduce those of ended episodes.
 
-    An event occurs at most once a step in each environment and group; its statistics are those that single
-    environments would have. Episodes that end are noted; their statistics are calculated when they are read, of many
-    episodes at once.
+    An event occurs at most once per step in each environment and group; statistics are equal to those of single
+    environments. They are calculated on request, for many ended episodes at once.
 
     :param n_envs: Number of environments.
-    :param before_moving: Called before values of episodes that are over are dropped; calls :meth:`deliver`.
+    :param before_moving: Called before values of ended episodes are dropped; calls :meth:`deliver`.
     """
 
     def __init__(self, n_envs: int, before_moving: Callable[[], None] = lambda: None) -> None:
@@ -92,19 +90,19 @@ class BatchedEpisodeStats:
         self._latest: _Ended | None = None
         """The episodes that ended last."""
         self.n_steps = 0
-        """Number of steps that were kept, which is the number of the step under way."""
+        """Number of stored steps, which is the index of the step in progress."""
         self._capacity = _FIRST_CAPACITY
 
     def add(
         self, event: Callable[..., Any], group: LogStatsGroup | None, name: str | None, values: Any, where: Any = None
     ) -> None:
-        """Keep a step statistic of the step under way.
+        """Store a step statistic of the step in progress.
 
         :param event: Interface method of the event.
         :param group: Its group.
         :param name: Name of the step statistic.
         :param values: `[n_envs]`, or one for all.
-        :param where: bool `[n_envs]`: where it occurred; `None`: everywhere.
+        :param where: bool `[n_envs]`: environments in which it occurred; `None`: all.
         """
         column = self._columns.get((event, group, name)) or self.column(event, group, name, np.asarray(values).dtype)
         column.set(self.n_steps, values, where)
@@ -112,7 +110,7 @@ class BatchedEpisodeStats:
     def column(
         self, event: Callable[..., Any], group: LogStatsGroup | None, name: str | None, dtype: Any
     ) -> StatColumn:
-        """Return the column of a step statistic, which exists as long as this object.
+        """Return the column of a step statistic, which is never replaced.
 
         :param event: Interface method of the event.
         :param group: Its group.
@@ -123,11 +121,11 @@ class BatchedEpisodeStats:
         return self._columns.get(key) or self._add_column(key, dtype)
 
     def fire(self, event: Callable[..., Any], where: np.ndarray | None, attributes: Mapping[str, Any]) -> None:
-        """Keep the step statistics of an event that occurred.
+        """Store the step statistics of an event.
 
         :param event: Interface method of the event.
-        :param where: bool `[n_envs]`: where it occurred; `None`: everywhere.
-        :param attributes: Arrays `[n_envs]` by name, or one value for all; what it is grouped by is the same for all.
+        :param where: bool `[n_envs]`: environments in which it occurred; `None`: all.
+        :param attributes: Arrays `[n_envs]` by name, or one value for all; grouping attributes are common to all.
         """
         plan, given = level_plan(event, "step"), dict(attributes)
         for variant in plan.variants:
@@ -142,21 +140,21 @@ class BatchedEpisodeStats:
                 self.add(event, group, stat.output_name, values, where)
 
     def complete_step(self) -> None:
-        """End the step under way of all environments."""
+        """Complete the step in progress of all environments."""
         self.n_steps += 1
         if self.n_steps == self._capacity:
             self._make_room()
 
     def begin(self, rows: np.ndarray, pauses: bool = False) -> None:
-        """Begin episodes with the step under way; values of earlier ones in their environments are dropped.
+        """Begin episodes with the step in progress; values of earlier ones in their environments are dropped.
 
         :param rows: Indices of the environments.
-        :param pauses: The episodes begin with the step after that.
+        :param pauses: Whether the episodes begin one step later, because of a pending autoreset.
         """
         self._starts[rows] = self.n_steps + pauses
 
     def begun(self) -> np.ndarray:
-        """In which environments the running episode has a step, bool `[n_envs]`."""
+        """Return the environments whose running episode has a step, bool `[n_envs]`."""
         begun: np.ndarray = self._starts < self.n_steps
         return begun
 
@@ -167,20 +165,20 @@ class BatchedEpisodeStats:
         pauses: bool = False,
         counts: np.ndarray | None = None,
     ) -> None:
-        """End episodes with the step completed last; others follow.
+        """End episodes with the last completed step, and begin the next ones.
 
-        :param rows: Indices of the environments, which have taken a step each.
-        :param kpis: Their key performance indicators, `[n_ended]` by name, the same names each time.
-        :param pauses: Whether the episodes that follow begin with the step after the next one.
-        :param counts: Which of them are delivered, bool `[n_ended]`; `None`: all.
+        :param rows: Indices of the environments.
+        :param kpis: Their key performance indicators, `[n_ended]` by name, with the same names in each call.
+        :param pauses: Whether the next episodes begin one step later, because of a pending autoreset.
+        :param counts: Mask of the episodes to deliver, bool `[n_ended]`; `None`: all.
         """
-        # This is called in nearly every step; all else is done for many episodes at once.
+        # Called in nearly every step; all other work is done for many episodes at once.
         self._latest = ended = (rows, self._starts[rows], self.n_steps, kpis, counts)
         self._undelivered.append(ended)
         self._starts[rows] = self.n_steps + pauses
 
     def finished(self) -> dict[int, LogStats]:
-        """Return the statistics of the episodes that ended last by environment, until the next step is completed."""
+        """Return the statistics of the last ended episodes by environment; valid until the next step is completed."""
         if self._latest is None:
             return {}
         rows, starts, end, kpis, _ = self._latest
@@ -188,7 +186,7 @@ class BatchedEpisodeStats:
         return dict(zip(rows.tolist(), split_columns(columns, len(rows), occurrences), strict=True))
 
     def deliver(self, receiver: LogStatsAggregator) -> None:
-        """Hand over the statistics of the episodes that have ended since the last time.
+        """Deliver the statistics of the episodes that have ended since the last call.
 
         :param receiver: Receives them.
         """
@@ -213,14 +211,14 @@ class BatchedEpisodeStats:
         """Calculate the statistics of episodes.
 
         :param episodes: The episodes.
-        :param joins: Whether statistics of which an epoch makes one list are given as arrays of many episodes.
-        :return: The values by statistic, numbers as arrays; of statistics that not all have, the indices of those that
-            have one.
+        :param joins: Whether statistics that epochs only concatenate are returned as arrays of many episodes.
+        :return: The values by statistic, numbers as arrays; for statistics that some episodes lack, the indices of the
+            episodes with a value.
         """
         if episodes.lengths.min() <= 0:
             raise EnvironmentContractError(
-                f"environment {episodes.rows[episodes.lengths.argmin()]}: its episode was over before it had a step; "
-                "one that is to begin with the coming step cannot end before."
+                f"environment {episodes.rows[episodes.lengths.argmin()]}: expected at least one step in an "
+                "episode, but it ended before its first step."
             )
         parts: dict[LogStatsKey, list[Any]] = {}
         indices: dict[LogStatsKey, list[np.ndarray]] = {}
@@ -237,7 +235,7 @@ class BatchedEpisodeStats:
                     where = sizes.nonzero()[0]
                     sizes, n_absent = sizes[where], n_absent[where]
                 for key, stat, is_joined in source.stats:
-                    # As one list of arrays: the epoch's histogram makes lists of them faster than of single values.
+                    # As one list of arrays, which the epoch's histogram converts faster than single values.
                     of_each = [values] if joins and is_joined else stat.reduce_each(values, sizes, n_absent)
                     parts.setdefault(key, []).append(of_each)
                     if where is not None:
@@ -252,10 +250,9 @@ class BatchedEpisodeStats:
         self.begin(np.arange(self.n_envs))
 
     def row_state(self, row: int) -> list[dict[str, Any]]:
-        """Return the values of the running episode of an environment, those of the step under way last.
+        """Return the values of the running episode of an environment, those of the step in progress last.
 
-        They are bytes: a checkpoint of hundreds of environments has thousands of these, and each tensor in it takes
-        its time.
+        As bytes: a checkpoint of hundreds of environments has thousands of them, and tensors are slower to store.
         """
         start, end = min(int(self._starts[row]), self.n_steps), self.n_steps + 1
         return [
@@ -271,7 +268,7 @@ class BatchedEpisodeStats:
         ]
 
     def load_row_state(self, row: int, state: list[dict[str, Any]]) -> None:
-        """Continue from a state that :meth:`row_state` returned.
+        """Restore a result of :meth:`row_state`.
 
         :param row: The environment.
         :param state: The state.
@@ -311,8 +308,8 @@ class BatchedEpisodeStats:
             for stat in plan.variants[index].stats:
                 if stat.cumulative:
                     raise ConfigError(
-                        f"Event {event.__qualname__}: cumulative episode statistics are those of one environment; "
-                        "they cannot be calculated where a simulation steps many environments at once."
+                        f"Event {event.__qualname__}: cumulative episode statistics refer to one environment and "
+                        "are not available for vectorised simulations."
                     )
                 if stat.input_name == name:
                     is_joined = stat.reduce_function is histogram and _is_joined(event, stat.output_name)
@@ -320,7 +317,7 @@ class BatchedEpisodeStats:
         return column
 
     def _drop_ended(self) -> None:
-        """Deliver the episodes that are over, whose values may then be moved."""
+        """Deliver ended episodes, whose values may be moved afterwards."""
         self._before_moving()
         self._undelivered.clear()
         self._latest = None
@@ -353,43 +350,43 @@ def _joined(parts: list[Any]) -> np.ndarray | list[Any]:
 
 
 def _is_joined(event: Callable[..., Any], name: str | None) -> bool:
-    """Whether epochs make of an episode statistic nothing but one list of all values."""
+    """Return whether epochs only concatenate the values of an episode statistic."""
     stats = [stat for variant in level_plan(event, "epoch").variants for stat in variant.stats]
     return all(stat.reduce_function is histogram for stat in stats if stat.input_name == name)
 
 
 class StatColumn:
-    """Values of one step statistic, `[capacity, n_envs]`, and where there are any.
+    """Values of one step statistic, `[capacity, n_envs]`, and a mask of existing values.
 
     :param capacity: Number of steps.
     :param n_envs: Number of environments.
     :param dtype: Type of the values.
-    :param last: The last step that may have a value already.
+    :param last: The last step that may have a value.
     """
 
     def __init__(self, capacity: int, n_envs: int, dtype: Any, last: int = -1) -> None:
         self.array = np.zeros((capacity, n_envs), dtype)
         self.present: np.ndarray | None = None
-        """bool like the values; `None`: there is a value in every step up to the last."""
+        """Mask of existing values; `None`: all steps up to the last have values."""
         self.last = last
         """The last step that may have a value."""
 
     def become_sparse(self) -> np.ndarray:
-        """From now on steps may lack a value; return where there are values."""
+        """Return the mask of existing values, which is created if necessary."""
         if self.present is None:
             self.present = np.zeros(self.array.shape, np.bool_)
             self.present[: self.last + 1] = True
         return self.present
 
     def set(self, step: int, values: Any, where: np.ndarray | None = None) -> None:
-        """Keep the values of a step, `[n_envs]`."""
+        """Store the values of a step, `[n_envs]`."""
         self.array[step] = values
         if where is not None or self.present is not None or step > self.last + 1:
             self.become_sparse()[step] = True if where is None else where
         self.last = step
 
     def load(self, row: int, start: int, values: np.ndarray, present: np.ndarray) -> None:
-        """Keep the values of an environment from a step on."""
+        """Store the values of an environment from a step on."""
         if not present[:-1].all():
             self.become_sparse()
         self.array[start : start + len(values), row] = values
@@ -402,13 +399,13 @@ class StatColumn:
         self.become_sparse()[start:, row] = False
 
     def presence(self, row: int, start: int, end: int) -> np.ndarray:
-        """Return where an environment has values, bool `[end - start]`."""
+        """Return the mask of existing values of an environment, bool `[end - start]`."""
         steps = np.arange(start, end)
         present: np.ndarray = steps <= self.last if self.present is None else self.present[steps, row]
         return present
 
     def take(self, index: np.ndarray, n_steps: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the values at indices of the flat array, and where there are any; `None`: everywhere."""
+        """Return the values at indices of the flat array, and the mask of existing ones; `None`: all exist."""
         values: np.ndarray = self.array.ravel().take(index)
         if self.present is None and self.last + 1 >= n_steps:
             return values, None
@@ -416,7 +413,7 @@ class StatColumn:
         return values, is_present
 
     def move(self, start: int, by: int) -> None:
-        """Move what begins with step `start`; steps that become free have no values."""
+        """Move the values from step `start` on; free steps have no values."""
         self.last += by
         self.array = _moved(self.array, start, by)
         if self.present is not None:
@@ -430,10 +427,10 @@ class StatColumn:
 
 
 class _Source(NamedTuple):
-    """The values that episode statistics are made of.
+    """Values of episode statistics.
 
-    :param columns: Their columns; several where episode statistics drop a part of the group.
-    :param stats: The statistics with their keys, and whether epochs make nothing but one list of all values of them.
+    :param columns: Their columns; several if episode statistics drop a part of the group.
+    :param stats: The statistics with their keys, and whether epochs only concatenate their values.
     """
 
     columns: list[StatColumn]
@@ -442,12 +439,12 @@ class _Source(NamedTuple):
     def values(
         self, index: np.ndarray, lengths: np.ndarray, n_steps: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Return the values of episodes one behind the other, their numbers, and the numbers of steps without a value.
+        """Return the concatenated values of episodes, their counts, and the counts of steps without a value.
 
-        :param index: Where the values of the episodes are in a flat array, one for each step.
+        :param index: Indices of the values in a flat array, one for each step.
         :param lengths: Number of steps of each episode.
-        :param n_steps: Number of steps that are kept.
-        :return: The latter is `None` where each step has one value.
+        :param n_steps: Number of stored steps.
+        :return: The last element is `None` if each step has one value.
         """
         taken = [column.take(index, n_steps) for column in self.columns]
         (values, is_present), *others = taken

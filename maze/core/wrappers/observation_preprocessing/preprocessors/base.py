@@ -17,7 +17,7 @@ from maze.core.utils.array_conversions import LUMA, ArrayConversion, Gray, OneHo
 
 
 class PreProcessor(ABC):
-    """Converts one observation, and its space.
+    """Convert one observation, and its space.
 
     The converted observation is called `<name>-<tag>`.
 
@@ -40,21 +40,21 @@ class PreProcessor(ABC):
 
     @abstractmethod
     def processed_shape(self) -> tuple[int, ...]:
-        """Shape of the converted observation."""
+        """Return shape of the converted observation."""
 
     @abstractmethod
     def processed_space(self) -> spaces.Space[Any]:
-        """Space of the converted observation."""
+        """Return space of the converted observation."""
 
     @abstractmethod
     def process(self, observation: np.ndarray) -> np.ndarray:
-        """Converts an observation; the given array stays as it is.
+        """Convert an observation; the given array is not modified.
 
         :param observation: `[*space.shape]` of the original space.
         """
 
     def conversion(self) -> ArrayConversion | None:
-        """What :meth:`process` does as data, by which an exported policy does it too; None: only `process` knows."""
+        """Return :meth:`process` as data, for exported policies; `None`: it cannot be exported."""
         return None
 
     def tag(self) -> str:
@@ -66,10 +66,10 @@ class PreProcessor(ABC):
 
 
 class ConvertingPreProcessor(PreProcessor):
-    """A pre-processor that is all data: a conversion, and the space of what it gives."""
+    """A pre-processor that consists of a conversion and the converted space."""
 
     def _convert_by(self, conversion: ArrayConversion, space: spaces.Box | None = None) -> None:
-        """Comes last in a constructor.
+        """Set the conversion; called at the end of constructors.
 
         :param space: Space of the converted observation; `None`: that of the converted bounds.
         """
@@ -97,11 +97,11 @@ class ConvertingPreProcessor(PreProcessor):
 
 
 def box_of(space: spaces.Space[Any], processor: str) -> spaces.Box:
-    """The space itself, checked to be one of arrays.
+    """Return the space, checked to be a Box.
 
     :param space: Space of an observation.
-    :param processor: Who needs it, for the message.
-    :raises ConfigError: It is none.
+    :param processor: Name of the pre-processor, for the message.
+    :raises ConfigError: It is no Box.
     """
     if not isinstance(space, spaces.Box):
         raise ConfigError(f"{processor}: expected an observation with a Box space, found {space}.")
@@ -109,21 +109,21 @@ def box_of(space: spaces.Space[Any], processor: str) -> spaces.Box:
 
 
 def same_box(space: spaces.Box, shape: tuple[int, ...]) -> spaces.Box:
-    """Box of another shape whose bounds, type and range of values are those of `space`, taken over all entries."""
+    """Return a Box of another shape with the type of `space` and its bounds, taken over all entries."""
     return spaces.Box(space.low.min(), space.high.max(), shape, dtype=space.dtype.type)
 
 
 def image_values(space: spaces.Box) -> tuple[str, float, float]:
-    """Type, smallest and largest value of an image."""
+    """Return type, smallest and largest value of an image."""
     return str(space.dtype), float(space.low.flat[0]), float(space.high.flat[0])
 
 
 def checked_axis(axis: int, n_dims: int, what: str) -> int:
-    """The same axis, counted from the left.
+    """Return an axis, counted from the left.
 
     :param axis: Axis; negative ones count from the right.
     :param n_dims: Number of dimensions.
-    :param what: Who asks, for the message.
+    :param what: Name of the argument, for the message.
     :raises ConfigError: The observation has no such axis.
     """
     if type(axis) is not int or not -n_dims <= axis < n_dims:
@@ -132,13 +132,13 @@ def checked_axis(axis: int, n_dims: int, what: str) -> int:
 
 
 class FlattenPreProcessor(ConvertingPreProcessor, tag="flatten"):
-    """Joins the last dimensions of an array: `(..., a, b)` becomes `(..., a * b)`.
+    """Join the last dimensions of an array: `(..., a, b)` becomes `(..., a * b)`.
 
     >>> FlattenPreProcessor(spaces.Box(0, 1, (4, 3, 2)), num_flatten_dims=2).processed_shape()
     (4, 6)
 
     :param observation_space: Space of the observation.
-    :param num_flatten_dims: How many dimensions are joined, counted from the last one.
+    :param num_flatten_dims: Number of dimensions to join, counted from the last one.
     :raises ConfigError: The observation has fewer dimensions.
     """
 
@@ -161,10 +161,10 @@ _MAX_CATEGORIES = 2**16
 
 
 class OneHotPreProcessor(ConvertingPreProcessor, tag="one_hot"):
-    """Encodes categories as vectors of zeros with a single one.
+    """Encode categories as vectors of zeros with a single one.
 
-    Works for Discrete spaces, and for MultiDiscrete and bounded Box spaces of whole numbers (of any type), the vectors
-    of whose entries are joined to one.
+    For Discrete spaces, and for MultiDiscrete and bounded Box spaces of whole numbers (of any type), whose encoded
+    entries are concatenated.
 
     >>> OneHotPreProcessor(spaces.Discrete(3)).process(np.int64(1))
     array([0., 1., 0.], dtype=float32)
@@ -177,7 +177,7 @@ class OneHotPreProcessor(ConvertingPreProcessor, tag="one_hot"):
 
 
 def _categories(space: spaces.Space[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """The smallest value and the number of values of each entry."""
+    """Return the smallest value and the number of values of each entry."""
     if isinstance(space, spaces.Discrete):
         return np.array([space.start], dtype=np.int64), np.array([space.n], dtype=np.int64)
     if isinstance(space, spaces.MultiDiscrete):
@@ -195,9 +195,9 @@ def _categories(space: spaces.Space[Any]) -> tuple[np.ndarray, np.ndarray]:
 
 
 class ResizeImgPreProcessor(ConvertingPreProcessor, tag="resize_img"):
-    """Resizes an image: bilinear where it grows, and averaged over the covered area where it shrinks.
+    """Resize an image: bilinear interpolation when enlarging, area averages when shrinking.
 
-    The results are those of Pillow's `BILINEAR` filter. The type of the values stays: images of integers are rounded.
+    The results are those of Pillow's `BILINEAR` filter. The type of the values is kept: images of integers are rounded.
 
     :param observation_space: Space of the image: `(height, width)`, `(height, width, channels)`, or with
         `transpose` `(channels, height, width)`.
@@ -233,7 +233,7 @@ class ResizeImgPreProcessor(ConvertingPreProcessor, tag="resize_img"):
 
 
 def resampling_weights(size: int, target_size: int) -> np.ndarray:
-    """Share of each old pixel in each new one, along one dimension.
+    """Return the share of each old pixel in each new one, along one dimension.
 
     A triangle around the centre of the new pixel, as wide as the distance between pixels on the coarser grid.
 
@@ -251,13 +251,13 @@ def resampling_weights(size: int, target_size: int) -> np.ndarray:
 
 
 class Rgb2GrayPreProcessor(ConvertingPreProcessor, tag="rgb2gray"):
-    """Converts an image with the channels red, green and blue to one of their brightness, without channels.
+    """Convert an RGB image to its brightness, without channels.
 
-    The type of the values stays: images of integers are rounded.
+    The type of the values is kept: images of integers are rounded.
 
     :param observation_space: Space of the image.
     :param rgb_dim: The dimension of the channels.
-    :param num_flatten_dims: Without effect; accepted because configurations in circulation contain it.
+    :param num_flatten_dims: Ignored; accepted because existing configurations contain it.
     :raises ConfigError: The dimension does not hold three channels.
     """
 
@@ -275,14 +275,14 @@ class Rgb2GrayPreProcessor(ConvertingPreProcessor, tag="rgb2gray"):
 
 
 class TransposePreProcessor(ConvertingPreProcessor, tag="transpose"):
-    """Reorders the dimensions of an array, for instance from height, width, channels to channels, height, width.
+    """Reorder the dimensions of an array, for instance from height, width, channels to channels, height, width.
 
     >>> TransposePreProcessor(spaces.Box(0, 1, (96, 64, 3)), axes=[2, 0, 1]).processed_shape()
     (3, 96, 64)
 
     :param observation_space: Space of the observation.
-    :param axes: For each dimension of the result, the dimension of the observation that it is.
-    :raises ConfigError: The axes are no order of the observation's dimensions.
+    :param axes: For each dimension of the result, the dimension of the observation.
+    :raises ConfigError: The axes are no permutation of the observation's dimensions.
     """
 
     def __init__(self, observation_space: spaces.Box, axes: Sequence[int]) -> None:
@@ -298,13 +298,13 @@ class TransposePreProcessor(ConvertingPreProcessor, tag="transpose"):
 
 
 class UnSqueezePreProcessor(ConvertingPreProcessor, tag="unsqueeze"):
-    """Inserts a dimension of size one, for instance the channel that a convolution needs.
+    """Insert a dimension of size one, for instance the channel that a convolution needs.
 
     >>> UnSqueezePreProcessor(spaces.Box(0, 1, (96, 64)), dim=-3).processed_shape()
     (1, 96, 64)
 
     :param observation_space: Space of the observation.
-    :param dim: Where the dimension is in the result; negative ones count from its right end.
+    :param dim: Position of the dimension in the result; negative ones count from its right end.
     """
 
     def __init__(self, observation_space: spaces.Box, dim: int) -> None:

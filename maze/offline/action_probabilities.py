@@ -1,0 +1,254 @@
+"""Probabilities of logged actions under policies: networks, heuristics, and heuristics that explore."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from maze.core.agent.policy import Policy
+from maze.core.agent.random_policy import RandomPolicy, masked_heads
+from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.annotations import override
+from maze.core.env.structured_env import ActorID
+from maze.core.errors import ConfigError
+from maze.distributions.dict import DictProbabilityDistribution
+from maze.distributions.utils import sample_with
+
+Array = np.ndarray[Any, Any]
+Arrays = dict[str, Array]
+MOST_ENUMERATED = 64
+"""Sub-steps with at most so many joint actions are averaged over all of them, others over sampled actions."""
+
+
+class ActionDistribution(Protocol):
+    """A policy's distribution over joint actions in a batch of observations."""
+
+    def log_prob(self, actions: Mapping[str, Array]) -> Array:
+        """Log-probability (density) of one action for each row.
+
+        :param actions: `[n, *shape]` by head.
+        :return: `[n]`; minus infinity where the policy never takes the action.
+        """
+
+    def sample(self, rng: np.random.Generator) -> Arrays:
+        """One action for each row, `[n, *shape]` by head."""
+
+
+class NetworkActions:
+    """Distribution of a torch policy's networks."""
+
+    def __init__(self, distribution: DictProbabilityDistribution) -> None:
+        self._distribution = distribution
+
+    def log_prob(self, actions: Mapping[str, Array]) -> Array:
+        heads = self._distribution.distribution_dict
+        tensors = {head: torch.as_tensor(np.asarray(actions[head])) for head in heads}
+        with torch.inference_mode():
+            return np.asarray(self._distribution.joint_log_prob(tensors).double().cpu().numpy())
+
+    def sample(self, rng: np.random.Generator) -> Arrays:
+        generator = torch.Generator()
+        generator.manual_seed(int(rng.integers(2**63)))
+        with torch.inference_mode():
+            return {
+                head: sample_with(distribution, generator).cpu().numpy()
+                for head, distribution in self._distribution.distribution_dict.items()
+            }
+
+
+class ChosenActions:
+    """A policy that takes one action for certain, `[n, *shape]` by head."""
+
+    def __init__(self, actions: Arrays) -> None:
+        self._actions = actions
+
+    def log_prob(self, actions: Mapping[str, Array]) -> Array:
+        n = len(next(iter(self._actions.values())))
+        same = np.ones(n, np.bool_)
+        for head, chosen in self._actions.items():
+            same &= (np.asarray(actions[head]) == chosen).reshape(n, -1).all(1)
+        return np.asarray(np.where(same, 0.0, -np.inf))
+
+    def sample(self, rng: np.random.Generator) -> Arrays:
+        return self._actions
+
+
+class UniformActions:
+    """Uniform distribution over the allowed actions of discrete heads.
+
+    :param allowed: `[n, n_choices]` by head, at least one allowed choice in each row.
+    """
+
+    def __init__(self, allowed: Mapping[str, Array]) -> None:
+        self._allowed = allowed
+
+    def log_prob(self, actions: Mapping[str, Array]) -> Array:
+        found = np.zeros(len(next(iter(self._allowed.values()))))
+        with np.errstate(divide="ignore"):
+            for head, allowed in self._allowed.items():
+                is_allowed = allowed[np.arange(len(allowed)), actions[head]]
+                found += np.log(is_allowed / allowed.sum(1))
+        return found
+
+    def sample(self, rng: np.random.Generator) -> Arrays:
+        return {
+            head: np.where(allowed, rng.random(allowed.shape), -1.0).argmax(1)
+            for head, allowed in self._allowed.items()
+        }
+
+
+class Mixture:
+    """With probability `epsilon` one distribution, otherwise another one."""
+
+    def __init__(self, base: ActionDistribution, other: ActionDistribution, epsilon: float) -> None:
+        self._base, self._other, self._epsilon = base, other, epsilon
+
+    def log_prob(self, actions: Mapping[str, Array]) -> Array:
+        with np.errstate(divide="ignore"):
+            base = np.log1p(-self._epsilon) + self._base.log_prob(actions)
+            return np.asarray(np.logaddexp(base, np.log(self._epsilon) + self._other.log_prob(actions)))
+
+    def sample(self, rng: np.random.Generator) -> Arrays:
+        base, other = self._base.sample(rng), self._other.sample(rng)
+        explores = rng.random(len(next(iter(base.values())))) < self._epsilon
+        return {
+            head: np.where(explores.reshape(-1, *[1] * (values.ndim - 1)), other[head], values)
+            for head, values in base.items()
+        }
+
+
+class ExploringPolicy(Policy):
+    """Takes the action of another policy, or with probability `epsilon` any allowed action.
+
+    :param base: A heuristic or a policy.
+    :param epsilon: Probability of a random action, in [0, 1].
+    :param action_spaces_dict: Action spaces by step key; exploration needs `Discrete` heads.
+    """
+
+    def __init__(self, base: Policy, epsilon: float, action_spaces_dict: Mapping[Any, spaces.Dict]) -> None:
+        if not 0.0 <= epsilon <= 1.0:
+            raise ConfigError(f"ExploringPolicy: expected `epsilon` in [0, 1], found {epsilon}.")
+        self.base, self.epsilon, self.action_spaces_dict = base, epsilon, dict(action_spaces_dict)
+        self._random = RandomPolicy(dict(action_spaces_dict))
+        self._rng = np.random.default_rng()
+
+    @override(Policy)
+    def seed(self, seed: int) -> None:
+        children = np.random.SeedSequence(seed).generate_state(3)
+        self._rng = np.random.default_rng(children[0])
+        self._random.seed(int(children[1]))
+        self.base.seed(int(children[2]))
+
+    @override(Policy)
+    def needs_state(self) -> bool:
+        return self.base.needs_state()
+
+    @override(Policy)
+    def needs_env(self) -> bool:
+        return self.base.needs_env()
+
+    @override(Policy)
+    def compute_action(
+        self,
+        observation: Any,
+        maze_state: Any = None,
+        env: Any = None,
+        actor_id: ActorID | None = None,
+        deterministic: bool = False,
+    ) -> Any:
+        if not deterministic and self._rng.random() < self.epsilon:
+            return self._random.compute_action(observation, actor_id=actor_id)
+        return self.base.compute_action(observation, maze_state, env, actor_id, deterministic)
+
+
+def action_distribution(
+    policy: Policy, observations: Arrays, actor: ActorID, action_space: spaces.Dict, deterministic: bool = False
+) -> ActionDistribution:
+    """The distribution of a policy's joint actions.
+
+    :param policy: A torch policy; an exploring or random one; or any policy that acts on observations alone, which is
+        taken for deterministic.
+    :param observations: `[n, *shape]` by key.
+    :param actor: The acting actor.
+    :param action_space: Action space of the sub-step.
+    :param deterministic: Evaluate the greedy actions of a torch policy instead of its distribution.
+    :raises ConfigError: The policy needs the simulator or recurrent states, which a log does not hold.
+    """
+    if policy.is_recurrent or policy.needs_state() or policy.needs_env():
+        raise ConfigError(
+            f"{type(policy).__name__} needs {'recurrent states' if policy.is_recurrent else 'the simulator'} to act; a "
+            f"log holds observations only. Evaluate a policy that acts on observations alone."
+        )
+    if isinstance(policy, TorchPolicy) and not deterministic:
+        with torch.inference_mode():
+            return NetworkActions(policy.compute_substep_policy_output(observations, actor).prob_dist)
+    if isinstance(policy, RandomPolicy):
+        return UniformActions(_allowed(observations, action_space, policy.masks))
+    if isinstance(policy, ExploringPolicy):
+        base = action_distribution(policy.base, observations, actor, action_space, deterministic)
+        if deterministic or not policy.epsilon:
+            return base
+        return Mixture(base, UniformActions(_allowed(observations, action_space, {})), policy.epsilon)
+    return ChosenActions(_chosen(policy, observations, actor))
+
+
+def joint_actions(action_space: spaces.Dict) -> list[dict[str, int]] | None:
+    """All joint actions of a small space of `Discrete` heads; `None`: there are too many, or others."""
+    heads = action_space.spaces
+    sizes = [space.n for space in heads.values() if isinstance(space, spaces.Discrete) and space.start == 0]
+    if len(sizes) < len(heads) or np.prod(sizes) > MOST_ENUMERATED:
+        return None
+    return [dict(zip(heads, choice, strict=True)) for choice in itertools.product(*(range(n) for n in sizes))]
+
+
+def candidates(
+    distribution: ActionDistribution, action_space: spaces.Dict, n_rows: int, n_samples: int, rng: np.random.Generator
+) -> tuple[Arrays, Array]:
+    """Actions over which an expectation under a policy is taken: all joint actions, or sampled ones.
+
+    :return: Actions `[n_rows, n_candidates, *shape]` by head, and their weights `[n_rows, n_candidates]`, of sum 1.
+    """
+    enumerated = joint_actions(action_space)
+    if enumerated is None:
+        drawn = [distribution.sample(rng) for _ in range(n_samples)]
+        actions = {head: np.stack([draw[head] for draw in drawn], 1) for head in drawn[0]}
+        return actions, np.full((n_rows, n_samples), 1.0 / n_samples)
+    columns = [{head: np.full(n_rows, choice) for head, choice in action.items()} for action in enumerated]
+    weights = np.exp(np.stack([distribution.log_prob(column) for column in columns], 1))
+    actions = {head: np.stack([column[head] for column in columns], 1) for head in columns[0]}
+    return actions, weights / weights.sum(1, keepdims=True)
+
+
+def _allowed(observations: Arrays, action_space: spaces.Dict, masks: Mapping[str, str]) -> Arrays:
+    n = len(next(iter(observations.values())))
+    shapes = {key: values.shape[1:] for key, values in observations.items()}
+    mask_of = {head: mask for mask, head in masked_heads(shapes, action_space, masks)[0].items()}
+    allowed = {}
+    for head, space in action_space.spaces.items():
+        if not isinstance(space, spaces.Discrete) or space.start != 0:
+            raise ConfigError(
+                f"Action head `{head}` is {space}: the probability of random actions is known for Discrete heads that "
+                f"start at 0 only."
+            )
+        mask = np.ones((n, int(space.n)), np.bool_) if head not in mask_of else observations[mask_of[head]] > 0
+        allowed[head] = mask | ~mask.any(1, keepdims=True)
+    return allowed
+
+
+def _chosen(policy: Policy, observations: Arrays, actor: ActorID) -> Arrays:
+    in_batches: Any = getattr(policy, "compute_actions", None)
+    if in_batches is not None:
+        return dict(in_batches(observations, actor, deterministic=True))
+    n = len(next(iter(observations.values())))
+    chosen = [
+        policy.compute_action(
+            {key: values[row] for key, values in observations.items()}, None, None, actor, deterministic=True
+        )
+        for row in range(n)
+    ]
+    return {head: np.stack([np.asarray(action[head]) for action in chosen]) for head in chosen[0]}

@@ -1,0 +1,270 @@
+"""Fitted Q evaluation: values of a policy, regressed on logged decisions (Le et al. 2019).
+
+A small network for each sub-step key learns by temporal differences. Its last hidden layer then serves as features of
+a linear fit whose fixed point is solved exactly (LSTD-Q, Lagoudakis and Parr 2003), for all data and for bootstrap
+samples of the episodes (Hao et al. 2021), so that intervals contain the error of the fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from maze.core.agent.policy import Policy
+from maze.core.agent.torch_state_action_critic import encode_action
+from maze.core.env.structured_env import StepKeyType
+from maze.offline.action_probabilities import Arrays, action_distribution, candidates
+from maze.offline.logged_steps import LoggedSteps, actor_of
+
+Array = np.ndarray[Any, Any]
+_MOST_BLOCKS = 1000
+"""Episodes are grouped into at most so many blocks, of which bootstrap samples are drawn."""
+
+
+@dataclass(frozen=True)
+class FittedQConfig:
+    """Settings of the regression."""
+
+    hidden_units: int = 64
+    """Width of both hidden layers."""
+    lr: float = 2e-3
+    """Learning rate of Adam."""
+    batch_size: int = 256
+    """Decisions in a minibatch."""
+    n_updates: int = 1000
+    """Gradient steps."""
+    target_interval: int = 100
+    """Gradient steps between two copies of the network into the target network."""
+    n_action_samples: int = 8
+    """Actions over which values are averaged where they cannot be enumerated."""
+    ridge: float = 1e-6
+    """Relative weight of the penalty on the coefficients of the linear fit."""
+
+
+@dataclass(frozen=True)
+class FittedValues:
+    """Linear values of an evaluated policy.
+
+    :param coefficients: Of the fit to all episodes, then of those to bootstrap samples, `[1 + n_samples, n_features]`.
+    :param of_actions: Features of the logged actions, `[n_decisions, n_features]`.
+    :param of_observations: Features of the logged observations, averaged over the policy's actions; same shape.
+    :param of_ends: Features of what follows the last decision of each episode, discounted to that decision,
+        `[n_episodes, n_features]`; 0 after a termination.
+    """
+
+    coefficients: Array
+    of_actions: Array
+    of_observations: Array
+    of_ends: Array
+
+    def of(self, index: int) -> tuple[Array, Array, Array]:
+        """Values of the logged actions, of the logged observations, and of what follows the last decisions.
+
+        :param index: 0: the fit to all episodes; others: those to bootstrap samples.
+        """
+        theta = self.coefficients[index]
+        return self.of_actions @ theta, self.of_observations @ theta, self.of_ends @ theta
+
+
+class _Inputs:
+    """Network inputs of a sub-step key: logged and candidate actions with standardised observations."""
+
+    def __init__(
+        self,
+        data: LoggedSteps,
+        key: StepKeyType,
+        space: spaces.Dict,
+        policy: Policy,
+        greedy: bool,
+        n_samples: int,
+        rng: np.random.Generator,
+    ) -> None:
+        table = data.tables[key]
+        n_rows = len(next(iter(table.observations.values())))
+        agents = np.zeros(n_rows, np.int64)
+        agents[: table.n_actions] = data.agent_ids[data.positions(key)]
+        encoded = np.concatenate(
+            [np.asarray(v, np.float32).reshape(n_rows, -1) for v in table.observations.values()], 1
+        )
+        encoded = (encoded - encoded.mean(0)) / np.maximum(encoded.std(0), 1e-6)
+        by_agent = np.unique(agents)
+        if len(by_agent) > 1:
+            encoded = np.concatenate([encoded, (agents[:, None] == by_agent).astype(np.float32)], 1)
+        self.observations = torch.from_numpy(encoded.clip(-10.0, 10.0).astype(np.float32))
+        self.logged = _encoded(space, table.actions)
+        parts = []
+        for agent in by_agent:
+            rows = np.flatnonzero(agents == agent)
+            seen = {name: values[rows] for name, values in table.observations.items()}
+            distribution = action_distribution(policy, seen, actor_of(key, agent), space, greedy)
+            parts.append((rows, *candidates(distribution, space, len(rows), n_samples, rng)))
+        n_candidates = parts[0][2].shape[1]
+        weights = np.zeros((n_rows, n_candidates), np.float32)
+        actions: Arrays = {
+            head: np.zeros((n_rows, *values.shape[1:]), values.dtype) for head, values in parts[0][1].items()
+        }
+        for rows, chosen, weight in parts:
+            weights[rows] = weight
+            for head, values in chosen.items():
+                actions[head][rows] = values
+        self.weights = torch.from_numpy(weights)
+        self.candidates = _encoded(space, actions)
+
+    @property
+    def size(self) -> int:
+        return self.observations.shape[1] + self.logged.shape[1]
+
+    def of_logged(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.observations[rows], self.logged[rows]], -1)
+
+    def of_candidates(self, rows: torch.Tensor) -> torch.Tensor:
+        actions = self.candidates[rows]
+        seen = self.observations[rows].unsqueeze(1).expand(-1, actions.shape[1], -1)
+        return torch.cat([seen, actions], -1)
+
+
+class _Network(nn.Module):
+    def __init__(self, n_inputs: int, n_units: int) -> None:
+        super().__init__()
+        self.hidden = nn.Sequential(nn.Linear(n_inputs, n_units), nn.ReLU(), nn.Linear(n_units, n_units), nn.Tanh())
+        self.last = nn.Linear(n_units, 1)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(self.last(self.hidden(inputs)).squeeze(-1))
+
+
+def fit_q(
+    data: LoggedSteps,
+    policy: Policy,
+    action_spaces: Mapping[StepKeyType, spaces.Dict],
+    gamma: float,
+    bootstrap: Array,
+    seed: int,
+    config: FittedQConfig | None = None,
+    greedy: bool = False,
+) -> FittedValues:
+    """Fits the values of a policy on logged decisions.
+
+    :param data: The decisions.
+    :param policy: The evaluated policy.
+    :param action_spaces: Action spaces by step key.
+    :param gamma: Discount per environment step.
+    :param bootstrap: Weights of the episodes in bootstrap samples, `[n_samples, n_episodes]`.
+    :param seed: Of initial weights, minibatches and sampled actions.
+    :param config: Settings of the regression.
+    :param greedy: Evaluate the greedy actions of a torch policy.
+    """
+    config = config or FittedQConfig()
+    rng = np.random.default_rng(seed)
+    inputs = {
+        key: _Inputs(data, key, action_spaces[key], policy, greedy, config.n_action_samples, rng) for key in data.tables
+    }
+    networks = _trained(data, inputs, gamma, config, rng)
+    with torch.inference_mode():
+        phi, following, expected = _features(data, inputs, networks)
+    discounts = data.discounts(gamma)
+    return _solved(data, phi, expected, following * discounts[:, None], bootstrap, config.ridge)
+
+
+def _trained(
+    data: LoggedSteps, inputs: Mapping[Any, _Inputs], gamma: float, config: FittedQConfig, rng: np.random.Generator
+) -> dict[Any, _Network]:
+    torch_state = torch.get_rng_state()
+    torch.manual_seed(int(rng.integers(2**31)))
+    networks = {key: _Network(part.size, config.hidden_units) for key, part in inputs.items()}
+    torch.set_rng_state(torch_state)
+    discounts = data.discounts(gamma)
+    scale = float(np.abs(data.rewards).std() + np.abs(data.rewards).mean()) / max(1.0 - min(gamma, 0.99), 1e-2) or 1.0
+    rewards = torch.from_numpy((data.rewards / scale).astype(np.float32))
+    optimizer = torch.optim.Adam([p for network in networks.values() for p in network.parameters()], lr=config.lr)
+    targets = torch.zeros(len(data))
+    rows_of = {key: torch.from_numpy(data.rows[data.positions(key)]) for key in inputs}
+    positions = {key: torch.from_numpy(data.positions(key)) for key in inputs}
+    share = {key: len(found) / len(data) for key, found in positions.items()}
+    for update in range(config.n_updates):
+        if update % config.target_interval == 0:
+            with torch.inference_mode():
+                following = _next_values(data, inputs, networks)
+                targets = rewards + torch.from_numpy((discounts * following).astype(np.float32))
+        loss = torch.zeros(())
+        for key, part in inputs.items():
+            size = max(1, round(config.batch_size * share[key]))
+            drawn = torch.from_numpy(rng.integers(len(positions[key]), size=size))
+            values = networks[key](part.of_logged(rows_of[key][drawn]))
+            loss = loss + nn.functional.mse_loss(values, targets[positions[key][drawn]])
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return networks
+
+
+def _next_values(data: LoggedSteps, inputs: Mapping[Any, _Inputs], networks: Mapping[Any, _Network]) -> Array:
+    found = np.zeros(len(data))
+    for key, part in inputs.items():
+        wanted = _following(data, key)
+        values = networks[key](part.of_candidates(torch.from_numpy(data.next_rows[wanted])))
+        found[wanted] = (values * part.weights[data.next_rows[wanted]]).sum(-1).numpy()
+    return found
+
+
+def _following(data: LoggedSteps, key: StepKeyType) -> Array:
+    is_key = np.fromiter((found == key for found in data.next_step_keys), np.bool_, len(data))
+    return np.flatnonzero(is_key & (data.next_rows >= 0))
+
+
+def _features(
+    data: LoggedSteps, inputs: Mapping[Any, _Inputs], networks: Mapping[Any, _Network]
+) -> tuple[Array, Array, Array]:
+    """Features of logged actions, of what follows under the policy, and of the observations: `[n_decisions, size]`."""
+    widths = {key: network.last.in_features + 1 for key, network in networks.items()}
+    total, begin = sum(widths.values()), 0
+    phi, following, expected = (np.zeros((len(data), total)) for _ in range(3))
+    for key, part in inputs.items():
+        hidden, place = networks[key].hidden, slice(begin, begin + widths[key])
+        begin += widths[key]
+        positions = data.positions(key)
+        phi[positions, place] = _with_bias(hidden(part.of_logged(torch.from_numpy(data.rows[positions]))))
+        for target, decisions, rows in (
+            (expected, positions, data.rows[positions]),
+            (following, wanted := _following(data, key), data.next_rows[wanted]),
+        ):
+            features = hidden(part.of_candidates(torch.from_numpy(rows)))
+            target[decisions, place] = _with_bias((features * part.weights[rows].unsqueeze(-1)).sum(1))
+    return phi, following, expected
+
+
+def _with_bias(features: torch.Tensor) -> Array:
+    return np.concatenate([features.double().numpy(), np.ones((len(features), 1))], 1)
+
+
+def _solved(
+    data: LoggedSteps, phi: Array, expected: Array, following: Array, bootstrap: Array, ridge: float
+) -> FittedValues:
+    """Solves `sum phi (phi - gamma phi')^T theta = sum phi r` for all episodes, and for each bootstrap sample."""
+    n_features = phi.shape[1]
+    blocks = np.array_split(np.arange(data.n_episodes), min(data.n_episodes, _MOST_BLOCKS))
+    starts, ends = data.episode_starts[:-1], data.episode_starts[1:]
+    matrices = np.empty((len(blocks), n_features, n_features))
+    sides = np.empty((len(blocks), n_features))
+    for index, block in enumerate(blocks):
+        rows = slice(starts[block[0]], ends[block[-1]])
+        matrices[index] = phi[rows].T @ (phi[rows] - following[rows])
+        sides[index] = phi[rows].T @ data.rewards[rows]
+    penalty = np.eye(n_features) * ridge * len(data) * float((phi**2).mean())
+    of_blocks = np.stack([bootstrap[:, block].mean(1) for block in blocks], 1)
+    of_blocks = np.concatenate([np.ones((1, len(blocks))), of_blocks])
+    sampled = np.tensordot(of_blocks, matrices, 1) + penalty
+    thetas = np.linalg.solve(sampled, (of_blocks @ sides)[..., None])[..., 0]
+    return FittedValues(thetas, phi, expected, following[ends - 1])
+
+
+def _encoded(space: spaces.Dict, actions: Arrays) -> torch.Tensor:
+    return torch.cat(
+        [encode_action(part, torch.as_tensor(actions[head]), torch.float32) for head, part in space.spaces.items()], -1
+    )

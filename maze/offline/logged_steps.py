@@ -1,0 +1,245 @@
+"""Logged decisions as columns: one source for estimates and for offline training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from maze.core.env.base_env import is_truncated
+from maze.core.env.structured_env import ActorID, StepKeyType
+from maze.core.errors import ConfigError
+from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
+from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
+
+Array = np.ndarray[Any, Any]
+PROPENSITY = "propensity"
+"""Key of a recorded step's `info` with the probability (density) of the joint action under the behaviour policy."""
+
+
+@dataclass
+class SubstepTable:
+    """Observations and actions of the decisions of one sub-step key.
+
+    :param observations: `[n_rows, *shape]` by key, action masks included. Rows beyond those of the actions are
+        observations after the last decision of truncated episodes.
+    :param actions: `[n_actions, *shape]` by action head.
+    """
+
+    observations: dict[str, Array]
+    actions: dict[str, Array]
+
+    @property
+    def n_actions(self) -> int:
+        """Number of decisions."""
+        return len(next(iter(self.actions.values())))
+
+
+@dataclass
+class LoggedSteps:
+    """Decisions of complete episodes in the order in which they were taken.
+
+    Sub-steps of an environment step are decisions of their own. All arrays but `episode_starts` are `[n_decisions]`.
+
+    :param tables: Observations and actions by step key.
+    :param step_keys: Step key of each decision.
+    :param agent_ids: Acting agent.
+    :param rows: Row of each decision in the table of its step key.
+    :param next_rows: Row of the observation that follows, in the table of `next_step_keys`; -1: the episode
+        terminated, or nothing was recorded after its end.
+    :param next_step_keys: Step key of what follows; that of the decision itself where nothing follows.
+    :param steps: Number of the environment step in its episode.
+    :param rewards: Reward between this decision and the next one.
+    :param terminated: The episode ended by its own rules.
+    :param truncated: The episode was cut off.
+    :param propensities: Probability (density) of the action under the policy that acted, NaN where unknown.
+    :param episode_starts: First decision of each episode, and the number of decisions at the end, `[n_episodes + 1]`.
+    """
+
+    tables: dict[StepKeyType, SubstepTable]
+    step_keys: list[StepKeyType]
+    agent_ids: Array
+    rows: Array
+    next_rows: Array
+    next_step_keys: list[StepKeyType]
+    steps: Array
+    rewards: Array
+    terminated: Array
+    truncated: Array
+    propensities: Array
+    episode_starts: Array
+    _positions: dict[StepKeyType, Array] = field(default_factory=dict, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+    @property
+    def n_episodes(self) -> int:
+        """Number of episodes."""
+        return len(self.episode_starts) - 1
+
+    @property
+    def lengths(self) -> Array:
+        """Number of decisions of each episode, `[n_episodes]`."""
+        return np.diff(self.episode_starts)
+
+    def positions(self, step_key: StepKeyType) -> Array:
+        """Decisions of a step key, in the order of its table's rows, `[n_actions]`."""
+        if step_key not in self._positions:
+            found = np.array([index for index, key in enumerate(self.step_keys) if key == step_key], np.int64)
+            self._positions[step_key] = found[np.argsort(self.rows[found], kind="stable")]
+        return self._positions[step_key]
+
+    def discounts(self, gamma: float) -> Array:
+        """Discount from each decision to what follows it: `gamma` where an environment step ends, 1 between sub-steps.
+
+        :param gamma: Discount per environment step, in [0, 1].
+        :return: `[n_decisions]`; 0 where the episode terminated.
+        """
+        same_step = np.append((np.diff(self.steps) == 0) & (np.diff(self._episodes()) == 0), False)
+        return np.where(self.terminated, 0.0, np.where(same_step, 1.0, gamma))
+
+    def returns(self, gamma: float = 1.0) -> Array:
+        """Discounted sum of the rewards of each episode, `[n_episodes]`."""
+        return np.add.reduceat(self.rewards * gamma**self.steps, self.episode_starts[:-1])
+
+    def padded(self, values: Array, fill: float) -> Array:
+        """Values of decisions by episode.
+
+        :param values: `[n_decisions]`.
+        :param fill: What stands behind the end of shorter episodes.
+        :return: `[n_episodes, longest]`.
+        """
+        lengths = self.lengths
+        arranged = np.full((self.n_episodes, int(lengths.max())), fill, np.result_type(values, type(fill)))
+        arranged[np.arange(arranged.shape[1]) < lengths[:, None]] = values
+        return arranged
+
+    def _episodes(self) -> Array:
+        return np.repeat(np.arange(self.n_episodes), self.lengths)
+
+    @classmethod
+    def of_dataset(cls, dataset: InMemoryDataset) -> LoggedSteps:
+        """Decisions of recorded trajectories, Minari data sets and the other sources of a data set.
+
+        :param dataset: Its steps need rewards and done flags; `info["propensity"]` is read where there is one.
+        :raises ConfigError: A step has no reward, or there are no steps.
+        """
+        episodes = (
+            [record for index in indices for record in _with_positions(dataset, index)]
+            for indices in dataset.trajectory_references
+            if len(indices)
+        )
+        return cls.of_episodes(episodes)
+
+    @classmethod
+    def of_episodes(cls, episodes: Iterable[Sequence[tuple[int, SpacesRecord]]]) -> LoggedSteps:
+        """Decisions from records of sub-steps.
+
+        :param episodes: For each episode, in their order, the number of the environment step and the record of each
+            sub-step.
+        :raises ConfigError: A record has no observation, action or reward, or there are none.
+        """
+        builder = _Builder()
+        for episode in episodes:
+            builder.add(episode)
+        return builder.build()
+
+
+def _with_positions(dataset: InMemoryDataset, index: int) -> list[tuple[int, SpacesRecord]]:
+    return [(index, record) for record in dataset.step_records[index].substep_records]
+
+
+class _Builder:
+    """Collects records, and stacks them once."""
+
+    def __init__(self) -> None:
+        self._observations: dict[StepKeyType, list[Mapping[str, Any]]] = {}
+        self._actions: dict[StepKeyType, list[Mapping[str, Any]]] = {}
+        self._closing: dict[StepKeyType, list[tuple[int, Mapping[str, Any]]]] = {}
+        self._decisions: list[tuple[StepKeyType, int, int, int, float, bool, bool, float]] = []
+        self._starts = [0]
+
+    def add(self, episode: Sequence[tuple[int, SpacesRecord]]) -> None:
+        first_step, truncated = episode[0][0], False
+        for position, (step, record) in enumerate(episode):
+            place = f"episode {len(self._starts) - 1}, decision {position}"
+            if record.observation is None or record.action is None or record.reward is None:
+                raise ConfigError(
+                    f"Logged data, {place}: expected an observation, an action and a reward of actor "
+                    f"{tuple(record.actor_id)}. Record episodes with `runner.record_trajectory=true`, or report the "
+                    f"outcomes of a server's decisions."
+                )
+            key, info = record.actor_id.step_key, record.info if isinstance(record.info, Mapping) else {}
+            actions = self._actions.setdefault(key, [])
+            self._observations.setdefault(key, []).append(record.observation)
+            is_last = position == len(episode) - 1
+            truncated = is_last and (not record.done or is_truncated(bool(record.done), info))
+            propensity = float(info.get(PROPENSITY, np.nan))
+            if not np.isnan(propensity) and propensity <= 0:
+                raise ConfigError(
+                    f"Logged data, {place}: expected the probability of the taken action to be positive, found "
+                    f"{propensity}."
+                )
+            row, agent = len(actions), record.actor_id.agent_id
+            ended = is_last and not truncated
+            self._decisions.append(
+                (key, agent, row, step - first_step, float(record.reward), ended, truncated, propensity)
+            )
+            actions.append(record.action)
+        if truncated and record.next_observation is not None:
+            self._closing.setdefault(self._key_after(episode), []).append(
+                (len(self._decisions) - 1, record.next_observation)
+            )
+        self._starts.append(len(self._decisions))
+
+    @staticmethod
+    def _key_after(episode: Sequence[tuple[int, SpacesRecord]]) -> StepKeyType:
+        return episode[0][1].actor_id.step_key
+
+    def build(self) -> LoggedSteps:
+        if not self._decisions:
+            raise ConfigError("Logged data: found no decision. Expected at least one episode with one step.")
+        keys, agents, rows, steps, rewards, terminated, truncated, propensities = zip(*self._decisions, strict=True)
+        next_rows = np.append(np.array(rows[1:], np.int64), -1)
+        next_keys = [*keys[1:], keys[-1]]
+        for last in np.array(self._starts[1:]) - 1:
+            next_rows[last], next_keys[last] = -1, keys[last]
+        tables = {}
+        for key, observations in self._observations.items():
+            closing = self._closing.get(key, [])
+            for offset, (decision, _) in enumerate(closing):
+                next_rows[decision], next_keys[decision] = len(observations) + offset, key
+            stacked = [*observations, *(observation for _, observation in closing)]
+            tables[key] = SubstepTable(_stacked(stacked, key), _stacked(self._actions[key], key))
+        return LoggedSteps(
+            tables=tables,
+            step_keys=list(keys),
+            agent_ids=np.array(agents, np.int64),
+            rows=np.array(rows, np.int64),
+            next_rows=next_rows,
+            next_step_keys=next_keys,
+            steps=np.array(steps, np.int64),
+            rewards=np.array(rewards, np.float64),
+            terminated=np.array(terminated, np.bool_),
+            truncated=np.array(truncated, np.bool_),
+            propensities=np.array(propensities, np.float64),
+            episode_starts=np.array(self._starts, np.int64),
+        )
+
+
+def _stacked(entries: Sequence[Mapping[str, Any]], key: StepKeyType) -> dict[str, Array]:
+    try:
+        return {name: np.stack([np.asarray(entry[name]) for entry in entries]) for name in entries[0]}
+    except (KeyError, ValueError) as error:
+        raise ConfigError(
+            f"Logged data, sub-step {key!r}: expected the same entries with the same shapes in all decisions "
+            f"({error}). The log seems to hold decisions of several environments."
+        ) from error
+
+
+def actor_of(step_key: StepKeyType, agent_id: int) -> ActorID:
+    """The actor of a decision."""
+    return ActorID(step_key, int(agent_id))

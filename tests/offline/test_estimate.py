@@ -1,0 +1,180 @@
+"""Estimates from logs with known truth: two masked sub-steps, and reasons to refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from maze.core.agent.policy import Policy
+from maze.core.agent.random_policy import RandomPolicy
+from maze.core.env.structured_env import ActorID
+from maze.core.errors import ConfigError
+from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
+from maze.offline.action_probabilities import ExploringPolicy, action_distribution, candidates
+from maze.offline.estimate import EstimationConfig, PolicyEstimate, Weighting, estimate, log_probabilities
+from maze.offline.fitted_q import FittedQConfig
+from maze.offline.logged_steps import LoggedSteps
+
+ACTION_SPACES = {"pick": spaces.Dict(item=spaces.Discrete(3)), "place": spaces.Dict(side=spaces.Discrete(2))}
+FAST = FittedQConfig(n_updates=200, hidden_units=16)
+
+
+class Constant(Policy):
+    """Picks item 1 and places it on side 1."""
+
+    def compute_action(
+        self, observation: Any, maze_state: Any, env: Any, actor_id: Any = None, deterministic: bool = False
+    ) -> Any:
+        return {"item": np.int64(1)} if actor_id.step_key == "pick" else {"side": np.int64(1)}
+
+
+BEHAVIOUR = ExploringPolicy(Constant(), 0.5, ACTION_SPACES)
+
+
+def episode(rng: np.random.Generator, n_steps: int, last: str = "terminated") -> list[tuple[int, SpacesRecord]]:
+    """Item 1 is worth 1 (2 on side 1), others nothing; item 2 is masked in every second step."""
+    records = []
+    for step in range(n_steps):
+        mask = np.array([1, 1, step % 2], np.float32)
+        item = 1 if rng.random() < 0.5 else int(rng.choice(np.flatnonzero(mask)))
+        side = 1 if rng.random() < 0.5 else int(rng.integers(2))
+        is_last = step == n_steps - 1
+        info = {"TimeLimit.truncated": True} if is_last and last == "truncated" else {}
+        observed = {"step": np.array([step], np.float32), "item_mask": mask}
+        records += [
+            (step, SpacesRecord(ActorID("pick", 0), observed, {"item": np.int64(item)}, 0.0, False, {})),
+            (
+                step,
+                SpacesRecord(
+                    ActorID("place", 0),
+                    {"item": np.eye(3, dtype=np.float32)[item]},
+                    {"side": np.int64(side)},
+                    float((item == 1) * (1 + side)),
+                    is_last,
+                    info,
+                    next_observation=observed,
+                ),
+            ),
+        ]
+    return records
+
+
+def log(n_episodes: int = 400, n_steps: int = 2, last: str = "terminated", known: bool = True) -> LoggedSteps:
+    rng = np.random.default_rng(0)
+    data = LoggedSteps.of_episodes(episode(rng, n_steps, last) for _ in range(n_episodes))
+    if known:
+        data.propensities = np.exp(log_probabilities(data, BEHAVIOUR, ACTION_SPACES))
+    return data
+
+
+def by_estimator(entries: list[PolicyEstimate], policy: str) -> dict[str, PolicyEstimate]:
+    return {entry.estimator: entry for entry in entries if entry.policy == policy}
+
+
+def test_columns_are_those_of_the_records() -> None:
+    data = log(3, 2, "truncated")
+    assert (len(data), data.n_episodes) == (12, 3)
+    assert data.step_keys[:4] == ["pick", "place", "pick", "place"]
+    assert data.steps[:4].tolist() == [0, 0, 1, 1]
+    assert data.discounts(0.5)[:4].tolist() == [1.0, 0.5, 1.0, 0.5]
+    assert data.truncated.tolist() == [False, False, False, True] * 3
+    assert not data.terminated.any()
+    assert data.next_rows[:4].tolist() == [0, 1, 1, 6]  # the seventh row of `pick` is what was seen after the end
+    assert data.next_step_keys[3] == "pick"
+    assert data.tables["pick"].n_actions == 6
+    assert len(data.tables["pick"].observations["step"]) == 9
+    np.testing.assert_allclose(data.returns(0.5), data.rewards.reshape(3, 4) @ [1.0, 1.0, 0.5, 0.5])
+
+
+def test_what_follows_a_termination_is_worth_nothing() -> None:
+    data = log(2, 1, "terminated")
+    assert data.discounts(0.9).tolist() == [1.0, 0.0] * 2
+    assert data.next_rows.tolist() == [0, -1, 1, -1]
+
+
+def test_probabilities_of_exploration_by_hand() -> None:
+    data = log(1, 2)
+    ratios = np.exp(log_probabilities(data, BEHAVIOUR, ACTION_SPACES))
+    items = data.tables["pick"].actions["item"]
+    by_hand = [(0.5 if item == 1 else 0.0) + 0.5 / (2 + step % 2) for step, item in enumerate(items)]
+    np.testing.assert_allclose(ratios[::2], by_hand)
+    uniform = np.exp(log_probabilities(data, RandomPolicy(dict(ACTION_SPACES)), ACTION_SPACES))
+    np.testing.assert_allclose(uniform, [1 / 2, 1 / 2, 1 / 3, 1 / 2])
+
+
+def test_all_estimators_find_the_value_of_another_policy() -> None:
+    entries = estimate({"constant": Constant()}, log(), ACTION_SPACES, EstimationConfig(gamma=1.0, fitted_q=FAST))
+    found = by_estimator(entries, "constant")
+    assert set(found) == {"fqe", "is", "wis", "pdis", "wpdis", "dr", "wdr", "magic"}
+    for name, entry in found.items():
+        assert entry.refusal == ""
+        assert entry.estimate.low - 0.05 <= 4.0 <= entry.estimate.high + 0.05, name
+    assert found["is"].bernstein is not None
+    assert found["is"].bernstein[0] < 4.0 < found["is"].bernstein[1]
+    assert 50 < found["is"].effective_episodes < 400
+
+
+def test_the_log_itself_stands_beside_the_estimates() -> None:
+    data = log()
+    entry = estimate({}, data, ACTION_SPACES, EstimationConfig(gamma=1.0))[0]
+    assert entry.estimate.value == pytest.approx(data.returns().mean())
+
+
+def test_truncated_episodes_go_on_in_fitted_values() -> None:
+    # reward 2 in each step for ever: 2 / (1 - 0.5)
+    config = EstimationConfig(gamma=0.5, estimators=("fqe", "dr"), fitted_q=FAST)
+    found = by_estimator(estimate({"c": Constant()}, log(400, 3, "truncated"), ACTION_SPACES, config), "c")
+    assert found["fqe"].estimate.value == pytest.approx(4.0, abs=0.4)
+    assert found["dr"].estimate.value == pytest.approx(4.0, abs=0.4)
+
+
+def test_without_probabilities_only_fitted_values_are_given() -> None:
+    config = EstimationConfig(fitted_q=FAST, estimators=("fqe", "wis"))
+    found = by_estimator(estimate({"c": Constant()}, log(known=False), ACTION_SPACES, config), "c")
+    assert found["fqe"].refusal == ""
+    assert "no probabilities of its actions" in found["wis"].refusal
+    assert np.isnan(found["wis"].estimate.value)
+
+
+def test_long_episodes_are_refused_by_their_effective_sample_size() -> None:
+    config = EstimationConfig(fitted_q=FAST, estimators=("fqe", "pdis"))
+    found = by_estimator(estimate({"c": Constant()}, log(200, 12), ACTION_SPACES, config), "c")
+    assert found["fqe"].refusal == ""
+    assert "equally weighted" in found["pdis"].refusal
+
+
+def test_a_deterministic_log_does_not_support_other_actions() -> None:
+    data = log()
+    data.propensities = np.ones(len(data))  # as if the heuristic had not explored
+    found = Weighting.of(data, log_probabilities(data, RandomPolicy(dict(ACTION_SPACES)), ACTION_SPACES))
+    assert found.unsupported > 0.4
+    entries = estimate({"random": RandomPolicy(dict(ACTION_SPACES))}, data, ACTION_SPACES)
+    assert all("more exploration" in entry.refusal for entry in by_estimator(entries, "random").values())
+
+
+def test_candidates_are_all_actions_with_the_probabilities_of_the_policy() -> None:
+    observations = {"step": np.zeros((2, 1), np.float32), "item_mask": np.array([[1, 1, 0], [1, 1, 1]], np.float32)}
+    actor, space = ActorID("pick", 0), ACTION_SPACES["pick"]
+    distribution = action_distribution(BEHAVIOUR, observations, actor, space)
+    actions, weights = candidates(distribution, space, 2, 8, np.random.default_rng(0))
+    assert actions["item"].tolist() == [[0, 1, 2]] * 2
+    np.testing.assert_allclose(weights, [[0.25, 0.75, 0.0], [1 / 6, 2 / 3, 1 / 6]])
+
+
+def test_policies_that_need_a_simulator_are_refused() -> None:
+    class NeedsEnv(Constant):
+        def needs_env(self) -> bool:
+            return True
+
+    with pytest.raises(ConfigError, match="NeedsEnv needs the simulator"):
+        estimate({"c": NeedsEnv()}, log(), ACTION_SPACES)
+
+
+def test_impossible_probabilities_are_refused_with_their_place() -> None:
+    records = episode(np.random.default_rng(0), 1)
+    records[1][1].info["propensity"] = 0.0
+    with pytest.raises(ConfigError, match=r"episode 0, decision 1: expected the probability .* found 0.0"):
+        LoggedSteps.of_episodes([records])
