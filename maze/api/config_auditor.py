@@ -1,4 +1,4 @@
-"""Checks of what a RunContext was given, before anything is composed or built."""
+"""Checks of the arguments of a RunContext before its configuration is composed."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class ConfigurationAuditor:
     overrides: _OverridesType = field(default_factory=dict, init=False, repr=False)
     """Values and objects by their paths."""
     ephemeral_init_kwargs: dict[str, str] = field(default_factory=dict, init=False, repr=False)
-    """Names of modules that are needed to compose a configuration, into which objects are put afterwards: the runner
-    depends on the name of the algorithm."""
+    """Names of modules for the composition of a configuration, which objects replace afterwards: the runner depends on
+    the name of the algorithm."""
 
     def audit(self) -> None:
-        """Checks everything that can be checked without composing the configuration.
+        """Check the arguments as far as possible without composing the configuration.
 
         :raises ConfigError: Names the argument, what was expected, what was found and what to do.
         """
@@ -80,7 +80,7 @@ class ConfigurationAuditor:
         self.ephemeral_init_kwargs = {"algorithm": names[-1]} if names else {}
 
     def _choices(self, name: str, value: Any) -> list[Any]:
-        """The runs' values of a component, of which there is one unless `multirun`."""
+        """Return the values of a component for all runs; one value unless `multirun`."""
         is_list = isinstance(value, list | tuple)
         if not is_list or (name == "wrappers" and not self.multirun):
             return [value]
@@ -142,7 +142,7 @@ class ConfigurationAuditor:
             )
 
     def _check_composers(self) -> None:
-        """Composers have made their networks when they are given: nothing in them can be overridden any more."""
+        """Refuse overrides below composers, whose networks are built already."""
         paths = {"policy": "model.policy", "critic": "model.critic"}
         given = {**self.overrides, **self.kwargs}
         given |= {path: self.kwargs[name] for name, path in paths.items() if name in self.kwargs}
@@ -151,16 +151,16 @@ class ConfigurationAuditor:
             for key in self.overrides:
                 if key.lstrip("+~").startswith(f"{path.lstrip('+')}."):
                     raise InvalidSpecificationError(
-                        f"overrides[{key!r}]: {path} is a {type(value).__name__}, which is complete. Change what "
-                        f"you pass as {path}, or pass its configuration: a name, or a mapping with `{TARGET_KEY}`."
+                        f"overrides[{key!r}]: {path} is a {type(value).__name__}, which is complete. Change the "
+                        f"object passed as {path}, or pass its configuration: a name, or a mapping with `{TARGET_KEY}`."
                     )
 
     def algorithm_name(self, algorithm: Any) -> str:
-        """The option of the group `algorithm` that fits an algorithm given as an object or a mapping."""
+        """Return the option of the group `algorithm` that fits an algorithm given as an object or a mapping."""
         try:
             config_class = _algorithm_class(algorithm)
             if isinstance(self.kwargs.get("runner"), str | None):
-                TrainingRunner.trainer_for(config_class)  # tells now if none is named
+                TrainingRunner.trainer_for(config_class)  # raises an error if none is named
             return option_of(config_class)
         except ConfigError as error:
             raise InvalidSpecificationError(str(error)) from error
@@ -188,14 +188,14 @@ def _check_component(name: str, value: Any) -> None:
 
 def _expected(name: str) -> str:
     if name == "env":
-        return "the name of a module, a mapping, an environment, or a class or function that makes one"
+        return "the name of a module, a mapping, an environment, or a class or function that creates one"
     if name == "wrappers":
         return "the name of a module, or a mapping from wrappers to their arguments"
     return f"the name of a module, a mapping or an instance of {_OBJECTS[name].__name__}"
 
 
 def _algorithm_class(algorithm: Any) -> type[AlgorithmConfig]:
-    """Class of an algorithm's configuration; that of a mapping without `_target_` is told by its keys."""
+    """Return the configuration class of an algorithm; for a mapping without `_target_`, the class with its keys."""
     known = algorithm_class(algorithm)
     if known is not None:
         return known
@@ -218,6 +218,6 @@ def _algorithm_class(algorithm: Any) -> type[AlgorithmConfig]:
 
 
 def unknown_argument(name: str, known: Callable[..., Any] | list[str]) -> str:
-    """What to say about an argument that nobody takes."""
+    """Return the message for an unknown argument."""
     names = known if isinstance(known, list) else [key for key in inspect.signature(known).parameters if key != "self"]
     return f"{name}: unknown argument.{did_you_mean(name, names)} Known: {', '.join(names)}."

@@ -1,4 +1,4 @@
-"""Composes the configurations of a RunContext's runs."""
+"""Composition of the configurations of a RunContext's runs."""
 
 from __future__ import annotations
 
@@ -37,51 +37,51 @@ from maze.train.trainers.common.config_classes import algorithm_class
 from maze.train.trainers.common.training_runner import TrainingRunner
 
 _GYM_ID = re.compile(r"-v\d+$|[:/]")
-"""What tells the id of a gymnasium environment from an option of the group `env`."""
+"""Pattern of ids of gymnasium environments, as opposed to options of the group `env`."""
 ROLLOUT_SECTIONS = ("env", "wrappers", "model", "critic", "policy", "seeding", "runner", "input_dir", "log_base_dir")
-"""Where overrides have a meaning for rollouts as well."""
+"""Sections whose overrides also apply to rollouts."""
 
 _WEIGHTS = ("state_dict.pt", "latest.pt")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One of the values that a run can have for something."""
+    """One of the values of a component or override."""
 
     value: Any
-    """As it was given."""
+    """The value as given."""
     texts: tuple[str, ...] = ()
     """Overrides for Hydra."""
     placed: tuple[tuple[str, Any], ...] = ()
-    """Paths and values that are put into the composed configuration."""
+    """Paths and values that are inserted into the composed configuration."""
 
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """Everything that defines a run."""
+    """The definition of a run."""
 
     number: int
     config: DictConfig
     """The job's configuration."""
     hydra: DictConfig
-    """The same as Hydra composed it, with Hydra's own section."""
+    """The configuration composed by Hydra, with Hydra's own section."""
     workdir: Path
     arguments: tuple[str, ...]
-    """What a command line would state."""
+    """The equivalent arguments of a command line."""
     placed: tuple[str, ...]
-    """Paths of what no command line can state."""
+    """Paths of objects, which have no equivalent on the command line."""
     swept: Mapping[str, Any]
-    """What distinguishes the run from the others of a multirun."""
+    """Values that distinguish the run from the others of a multirun."""
     guard: ImportGuard | None = field(default_factory=current_guard)
-    """What may be imported where a part of the configuration comes from an earlier run."""
+    """Guard of imports for sections from an earlier run."""
 
 
 @dataclass
 class ConfigurationLoader:
-    """Composes the configuration of each run and puts objects into it.
+    """Composes the configuration of each run and inserts objects into it.
 
-    :param auditor: What was given, checked.
-    :param run_mode: What the runs are for.
+    :param auditor: The checked arguments.
+    :param run_mode: Training or rollout.
     :param configuration: Name of the root configuration; `None`: the one of the run mode.
     :param experiment: Name of an experiment.
     :param run_dir: Directory to work in; `None`: a new one, named as on the command line.
@@ -100,7 +100,7 @@ class ConfigurationLoader:
     """The runs, in the order of their numbers."""
 
     def load(self) -> None:
-        """Composes all configurations.
+        """Compose all configurations.
 
         :raises ConfigError: Something is unknown, contradictory or of the wrong type.
         """
@@ -122,10 +122,10 @@ class ConfigurationLoader:
 
     @property
     def workdirs(self) -> list[str]:
-        """The directory that each run is going to work in; it gets a suffix where another run has taken it since."""
+        """The directory of each run; a suffix is appended if another run uses it by then."""
         return [str(run.workdir) for run in self.runs]
 
-    # -- what there is to choose from --------------------------------------------------------------------------
+    # -- choices -----------------------------------------------------------------------------------------------
 
     def _axes(self) -> Iterator[tuple[str, list[Choice]]]:
         is_training = self.run_mode is RunMode.TRAINING
@@ -134,7 +134,7 @@ class ConfigurationLoader:
             if value is not None and (is_training or name in ROLLOUT_SECTIONS):
                 yield name, [self._component(name, option) for option in self._options(name, value)]
         if self.tracking is not None and is_training:
-            yield "tracking", [self._tracking()]  # a list is one choice: several trackers at a time
+            yield "tracking", [self._tracking()]  # a list is one choice: several trackers
         if self.experiment is not None:
             yield (
                 "experiment",
@@ -184,7 +184,7 @@ class ConfigurationLoader:
                 texts = (*option, f"env.name={value_text(value)}")
             return Choice(value, texts)
         if name == "env" and isinstance(value, type):
-            value = {TARGET_KEY: value}  # which the run's files can name
+            value = {TARGET_KEY: value}  # the run's files can name it
         if name == "wrappers":
             if isinstance(value, Wrapper):
                 return Choice(value, placed=(("env", value), ("wrappers", {})))
@@ -198,7 +198,7 @@ class ConfigurationLoader:
             return Choice(value)
         path = {"policy": "model.policy", "launcher": "hydra.launcher"}.get(name, name)
         if self.auditor.multirun and name in ("model", "policy", "critic", "runner"):
-            # Each run trains networks of its own.
+            # Each run trains its own networks.
             value = copy.deepcopy(value)
         return Choice(value, placed=((path, value),))
 
@@ -213,7 +213,7 @@ class ConfigurationLoader:
         return Choice(value, placed=((path, value),))
 
     def _is_below_object(self, path: str) -> bool:
-        """Whether Hydra cannot follow the path: through objects, class paths and lists."""
+        """Return whether Hydra cannot resolve the path: through objects, class paths and lists."""
         keys = path.lstrip("+").split(".")
         given = self.auditor.kwargs
         replaced = {name for name in (*given, "policy") if not isinstance(given.get(name, ""), str)}
@@ -263,7 +263,7 @@ class ConfigurationLoader:
                 full.hydra.job.id = f"{full.hydra.job.name}_{number}"
             full.hydra.runtime.cwd = str(self.project)
             for path, value in placed:
-                if path in full.hydra.runtime.choices and path != "algorithm":  # whose module is known
+                if path in full.hydra.runtime.choices and path != "algorithm":  # its module is known
                     full.hydra.runtime.choices[path] = _short_name(value)
                 if path.startswith("hydra."):
                     place(full, path, value)
@@ -295,7 +295,7 @@ class ConfigurationLoader:
         model = config.get("model")
         if "critic" in placed and isinstance(model, DictConfig) and not OmegaConf.is_interpolation(model, "critic"):
             raise InvalidSpecificationError(
-                "critic: the model brings its own critic (model.critic). Leave the argument out, or pass the critic as "
+                "critic: the model has its own critic (model.critic). Remove the argument, or pass the critic as "
                 "overrides={'model.critic': ...}."
             )
 
@@ -304,21 +304,21 @@ class ConfigurationLoader:
         sweeper = str(OmegaConf.select(full, "hydra.sweeper._target_"))
         if not sweeper.endswith(("BasicSweeper", "GridSweep", "GridSweeper")):
             raise InvalidSpecificationError(
-                f"multirun: tries all combinations of lists, but the configuration asks for {sweeper}. Search for "
+                f"multirun: tries all combinations of lists, but the configuration selects {sweeper}. Search for "
                 "hyperparameters with the command line: maze-run -cn conf_train ... --multirun."
             )
 
     def _workdir(self, full: DictConfig, number: int) -> Path:
         if not self.auditor.multirun:
             return self.project / str(self.run_dir or full.hydra.run.dir)
-        # The names contain the time: all runs go where the first one goes.
+        # The names contain the time: all runs are below the directory of the first.
         base = self.runs[0].workdir.parent if self.runs and self.run_dir is None else None
         if base is None:
             base = self.project / str(self.run_dir or full.hydra.sweep.dir)
         return base / Path(str(full.hydra.sweep.subdir)).name
 
     def _earlier_run(self, number: int) -> Path | None:
-        """The run that is continued: the one in the directory to work in, if there is one."""
+        """Return the run that is continued: the one in `run_dir`, if any."""
         if self.run_dir is None or self.run_mode is not RunMode.TRAINING:
             return None
         directory = self.project / self.run_dir
@@ -328,7 +328,7 @@ class ConfigurationLoader:
 
 
 def _check_runner(config: DictConfig) -> None:
-    """Refuses a runner that trains nothing, or other algorithms than the configured one."""
+    """Refuse a runner that trains nothing, or another algorithm than the configured one."""
     runner = config.get("runner")
     is_object = isinstance(runner, Runner)
     kind = type(runner) if is_object else Factory(Runner).type_from_name(runner[TARGET_KEY], config_path="runner")  # type: ignore[type-abstract]
@@ -340,12 +340,12 @@ def _check_runner(config: DictConfig) -> None:
     from maze.core.rollout.check_runner import CheckRunner
     from maze.core.rollout.rollout_runner import RolloutRunner
 
-    if issubclass(kind, RolloutRunner | CheckRunner):  # others are somebody's own, or RLlib's
+    if issubclass(kind, RolloutRunner | CheckRunner):  # others are the user's or RLlib's
         raise InvalidSpecificationError(f"runner: a {kind.__name__} trains nothing. Choose 'dev' or 'local'.")
 
 
 def as_on_command_line(path: str, value: Any) -> Any:
-    """The value of an override; texts that the command line would read as numbers are numbers."""
+    """Return the value of an override, with texts converted to numbers as on the command line."""
     if isinstance(value, list | tuple):
         return [as_on_command_line(path, entry) for entry in value]
     if not isinstance(value, str):
@@ -358,7 +358,7 @@ def as_on_command_line(path: str, value: Any) -> Any:
 
 
 def _sweep(name: str, value: str) -> list[Any]:
-    """The values that the command line's syntax for sweeps stands for (`a,b`, `range(1,4)`), or the text itself."""
+    """Return the values of a sweep in the command line's syntax (`a,b`, `range(1,4)`), or the text itself."""
     try:
         override = OverridesParser.create().parse_override(f"{name.lstrip('+~')}={value}")
     except HydraException:
@@ -367,13 +367,13 @@ def _sweep(name: str, value: str) -> list[Any]:
         return [value]
     if not override.is_discrete_sweep():
         raise InvalidSpecificationError(
-            f"{name}: {value!r} is an interval; name the values to try, or use a sweeper that draws from intervals."
+            f"{name}: {value!r} is an interval. Name the values to try, or use a sweeper that samples from intervals."
         )
     return list(override.sweep_iterator())
 
 
 def _short_name(value: Any) -> str:
-    """How a component is called in names of directories."""
+    """Return the name of a component in names of directories."""
     if isinstance(value, Mapping):
         value = value.get("_target_", "custom")
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Several runs of a RunContext, one after the other or by a launcher of Hydra."""
+"""Several runs of a RunContext, sequentially or by a launcher of Hydra."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _NO_COLUMNS = ("number", "overrides", "epochs")
-"""Fields of a result that are its row's name, columns of their own, or a table themselves."""
+"""Fields of a result that are the index of its row, separate columns, or a table."""
 
 _IN_PROCESS = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
 
@@ -42,7 +42,7 @@ def train_all(
     n_epochs: int | None,
     train_kwargs: Mapping[str, Any],
 ) -> None:
-    """Trains all runs; those that fail do not keep the others from running.
+    """Train all runs; failed runs do not stop the others.
 
     :param runs: The runs.
     :param launcher: Starts them; `None`: the configured one.
@@ -70,13 +70,13 @@ def train_all(
     failed = [str(run.loaded.number) for run in runs if run.result.status == "failed"]
     if failed:
         raise RunContextError(
-            f"{len(failed)} of {len(runs)} runs failed ({', '.join(failed)}); `results` says which and why. The first "
+            f"{len(failed)} of {len(runs)} runs failed ({', '.join(failed)}); see `results`. The first "
             f"error: {first_error}"
         ) from first_error
 
 
 def _trained(run: TrainingRun, n_epochs: int | None, train_kwargs: Mapping[str, Any]) -> Exception | None:
-    """Trains a run.
+    """Train a run.
 
     :return: Its error.
     """
@@ -92,7 +92,7 @@ def _trained(run: TrainingRun, n_epochs: int | None, train_kwargs: Mapping[str, 
 
 
 def _report(directory: Path, results: Sequence[RunResult], silent: bool) -> None:
-    """Writes and prints the table that sweeps of the command line end with."""
+    """Write and print the table of results, as sweeps of the command line do."""
     from maze.cli.sweeps.results import TrialResult, results_table, write_results
 
     trials = [
@@ -122,7 +122,7 @@ def _shown(value: Any) -> str:
 
 
 def results_frame(results: Sequence[RunResult]) -> pd.DataFrame:
-    """A row for each run, indexed by its number; what distinguishes the runs comes first."""
+    """Return a row for each run, indexed by its number; values that distinguish the runs come first."""
     import pandas as pd
 
     swept = list(dict.fromkeys(key for result in results for key in result.overrides))
@@ -143,7 +143,7 @@ def _launch(
     n_epochs: int | None,
     train_kwargs: Mapping[str, Any],
 ) -> BaseException | None:
-    """Has a launcher of Hydra run the jobs.
+    """Run the jobs with a launcher of Hydra.
 
     :return: The first error.
     """
@@ -187,9 +187,9 @@ def _take_over(run: TrainingRun, returned: JobReturn) -> BaseException | None:
 
 @dataclasses.dataclass
 class Job:
-    """What a launcher runs, perhaps in another process: the training with the number that Hydra says.
+    """The task of a launcher, possibly in another process: the run with Hydra's job number.
 
-    The configuration that Hydra composes there is not used: it lacks what was put into ours.
+    The configuration that Hydra composes there is not used: it lacks the inserted objects.
     """
 
     runs: list[LoadedRun]

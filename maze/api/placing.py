@@ -1,4 +1,4 @@
-"""Puts values and objects into composed configurations."""
+"""Insertion of values and objects into composed configurations."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from maze.cli.wrapper_overrides import SECTION, short_name, split_wrapper_path
 from maze.core.utils.factory import TARGET_KEY
 
 _FLAGS = {"allow_objects": True, "no_deepcopy_set_nodes": True}
-"""Of OmegaConf's containers, with which objects are neither converted nor copied."""
+"""Flags of OmegaConf's containers that prevent conversion and copies of objects."""
 
 
 def is_plain(value: Any) -> bool:
-    """Whether the command line could state the value as well: numbers, texts, paths, nothing, and lists of these."""
+    """Return whether the command line can state the value: numbers, texts, paths, None, and lists of these."""
     if isinstance(value, list | tuple):
         return all(is_plain(entry) for entry in value)
     return value is None or isinstance(value, bool | int | float | str | Path | np.integer | np.floating)
 
 
 def to_node(value: Any) -> Any:
-    """The value as a node of OmegaConf; objects are kept as they are, and neither copied nor converted."""
+    """Return the value as a node of OmegaConf; objects are neither copied nor converted."""
     if isinstance(value, DictConfig | ListConfig):
         return copy.deepcopy(value)
     node: Any
@@ -48,18 +48,18 @@ def to_node(value: Any) -> Any:
 
 
 def _insert(node: DictConfig | ListConfig, key: Any, value: Any) -> None:
-    """Sets an entry of a container, whether it was there or not."""
+    """Set an entry of a container, existing or new."""
     with flag_override(node, ["struct", "readonly", "no_deepcopy_set_nodes"], [False, False, True]):
         node[key] = to_node(value)
 
 
 def place(cfg: DictConfig, path: str, value: Any) -> None:
-    """Sets, in place, the value at a path such as `model.policy` or `algorithm.lr`.
+    """Set, in place, the value at a path such as `model.policy` or `algorithm.lr`.
 
     A mapping with `_target_` replaces what is there; one without is merged into it.
 
     :param cfg: Configuration, mapping or object tree to change.
-    :param path: Keys with dots between them; keys may have dots of their own (class paths of wrappers).
+    :param path: Keys with dots between them; keys may contain dots (class paths of wrappers).
     """
     _Placement(path.lstrip("+"), value, is_new=path.startswith("+")).below(cfg, path.lstrip("+").split("."), ())
 
@@ -71,9 +71,9 @@ class _Placement:
     is_new: bool
 
     def below(self, node: Any, keys: list[str], before: tuple[str, ...]) -> Any:
-        """Sets the value below a node; the value itself where no keys are left.
+        """Set the value below a node.
 
-        :return: What stands in the place of the node now: a changed copy of an object, or the node itself.
+        :return: The replacement of the node: the value if no keys are left, a changed copy of an object, or the node.
         """
         if not keys:
             return self.value
@@ -103,7 +103,7 @@ class _Placement:
         named = "empty" if node is None else repr(node) if is_plain(node) else f"a {type(node).__name__}"
         raise InvalidSpecificationError(
             f"overrides[{self.path!r}]: `{where}` is {named}, which has no `{name}` that could be overridden. "
-            f"Change what you pass as `{where}` instead."
+            f"Change the object passed as `{where}` instead."
         )
 
     def _set_in_mapping(self, node: DictConfig, keys: list[str], before: tuple[str, ...]) -> None:
@@ -152,17 +152,7 @@ class _Placement:
 
 
 def as_wrapper_configs(wrappers: Mapping[Any, Any]) -> Any:
-    """Wrappers whose names may be classes; such entries need a list, since keys of configurations are texts."""
+    """Return wrappers as a configuration; classes as names need a list, since keys of configurations are texts."""
     if all(isinstance(name, str) for name in wrappers):
         return wrappers
     return [{TARGET_KEY: name, **(arguments or {})} for name, arguments in wrappers.items()]
-
-
-def has_objects(cfg: Any) -> bool:
-    """Whether a configuration holds anything that YAML cannot state."""
-    plain = OmegaConf.to_container(cfg) if OmegaConf.is_config(cfg) else cfg
-    if isinstance(plain, dict):
-        return any(has_objects(value) for value in plain.values())
-    if isinstance(plain, list):
-        return any(has_objects(value) for value in plain)
-    return not (plain is None or isinstance(plain, bool | int | float | str | bytes | Path))

@@ -1,4 +1,4 @@
-"""What a run changes in its process, and how it is put back."""
+"""State of the process that a run changes, and its restoration."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONFIG_MODULE = "maze.conf"
 
 @contextmanager
 def hydra_session() -> Iterator[None]:
-    """Context in which configurations can be composed, whatever Hydra is doing outside."""
+    """Context in which configurations can be composed, also within a run of Hydra."""
     outer_hydra, outer_config = GlobalHydra.instance().hydra, HydraConfig.instance().cfg
     GlobalHydra.instance().hydra = None
     try:
@@ -48,7 +48,7 @@ def hydra_config(config: DictConfig) -> Iterator[None]:
 
 @contextmanager
 def output(silent: bool) -> Iterator[None]:
-    """Context in which nothing is printed, if so wished; errors are still raised, but not those of the console."""
+    """Context in which nothing is printed if `silent`; errors of the console are ignored."""
     if not silent:
         with lasting_console():
             yield
@@ -64,7 +64,7 @@ def output(silent: bool) -> Iterator[None]:
 
 
 class RunStatsContext(StatsContext):
-    """A statistics context that can be left and entered again: its writers stay open until :meth:`close`."""
+    """A statistics context that can be entered repeatedly: its writers stay open until :meth:`close`."""
 
     _is_leaving = False
 
@@ -81,9 +81,9 @@ class RunStatsContext(StatsContext):
 
 
 class GlobalGenerators:
-    """A run's state of the global random generators, which the run seeds and its networks and users' code draw from.
+    """A run's state of the global random generators, which the run seeds and its networks and users' code use.
 
-    Runs that take turns in a process do not see each other's draws, nor does the process see theirs.
+    Alternating runs in one process affect neither each other's generators nor those of the process.
     """
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class GlobalGenerators:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Context in which the global generators are in the state in which the run left them."""
+        """Context in which the global generators have the run's last state."""
         outer = _generator_state()
         if self._state is not None:
             _set_generator_state(self._state)

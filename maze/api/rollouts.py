@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,7 @@ class Evaluation(dict[LogStatsKey, Any]):
         return {"/".join(map(str, key.group or ())): float(self[key]) for key in means}
 
     def to_frame(self) -> pd.DataFrame:
-        """The statistics as a table; see :func:`statistics_frame`."""
+        """Return the statistics as a table; see :func:`statistics_frame`."""
         return statistics_frame(self)
 
     def __repr__(self) -> str:
@@ -50,26 +50,43 @@ class Evaluation(dict[LogStatsKey, Any]):
         return f"Evaluation(mean_reward={self.mean_reward:.5g}{kpis})"
 
 
-def roll_out(loaded: LoadedRun, project: Path, silent: bool) -> pd.DataFrame:
-    """Runs the rollout that a configuration describes, in a directory of its own.
+@contextmanager
+def inside_run(
+    loaded: LoadedRun, directory: Path, silent: bool, generators: GlobalGenerators, stats: StatsContext
+) -> Iterator[None]:
+    """Context in which the process has the working directory, Hydra configuration, generators and statistics of a run.
 
     :param loaded: The configuration.
-    :param project: Directory that the rollout was started from.
+    :param directory: Directory of the run.
     :param silent: Print nothing.
-    :return: See :func:`statistics_frame`; `attrs` names the directories that were written.
+    :param generators: State of the global random generators.
+    :param stats: The run's statistics.
+    """
+    with (
+        output(silent),
+        imports_guarded(loaded.guard),
+        inside_directory(directory),
+        hydra_config(loaded.hydra),
+        generators.active(),
+        stats,
+    ):
+        yield
+
+
+def roll_out(loaded: LoadedRun, project: Path, silent: bool) -> pd.DataFrame:
+    """Run the rollout that a configuration describes, in its own directory.
+
+    :param loaded: The configuration.
+    :param project: Working directory of the caller.
+    :param silent: Print nothing.
+    :return: See :func:`statistics_frame`; `attrs` has the directories of the results.
     """
     from maze.core.rollout.rollout_runner import RolloutRunner
 
     claimed = claim_directory(loaded.workdir)
     directory, cfg = claimed.path, loaded.config
     start = time.perf_counter()
-    with ExitStack() as stack:
-        stack.enter_context(output(silent))
-        stack.enter_context(imports_guarded(loaded.guard))
-        stack.enter_context(inside_directory(directory))
-        stack.enter_context(hydra_config(loaded.hydra))
-        stack.enter_context(GlobalGenerators().active())
-        stack.enter_context(StatsContext())
+    with inside_run(loaded, directory, silent, GlobalGenerators(), StatsContext()):
         try:
             use_stored_run(cfg, [*loaded.arguments[2:], *loaded.placed])
             write_run_info(directory, cfg, project, loaded.arguments)
@@ -93,9 +110,9 @@ def roll_out(loaded: LoadedRun, project: Path, silent: bool) -> pd.DataFrame:
 
 
 def statistics_frame(stats: LogStats) -> pd.DataFrame:
-    """Statistics as a table with the column `value`, indexed by interface, event and statistic.
+    """Return statistics as a table with the column `value`, indexed by interface, event and statistic.
 
-    Numbers are numbers; of distributions, `value` is the array of samples.
+    For distributions, `value` is the array of samples.
     """
     import pandas as pd
 

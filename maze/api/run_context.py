@@ -57,20 +57,20 @@ class RunContext:
     """Consistently configured training, rollouts and evaluation.
 
     Components are given as the name of a configuration module, as on the command line, as a mapping or as an object.
-    Every call leaves working directory, random generators, Hydra and statistics of the process as they were.
+    Calls do not change working directory, random generators, Hydra and statistics of the process.
 
-    With `multirun`, lists (and the command line's `a,b`) among components and overrides stand for the values of
-    different runs, in all combinations; properties and results then are lists with an entry for each run. Their types
-    are those of one run `| Any`: as unions with lists, everybody would have to tell them apart before using them.
+    With `multirun`, lists (and the command line's `a,b`) among components and overrides are the values of different
+    runs, in all combinations; properties and results are lists with an entry for each run. Their annotations are the
+    types for one run `| Any`, since unions with lists would require a distinction before each use.
 
     >>> rc = RunContext("CartPole-v1", algorithm="ppo", silent=True)
     >>> rc.config[RunMode.TRAINING].env.name
     'CartPole-v1'
 
-    :param env: Environment: id, module, mapping, class or function that makes one, or one to make copies of; or a
-        vector environment of gymnasium, or what makes one for `num_envs` members: a training steps them all at once.
-    :param run_dir: Directory to work in, or its URL (`s3://...`, `gs://...`, `file://...`), where everything is
-        uploaded after each checkpoint; one that holds an earlier run continues from its model. `None`: a new
+    :param env: Environment: id, module, mapping, class or function that creates one, or an instance to copy; or a
+        vector environment of gymnasium, or a factory for `num_envs` members, which are stepped together.
+    :param run_dir: Directory to work in, or its URL (`s3://...`, `gs://...`, `file://...`), where all files are
+        uploaded after each checkpoint; a directory with an earlier run continues from its model. `None`: a new
         directory below `outputs`, as on the command line.
     :param wrappers: Wrappers: module or a mapping from wrappers (class, path or name) to their arguments.
     :param algorithm: Algorithm and its hyperparameters.
@@ -78,9 +78,9 @@ class RunContext:
     :param policy: Policy composer; or the name of a policy, for rollouts without training.
     :param critic: Critic composer.
     :param launcher: Starts the runs of a `multirun`.
-    :param tracking: Trackers of the training, one or a list: `tensorboard`, `wandb`, `mlflow`, `csv`; or a mapping from
+    :param tracking: Experiment trackers, one or a list: `tensorboard`, `wandb`, `mlflow`, `csv`; or a mapping from
         names to configurations.
-    :param runner: Runner: `dev` trains in this process, `local` steps environments in others.
+    :param runner: Runner: `dev` steps environments in this process, `local` in worker processes.
     :param overrides: Values, mappings or objects by their paths in the configuration, such as `algorithm.lr`.
         Names of modules are not resolved here.
     :param configuration: Name of the root configuration (`-cn` on the command line).
@@ -150,7 +150,7 @@ class RunContext:
         if self._named_policy:
             self._rollouts = loader.runs
         else:
-            # Runs of a multirun work in a directory of theirs below a claimed one.
+            # Runs of a multirun have directories below a claimed one.
             keeps = run_dir is not None or multirun
             self._runs = [TrainingRun(loaded, self._project, keeps, silent, uploads) for loaded in loader.runs]
         self._finalizer = weakref.finalize(self, _close, self._runs)
@@ -164,32 +164,33 @@ class RunContext:
         overrides: Mapping[str, Any] | None = None,
         **arguments: Any,
     ) -> RunContext:
-        """Picks up an earlier training: its policy acts, is evaluated, rolled out and trained further.
+        """Load an earlier training run, whose policy can act, be evaluated, rolled out and trained further.
 
-        Environment, wrappers, model, algorithm with its numbers, and seeds are those of the run. A further training
-        starts from its best weights in a directory of its own.
+        Environment, wrappers, model, algorithm with its hyperparameters, and seeds are those of the run. Further
+        training starts from its best weights in a new directory.
 
-        :param run: Directory of the training, or its URL.
-        :param trusted_packages: Packages of your own whose environments and networks the run may name.
-        :param overrides: Values in place of those of the run.
-        :param arguments: Further arguments of the constructor; components take the place of those of the run.
-        :raises InvalidSpecificationError: It is no directory of a training, or names what cannot be built again.
+        :param run: Directory of the run, or its URL.
+        :param trusted_packages: Your own packages whose environments and networks the run may name.
+        :param overrides: Values that replace those of the run.
+        :param arguments: Further arguments of the constructor; components replace those of the run.
+        :raises InvalidSpecificationError: It is no directory of a training run, or names components that cannot be
+            built.
         """
         with imports_guarded():
             given = _stored_arguments(Path(local_copy(str(run), "load")), trusted_packages, arguments)
             stored_values = given.pop("overrides")
             return cls(**given, overrides={**stored_values, **(overrides or {})})
 
-    # -- what it does ------------------------------------------------------------------------------------------
+    # -- calls -------------------------------------------------------------------------------------------------
 
     def train(self, n_epochs: int | None = None, *, n_steps: int | None = None, **train_kwargs: Any) -> RunResult | Any:
-        """Trains the policy; a further call trains on.
+        """Train the policy; a further call continues.
 
         :param n_epochs: Number of epochs; `None`: as configured.
         :param n_steps: Number of environment steps instead of epochs, rounded up to whole updates; epochs become
             shorter where whole ones would take more. The random steps that fill a replay buffer at first come on top.
         :param train_kwargs: Further arguments of the trainer.
-        :return: What came of it so far: `best_score`, `path`, the table `history`.
+        :return: The result so far: `best_score`, `path`, the table `history`.
         :raises InvalidSpecificationError: An argument is unknown; both epochs and steps are given; the algorithm takes
             no fixed number of environment steps in an epoch.
         """
@@ -213,13 +214,13 @@ class RunContext:
         actor_id: ActorID | None = None,
         deterministic: bool = False,
     ) -> ActionType:
-        """The trained policy's action.
+        """Compute an action of the trained policy.
 
-        :param observation: What the actor observes.
-        :param maze_state: State of the environment, for policies that want it.
-        :param env: The environment, for policies that want it.
-        :param actor_id: Who acts; `None` where there is only one.
-        :param deterministic: Take the most probable action instead of drawing one.
+        :param observation: Observation of the actor.
+        :param maze_state: State of the environment, for policies that need it.
+        :param env: The environment, for policies that need it.
+        :param actor_id: The actor; `None` if there is only one.
+        :param deterministic: Take the deterministic (greedy) action instead of sampling.
         """
         actions = [
             policy.compute_action(observation, maze_state, env, actor_id, deterministic) for policy in self._policies()
@@ -234,11 +235,11 @@ class RunContext:
         policy: Policy | None = None,
         **eval_kwargs: Any,
     ) -> Evaluation | Any:
-        """Rolls the trained policy out, prints the statistics and returns them.
+        """Roll the trained policy out, print the statistics and return them.
 
         :param n_episodes: Number of episodes; `None`: as in the algorithm's own evaluation.
-        :param deterministic: Take the most probable actions; `None`: as in the algorithm's own evaluation.
-        :param policy: Another policy to evaluate in the same episodes, such as a heuristic; needs no training before.
+        :param deterministic: Take deterministic (greedy) actions; `None`: as in the algorithm's own evaluation.
+        :param policy: Another policy to evaluate in the same episodes, such as a heuristic; requires no training.
         :param eval_kwargs: Further arguments of `RolloutEvaluator`.
         :return: The statistics, with `mean_reward`, `kpis` and `to_frame()`.
         """
@@ -254,16 +255,16 @@ class RunContext:
         deterministic: bool = True,
         maximize: Sequence[str] = (),
     ) -> Comparison | Any:
-        """Plays the same episodes with given policies, random decisions and the trained policy.
+        """Evaluate given policies, a random policy and the trained policy on the same episodes.
 
-        Prints how far returns and KPIs differ and how sure that is, and writes a page, `report.html`, and tables into
-        `comparison` in the run's directory.
+        Print the differences of returns and KPIs with confidence intervals, and write an HTML report, `report.html`,
+        and tables into `comparison` in the run's directory.
 
-        :param policies: Policies by name, such as heuristics; the first is what the others are compared with.
+        :param policies: Policies by name, such as heuristics; the first one is the baseline.
         :param n_episodes: Number of episodes.
-        :param minimize: KPIs of which less is better.
-        :param deterministic: Take the most probable actions.
-        :param maximize: KPIs of which more is better.
+        :param minimize: Minimised KPIs.
+        :param deterministic: Take deterministic (greedy) actions.
+        :param maximize: Maximised KPIs.
         """
         self._require_training("compare")
         return self._one_or_all(
@@ -280,20 +281,20 @@ class RunContext:
         policy: Policy | None = None,
         **runner_arguments: Any,
     ) -> pd.DataFrame | Any:
-        """Rolls the trained policy, or the one that was named, out.
+        """Roll out the trained policy, or the named one.
 
         Trajectories and event logs are written into `rollout` in the run's directory.
 
         :param n_episodes: Number of episodes; `None`: as configured for the runner.
         :param runner: `sequential`, `parallel` or the configuration of a rollout runner; `None`: in this process.
-        :param env_base_seed: Seed of the environments; `None`: the one of the training.
-        :param agent_base_seed: Seed of the policy; `None`: the one of the training.
-        :param policy: Another policy instead, such as a heuristic; needs no training before.
+        :param env_base_seed: Seed of the environments; `None`: that of the training run.
+        :param agent_base_seed: Seed of the policy; `None`: that of the training run.
+        :param policy: Another policy, such as a heuristic; requires no training.
         :param runner_arguments: Further arguments of the runner, such as `max_episode_steps`, `deterministic`,
             `record_pages`, `record_trajectory`, `record_event_logs`, `render` or `n_processes`.
-        :return: Statistics with the column `value`, indexed by interface, event and statistic. `attrs` names the
-            directories (`run_dir`, `trajectory_dir`, `page_dir`, `event_log_dir`) and says how many episodes were cut
-            off after `max_episode_steps` (`n_cut_off`).
+        :return: Statistics with the column `value`, indexed by interface, event and statistic. `attrs` has the
+            directories (`run_dir`, `trajectory_dir`, `page_dir`, `event_log_dir`) and the number of episodes that were
+            truncated after `max_episode_steps` (`n_cut_off`).
         """
         arguments = {f"runner.{key}": value for key, value in runner_arguments.items()}
         if n_episodes is not None:
@@ -303,7 +304,7 @@ class RunContext:
         if self._named_policy:
             if policy is not None:
                 raise InvalidSpecificationError(
-                    f"rollout: policy={self._auditor.kwargs['policy']!r} was named before. Leave it out there, or here."
+                    f"rollout: policy={self._auditor.kwargs['policy']!r} was given to the constructor. Remove one."
                 )
             loaded = [self._named_rollout(run, runner, arguments) for run in self._rollouts]
         else:
@@ -311,7 +312,7 @@ class RunContext:
         return self._one_or_all([roll_out(run, self._project, self._silent) for run in loaded])
 
     def close(self) -> None:
-        """Closes environments, worker processes and log files. Happens by itself when the object is not needed."""
+        """Close environments, worker processes and log files. The garbage collector calls it as well."""
         self._finalizer()
 
     def __enter__(self) -> RunContext:
@@ -322,18 +323,18 @@ class RunContext:
     ) -> None:
         self.close()
 
-    # -- what there is -----------------------------------------------------------------------------------------
+    # -- properties --------------------------------------------------------------------------------------------
 
     @property
     def config(self) -> dict[RunMode, DictConfig | list[DictConfig] | None]:
-        """The configurations by run mode; `None` for a mode that this object was not made for."""
+        """The configurations by run mode; `None` for the other mode."""
         training = self._one_or_all([run.cfg for run in self._runs]) if self._runs else None
         rollout = self._one_or_all([run.config for run in self._rollouts]) if self._rollouts else None
         return {RunMode.TRAINING: training, RunMode.ROLLOUT: rollout}
 
     @property
     def run_dir(self) -> str | Any | None:
-        """Directory of the training; `None` as long as there is none."""
+        """Directory of the training run; `None` before it is created."""
         directories = [run.result.run_dir for run in self._runs]
         if self._is_multirun:
             return [directory for directory in directories if directory is not None]
@@ -346,30 +347,30 @@ class RunContext:
 
     @property
     def env_factory(self) -> Callable[[], MazeEnv[Any]] | Any:
-        """Makes an environment as it is trained on, wrappers included."""
+        """Factory of the training environment with its wrappers."""
         self._require_training("env_factory")
         return self._one_or_all([run.env_factory for run in self._runs])
 
     @property
     def runner(self) -> Any:
-        """The runner; `None` as long as nothing was trained."""
+        """The runner; `None` before training."""
         self._require_training("runner")
         return self._one_or_all([run.runner for run in self._runs])
 
     @property
     def n_epochs(self) -> int | Any:
-        """Number of epochs of `train` by default; 0: early stopping ends it, or 1,000 epochs."""
+        """Default number of epochs of `train`; 0: until early stopping, at most 1,000."""
         self._require_training("n_epochs")
         return self._one_or_all([run.n_epochs for run in self._runs])
 
     @property
     def results(self) -> RunResult | Any:
-        """What came of the training: status, best score, seeds and directory."""
+        """Result of the training run: status, best score, seeds and directory."""
         self._require_training("results")
         return self._one_or_all([run.result for run in self._runs])
 
     def results_frame(self) -> pd.DataFrame:
-        """The results as a table with a row for each run."""
+        """Return the results as a table with a row for each run."""
         self._require_training("results_frame")
         from maze.api.multirun import results_frame
 
@@ -394,13 +395,13 @@ class RunContext:
     def _rollout_of(
         self, run: TrainingRun, policy: Policy | None, runner: Any, arguments: Mapping[str, Any]
     ) -> LoadedRun:
-        """The rollout of the trained policy, or of another one in the training's environment."""
+        """Return the rollout of the trained policy, or of another one in the training environment."""
         if policy is None:
             policy = run.policy
         else:
             run.require_directory()
         if run.run_dir is None:
-            raise RunContextError("rollout: the training has no directory.")
+            raise RunContextError("rollout: the training run has no directory.")
         seeding = run.cfg.get("seeding") or {}
         seeds = {f"seeding.{key}": value for key, value in seeding.items() if f"seeding.{key}" not in arguments}
         overrides = {"policy": policy, **seeds, **arguments}
@@ -408,7 +409,7 @@ class RunContext:
         return self._loaded_rollout(auditor, run.run_dir / ROLLOUT_DIR)
 
     def _named_rollout(self, run: LoadedRun, runner: Any, arguments: Mapping[str, Any]) -> LoadedRun:
-        """The rollout of a policy that was named."""
+        """Return the rollout of a named policy."""
         given = {**self._auditor.kwargs, **{key: run.swept[key] for key in run.swept if key in self._auditor.kwargs}}
         values = {**self._auditor.overrides, **{key: run.swept[key] for key in run.swept if key not in given}}
         given["runner"] = runner or given.get("runner", ROLLOUT_RUNNER)
@@ -424,18 +425,18 @@ class RunContext:
 
 
 def _stored_arguments(run: Path, trusted_packages: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a RunContext that goes on from a training.
+    """Return the arguments of a RunContext that continues a training run.
 
-    :param run: Directory of the training.
+    :param run: Directory of the run.
     :param trusted_packages: Packages whose classes the run may name.
-    :param given: Arguments that take the place of what the run was configured with.
-    :raises InvalidSpecificationError: It is no directory of a training, or names what cannot be built again.
+    :param given: Arguments that replace those of the run.
+    :raises InvalidSpecificationError: It is no directory of a training run, or names components that cannot be built.
     """
     stored = StoredRun(run.absolute(), trusted_packages)
     directory = stored.directory
     if not (directory / STORED_CONFIG).is_file() or not any((directory / name).is_file() for name in _WEIGHTS):
         raise InvalidSpecificationError(
-            f"load: {run} is not the directory of a training: expected {STORED_CONFIG.as_posix()} and "
+            f"load: {run} is not the directory of a training run: expected {STORED_CONFIG.as_posix()} and "
             f"{_WEIGHTS[0]} in it. maze-run --runs lists the runs below outputs."
         )
     arguments = dict(given)
@@ -456,18 +457,17 @@ def _stored_arguments(run: Path, trusted_packages: Sequence[str], given: Mapping
 
 
 def _algorithm(run: StoredRun) -> str:
-    """The chosen option of the group; a file of a stranger may say anything else."""
+    """Return the chosen option of the group; untrusted files may hold any other value."""
     choice = chosen_options(run.directory).get("algorithm")
     if not isinstance(choice, str) or not _OPTION.fullmatch(choice):
         raise InvalidSpecificationError(
-            f"load: {run.directory} does not say which algorithm it was trained with. Name it: "
-            "load(..., algorithm='ppo')."
+            f"load: {run.directory} has no valid name of its algorithm. Name it: load(..., algorithm='ppo')."
         )
     return choice
 
 
 def _numbers(run: StoredRun, section: str) -> dict[str, Any]:
-    """The plain values of a section by their paths: numbers and texts, nothing that is built."""
+    """Return the plain values of a section by their paths: numbers and texts, no components."""
     values = run.config.value(section)
     plain = values.items() if isinstance(values, dict) else ()
     return {

@@ -16,8 +16,8 @@ from omegaconf import OmegaConf
 from maze.api.config_auditor import unknown_argument
 from maze.api.config_loader import LoadedRun
 from maze.api.placing import place
-from maze.api.process_state import GlobalGenerators, RunStatsContext, hydra_config, output
-from maze.api.rollouts import Evaluation
+from maze.api.process_state import GlobalGenerators, RunStatsContext, output
+from maze.api.rollouts import Evaluation, inside_run
 from maze.api.utils import InvalidSpecificationError, RunContextError
 from maze.cli.run_directory import CLAIM, ClaimedDirectory, claim_directory
 from maze.cli.run_info import COMMAND_FILE, command_line, config_as_yaml, write_run_info
@@ -31,7 +31,7 @@ from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
 from maze.core.utils.config_description import config_to_yaml
 from maze.core.utils.config_utils import EnvFactory
 from maze.core.utils.factory import Factory
-from maze.core.utils.files import inside_directory, write_whole
+from maze.core.utils.files import write_whole
 from maze.core.utils.import_guard import imports_guarded
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.utils.storage import Uploads, uploaded
@@ -55,33 +55,33 @@ if TYPE_CHECKING:
     from maze.evaluation.comparison import Comparison
 
 COMPARISON_DIR = "comparison"
-"""Directory of comparisons, in that of the training run."""
+"""Directory of comparisons, in the directory of the training run."""
 
 EVALUATION_EPISODES = 8
-"""Episodes of an evaluation where neither the caller nor the algorithm's configuration says how many."""
+"""Number of evaluation episodes if neither the caller nor the algorithm's configuration states it."""
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """What came of a run."""
+    """The result of a run."""
 
     number: int
     overrides: Mapping[str, Any]
-    """What distinguishes the run from the others."""
+    """Values that distinguish the run from the others."""
     status: str
     """`not trained`, `completed` or `failed`."""
     best_score: float | None
-    """What the best evaluation was chosen by: its mean return, or the configured statistic or KPI."""
+    """Score of the best evaluation: its mean return, or the configured statistic or KPI."""
     env_base_seed: int | None
     agent_base_seed: int | None
     run_dir: str | None
     seconds: float
-    """How long the trainings took."""
+    """Duration of training."""
     error: str | None = None
     violation: float | None = None
-    """How far the best evaluation is from fulfilling its constraints; `None`: it had none."""
+    """Constraint violation of the best evaluation; `None`: no constraints."""
     maximize: bool = True
-    """Whether more of `best_score` is better."""
+    """Whether a larger `best_score` is better."""
     epochs: tuple[EpochSummary, ...] = field(default=(), repr=False)
     """The epochs that were trained."""
 
@@ -94,8 +94,8 @@ class RunResult:
     def history(self) -> pd.DataFrame:
         """The epochs as a table, indexed by their numbers.
 
-        `n_steps`: environment steps of the training so far; `mean_reward`: of its episodes that ended in the epoch,
-        NaN where none did.
+        `n_steps`: environment steps of the run so far; `mean_reward`: over the training episodes that ended in the
+        epoch, NaN if there are none.
         """
         import pandas as pd
 
@@ -104,16 +104,16 @@ class RunResult:
 
 
 class TrainingRun:
-    """Builds the runner of a loaded configuration when it is needed, and keeps it for further calls.
+    """Builds the runner of a loaded configuration on demand, and keeps it for further calls.
 
-    Every call works in the run's directory, with the run's statistics context, Hydra configuration and state of the
-    global random generators, and puts the process back into the state it was in.
+    Every call uses the run's directory, statistics context, Hydra configuration and state of the global random
+    generators, and restores the state of the process.
 
     :param loaded: The run's configuration.
-    :param project: Directory that the run was started from.
-    :param keeps_directory: Work in the configured directory, even if an earlier run has used it.
+    :param project: Working directory of the caller.
+    :param keeps_directory: Use the configured directory, even if an earlier run has used it.
     :param silent: Print nothing.
-    :param uploads: Uploads what is in the directory; `None`: it stays there.
+    :param uploads: Uploads of the directory; `None`: its files are not uploaded.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class TrainingRun:
         self._policy: TorchPolicy | None = None
         self._env_factory: Callable[[], Any] | None = None
         self._end: str | None = None
-        """Why it cannot be trained any more."""
+        """Reason why the run cannot be trained further."""
         self._status = "not trained"
         self._error: str | None = None
         self._best_score: BestScore | None = None
@@ -148,13 +148,13 @@ class TrainingRun:
     # -- training ----------------------------------------------------------------------------------------------
 
     def train(self, n_epochs: int | None = None, n_steps: int | None = None, **train_kwargs: Any) -> None:
-        """Trains; a further call trains on.
+        """Train; a further call continues.
 
         :param n_epochs: Number of epochs; `None`: as configured.
         :param n_steps: Number of environment steps instead, rounded up to whole updates.
         :param train_kwargs: Further arguments of the runner's `run` and the trainer's `train`.
-        :raises InvalidSpecificationError: A number is no whole number, or negative; both are given; the algorithm does
-            not say how many steps an epoch has.
+        :raises InvalidSpecificationError: A number is no whole number, or negative; both are given; the algorithm
+            has no fixed number of steps per epoch.
         """
         self.require_trainable()
         for name, number, least in (("n_epochs", n_epochs, 0), ("n_steps", n_steps, 1)):
@@ -177,7 +177,7 @@ class TrainingRun:
                 self.runner.run(n_epochs=n_epochs, **train_kwargs)
         except BaseException as error:
             self.note_failure(error)
-            self._end = f"The training has ended early: {self._error}"
+            self._end = f"The training run has failed: {self._error}"
             self._stats.close()
             raise
         finally:
@@ -198,14 +198,14 @@ class TrainingRun:
         }
 
     def require_trainable(self) -> None:
-        """Raises a :class:`RunContextError` where the run cannot be trained any more."""
+        """Raise a :class:`RunContextError` if the run cannot be trained further."""
         if self._end is not None:
             raise RunContextError(
-                f"{self._end} Continue from what was saved with a new RunContext(run_dir={str(self.run_dir)!r}, ...)."
+                f"{self._end} Resume from the last checkpoint: RunContext(run_dir={str(self.run_dir)!r}, ...)."
             )
 
     def prepare(self) -> None:
-        """Creates the directory, writes down what is going to be trained, and builds it, unless this was done."""
+        """Create the directory, write the run's files, and build the runner, unless this was done."""
         if self.runner is not None:
             return
         directory, claimed = self._directory()
@@ -228,12 +228,12 @@ class TrainingRun:
         self.runner, self.run_dir = runner, directory
 
     def require_directory(self) -> None:
-        """Has the run have a directory, for policies that are no result of a training."""
+        """Create the run's directory, for policies that need no training."""
         if self.run_dir is None:
             self.prepare()
 
     def release(self) -> None:
-        """Closes everything that only training needs; the policy stays."""
+        """Release resources of training; keep the policy."""
         if self.runner is not None and self._status == "completed":
             self._policy = self.policy
         self._env_factory = self.env_factory
@@ -241,11 +241,11 @@ class TrainingRun:
         self.runner, self._end = None, "The runs of a multirun are trained once."
 
     def note_failure(self, error: BaseException | None) -> None:
-        """Takes notice of an error that kept the run from being trained."""
+        """Record an error that ended the run."""
         self._status, self._error = "failed", f"{type(error).__name__}: {error}"
 
     def take_over(self, result: RunResult) -> None:
-        """Adopts what became of the run in another process."""
+        """Take over the result of the run from another process."""
         self._end = "The runs of a multirun are trained once."
         self.run_dir = None if result.run_dir is None else Path(result.run_dir)
         self._status, self._error = result.status, result.error
@@ -255,7 +255,7 @@ class TrainingRun:
 
     @property
     def result(self) -> RunResult:
-        """What came of the run so far."""
+        """The result of the run so far."""
         seeding, score = self.cfg.get("seeding") or {}, self._best_score
         return RunResult(
             number=self.loaded.number,
@@ -273,18 +273,18 @@ class TrainingRun:
         )
 
     def close(self) -> None:
-        """Closes environments, worker processes and writers."""
+        """Close environments, worker processes and writers."""
         close = getattr(self.runner, "close", None)
         if close is not None:
             close()
         self._end = self._end or "This RunContext is closed."
         self._stats.close()
 
-    # -- what was trained ----------------------------------------------------------------------------------------
+    # -- the trained policy --------------------------------------------------------------------------------------
 
     @property
     def policy(self) -> TorchPolicy:
-        """The best policy so far, for acting; training goes on with another copy."""
+        """The best policy so far, as a copy that further training does not change."""
         if self._policy is None:
             self._require_weights("policy")
             self._policy = self._built_policy() if self.runner is not None else self._stored_policy()
@@ -292,7 +292,7 @@ class TrainingRun:
 
     @property
     def env_factory(self) -> Callable[[], Any]:
-        """Makes the environment with its wrappers and, once they are known, their normalization statistics."""
+        """Factory of the environment with its wrappers and, once known, their normalization statistics."""
         known: Callable[[], Any] | None = self._env_factory or getattr(self.runner, "env_factory", None)
         if known is not None:
             return known
@@ -302,12 +302,12 @@ class TrainingRun:
 
     @property
     def n_epochs(self) -> int:
-        """Number of epochs that are trained unless `train` is told another one."""
+        """Default number of epochs of `train`."""
         algorithm = self.cfg.algorithm
         return int(algorithm["n_epochs"] if isinstance(algorithm, Mapping) else algorithm.n_epochs)
 
     def evaluate(self, other: Policy | None = None, **eval_kwargs: Any) -> Evaluation:
-        """Rolls the policy out and returns the statistics over all episodes.
+        """Roll the policy out and return the statistics over all episodes.
 
         :param other: A policy to evaluate instead.
         :param eval_kwargs: Arguments of `RolloutEvaluator`; `None`: as configured.
@@ -328,8 +328,8 @@ class TrainingRun:
         with self._inside(self.run_dir, StatsContext()), ExitStack() as stack:
             register_log_stats_writer(LogStatsWriterConsole())
             if other is None:
-                kind = "the most probable actions" if arguments["deterministic"] else "sampled actions"
-                print(f"Evaluating with {kind}; `deterministic` chooses.", flush=True)
+                kind = "deterministic actions" if arguments["deterministic"] else "sampled actions"
+                print(f"Evaluating with {kind} (argument `deterministic`).", flush=True)
             else:
                 print(f"Evaluating {type(other).__name__}.", flush=True)
                 other.seed(self._seeds().generate_agent_instance_seed())
@@ -347,13 +347,13 @@ class TrainingRun:
         maximize: Sequence[str],
         deterministic: bool,
     ) -> Comparison:
-        """Plays the same episodes with given policies, random decisions and the trained policy.
+        """Evaluate given policies, a random policy and the trained policy on the same episodes.
 
         :param policies: The given policies by name.
         :param n_episodes: Number of episodes.
-        :param minimize: KPIs of which less is better.
-        :param maximize: KPIs of which more is better.
-        :param deterministic: Take the most probable actions.
+        :param minimize: Minimised KPIs.
+        :param maximize: Maximised KPIs.
+        :param deterministic: Take deterministic (greedy) actions.
         """
         from maze.evaluation.runners import ComparisonRunner
 
@@ -377,7 +377,7 @@ class TrainingRun:
 
     @contextmanager
     def inside(self) -> Iterator[Path]:
-        """Context of a call that works in the run's directory with statistics of its own."""
+        """Context of a call in the run's directory, with its own statistics."""
         assert self.run_dir is not None
         with self._inside(self.run_dir, StatsContext()):
             yield self.run_dir
@@ -386,18 +386,12 @@ class TrainingRun:
 
     @contextmanager
     def _inside(self, directory: Path, stats: StatsContext | None = None) -> Iterator[None]:
-        with ExitStack() as stack:
-            stack.enter_context(output(self.silent))
-            stack.enter_context(imports_guarded(self.loaded.guard))
-            stack.enter_context(inside_directory(directory))
-            stack.enter_context(hydra_config(self.loaded.hydra))
-            stack.enter_context(self._generators.active())
-            stack.enter_context(self._stats if stats is None else stats)
-            stack.enter_context(uploaded(self._uploads))
+        stats = self._stats if stats is None else stats
+        with inside_run(self.loaded, directory, self.silent, self._generators, stats), uploaded(self._uploads):
             yield
 
     def _directory(self) -> tuple[Path, ClaimedDirectory | None]:
-        """The directory to work in, and the claim on it where it is new."""
+        """Return the run's directory, and the claim on it if it is new."""
         wanted = self.loaded.workdir
         if not self._keeps_directory:
             claimed = claim_directory(wanted)
@@ -407,7 +401,7 @@ class TrainingRun:
             (wanted / CLAIM).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InvalidSpecificationError(
-                f"run_dir: cannot work in {wanted}: {error.strerror}. Name another directory."
+                f"run_dir: cannot work in {wanted}: {error.strerror}. Choose another directory."
             ) from error
         return wanted, None if existed else ClaimedDirectory(wanted, (wanted,))
 
@@ -433,7 +427,7 @@ class TrainingRun:
         trainer = self.runner.trainer
         if not getattr(trainer, "steps_per_epoch", 0):
             raise InvalidSpecificationError(
-                f"n_steps: {type(trainer).__name__} takes no fixed number of environment steps in an epoch. Set "
+                f"n_steps: {type(trainer).__name__} has no fixed number of environment steps per epoch. Set "
                 "n_epochs instead."
             )
         n_epochs = int(trainer.epochs_for(n_steps))
@@ -457,7 +451,7 @@ class TrainingRun:
             return
         if not self.cfg.get("input_dir"):
             raise RunNotTrainedError(
-                f"{what}: expected a trained policy, but nothing has been trained yet. Call train() first, or name an "
+                f"{what}: expected a trained policy, but the run is not trained. Call train() first, or name an "
                 "earlier run: run_dir='outputs/<name>/<time>' or overrides={'input_dir': 'outputs/<name>/<time>'}."
             )
         self.prepare()
@@ -515,12 +509,12 @@ class TrainingRun:
 
 
 class RunNotTrainedError(RunContextError, ConfigError):
-    """Something trained was asked for before anything was trained."""
+    """A call needs a trained policy, but the run is not trained."""
 
 
 @contextmanager
 def _own_evaluator(cfg: Any) -> Iterator[RolloutEvaluator | None]:
-    """Context in which an evaluator that came as an object is the run's own copy: trainers change it."""
+    """Context in which an evaluator given as an object is the run's own copy, since trainers change it."""
     algorithm = cfg.get("algorithm")
     evaluator = getattr(algorithm, "rollout_evaluator", None)
     if isinstance(algorithm, Mapping) or not isinstance(evaluator, RolloutEvaluator):
@@ -535,7 +529,7 @@ def _own_evaluator(cfg: Any) -> Iterator[RolloutEvaluator | None]:
 
 
 def _connect(evaluator: RolloutEvaluator, runner: Any) -> None:
-    """Has an evaluator select the run's models, and seeds its environments like all others of the run."""
+    """Connect an evaluator with the run's model selection, and seed its environments from the run's seeds."""
     if evaluator.model_selection is None:
         evaluator.model_selection = getattr(runner.trainer, "model_selection", None)
     if isinstance(evaluator.eval_env, StructuredVectorEnv):

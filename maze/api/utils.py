@@ -8,14 +8,14 @@ from maze.core.errors import ConfigError, MazeError
 
 
 class RunMode(Enum):
-    """What a configuration is for; the values are the names of the root configurations."""
+    """Purpose of a configuration; the values are the names of the root configurations."""
 
     TRAINING = "conf_train"
     ROLLOUT = "conf_rollout"
 
 
 class RunContextError(MazeError):
-    """A :class:`~maze.api.run_context.RunContext` cannot do what it was asked for."""
+    """A call of a :class:`~maze.api.run_context.RunContext` is not possible."""
 
 
 class InvalidSpecificationError(RunContextError, ConfigError):

@@ -1,4 +1,4 @@
-"""MLflow."""
+"""Tracker for MLflow."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from maze.tracking.tracker import FAILED, FINISHED, INTERRUPTED, TrackedRun, Tra
 DATABASE, ARTIFACTS = "mlflow.db", "mlruns"
 _STATES = {FINISHED: "FINISHED", INTERRUPTED: "KILLED", FAILED: "FAILED"}
 _MOST_METRICS, _MOST_PARAMETERS, _LONGEST = 1000, 100, 500
-"""Of one request; letters of a parameter."""
+"""Limits of one request; maximum length of a parameter."""
 _PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "15"}
-"""Unless the environment says otherwise: MLflow's own would hold a training up for minutes when its server is gone."""
+"""Defaults of environment variables: MLflow's own would delay a run for minutes if its server is not reachable."""
 _LOCK_TIMEOUT = 120.0
 _INTERVAL = 10.0
-"""Seconds between two requests: each takes a database as long as dozens of numbers."""
+"""Seconds between two requests: a request takes a database as long as dozens of numbers."""
 
 
 class MlflowTracker(Tracker):
-    """Hands a run to MLflow (https://mlflow.org).
+    """Logs a run to MLflow (https://mlflow.org).
 
     Environment steps are the steps of its metrics. Runs of a sweep have the tag `sweep`. Settings are parameters;
     files, figures among them, are artefacts.
 
-    :param tracking_uri: Of its server or database; `None`: as the variable `MLFLOW_TRACKING_URI` says, or else the file
-        `mlflow.db` in the directory that the run was started from, with files in `mlruns` beside it.
-    :param experiment: Its experiment.
-    :param figures: Whether to hand over the figures of `define_plot`.
-    :param checkpoints: Whether to hand over the weights at the end.
-    :param clock: Seconds, from any origin.
+    :param tracking_uri: URI of its server or database; `None`: the variable `MLFLOW_TRACKING_URI`, or else the file
+        `mlflow.db` in the working directory of the command, with files in `mlruns` beside it.
+    :param experiment: Name of the experiment.
+    :param figures: Whether to log the figures of `define_plot`.
+    :param checkpoints: Whether to upload the weights at the end.
+    :param clock: Returns seconds from any origin.
     :raises ConfigImportError: The package is not installed.
     """
 
@@ -71,7 +71,7 @@ class MlflowTracker(Tracker):
         if uri is None:
             uri = f"sqlite:///{run.place.project.absolute() / DATABASE}"
             artifacts = (run.place.project.absolute() / ARTIFACTS).as_uri()
-        with _alone(uri):  # MLflow creates a database when it is asked for the first time
+        with _alone(uri):  # MLflow creates a database at its first use
             self._client = self._new_client(tracking_uri=uri)
             experiment = self._experiment_id(artifacts)
         if identity is None:
@@ -84,7 +84,7 @@ class MlflowTracker(Tracker):
             self._run_id = identity
             self._client.update_run(identity, status="RUNNING")
         self._log_settings(run.settings)
-        atexit.register(self.close)  # otherwise a RunContext that nobody closes would run for ever there
+        atexit.register(self.close)  # otherwise the run of a RunContext that is not closed would never end in MLflow
         return self._run_id
 
     @override(Tracker)
@@ -122,14 +122,14 @@ class MlflowTracker(Tracker):
 
         try:
             return str(self._client.create_experiment(self._experiment, artifact_location=artifacts))
-        except MlflowException:  # it exists; perhaps since a moment ago, by another trial of the sweep
+        except MlflowException:  # it exists; another trial of the sweep may have created it
             experiment = self._client.get_experiment_by_name(self._experiment)
             if experiment is None:
                 raise
             return str(experiment.experiment_id)
 
     def _log_settings(self, settings: Mapping[str, bool | float | str]) -> None:
-        """Parameters cannot be changed: those of a run that goes on stay what they were."""
+        """Log parameters. They cannot change: those of a resumed run are kept."""
         from mlflow.entities import Param
 
         known = self._client.get_run(self._run_id).data.params
@@ -143,7 +143,7 @@ class MlflowTracker(Tracker):
 
 
 def _alone(uri: str) -> AbstractContextManager[object]:
-    """Context in which no other process here creates the same SQLite database, as trials of a sweep would."""
+    """Context in which no other local process, such as a trial of the same sweep, creates the same SQLite database."""
     from filelock import FileLock
 
     scheme, _, file = uri.partition(":///")
@@ -151,5 +151,5 @@ def _alone(uri: str) -> AbstractContextManager[object]:
 
 
 def _permitted(name: str) -> str:
-    """The name with underscores in place of letters that MLflow does not take."""
+    """Return the name with underscores in place of characters that MLflow does not allow."""
     return re.sub(r"[^\w\-./ ]", "_", name).lstrip("/.")

@@ -1,4 +1,4 @@
-"""The interface of experiment trackers: statistics, figures, settings and files of a run go somewhere else as well."""
+"""The interface of experiment trackers, which receive statistics, figures, settings and files of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from maze.core.log_stats.stats_format import Figures, columns_of, statistic_name
 from maze.core.utils.files import read_json_object, write_whole
 
 TRACKING_FILE = "tracking.json"
-"""Where a run notes what trackers call it, in its directory; a run that goes on with it goes on there."""
+"""File with the identities of a run in its trackers, in its directory; a resumed run continues there."""
 FINISHED, INTERRUPTED, FAILED = "finished", "interrupted", "failed"
 _FILES = {
     "settings": ("hydra_config.yaml", "command.txt", "versions.json"),
@@ -30,11 +30,11 @@ CHECKPOINTS = "checkpoints"
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker is told of a run when it begins.
+    """A run at its beginning.
 
-    :param place: Where it works.
+    :param place: Its directories.
     :param settings: Its hyper-parameters, by path.
-    :param resumed: Directory of the run that it goes on with; `None`: it begins anew.
+    :param resumed: Directory of the run that it resumes; `None`: a new run.
     """
 
     place: RunPlace
@@ -43,43 +43,44 @@ class TrackedRun:
 
     @property
     def name(self) -> str:
-        """The last two parts of its directory: what it is, and when it began or which of a sweep it is."""
+        """The last two parts of its directory: its kind, and its time or number in a sweep."""
         return "/".join(self.place.directory.absolute().parts[-2:])
 
     def identity(self, tracker: str) -> str | None:
-        """What a tracker calls the run that this one goes on with; `None`: it knows of none."""
+        """Return the identity of the resumed run in a tracker; `None`: none."""
         identity = None if self.resumed is None else _identities(self.resumed).get(tracker)
         return identity if isinstance(identity, str) else None
 
     def remember(self, tracker: str, identity: str) -> None:
-        """Notes what a tracker calls the run.
+        """Store the identity of the run in a tracker.
 
-        :raises OSError: The disk does not take it.
+        :raises OSError: Writing failed.
         """
         directory = self.place.directory
         text = json.dumps({**_identities(directory), tracker: identity}, indent=2)
         write_whole(directory / TRACKING_FILE, f"{text}\n")
 
     def files(self) -> Iterator[tuple[str, Path]]:
-        """The files that are worth keeping, each with what it belongs to: settings, statistics, figures, ..."""
+        """Yield the files to upload, each with its kind: settings, statistics, figures, ..."""
         for kind, patterns in _FILES.items():
             for pattern in patterns:
                 yield from ((kind, path) for path in sorted(self.place.directory.glob(pattern)))
 
 
 class Tracker(LogStatsWriter, ABC):
-    """Hands what a run writes to a tracker of experiments.
+    """Logs a run to an experiment tracker.
 
-    Whatever fails in it, the run goes on without it, with one warning. Numbers are called as in `progress.csv`, after
-    the prefix: `train/BaseEnvEvents/reward/mean`; distributions are shares of categories, or quantiles.
+    After an error in a tracker, the run continues without it, with one warning. Numbers have their names in
+    `progress.csv`, after the prefix: `train/BaseEnvEvents/reward/mean`; distributions are logged as shares of
+    categories, or quantiles.
 
-    :param figures: Whether to hand over the figures of `define_plot`.
-    :param checkpoints: Whether to hand over the weights at the end.
+    :param figures: Whether to log the figures of `define_plot`.
+    :param checkpoints: Whether to upload the weights at the end.
     """
 
     failures: ClassVar[tuple[type[Exception], ...]] = (Exception,)
     name: ClassVar[str]
-    """What it is called in `tracking.json`."""
+    """Its name in `tracking.json`."""
 
     def __init__(self, figures: bool = True, checkpoints: bool = True) -> None:
         self._with_figures, self._with_checkpoints = figures, checkpoints
@@ -87,45 +88,45 @@ class Tracker(LogStatsWriter, ABC):
         self._figures = Figures()
         self._numbers: dict[str, tuple[int, int | None, dict[str, float]]] = {}
 
-    # -- what trackers differ in -----------------------------------------------------------------------
+    # -- specific to each tracker ----------------------------------------------------------------------
 
     @abstractmethod
     def _begin(self, run: TrackedRun, identity: str | None) -> str:
-        """Begins a run there, or goes on with one.
+        """Begin a run in the tracker, or resume one.
 
-        :param identity: Of the run to go on with.
-        :return: What the run is called there.
+        :param identity: Identity of the run to resume.
+        :return: Identity of the run.
         """
 
     @abstractmethod
     def _log(self, path: str, step: int, n_env_steps: int | None, numbers: Mapping[str, float]) -> None:
-        """Takes the numbers of one log step and prefix.
+        """Log the numbers of one log step and prefix.
 
-        :param n_env_steps: Environment steps of the training so far; `None`: nobody counts them.
+        :param n_env_steps: Environment steps of the run so far; `None`: not counted.
         """
 
     @abstractmethod
     def _log_picture(self, name: str, step: int, png: bytes) -> None:
-        """Takes a figure."""
+        """Log a figure."""
 
     @abstractmethod
     def _end(self, state: str, files: list[tuple[str, Path]]) -> None:
-        """Takes the files of the run, and how it ended: `finished`, `interrupted` or `failed`."""
+        """Upload the files of the run, and report its final state: `finished`, `interrupted` or `failed`."""
 
     def _samples(self, name: str, step: int, value: Any) -> None:
-        """Takes a statistic as it is, of which the numbers were taken; for trackers that show distributions."""
+        """Log the samples of a statistic, for trackers that show distributions."""
 
-    # -- what they share -------------------------------------------------------------------------------
+    # -- shared ----------------------------------------------------------------------------------------
 
     def begin(self, run: TrackedRun, figures: Figures | None = None) -> None:
-        """Begins to track a run.
+        """Begin to track a run.
 
         :param run: The run.
-        :param figures: Draws figures, for other writers as well.
+        :param figures: Draws figures, shared with other writers.
         """
         self._figures = figures or self._figures
         run.remember(self.name, self._begin(run, run.identity(self.name)))
-        self._run = run  # otherwise there is nothing to end
+        self._run = run  # only after `_begin`: :meth:`close` ends tracked runs
 
     @override(LogStatsWriter)
     def write(self, path: str | None, step: int, stats: LogStats) -> None:
@@ -149,7 +150,7 @@ class Tracker(LogStatsWriter, ABC):
 
     @override(LogStatsWriter)
     def close(self) -> None:
-        error = sys.exc_info()[1]  # writers are closed when the run's context is left
+        error = sys.exc_info()[1]  # writers are closed at the end of the run's context
         run, self._run = self._run, None
         if run is None:
             return

@@ -1,4 +1,4 @@
-"""Weights & Biases."""
+"""Tracker for Weights & Biases."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from maze.tracking.tracker import CHECKPOINTS, FAILED, INTERRUPTED, TrackedRun, 
 
 _N_BINS = 64
 _INIT_TIMEOUT = 60.0
-"""Seconds after which a server that does not answer is given up."""
+"""Seconds to wait for a server that does not respond."""
 _EXIT_CODES = {INTERRUPTED: 130, FAILED: 1}
 
 
 class WandbTracker(Tracker):
-    """Hands a run to Weights & Biases (https://wandb.ai).
+    """Logs a run to Weights & Biases (https://wandb.ai).
 
-    Charts have environment steps on their x axis. The trials of a sweep are runs of one group. Settings, statistics and
-    report are an artefact of the type `run`, weights one of the type `model`.
+    The x axis of charts is environment steps. The trials of a sweep are runs of one group. Settings, statistics and
+    report are an artefact of type `run`, weights an artefact of type `model`.
 
-    :param project: Its project there.
+    :param project: Name of the project.
     :param entity: User or team; `None`: the default of the account.
-    :param mode: `online`, or `offline`, which writes into `wandb` in the run's directory for `wandb sync`; `None`: as
-        the variable `WANDB_MODE` says, or else online.
+    :param mode: `online`, or `offline`, which writes into `wandb` in the run's directory for `wandb sync`; `None`: the
+        variable `WANDB_MODE`, or else online.
     :param tags: Tags of the run.
-    :param figures: Whether to hand over the figures of `define_plot`.
-    :param checkpoints: Whether to hand over the weights at the end.
+    :param figures: Whether to log the figures of `define_plot`.
+    :param checkpoints: Whether to upload the weights at the end.
     :raises ConfigImportError: The package is not installed.
     """
 

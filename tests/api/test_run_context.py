@@ -252,7 +252,7 @@ def test_a_training_that_broke_off_is_not_continued_silently() -> None:
     with pytest.raises(Exception, match="the simulator is gone"):
         rc.train(n_epochs=1)
     assert rc.results.status == "failed"
-    with pytest.raises(RunContextError, match=r"ended early: .*run_dir="):
+    with pytest.raises(RunContextError, match=r"has failed: .*run_dir="):
         rc.train(n_epochs=1)
 
 

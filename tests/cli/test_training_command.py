@@ -178,7 +178,7 @@ def test_a_critic_that_would_be_ignored_is_refused(tmp_path: Path, capfd: pytest
     OmegaConf.save(model, tmp_path / "conf" / "model" / "whole.yaml")
     whole = ("-cd", "conf", "model=whole")
     assert train(*whole, "critic=flatten_concat_shared") == 2
-    assert "the chosen model brings its own critic" in capfd.readouterr().err
+    assert "the chosen model has its own critic" in capfd.readouterr().err
     assert train(*whole, "hydra.run.dir=run") == 0
 
 

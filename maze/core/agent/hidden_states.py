@@ -71,9 +71,9 @@ class HiddenStates:
         if env_indices is None:
             self.reset(ended)
             choose(states)
-            if env.pausing is not None:  # placeholders are not observations of the next episode
+            if env.autoreset_pending is not None:  # placeholders are not observations of the next episode
                 paused = np.zeros_like(ended)
-                paused[env.pausing] = True
+                paused[env.autoreset_pending] = True
                 self.reset(paused)
             return
         acting = np.zeros_like(ended)

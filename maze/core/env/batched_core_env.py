@@ -255,7 +255,7 @@ class BatchedCoreEnv(ABC):
         self.nobody = np.zeros(n_envs, np.bool_)
         """bool `[n_envs]`, all false; compared by identity to skip further checks."""
         self.nobody.flags.writeable = False
-        self.pausing: np.ndarray | None = None
+        self.autoreset_pending: np.ndarray | None = None
         """Indices of simulations with a pending autoreset: the next step begins their episode and ignores their action;
         `None`: there are none. See :class:`~maze.core.wrappers.gym_vector_env.GymBatch`."""
 
@@ -330,9 +330,9 @@ class BatchedCoreEnv(ABC):
                 )
             return rewards, terminated, self.nobody
         self.elapsed += _ONE
-        if self.pausing is not None:
-            self.elapsed[self.pausing] = 0
-            self.pausing = None
+        if self.autoreset_pending is not None:
+            self.elapsed[self.autoreset_pending] = 0
+            self.autoreset_pending = None
         truncated = others[0] if others else self.nobody
         if self.max_episode_steps is not None:
             is_late = self.elapsed >= self.max_episode_steps

@@ -153,9 +153,9 @@ def play_episodes(policy: Policy, env: Any, quota: np.ndarray, deterministic: bo
     observations = zeros(env.observation_spaces_dict, (env.n_envs,), "observation")
     actions = zeros(env.action_spaces_dict, (env.n_envs,), "action")
     try:
-        env.episode_quota = np.zeros(env.n_envs, np.int64)  # what was left unfinished does not count
+        env.episode_budget = np.zeros(env.n_envs, np.int64)  # what was left unfinished does not count
         env.reset(out=observations)
-        env.episode_quota = quota
+        env.episode_budget = quota
         n_ticks = 0
         while quota.any():
             env.step(act_by_actor(act, env.actor_ids(), observations, actions), out=observations)
@@ -165,7 +165,7 @@ def play_episodes(policy: Policy, env: Any, quota: np.ndarray, deterministic: bo
                 n_steps = np.where(quota > 0, env.get_env_time(), 0)
                 check_episode_ends(int(n_steps.max()), f"evaluation environment {n_steps.argmax()}")
     finally:
-        env.episode_quota = None
+        env.episode_budget = None
 
 
 def logits_shapes_of(

@@ -221,9 +221,9 @@ class RolloutGenerator:
                 actions = actions_of[tick]
                 act(seen[tick], actor, actions, logits_of[tick], None)
                 out[step_key] = seen[tick + 1]
-                if (pausing := env.pausing) is not None:
-                    pauses[tick] = pausing
-                    n_completed -= len(pausing)
+                if (pending := env.autoreset_pending) is not None:
+                    pauses[tick] = pending
+                    n_completed -= len(pending)
                 _, _, _, infos = step(actions, out)
                 rewards[tick] = env.rewards
                 terminated[tick] = env.terminated
@@ -236,9 +236,9 @@ class RolloutGenerator:
         columns.step_complete[:] = True
         substep.n_rows = n_ticks
         actors: list[ActorID | None] = [actor] * n_ticks
-        for paused_tick, pausing in pauses.items():
+        for paused_tick, pending in pauses.items():
             actors[paused_tick] = None
-            columns.step_complete[paused_tick, pausing] = False
+            columns.step_complete[paused_tick, pending] = False
         if pauses:
             substep.leave_out(pauses, actor.agent_id)
         return actors

@@ -99,12 +99,12 @@ class GymBatch(BatchedCoreEnv):
     @override(BatchedCoreEnv)
     def begin(self, rows: np.ndarray) -> None:
         self.reset_rows(rows)
-        self._begun[rows] = self._n_steps + (self.pausing is not None)
+        self._begun[rows] = self._n_steps + (self.autoreset_pending is not None)
 
     @override(BatchedCoreEnv)
     def advance(self, actions: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         rewards, terminated, truncated = self.step(actions)
-        self.pausing = None
+        self.autoreset_pending = None
         self._n_steps += 1
         return rewards, terminated, self.cut_off(truncated, terminated)
 
@@ -118,8 +118,8 @@ class GymBatch(BatchedCoreEnv):
                 f"{self.env}: expected rewards, terminations and truncations of the shape {self._begun.shape}, one "
                 f"for each member, found {rewards.shape}, {terminated.shape} and {truncated.shape}."
             )
-        if self.pausing is not None and self._n_checks_left:
-            self._check_pauses(self.pausing, rewards, terminated | truncated)
+        if self.autoreset_pending is not None and self._n_checks_left:
+            self._check_pauses(self.autoreset_pending, rewards, terminated | truncated)
         if self.mode is not AutoresetMode.SAME_STEP:
             self._shown = self._read(seen, info, terminated | truncated if self._mask else None)
             self._is_own = False
@@ -161,22 +161,22 @@ class GymBatch(BatchedCoreEnv):
             seen, info = self.env.reset(options={**self._options, "reset_mask": mask})
             self._show_rows(rows, {key: array[rows] for key, array in self._read(seen, info, ~mask).items()})
         else:
-            self.pausing = rows
+            self.autoreset_pending = rows
 
     @override(BatchedCoreEnv)
     def observe(self, out: Mapping[str, np.ndarray]) -> None:
         for key, array in self._shown.items():
             out[key][...] = array
-        if self.pausing is not None:
+        if self.autoreset_pending is not None:
             for key, array in self._first.items():
-                put_rows(out[key], self.pausing, array, self._first_pieces[key])
+                put_rows(out[key], self.autoreset_pending, array, self._first_pieces[key])
 
     @override(BatchedCoreEnv)
     def arrays(self) -> dict[str, np.ndarray]:
         self._make_own()
-        if self.pausing is not None:
+        if self.autoreset_pending is not None:
             for key, array in self._first.items():
-                self._shown[key][self.pausing] = array[self.pausing]
+                self._shown[key][self.autoreset_pending] = array[self.autoreset_pending]
         return self._shown
 
     @override(BatchedCoreEnv)
@@ -198,7 +198,7 @@ class GymBatch(BatchedCoreEnv):
             "arrays": {name: np.array(array[row]) for name, array in self.arrays().items()},
             "first": {name: np.array(array[row]) for name, array in self._first.items()},
             "elapsed": int(self.elapsed[row]),
-            "pausing": self.pausing is not None and row in self.pausing,
+            "pausing": self.autoreset_pending is not None and row in self.autoreset_pending,
         }
         if row == 0:
             env: Any = self.env.unwrapped
@@ -217,7 +217,9 @@ class GymBatch(BatchedCoreEnv):
             self._first[name][row] = value
         self._begun[row] = self._n_steps - state["elapsed"]
         if state["pausing"]:
-            self.pausing = np.append(np.zeros(0, np.int64) if self.pausing is None else self.pausing, row)
+            self.autoreset_pending = np.append(
+                np.zeros(0, np.int64) if self.autoreset_pending is None else self.autoreset_pending, row
+            )
             self._begun[row] = self._n_steps + 1
 
     def _load_attributes(self, layers: list[dict[str, Any]]) -> None:
@@ -226,7 +228,7 @@ class GymBatch(BatchedCoreEnv):
                 setattr(layer, name, _live(value))
 
     def _reset_all(self) -> None:
-        seed, self._next_seed, self.pausing = self._next_seed, None, None
+        seed, self._next_seed, self.autoreset_pending = self._next_seed, None, None
         seen, info = self.env.reset(seed=seed, options=dict(self._options) or None)
         self._show(seen, info)
         for key, (shape, _) in self._specs.items():

@@ -1,4 +1,4 @@
-"""What a learner hands out to its workers: the newest policy and its version, and whether to stop."""
+"""Container for the newest policy of a learner, its version and a stop flag, for workers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 class BroadcastingContainer:
-    """Holds the newest policy for all who ask; versions count from 0 (nothing was handed out yet).
+    """Holds the newest policy; its version is 0 before the first one is set.
 
-    Safe to use from several threads. Other processes reach it through a :class:`BroadcastingManager`; the actors of
-    this package get their weights through shared memory instead.
+    Thread-safe. Other processes access it through a :class:`BroadcastingManager`; the actors of this package receive
+    their weights through shared memory instead.
     """
 
     def __init__(self) -> None:
@@ -22,27 +22,27 @@ class BroadcastingContainer:
         self._aux_data: dict[str, Any] | None = None
 
     def stop_flag(self) -> bool:
-        """Whether the workers are to stop."""
+        """Return whether the workers have to stop."""
         return self._stop_flag
 
     def set_stop_flag(self) -> None:
-        """Tells the workers to stop."""
+        """Set the stop flag."""
         self._stop_flag = True
 
     def policy_version(self) -> int:
-        """Number of policies handed out so far."""
+        """Return the number of policies that were set so far."""
         return self._version
 
     def policy_state_dict(self) -> dict[str, Any]:
-        """The newest policy; an empty dictionary if there is none."""
+        """Return the newest policy; an empty dictionary if there is none."""
         with self._lock:
             return {} if self._state_dict is None else self._state_dict
 
     def set_policy_state_dict(self, state_dict: dict[str, Any], aux_data: dict[str, Any] | None = None) -> None:
-        """Hands out a policy as the next version.
+        """Set a policy as the next version.
 
         :param state_dict: Its weights.
-        :param aux_data: Whatever else belongs to it.
+        :param aux_data: Further data of the policy.
         """
         with self._lock:
             self._state_dict = state_dict
@@ -50,13 +50,13 @@ class BroadcastingContainer:
             self._version += 1
 
     def aux_data(self) -> dict[str, Any] | None:
-        """What else belongs to the newest policy."""
+        """Return the further data of the newest policy."""
         with self._lock:
             return self._aux_data
 
 
 class BroadcastingManager(BaseManager):
-    """Serves a :class:`BroadcastingContainer` to other processes (`manager.BroadcastingContainer()`)."""
+    """Manager that shares a :class:`BroadcastingContainer` with other processes (`manager.BroadcastingContainer()`)."""
 
 
 BroadcastingManager.register("BroadcastingContainer", BroadcastingContainer)

@@ -1,4 +1,4 @@
-"""Other environments while a training is young: a curriculum of stages, each with arguments of its own."""
+"""Curriculum: stages of a run with their own environment arguments."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class Stage(CheckedConfig):
-    """A number of epochs in environments with other arguments than those of `env`."""
+    """A number of epochs with environment arguments that differ from `env`."""
 
     section = "curriculum"
 
     n_epochs: int = 1
-    """How many epochs it takes."""
+    """Number of epochs."""
 
     env: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the environment that differ, as they would be written below `env`."""
+    """Environment arguments that differ, with the keys of `env`."""
 
     def __post_init__(self) -> None:
         self.require_integer("n_epochs", minimum=1)
@@ -40,12 +40,12 @@ class Stage(CheckedConfig):
 
 
 class Curriculum:
-    """The stages of a training, and after them its environment as configured; changes are between epochs.
+    """Stages of a run, followed by its environment as configured. The stage changes between epochs.
 
-    Each stage has vector environments of its own, wherever the placement says, so that environments need not know of
-    it; which one it is depends on the number of the epoch only, and the seeds of all are drawn beforehand.
+    Each stage has its own vector environment, made by the execution backend. The stage depends on the number of the
+    epoch only, and the seeds of all stages are drawn in advance.
 
-    :param run: The runner of the training.
+    :param run: The runner.
     :param stages: The stages in their order.
     """
 
@@ -54,15 +54,15 @@ class Curriculum:
         self._stages = stages
         self._env: StructuredVectorEnv | None = None
         self.stage = -1
-        """Number of the stage that was entered; the last one is the environment as configured."""
+        """Index of the current stage; the index after the last stage stands for the environment as configured."""
         n_envs = run.n_training_envs
         self._seeds = [run.env_seeds(n_envs) for _ in range(len(stages) + 1)]
 
     @classmethod
     def of(cls, run: TrainingRunner) -> Curriculum | None:
-        """The curriculum that a run is configured with; `None`: there is none.
+        """Return the configured curriculum of a run; `None`: there is none.
 
-        :raises ConfigError: It is no list of stages.
+        :raises ConfigError: The configuration is no list of stages.
         """
         config = run.cfg.get("curriculum")
         if not config:
@@ -73,9 +73,9 @@ class Curriculum:
         return cls(run, [Stage.from_config(stage) for stage in stages])
 
     def stage_of(self, epoch: int) -> int:
-        """Which stage an epoch belongs to, from 0 on; as many as there are stages: the environment as configured.
+        """Return the index of the stage of an epoch; the number of stages stands for the environment as configured.
 
-        :param epoch: Number of epochs before it.
+        :param epoch: Index of the epoch.
         """
         for index, stage in enumerate(self._stages):
             epoch -= stage.n_epochs
@@ -84,9 +84,10 @@ class Curriculum:
         return len(self._stages)
 
     def entered(self, epoch: int) -> RolloutGenerator | None:
-        """What rolls a policy out in the stage of an epoch; `None`: in that of before. Its environments are closed.
+        """Enter the stage of an epoch: close the old environments and return a rollout generator for the new ones.
 
-        :param epoch: Number of epochs before it.
+        :param epoch: Index of the epoch.
+        :return: `None`: the stage did not change.
         :raises ConfigError: The model cannot act in the environments of the stage.
         """
         run, stage = self._run, self.stage_of(epoch)
@@ -100,7 +101,7 @@ class Curriculum:
         rollouts = run.rollouts(factory, self._seeds[stage])
         self._env = rollouts.env
         if before is not None:
-            rollouts.env.epoch_stats = before.epoch_stats  # totals go on
+            rollouts.env.epoch_stats = before.epoch_stats  # cumulative statistics continue
         return rollouts
 
     def _env_factory(self, stage: int) -> Callable[[], Any]:
@@ -117,7 +118,7 @@ class Curriculum:
         if differences := run.spaces.differences(spaces):
             raise ConfigError(
                 f"curriculum[{stage}].env: the model cannot act in these environments. {'; '.join(differences)}. Only "
-                "numbers of candidates may differ from those of `env`; sizes of other observations have to be padded "
-                "by the environment."
+                "numbers of candidates may differ from `env`; the environment has to pad all other observations to the "
+                "same size."
             )
         return CheckedEnvFactory(factory, spaces)

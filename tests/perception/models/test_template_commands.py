@@ -106,7 +106,7 @@ def test_other_combinations_train(arguments, tmp_path):
     [
         (("model=flatten_concat", "critic=template_state"), "model.critic.networks: missing"),
         (("model=vector_obs", "critic=template_state_action"), "needs a state critic"),
-        (("model=flatten_concat_shared_embedding", "critic=flatten_concat_shared"), "brings its own critic"),
+        (("model=flatten_concat_shared_embedding", "critic=flatten_concat_shared"), "has its own critic"),
         (
             ("model=vector_obs", "+model.model_builder.observation_modality_mapping.screen=feature"),
             "observation_modality_mapping.screen: the environment has no such observation",

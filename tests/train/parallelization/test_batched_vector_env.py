@@ -227,8 +227,8 @@ def test_a_state_of_environments_stepped_one_by_one_begins_new_episodes_and_says
         env.reset()
         course(env, 6, np.random.default_rng(0))
     of_single, of_batched = single.state_dict(), batched.state_dict()
-    assert batched.load_state_dict(of_single) == dict.fromkeys(range(2), "it was not stepped in a batch")
-    assert single.load_state_dict(of_batched) == dict.fromkeys(range(2), "it was stepped in a batch")
+    assert batched.load_state_dict(of_single) == dict.fromkeys(range(2), "it was not in a vectorised simulation")
+    assert single.load_state_dict(of_batched) == dict.fromkeys(range(2), "it was in a vectorised simulation")
 
 
 def test_streams_depend_on_seed_and_position_alone():

@@ -41,7 +41,7 @@ ACTIONS = LogStatsKey(DiscreteActionEvents.action, None, ("substep_0", "action")
 
 
 class Masked(gymnasium.Env[Any, Any]):
-    """Counts up by the action; an odd count allows but one action, which `info` tells; 20 and more is the end."""
+    """Adds the action to a count; an odd count allows one action only, see `info`; ends at 20 or more."""
 
     observation_space = spaces.Box(0, 100, (1,), np.float32)
     action_space = spaces.Discrete(3)
@@ -103,7 +103,7 @@ class Counters(VectorEnv[Any, Any, Any]):
 
 
 class KeepsItself(Counters):
-    """Has something that nobody else can keep, and methods for it."""
+    """Has state that the wrapper cannot save, and methods to save it."""
 
     def __init__(self, num_envs: int) -> None:
         super().__init__(num_envs)
@@ -194,11 +194,11 @@ def test_episodes_have_the_statistics_of_single_environments_in_all_modes(env_id
     courses = []
     for env in (single, *(sync(env_id, mode) for mode in MODES)):
         env.seed([5, 6, 7])
-        env.episode_quota = np.array([3, 4, 5])
+        env.episode_budget = np.array([3, 4, 5])
         seen = env.reset()
         actions = zeros(env.action_spaces_dict, (3,), "action")[0]
         by_member: list[list[Any]] = [[] for _ in range(3)]
-        while env.episode_quota.any():
+        while env.episode_budget.any():
             Sees().compute_actions(seen, ActorID(0, 0), True, actions, None)
             seen = env.step(actions)[0]
             for member, stats in env.finished_episodes.items():
@@ -245,7 +245,7 @@ def test_hidden_states_know_nothing_of_pauses():
         seen = env.reset()
         for _ in range(60):
             act(seen, actor, {"action": np.zeros(3, np.int64)}, logits, None)
-            for member in set(range(3)) - set([] if env.pausing is None else env.pausing.tolist()):
+            for member in set(range(3)) - set([] if env.autoreset_pending is None else env.autoreset_pending.tolist()):
                 by_member[member].append(logits["action"][member].tolist())
             Sees().compute_actions(seen, actor, True, actions, None)
             seen = env.step(actions)[0]
@@ -351,7 +351,7 @@ def seen_in(env: Any, n_ticks: int, rng: np.random.Generator) -> list[Any]:
     for _ in range(n_ticks):
         observation, rewards, dones, _ = env.step(drawn(env, rng))
         finals = {row: final.observation["observation"].tolist() for row, final in env.final_observations.items()}
-        pauses = None if env.pausing is None else env.pausing.tolist()
+        pauses = None if env.autoreset_pending is None else env.autoreset_pending.tolist()
         episodes = dict(env.finished_episodes)
         course.append((observation["observation"].tolist(), rewards.tolist(), dones.tolist(), finals, pauses, episodes))
     return course
@@ -391,7 +391,7 @@ def test_what_cannot_be_kept_begins_new_episodes_and_says_why():
         assert list(problems) == [0, 1]
         assert reason in problems[1]
         other.reset()
-        env.reset()  # both go on with the seed that comes next
+        env.reset()  # both continue with the next derived seed
         assert seen_in(other, 9, np.random.default_rng(5)) == seen_in(env, 9, np.random.default_rng(5))
 
 

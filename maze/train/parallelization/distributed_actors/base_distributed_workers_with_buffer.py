@@ -1,4 +1,4 @@
-"""Actors that fill a replay buffer."""
+"""Workers that fill a replay buffer."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 
 class BaseDistributedWorkersWithBuffer(EpisodeCollector, ABC):
-    """Base of actors that collect rollouts into a replay buffer, from which a learner draws batches.
+    """Base of workers that collect rollouts into a replay buffer, from which a learner samples batches.
 
     :param env_factory: Makes one environment.
-    :param worker_policy: The policy that acts.
+    :param worker_policy: The behaviour policy.
     :param n_rollout_steps: Number of environment steps of a rollout.
     :param n_workers: Number of environments.
     :param batch_size: Number of items of a batch.
-    :param rollouts_per_iteration: Number of rollouts per collection, all environments together.
+    :param rollouts_per_iteration: Number of rollouts per collection, summed over all environments.
     :param split_rollouts_into_transitions: Whether the items of the buffer are single steps instead of rollouts.
-    :param env_instance_seeds: Seeds of the environments.
-    :param replay_buffer: Where rollouts go.
-    :raises ConfigError: There is not one seed for each worker, or the buffer is none.
+    :param env_instance_seeds: A seed for each environment.
+    :param replay_buffer: The replay buffer.
+    :raises ConfigError: The number of seeds is wrong, or `replay_buffer` is no replay buffer.
     """
 
     def __init__(
@@ -61,40 +61,40 @@ class BaseDistributedWorkersWithBuffer(EpisodeCollector, ABC):
         self.replay_buffer = replay_buffer
         super().__init__()
         self.is_ahead = False
-        """Whether the next rollouts were begun before they were asked for."""
+        """Whether the rollouts of the next collection were started in advance."""
 
     @abstractmethod
     def start(self) -> None:
-        """Makes the environments."""
+        """Make the environments."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Closes them."""
+        """Close the environments."""
 
     @abstractmethod
     def broadcast_updated_policy(self, state_dict: dict[str, Any]) -> None:
-        """Has the actors act with new weights.
+        """Update the behaviour policy.
 
-        :param state_dict: The weights.
+        :param state_dict: The new weights.
         """
 
     @abstractmethod
     def collect_rollouts(self) -> tuple[float, float, float]:
-        """Adds `rollouts_per_iteration` rollouts to the buffer: those that were begun, if there are some.
+        """Add `rollouts_per_iteration` rollouts to the buffer; rollouts started in advance come first.
 
-        :return: Number of rollouts that were waiting before and after, and the seconds spent on waiting for more.
+        :return: Number of rollouts in the queue before and after, and the seconds spent waiting.
         """
 
     def begin_rollouts(self) -> None:
-        """Begins to collect the next rollouts, for a learner that goes on meanwhile and asks for them later.
+        """Start the rollouts of the next collection while the learner learns.
 
-        Until then it has to leave `worker_policy` alone. Here nothing is begun: the learner waits for all of it.
+        The learner must not change `worker_policy` until the collection. The default implementation does nothing.
         """
 
     def finish_rollouts(self) -> None:
-        """Waits for rollouts that were begun and adds them to the buffer; they count as those of the next collection.
+        """Wait for rollouts started in advance and add them to the buffer; they count for the next collection.
 
-        Between two collections it changes nothing but when that is done; what is saved or counted in between needs it.
+        Required before the state of buffer or workers is read between two collections. It does not change results.
         """
 
     @property
@@ -103,28 +103,28 @@ class BaseDistributedWorkersWithBuffer(EpisodeCollector, ABC):
         """The actors of an environment step, in their order."""
 
     def sample_batch(self, learner_device: str) -> StructuredSpacesRecord:
-        """Draws a batch from the buffer.
+        """Sample a batch from the buffer.
 
-        :param learner_device: Where its tensors shall be.
+        :param learner_device: Device of the tensors.
         """
         return record_of_batch(self.sample_transitions(learner_device))
 
     def sample_transitions(self, learner_device: str) -> TransitionBatch:
-        """Draws a batch from the buffer, as the arrays it is kept in.
+        """Sample a batch from the buffer as arrays.
 
-        :param learner_device: Where its tensors shall be.
+        :param learner_device: Device of the tensors.
         """
         return self.replay_buffer.sample_transitions(self.batch_size, learner_device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the environments are, the steps that are not in the buffer yet, and the policy's generators."""
+        """Return the states of environments and policy generators, and the steps that are not in the buffer yet."""
         return {"policy_generators": self.worker_policy.rng_state(), "is_ahead": self.is_ahead}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
-        """Continues from a state that :meth:`state_dict` returned, perhaps of other workers; the buffer comes first.
+        """Restore a state from :meth:`state_dict`, possibly of other workers; the buffer has to be restored before.
 
-        :return: Why environments begin new episodes with the next rollouts, by their index.
+        :return: Environment index -> reason why this environment starts a new episode.
         """
         self.worker_policy.set_rng_state(state_dict["policy_generators"])
         self.is_ahead = state_dict["is_ahead"]
-        return dict.fromkeys(range(self.n_workers), f"{type(self).__name__} does not keep where they were")
+        return dict.fromkeys(range(self.n_workers), f"{type(self).__name__} does not save the states of environments")

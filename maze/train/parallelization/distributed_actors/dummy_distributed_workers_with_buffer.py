@@ -1,4 +1,4 @@
-"""Environments that are stepped by turns to fill a replay buffer."""
+"""Workers that fill a replay buffer, driven by the training process."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from maze.train.trainers.common.replay_buffer.rows import RolloutRows
 from maze.train.trainers.common.replay_buffer.transitions import TransitionRows, fixed_actors
 
 _CLOSE_SECONDS = 1.0
-"""How long rollouts under way may take to end by themselves before their environments are closed."""
+"""Seconds to wait for rollouts in progress before their environments are closed."""
 
 
 @dataclass
 class _Group:
-    """Environments whose actors act together."""
+    """Environments that are stepped together."""
 
     generator: RolloutGenerator
     columns: RolloutColumns
@@ -45,18 +45,18 @@ class _Group:
         return env
 
 
-class _UnderWay:
+class _Collecting:
     """Rollouts that a thread collects.
 
-    :param collect: Returns them.
+    :param collect: Collects and returns the rollouts.
     """
 
     def __init__(self, collect: Callable[[], list[TransitionRows]]) -> None:
         self._collect = collect
         self._rows: list[TransitionRows] = []
         self._error: BaseException | None = None
-        context = contextvars.copy_context()  # statistics belong to the run that asks for them
-        # it must not keep the process alive if an environment hangs
+        context = contextvars.copy_context()  # the thread logs to the statistics of this run
+        # a daemon thread does not keep the process alive if an environment hangs
         self._thread = threading.Thread(target=context.run, args=(self._run,), daemon=True)
         self._thread.start()
 
@@ -67,11 +67,11 @@ class _UnderWay:
             self._error = error
 
     def wait(self, seconds: float | None = None) -> None:
-        """Waits until it is done, or for some time."""
+        """Wait for the thread, at most for a number of seconds."""
         self._thread.join(seconds)
 
     def rows(self) -> list[TransitionRows]:
-        """The rollouts; waits for them, and raises what went wrong."""
+        """Wait for the rollouts and return them; raise the error of the thread, if there is one."""
         self.wait()
         if self._error is not None:
             raise self._error
@@ -79,17 +79,17 @@ class _UnderWay:
 
 
 class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
-    """Steps the environments by turns. The learner waits for them, unless it has begun rollouts ahead.
+    """Collects rollouts by turns of groups of environments. The learner waits for them or starts them in advance.
 
-    What is collected ahead does not depend on how fast anything is: it reaches the buffer only when it is asked for,
-    and the policy is the same from its beginning to its end.
+    Rollouts in advance do not depend on timing: they are added to the buffer by the next collection only, and the
+    policy does not change while they are collected.
 
-    As many of them as take turns together act with one pass through the network and are stepped together, perhaps
-    elsewhere. What is collected does not depend on where that is.
+    The environments of a group are stepped together with one forward pass, with any execution backend. The collected
+    rollouts do not depend on the backend.
 
     :param args: See the base class.
-    :param make_env: Makes environments that are stepped together, of a factory and their number; `None`: in this
-        process.
+    :param make_env: Makes the vector environment of a group from a factory and the number of environments; `None`: in
+        this process.
     """
 
     _groups: list[_Group]
@@ -104,7 +104,7 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
         super().__init__(*args, **kwargs)
         self._make_env = make_env or (lambda env_factory, n_envs: SequentialVectorEnv([env_factory] * n_envs))
         self._groups = []
-        self._under_way: _UnderWay | None = None
+        self._collecting: _Collecting | None = None
         self._turn = 0
         self._actors: list[ActorID] = []
 
@@ -118,9 +118,9 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
 
     @override(BaseDistributedWorkersWithBuffer)
     def stop(self) -> None:
-        if self._under_way is not None:
-            self._under_way.wait(_CLOSE_SECONDS)
-            self._under_way, self.is_ahead = None, False
+        if self._collecting is not None:
+            self._collecting.wait(_CLOSE_SECONDS)
+            self._collecting, self.is_ahead = None, False
         for group in self._groups:
             group.env.close()
         self._groups.clear()
@@ -143,13 +143,13 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
     def begin_rollouts(self) -> None:
         if not self.is_ahead:
             self.start()
-            self._under_way, self.is_ahead = _UnderWay(self._collected), True
+            self._collecting, self.is_ahead = _Collecting(self._collected), True
 
     @override(BaseDistributedWorkersWithBuffer)
     def finish_rollouts(self) -> None:
-        if self._under_way is not None:
-            self._add(self._under_way.rows())
-            self._under_way = None
+        if self._collecting is not None:
+            self._add(self._collecting.rows())
+            self._collecting = None
 
     def _collected(self) -> list[TransitionRows]:
         self.start()
@@ -188,7 +188,7 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
         self.start()
         states = states_for(state_dict, self.n_workers)
         if state_dict.get("n_groups") != len(self._groups):
-            reason = "the training stepped them in other groups"
+            reason = "the interrupted run stepped the environments in other groups"
             states = [{"problem": state.get("problem", reason), "wrappers": state["wrappers"]} for state in states]
         else:
             self._turn = state_dict["turn"]
@@ -206,7 +206,7 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
 
     @override(BaseDistributedWorkersWithBuffer)
     def write_epoch_stats(self) -> None:
-        if self._groups:  # the actors of a cluster are the same for all groups
+        if self._groups:  # all groups share the actors of a cluster
             self._groups[0].env.report_work()
         super().write_epoch_stats()
 

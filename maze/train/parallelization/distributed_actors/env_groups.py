@@ -208,7 +208,7 @@ class EnvGroup:
         """Return the spaces of the environments."""
         return ActorSpaces.of(self.env)
 
-    def ask(self, method: str, *arguments: Any) -> Any:
+    def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the vector environment."""
         return getattr(self.env, method)(*arguments)
 
@@ -338,7 +338,7 @@ class GroupedVectorEnv(StructuredVectorEnv, ABC):
         self._seeds: list[Any] = [None] * self.n_envs
 
     @abstractmethod
-    def _ask(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call a method of the vector environment of each group.
 
         :param method: Name of the method.
@@ -357,17 +357,17 @@ class GroupedVectorEnv(StructuredVectorEnv, ABC):
     @override(StructuredVectorEnv)
     def seed(self, seeds: Sequence[Any]) -> None:
         self._seeds = checked_seeds(seeds, self.n_envs)
-        self._ask("seed", [(self._seeds[group],) for group in self.groups])
+        self._call("seed", [(self._seeds[group],) for group in self.groups])
 
     @override(StructuredVectorEnv)
     def state_dict(self, with_running: bool = True) -> dict[str, Any]:
-        states = self._ask("state_dict", [(with_running,)] * len(self.groups))
+        states = self._call("state_dict", [(with_running,)] * len(self.groups))
         return {"environments": [state for of_group in states for state in of_group["environments"]]}
 
     @override(StructuredVectorEnv)
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
         states = states_for(state_dict, self.n_envs)
-        answers = self._ask("load_state_dict", [({"environments": states[group]},) for group in self.groups])
+        answers = self._call("load_state_dict", [({"environments": states[group]},) for group in self.groups])
         return {
             group.start + index: problem
             for group, problems in zip(self.groups, answers, strict=True)
@@ -447,12 +447,12 @@ class LocalGroups(GroupedVectorEnv):
         return self._copies
 
     @override(GroupedVectorEnv)
-    def _ask(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        return [member.ask(method, *of_group) for member, of_group in zip(self._members, arguments, strict=True)]
+    def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        return [member.call(method, *of_group) for member, of_group in zip(self._members, arguments, strict=True)]
 
     @override(StructuredVectorEnv)
     def close(self) -> None:
-        self._ask("close", [()] * len(self._members))
+        self._call("close", [()] * len(self._members))
 
 
 def in_groups(

@@ -1,4 +1,4 @@
-"""Actors that take turns in the process of the learner."""
+"""Actors that collect one after another in the training process."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 
 class SequentialDistributedActors(DistributedActors):
-    """Collects rollouts one after another, always with the newest policy: nothing is asynchronous.
+    """Collects rollouts one after another, always with the newest policy.
 
     :param env_factory: Makes one environment.
-    :param policy: The policy. One on the CPU acts itself, so that its random generators are those of the training.
+    :param policy: The policy. On the CPU it is used without a copy, so its random generators belong to the run.
     :param n_rollout_steps: Number of environment steps of a rollout.
-    :param n_actors: Number of actors, which take turns.
+    :param n_actors: Number of actors.
     :param batch_size: Number of rollouts in a batch.
     :param actor_env_seeds: A seed for each environment.
     :param envs_per_actor: Number of environments that each actor steps together.
@@ -79,7 +79,7 @@ class SequentialDistributedActors(DistributedActors):
         self._next_actor = 0
         envs = [env for generator in self._generators for env in generator.env.envs]
         for env, state in zip(envs, states_for(self._stopped_state, len(envs)), strict=True):
-            if state["wrappers"]:  # they go on learning from where they were
+            if state["wrappers"]:  # wrappers continue from their learned statistics
                 load_statistics_states(env, state["wrappers"])
 
     @override(DistributedActors)
@@ -108,7 +108,7 @@ class SequentialDistributedActors(DistributedActors):
             if position == len(self._columns):
                 self._columns.append(generator.allocate(self.n_rollout_steps, policy))
             columns = collected(generator, policy, self._columns[position], f"Actor {self._next_actor}")
-            generator.env.clear_epoch_stats()  # collected by all actors together
+            generator.env.clear_epoch_stats()  # `self.epoch_stats` has the statistics of all actors
             packets.append(RolloutPacket.of(columns))
             self._next_actor = (self._next_actor + 1) % self.n_actors
         seconds = time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""A policy's weights in memory shared by learner and actors."""
+"""Copies of the learner's policy in other processes, and the transfer of its weights."""
 
 from __future__ import annotations
 
@@ -52,10 +52,7 @@ class SharedPolicyWeights:
 
 
 def tensors_of(state_dict: Mapping[Any, Any]) -> Iterator[torch.Tensor]:
-    """All tensors of a nested state dictionary, in its order.
-
-    Each has the shape that it has in its network, `[...]`.
-    """
+    """Yield all tensors of a nested state dictionary, in its order, each in its own shape `[...]`."""
     for value in state_dict.values():
         if isinstance(value, Mapping):
             yield from tensors_of(value)
@@ -64,34 +61,34 @@ def tensors_of(state_dict: Mapping[Any, Any]) -> Iterator[torch.Tensor]:
 
 
 class PolicyCopy:
-    """The learner's policy where it acts; its weights follow.
+    """Copy of the learner's policy in another process.
 
-    :param pickled: The policy as it was sent.
+    :param pickled: The pickled policy.
     """
 
     def __init__(self, pickled: bytes) -> None:
         self.policy: Any = cloudpickle.loads(pickled)
         self.live_weights: Mapping[str, Any] = {}
-        """To be overwritten; empty: it is a policy of somebody's own, which has none."""
+        """Weights to overwrite with those of the learner; empty: the policy is no `TorchPolicy`."""
         if isinstance(self.policy, TorchPolicy):
             self.policy.eval()
             self.live_weights = self.policy.state_dict()
 
 
 class MadeOnce(Generic[T]):
-    """What is made of an object for others, until another object takes its place."""
+    """Cache of a value made from an object, until another object is given."""
 
     def __init__(self) -> None:
         self._value: Any = None
         self._made: Any = None
         self.n_made = 0
-        """Tells what was made apart from what was made before."""
+        """Number of values made so far, which identifies the current one."""
 
     def of(self, value: Any, make: Callable[[], T]) -> T:
-        """What was made of an object.
+        """Return the value of an object.
 
         :param value: The object.
-        :param make: Makes it of one that is new.
+        :param make: Makes the value of a new object.
         """
         if value is not self._value:
             self._value, self._made = value, make()
@@ -101,14 +98,14 @@ class MadeOnce(Generic[T]):
 
 
 def copied_to_cpu(policy: TorchPolicy) -> TorchPolicy:
-    """A copy of a policy that acts on the CPU, wherever the policy itself is."""
+    """Return a copy of a policy on the CPU."""
     portable = copy.deepcopy(policy)
     portable.to("cpu")
     return portable
 
 
 def packed_weights(state_dict: Mapping[Any, Any]) -> np.ndarray:
-    """All weights as one flat array of bytes, uint8 `[n_bytes]`: what travels between machines fastest."""
+    """Return all weights as one flat array, uint8 `[n_bytes]`, the fastest form for transfers between machines."""
     rows = [
         tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy() for tensor in tensors_of(state_dict)
     ]
@@ -116,10 +113,10 @@ def packed_weights(state_dict: Mapping[Any, Any]) -> np.ndarray:
 
 
 def unpack_weights(packed: np.ndarray, state_dict: Mapping[Any, Any]) -> None:
-    """Copies weights that :func:`packed_weights` returned into live tensors.
+    """Copy the result of :func:`packed_weights` into live tensors.
 
-    :param packed: uint8 `[n_bytes]`; only read.
-    :param state_dict: What to overwrite.
+    :param packed: Weights, uint8 `[n_bytes]`; not modified.
+    :param state_dict: The tensors to overwrite.
     """
     offset = 0
     for target in tensors_of(state_dict):

@@ -274,8 +274,8 @@ class RayVectorEnv(GroupedVectorEnv):
         return fragment.packet
 
     @override(GroupedVectorEnv)
-    def _ask(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        return self._remote.call("ask", [(method, *of_group) for of_group in arguments])
+    def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        return self._remote.call("call", [(method, *of_group) for of_group in arguments])
 
     @override(StructuredVectorEnv)
     def close(self) -> None:

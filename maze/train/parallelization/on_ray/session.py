@@ -1,4 +1,4 @@
-"""Ray for the time of a run."""
+"""Connection to Ray for the duration of a run."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ logger = logging.getLogger(__name__)
 _ADDRESS, _LOCAL = "RAY_ADDRESS", "local"
 _CONNECT_SECONDS = 5.0
 _HEAD_SECONDS = 5.0
-"""Pause between two looks after the head of a cluster."""
+"""Seconds between two checks of the head node of a cluster."""
 _HEAD_FAILURES = 3
-"""After so many looks in a row at which it does not answer it is given up."""
+"""Number of consecutive failed checks after which the head node counts as lost."""
 _QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anybody
+    "RAY_USAGE_STATS_ENABLED": "0",  # send no usage statistics
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
 }
@@ -34,16 +34,16 @@ _QUIET = {
 def ray_session(
     ray_config: Mapping[str, Any] | None, n_cpus: float, log_level: str = "WARN", key: str = "runner.ray_config"
 ) -> Iterator[None]:
-    """Context in which Ray runs: one that is there already, a cluster that is named, or a local one started for it.
+    """Context in which Ray runs: the running instance of this process, the cluster of an address, or a local instance.
 
-    Nobody else's cluster is joined because it happens to run on this machine: it has to be named, here or in the
-    environment variable RAY_ADDRESS. Only what this context has started is shut down when it is left.
+    A cluster is joined only if its address is given, here or in the environment variable RAY_ADDRESS. On exit, only
+    what this context has started is shut down.
 
     :param ray_config: Arguments of `ray.init`, such as `address`, `num_cpus` or `object_store_memory`.
-    :param n_cpus: Number of CPUs that are needed; a local Ray is told that there are as many, whatever there is.
-    :param log_level: Level of Ray's and RLlib's loggers.
-    :param key: Where the arguments are configured, for messages.
-    :raises ConfigError: It cannot be reached, or an argument is wrong.
+    :param n_cpus: Number of CPUs needed; a local instance offers at least this number, whatever the machine has.
+    :param log_level: Level of the loggers of Ray and RLlib.
+    :param key: Configuration key of the arguments, for messages.
+    :raises ConfigError: Ray cannot be reached, or an argument is wrong.
     """
     ray = require_ray()
     if ray.is_initialized():
@@ -55,13 +55,13 @@ def ray_session(
     os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
     logging.getLogger("ray").setLevel(level)
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
-    # a worker that fails leaves its traceback in its output only
+    # the traceback of a failed worker is in its output only
     arguments: dict[str, Any] = {"logging_level": getattr(logging, level, logging.WARNING), "log_to_driver": True}
     if address == _LOCAL:
         arguments.update(include_dashboard=False, num_cpus=max(os.cpu_count() or 1, math.ceil(n_cpus)))
     _check_address(address, key)
     try:
-        with handlers_kept():  # Ray leaves the process at SIGTERM; a training saves first
+        with handlers_kept():  # Ray ends the process at SIGTERM; a run has to save its state first
             ray.init(**{**arguments, **config, "address": address})
     except (TypeError, ValueError, RuntimeError, OSError) as error:
         raise ConfigError(_explained(error, address, config, key)) from error
@@ -77,24 +77,24 @@ def ray_session(
 
 
 def _check_address(address: str, key: str) -> None:
-    """Raises unless something answers at an address, as far as it says where that is."""
+    """Raise an error unless the address accepts connections; only for addresses with host and port."""
     if address.startswith("ray://"):
         raise ConfigError(
-            f"{key}: {address} is an address of Ray Client, through which calls take 7 to 12 times as long. "
-            "Start the training on a machine of the cluster (as a job: `ray job submit -- maze-run ...`) with "
-            "`auto` or <host>:<port> instead."
+            f"{key}: {address} is an address of Ray Client, which makes calls 7 to 12 times slower. Start the run on "
+            "a machine of the cluster (as a job: `ray job submit -- maze-run ...`) with `auto` or <host>:<port> "
+            "instead."
         )
     host, _, port = address.rpartition(":")
     if host and port.isdecimal():
         try:
-            _connect(address)  # Ray itself would try for a minute
+            _connect(address)  # Ray itself would retry for a minute
         except OSError as error:
-            advice = "`ray start --head` says which address its cluster has, port 6379 usually."
-            raise ConfigError(_unreachable(error, address, key, f"Nothing answers there: {advice}")) from error
+            advice = "`ray start --head` prints the address of its cluster, usually with port 6379."
+            raise ConfigError(_unreachable(error, address, key, f"No server listens there: {advice}")) from error
 
 
 def _watch_head(address: str, ended: threading.Event) -> None:
-    """Ends the run in order where the head is gone: Ray would end this process after a minute, without a word."""
+    """Terminate the run properly if the head node is lost: Ray would end this process after a minute, unlogged."""
     n_failures = 0
     while n_failures < _HEAD_FAILURES:
         if ended.wait(_HEAD_SECONDS):
@@ -105,8 +105,8 @@ def _watch_head(address: str, ended: threading.Event) -> None:
         except OSError:
             n_failures += 1
     logger.error(
-        "The head of the Ray cluster at %s does not answer any more. The run ends after what is under way, while "
-        "its state can still be saved; input_dir=<its directory> resume=true goes on from there.",
+        "The head node of the Ray cluster at %s does not respond. The run saves its state and ends after the current "
+        "update. Resume it with input_dir=<its directory> resume=true.",
         address,
     )
     os.kill(os.getpid(), signal.SIGTERM)
@@ -128,8 +128,8 @@ def _explained(error: Exception, address: str, config: Mapping[str, Any], key: s
         advice = "All machines of a cluster need the same versions of Python, Ray and Maze."
     elif any(word in text.lower() for word in ("fail", "authent", "token")):
         advice = (
-            "A cluster that was started with a token asks for it: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
-            "the file ~/.ray/auth_token, here as well; a token may also have expired."
+            "A cluster that was started with a token requires it: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or the "
+            "file ~/.ray/auth_token, on this machine as well. The token may also have expired."
         )
     return _unreachable(error, address, key, advice)
 
@@ -144,31 +144,29 @@ def _connect(address: str) -> None:
 
 
 def n_cpus() -> float:
-    """Number of CPUs of the cluster."""
+    """Return the number of CPUs of the cluster."""
     return float(require_ray().cluster_resources().get("CPU", 0.0))
 
 
 def require_cpus(n_needed: float, what: str, advice: str) -> None:
-    """Ray would wait for ever for places that its cluster does not have.
+    """Check the number of CPUs of the cluster: Ray itself would wait forever.
 
-    :param n_needed: Number of CPUs that are needed.
-    :param what: What needs them.
-    :param advice: How to ask for fewer.
-    :raises ConfigError: The cluster has fewer.
+    :param n_needed: Number of CPUs needed.
+    :param what: The processes that need them, for the message.
+    :param advice: How to use fewer CPUs, for the message.
+    :raises ConfigError: The cluster has fewer CPUs.
     """
     if n_needed > n_cpus():
         raise ConfigError(f"{what} need {n_needed:g} CPUs, but the Ray cluster has {n_cpus():g}. {advice}")
 
 
 def require_ray() -> Any:
-    """The package, which comes with an extra.
+    """Return the package `ray`, which is installed with an extra.
 
-    :raises ConfigError: It is not installed.
+    :raises ConfigError: Ray is not installed.
     """
     try:
         import ray
     except ImportError as error:
-        raise ConfigError(
-            f"Ray is not installed ({error}); it comes with an extra: {install_command('ray')}."
-        ) from error
+        raise ConfigError(f"Ray is not installed ({error}). Install the extra: {install_command('ray')}.") from error
     return ray

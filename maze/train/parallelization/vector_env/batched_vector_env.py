@@ -1,4 +1,4 @@
-"""All environments of a training stepped at once by a simulation that is written for many."""
+"""Vector environment of a vectorised simulation."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from maze.core.errors import EnvironmentContractError
 from maze.core.log_events.monitoring_events import DiscreteActionEvents
 from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator
 from maze.train.parallelization.vector_env.batched_stats import BatchedEpisodeStats, StatColumn
+from maze.train.parallelization.vector_env.env_batch import actions_at
 from maze.train.parallelization.vector_env.replay_log import RESEED_AFTER, derived_seed, states_for
 from maze.train.parallelization.vector_env.structured_vector_env import (
     FinalObservation,
@@ -28,16 +29,16 @@ from maze.train.parallelization.vector_env.structured_vector_env import (
 
 _NONE_FINISHED: Mapping[int, LogStats] = MappingProxyType({})
 _IN_STATS: Mapping[int, LogStats] = MappingProxyType({})
-"""Stands for statistics that are made when somebody looks."""
+"""Placeholder for statistics that are calculated on access."""
 
 
 class BatchedVectorEnv(StructuredVectorEnv):
     """Steps a :class:`~maze.core.env.batched_core_env.BatchedCoreEnv`.
 
-    Seeds, episodes and statistics are those that as many single environments of the same problem would have.
+    Seeds, episodes and statistics equal those of single environments of the same problem.
 
     :param simulation: The simulation.
-    :param logging_prefix: Where epoch statistics are logged (`train`, `eval`); None: nowhere.
+    :param logging_prefix: Prefix of the epoch statistics (`train`, `eval`); None: they are not logged.
     """
 
     def __init__(self, simulation: BatchedCoreEnv, logging_prefix: str | None = None) -> None:
@@ -71,9 +72,9 @@ class BatchedVectorEnv(StructuredVectorEnv):
         self._seeds: list[int | None] = [None] * n_envs
         self._n_seedings = [0] * n_envs
         self._since_seeding = np.zeros(n_envs, np.int64)
-        """Sub-steps that each environment has taken since it was seeded."""
+        """Number of sub-steps of each environment since its last seeding."""
         self._step_rewards = np.zeros(n_envs)
-        """Rewards of the step under way."""
+        """Rewards of the current step."""
         self._is_reset = False
         self._is_restored = False
 
@@ -85,12 +86,9 @@ class BatchedVectorEnv(StructuredVectorEnv):
             raise EnvironmentContractError("`reset` has to be called before the first `step`.")
         simulation = self.simulation
         step_key = simulation.step_keys[simulation.substep]
-        of_step = actions.get(step_key)
-        given = of_step if of_step is not None and isinstance(of_step, Mapping) else actions
-        taken = {}
-        for head in self._heads[step_key]:
-            taken[head.name] = head.column(given)
-        self._paused = simulation.pausing
+        given = actions_at(step_key, actions)
+        taken = {head.name: head.column(given) for head in self._heads[step_key]}
+        self._paused = simulation.autoreset_pending
         rewards, terminated, truncated = simulation.advance(taken)
         self._is_complete = is_complete = simulation.substep == 0
         self.rewards[...] = rewards
@@ -107,10 +105,8 @@ class BatchedVectorEnv(StructuredVectorEnv):
             self._finish_episodes(rows)
         else:
             self._finished = _NONE_FINISHED
-        self.pausing = simulation.pausing
-        observations: Any = (
-            out if out is not None else zeros(self._observation_spaces_dict, (self.n_envs,), "observation")
-        )
+        self.autoreset_pending = simulation.autoreset_pending
+        observations: Any = out if out is not None else self._new_arrays()
         simulation.observe(observations[simulation.step_keys[simulation.substep]])
         if out is None:
             return self._returned(observations, self._infos)
@@ -134,11 +130,9 @@ class BatchedVectorEnv(StructuredVectorEnv):
                 self._seed_next(index)
             self.simulation.begin(everyone)
             self._stats.begin(everyone)
-        self.pausing = self.simulation.pausing
+        self.autoreset_pending = self.simulation.autoreset_pending
         self._is_reset, self._is_restored = True, False
-        observations: Any = (
-            out if out is not None else zeros(self._observation_spaces_dict, (self.n_envs,), "observation")
-        )
+        observations: Any = out if out is not None else self._new_arrays()
         self.simulation.observe(observations[self.simulation.step_keys[self.simulation.substep]])
         return out if out is not None else self._fresh(observations)
 
@@ -173,7 +167,7 @@ class BatchedVectorEnv(StructuredVectorEnv):
     @override(StructuredVectorEnv)
     def seeding_at(self, env_index: int, ticks_ago: int) -> Seeding | None:
         seed, n_ticks = self._seeds[env_index], int(self._since_seeding[env_index]) - ticks_ago
-        if seed is None or n_ticks < 0 or not self.simulation.seeds_rows:  # or it was seeded meanwhile
+        if seed is None or n_ticks < 0 or not self.simulation.seeds_rows:  # negative: it was seeded since then
             return None
         return Seeding(derived_seed(seed, max(0, self._n_seedings[env_index] - 1)), n_ticks)
 
@@ -182,7 +176,7 @@ class BatchedVectorEnv(StructuredVectorEnv):
         states = []
         problem = self.simulation.why_not_kept() if with_running else None
         for index in range(self.n_envs):
-            state: dict[str, Any] = {"problem": problem or "it was stepped in a batch", "wrappers": []}
+            state: dict[str, Any] = {"problem": problem or "it was in a vectorised simulation", "wrappers": []}
             if self._seeds[index] is not None:
                 state |= {"seed": self._seeds[index], "n_seedings": self._n_seedings[index]}
             if problem is not None:
@@ -212,7 +206,7 @@ class BatchedVectorEnv(StructuredVectorEnv):
             running = state.get("batched") if is_any_running else None
             if running is None:
                 if is_any_running or "seed" not in state or {"digest", "batched", "begins_anew"} & state.keys():
-                    problems[index] = state.get("problem", "it was not stepped in a batch")
+                    problems[index] = state.get("problem", "it was not in a vectorised simulation")
                 if is_any_running:
                     self._seed_next(index)
                     self.simulation.begin(np.array([index]))
@@ -222,15 +216,15 @@ class BatchedVectorEnv(StructuredVectorEnv):
             self._since_seeding[index] = running["since_seeding"]
             self._step_rewards[index] = running["step_reward"]
             self._stats.load_row_state(index, running["statistics"])
-        if self.simulation.pausing is not None:
-            self._stats.begin(self.simulation.pausing, pauses=True)
+        if self.simulation.autoreset_pending is not None:
+            self._stats.begin(self.simulation.autoreset_pending, pauses=True)
         self._is_restored = is_any_running
         return problems
 
     def _note(
         self, step_key: StepKeyType, taken: Mapping[str, np.ndarray], rewards: np.ndarray, is_complete: bool
     ) -> None:
-        """Keeps what statistics are made of."""
+        """Record the values that statistics are calculated from."""
         stats = self._stats
         step = stats.n_steps
         for head in self._heads[step_key]:
@@ -270,24 +264,24 @@ class BatchedVectorEnv(StructuredVectorEnv):
                 if self._seeds[row] is not None:
                     self._seed_next(row)
         simulation.begin(rows)
-        self._count_episodes_of(rows, kpis, simulation.pausing is not None)
+        self._count_episodes_of(rows, kpis, simulation.autoreset_pending is not None)
 
     def _count_episodes_of(self, rows: np.ndarray, kpis: Mapping[str, np.ndarray] | None, pauses: bool = False) -> None:
-        """Reports finished episodes and, as far as they count, has the epoch statistics ask for them."""
+        """Record finished episodes, and register those within the episode budget with the epoch statistics."""
         self._finished = _IN_STATS
         if self._receiver is not self.epoch_stats:
             self._deliver()
         counts = None
-        if (quota := self.episode_quota) is not None:
-            counts = quota[rows] > 0
-            quota[rows] -= counts
+        if (budget := self.episode_budget) is not None:
+            counts = budget[rows] > 0
+            budget[rows] -= counts
         self._stats.end(rows, kpis, pauses, counts)
         if self._receiver is None:
             self._receiver = self.epoch_stats
             self._receiver.receive_later(self._deliver)
 
     def _deliver(self) -> None:
-        """Hands on episodes to the epoch statistics: many at once take a fraction of the time."""
+        """Pass finished episodes to the epoch statistics, many at once, which is faster."""
         receiver, self._receiver = self._receiver, None
         if receiver is not None:
             self._stats.deliver(receiver)
@@ -318,7 +312,7 @@ class BatchedVectorEnv(StructuredVectorEnv):
         self._since_seeding[index] = 0
 
     def _seed_next(self, index: int) -> None:
-        """Seeds an environment before an episode, as single ones are; see `ReplayLog`."""
+        """Seed an environment before an episode, like single environments; see `ReplayLog`."""
         seed = self._seeds[index]
         if seed is not None:
             self.simulation.seed_row(index, derived_seed(seed, self._n_seedings[index]))
@@ -327,7 +321,7 @@ class BatchedVectorEnv(StructuredVectorEnv):
 
 
 class _Head:
-    """One action of a sub-step.
+    """One action head of a sub-step.
 
     :param n_envs: Number of environments.
     :param step_key: The sub-step.
@@ -355,19 +349,19 @@ class _Head:
         self._lowest, self._n = (int(space.start), int(space.n)) if isinstance(space, spaces.Discrete) else (0, 0)
         self.stats: StatColumn | None = None
         self.stats_dtype = np.min_scalar_type(self._lowest + self._n - 1) if self._lowest >= 0 else dtype
-        # An array: a number would be converted in each comparison. Negative numbers are large ones without a sign.
+        # An array, because a number would be converted in each comparison; unsigned, so negative values are too large.
         self._limit = np.array(self._n, f"u{dtype.itemsize}") if isinstance(space, spaces.Discrete) else None
         self._bounds = None
         if isinstance(space, spaces.Box) and (space.bounded_below.any() or space.bounded_above.any()):
             self._bounds = space.low, space.high
 
     def column(self, actions: Mapping[str, Any]) -> np.ndarray:
-        """The actions of all environments, `[n_envs, ...]`; those of bounded boxes are clipped."""
+        """Return the actions of all environments, `[n_envs, ...]`; actions of bounded boxes are clipped."""
         try:
             column = np.array(actions[self.name], self._dtype)
         except (KeyError, TypeError, ValueError):
             column = None
-        if column is None or column.shape != self._shape:  # said what is wrong
+        if column is None or column.shape != self._shape:  # raises an error with the details
             return action_column(actions, self._step_key, self.name, self._shape, self._dtype)
         if (limit := self._limit) is not None:
             from_zero = column - self._lowest if self._lowest else column

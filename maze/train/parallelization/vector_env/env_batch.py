@@ -1,6 +1,6 @@
-"""Stepping environments one after another and writing what comes of it into arrays.
+"""Steps environments one after another and writes the results into arrays.
 
-The one implementation of the semantics of vector environments: used in process and inside worker processes.
+All vector environments of single environments use it, in the training process and in worker processes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ndarray = np.ndarray
 Out = Mapping[StepKeyType, Mapping[str, np.ndarray]]
 
 _FLAT_RULES = (CoreEnv.is_step_complete, GymCoreEnv.is_step_complete)
-"""With a single actor these complete a step with every action; what overrides them is asked after each."""
+"""With a single actor, these methods complete a step with every action; overriding methods are called after each."""
 
 N_CHECKED_STEPS = 8
 """Keys and shapes of observations are checked in the first steps only; later the check would cost more than the step.
@@ -63,12 +63,12 @@ class EnvBatch:
         self.envs: list[Any] = []
         self.first_index = first_index
         self.current_index = 0
-        """The environment at work when an exception left this object (counted within this batch)."""
+        """Index, within this batch, of the environment that raised an exception."""
         self.actor_ids: list[ActorID] = []
         self.actor_rewards: list[np.ndarray | None] | None = None
         self.final_observations: dict[int, FinalObservation] = {}
         self.finished_episodes: dict[int, LogStats] = {}
-        """Statistics of episodes that ended with the last call or were reset by it, by index among all environments."""
+        """Index among all environments -> statistics of the episode that ended, or was reset, in the last call."""
         self.keep_terminal_observations = False
         self._n_checks_left = N_CHECKED_STEPS
         self._is_any_done = False
@@ -76,10 +76,10 @@ class EnvBatch:
         self._is_closed = False
 
     def build(self, env_factories: Sequence[Callable[[], MazeEnv[Any]]]) -> None:
-        """Makes the environments.
+        """Make the environments.
 
         :param env_factories: Each makes one environment.
-        :raises Exception: What the factory raised, with the environment's name.
+        :raises Exception: The error of a factory, with the name of the environment.
         """
         for index, factory in enumerate(env_factories):
             self.current_index = index
@@ -115,7 +115,7 @@ class EnvBatch:
     def attach(
         self, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, step_complete: np.ndarray
     ) -> None:
-        """Writes the results of coming steps into these arrays `[n_envs]`."""
+        """Set the arrays `[n_envs]` that receive the results of steps."""
         self.rewards, self.terminated, self.truncated, self.step_complete = (
             rewards,
             terminated,
@@ -125,12 +125,13 @@ class EnvBatch:
         step_complete[:] = True
 
     def seed(self, seeds: Sequence[Any]) -> None:
-        """Seeds the environments, one seed each.
+        """Seed the environments.
 
-        Of each seed follow further ones, with which its environment is seeded from time to time: so it can be brought
-        back to where it is by few steps (:meth:`states`).
+        Further seeds are derived from each seed, and the environment is seeded with them from time to time, so that its
+        state can be restored by replaying few steps (:meth:`states`).
 
-        :raises Exception: What the environment raised, with its name and its seed.
+        :param seeds: One seed per environment.
+        :raises Exception: The error of an environment, with its name and its seed.
         """
         for index, (env, seed) in enumerate(zip(self.envs, seeds, strict=True)):
             self.current_index = index
@@ -142,9 +143,10 @@ class EnvBatch:
         self._is_restored = False
 
     def reset(self, out: Out) -> None:
-        """Resets all environments and writes their first observations; restored ones stay where they are.
+        """Reset all environments and write their first observations; restored environments keep their states.
 
-        :raises Exception: What the environment raised, with its name.
+        :param out: Arrays by sub-step key and observation key.
+        :raises Exception: The error of an environment, with its name.
         """
         self._clear_flags()
         self.rewards[:] = 0.0
@@ -162,43 +164,44 @@ class EnvBatch:
         self._is_restored = False
 
     def step(self, actions: Mapping[Any, Any], out: Out) -> list[dict[Any, Any]]:
-        """Steps all environments and writes what they observe next.
+        """Step all environments and write their next observations.
 
-        :param actions: As in :meth:`StructuredVectorEnv.step`; may be whole arrays of which only the rows count.
+        :param actions: See :meth:`StructuredVectorEnv.step`.
         :param out: Arrays by sub-step key and observation key.
         :return: One info per environment.
         :raises EnvironmentContractError: The environments were never reset.
         """
         if not self.actor_ids:
             raise EnvironmentContractError("`reset` has to be called before the first `step`.")
-        if self._is_any_done or self.finished_episodes:  # a reset may have cut episodes short
+        if self._is_any_done or self.finished_episodes:  # a reset may have interrupted episodes
             self._clear_flags()
         if self.is_flat and not self._n_checks_left:
             return self._step_flat(actions, out)
         return self._step_structured(actions, out)
 
     def keep_terminal(self, is_kept: bool) -> None:
-        """Says whether `final_observations` shall hold the last observations of terminated episodes as well."""
+        """Set whether `final_observations` also contains the last observations of terminated episodes."""
         self.keep_terminal_observations = is_kept
 
     def of_each(self, method: str) -> list[Any]:
-        """What a method of each environment returns."""
+        """Call a method of each environment and return the results."""
         return [getattr(env, method)() for env in self.envs]
 
     def seeding_at(self, env_index: int, ticks_ago: int) -> Seeding | None:
-        """The seed that a recent tick followed from, see :meth:`ReplayLog.seeding_at`; `None`: another's environment.
+        """Return the seed of a recent tick, see :meth:`ReplayLog.seeding_at`.
 
         :param env_index: Index of the environment among all.
-        :param ticks_ago: 1 means the latest tick, 0 what follows it.
+        :param ticks_ago: 1: the latest tick, 0: the next one.
+        :return: `None`: unknown, or an environment of another batch.
         """
         index = env_index - self.first_index
         return self._log.seeding_at(index, ticks_ago) if 0 <= index < len(self.envs) else None
 
     def states(self, with_running: bool = True) -> list[EpisodeState]:
-        """Where each environment is, and what its wrappers have learned; :meth:`load_states` brings it back there.
+        """Return the state of each environment and the learned statistics of its wrappers, for :meth:`load_states`.
 
-        :param with_running: Whether the running episodes matter; without them, the next ones are those that would
-            follow a reset.
+        :param with_running: Whether to include the running episodes; without them, the next episodes are those that
+            would follow a reset.
         """
         states = []
         for index, env in enumerate(self.envs):
@@ -211,10 +214,10 @@ class EnvBatch:
         return states
 
     def load_states(self, states: Sequence[EpisodeState]) -> dict[int, str]:
-        """Brings the environments to where they were; the next reset leaves them there.
+        """Restore the states of the environments; the next reset keeps them.
 
-        :param states: As :meth:`states` gave them.
-        :return: Why environments begin new episodes instead, by their index among all.
+        :param states: States from :meth:`states`.
+        :return: Index among all environments -> reason why this environment starts a new episode instead.
         """
         problems: dict[int, str] = {}
         self.actor_ids = []
@@ -224,9 +227,9 @@ class EnvBatch:
             self.current_index = index
             problem = state.get("problem")
             if "digest" in state:
-                problem = self._play_again(index, state)
+                problem = self._replay(index, state)
                 if problem is not None:
-                    self.envs[index].discard_episode()  # nobody has played what it is in the middle of
+                    self.envs[index].discard_episode()  # the failed replay must not count as an episode
             elif "seed" in state:
                 self._log.adopt_seed(index, state)
                 if state["n_seedings"] == 0:
@@ -242,7 +245,7 @@ class EnvBatch:
         return problems
 
     def close(self) -> None:
-        """Closes all environments; nothing happens the second time."""
+        """Close all environments; a second call does nothing."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -261,7 +264,7 @@ class EnvBatch:
         casts = self._casts[step_key]
         columns = [(key, column, column.dtype, casts[key]) for key, column in out[step_key].items()]
         rewards, last = self.rewards, self._last
-        taken = self._columns(step_key, _of_step(step_key, actions))
+        taken = self._columns(step_key, actions_at(step_key, actions))
         self._log.append(taken)
         infos: list[dict[Any, Any]] = []
         index = 0
@@ -285,11 +288,8 @@ class EnvBatch:
 
     def _step_structured(self, actions: Mapping[Any, Any], out: Out) -> list[dict[Any, Any]]:
         step_keys = {actor.step_key for actor in self.actor_ids}
-        if len(step_keys) == 1:
-            step_key = next(iter(step_keys))
-            taken = {step_key: self._columns(step_key, _of_step(step_key, actions))}
-        else:
-            taken = {step_key: self._columns(step_key, self._actions_at(step_key, actions)) for step_key in step_keys}
+        is_common = len(step_keys) == 1
+        taken = {key: self._columns(key, actions_at(key, actions, is_common)) for key in step_keys}
         self._log.append(([actor.step_key for actor in self.actor_ids], taken))
         by_key = {step_key: split_rows(columns) for step_key, columns in taken.items()}
         self.actor_rewards = None
@@ -318,25 +318,16 @@ class EnvBatch:
         self._n_checks_left = max(0, self._n_checks_left - 1)
         return infos
 
-    def _actions_at(self, step_key: StepKeyType, actions: Mapping[Any, Any]) -> Mapping[str, Any]:
-        if step_key not in actions:
-            raise EnvironmentContractError(
-                f"Environments stand at different sub-steps, one of them at {step_key!r}; expected actions by sub-step "
-                f"key, found the keys {list(actions)}."
-            )
-        of_step: Mapping[str, Any] = actions[step_key]
-        return of_step
-
     def _columns(self, step_key: StepKeyType, actions: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """The actions as copies: environments may keep them longer than the caller its arrays, and so do we."""
+        """Return copies of the actions: the replay log and environments keep them."""
         return {
             key: action_column(actions, step_key, key, shape, dtype)
             for key, shape, dtype in self._action_columns[step_key]
         }
 
     def _fail(self, error: BaseException, call: str, index: int) -> NoReturn:
-        """Raises what to say of an environment that failed, or gave something that does not fit its spaces."""
-        if error.__traceback__ is not None and error.__traceback__.tb_next is None:  # raised where it was called
+        """Raise the error that names a failed environment, or one whose observation does not fit its space."""
+        if error.__traceback__ is not None and error.__traceback__.tb_next is None:  # not raised by the environment
             try:
                 check_observation(
                     self._last[index], self.actor_ids[index], self._observation_specs, self.first_index + index
@@ -350,9 +341,9 @@ class EnvBatch:
         return f"environment {self.first_index + index}"
 
     def _finish_episode(self, index: int, observation: Any, info: dict[Any, Any]) -> Any:
-        """Notes how the episode ended and starts the next one.
+        """Record the end of an episode and start the next one.
 
-        :return: Its first observation.
+        :return: First observation of the next episode.
         """
         env = self.envs[index]
         self._is_any_done = True
@@ -375,10 +366,10 @@ class EnvBatch:
             self._fail(error, "reset", index)
 
     def _first_observation(self, index: int) -> Any:
-        """Begins an episode with a seed of its own, where the environment was seeded."""
+        """Start an episode with the next derived seed, if the environment was seeded."""
         env = self.envs[index]
         try:
-            env.publish_episode()  # before anything is seeded: what is calculated belongs to the episode that is over
+            env.publish_episode()  # before seeding, since its statistics belong to the finished episode
             self._seed_next(index)
             return env.reset()
         except USER_CODE_ERRORS as error:
@@ -391,20 +382,20 @@ class EnvBatch:
         if seed is None:
             return
         log.statistics[index] = [wrapper.statistics_state() for wrapper in self._learning[index]]
-        if not is_first:  # that seed was given by `seed`
+        if not is_first:  # the first seed was set by `seed`
             self._apply_seed(index, seed)
 
     def _apply_seed(self, index: int, seed: int) -> None:
-        """Seeds an environment; its episodes have names that no other seed leads to."""
+        """Seed an environment; the ids of its episodes are unique for the seed."""
         self.envs[index].seed(seed)
         number = self._log.n_seedings[index]
         if number > 1:
             self._contexts[index].set_seed(f"{self._log.seeds[index]}/{number}")
 
-    def _play_again(self, index: int, state: EpisodeState) -> str | None:
-        """Takes the actions of a state again.
+    def _replay(self, index: int, state: EpisodeState) -> str | None:
+        """Restore an environment by replaying the actions of a state.
 
-        :return: What went wrong; `None`: the environment is where it was.
+        :return: The problem; `None`: the environment is restored.
         """
         env = self.envs[index]
         log = self._log
@@ -413,27 +404,27 @@ class EnvBatch:
         try:
             load_statistics_states(env, state["statistics"])
             self._apply_seed(index, derived_seed(state["seed"], state["n_seedings"] - 1))
-            observation = self._again_reset(env)
+            observation = self._reset_for_replay(env)
             for position, (step_key, action) in enumerate(replayed_actions(state)):
                 actor = env.actor_id()
                 if actor.step_key != step_key:
-                    return f"in step {position} {actor} acts, then it was sub-step {step_key!r}"
+                    return f"in step {position} of the replay {actor} acts; expected sub-step {step_key!r}"
                 observation, _, done, _ = env.step(action)
                 if done:
-                    observation = self._again_reset(env)
-        except Exception as error:  # an environment that takes another course may raise anything
+                    observation = self._reset_for_replay(env)
+        except Exception as error:  # a non-deterministic environment may raise anything
             load_statistics_states(env, now)
-            return f"playing the same actions again raised {type(error).__name__}: {error}"
+            return f"replaying its actions raised {type(error).__name__}: {error}"
         self._last[index] = observation
         if self._digest(index, env) != state["digest"]:
             load_statistics_states(env, now)
-            return "after the same seed and actions it observes something else: it is not deterministic under its seed"
+            return "its replay ends with another observation: the environment is not deterministic under its seed"
         log.restore(index, state)
         return None
 
     @staticmethod
-    def _again_reset(env: Any) -> Any:
-        """Resets an environment whose episode so far was counted and recorded before."""
+    def _reset_for_replay(env: Any) -> Any:
+        """Reset an environment without counting and recording its episode, which the interrupted run did."""
         env.discard_episode()
         writers = TrajectoryWriterRegistry.writers[:]
         TrajectoryWriterRegistry.writers.clear()
@@ -459,9 +450,9 @@ class EnvBatch:
 
 
 class _EpisodeReport(LogStatsConsumer):
-    """Takes the statistics of the episodes of one environment.
+    """Receives the episode statistics of one environment.
 
-    :param batch: Where they are reported.
+    :param batch: The batch of the environment.
     :param env_index: Index of the environment among all.
     """
 
@@ -475,7 +466,7 @@ class _EpisodeReport(LogStatsConsumer):
 
 
 class ActorSpaces(NamedTuple):
-    """What the environments of an actor have in common with those of all others."""
+    """Spaces and agent counts, the same for all environments of a run."""
 
     observation_spaces_dict: dict[StepKeyType, Any]
     action_spaces_dict: dict[StepKeyType, Any]
@@ -483,11 +474,11 @@ class ActorSpaces(NamedTuple):
 
     @classmethod
     def of(cls, env: Any) -> ActorSpaces:
-        """The spaces of an environment or vector environment."""
+        """Return the spaces of an environment or vector environment."""
         return cls(dict(env.observation_spaces_dict), dict(env.action_spaces_dict), dict(env.agent_counts_dict))
 
     def columns(self, n_envs: int, n_steps: int, policy: Any) -> RolloutColumns:
-        """Columns for rollouts with logits of a policy."""
+        """Return columns for rollouts with the logits of a policy."""
         return RolloutColumns(
             self.observation_spaces_dict,
             self.action_spaces_dict,
@@ -498,10 +489,10 @@ class ActorSpaces(NamedTuple):
 
 
 class CheckedEnvFactory:
-    """Makes environments of known spaces; names those that cannot be made, or that have others.
+    """Environment factory with named errors: the environment cannot be made, or has unexpected spaces.
 
     :param env_factory: Makes one environment.
-    :param spaces: Has the expected spaces as attributes, as environments have.
+    :param spaces: Object with the expected spaces as attributes, such as an environment.
     """
 
     def __init__(self, env_factory: Callable[[], Any], spaces: Any) -> None:
@@ -516,24 +507,24 @@ class CheckedEnvFactory:
         name, expected, found = other_spaces(self.spaces, env)
         if name:
             raise EnvironmentContractError(
-                f"environment: all environments of a run need the same `{name}`. The first one has {expected}, this "
-                f"one {found}."
+                f"environment: all environments of a run need the same `{name}`. Expected {expected}, as in the first "
+                f"environment, found {found}."
             )
         return env
 
 
 def check_same_spaces(reference: Any, env: Any, env_index: int) -> None:
-    """Raises an error if an environment has other spaces than the first one."""
+    """Raise an error if the spaces of an environment differ from those of the first one."""
     name, expected, found = other_spaces(reference, env)
     if name:
         raise EnvironmentContractError(
             f"environment {env_index}: all environments of a vector environment need the same `{name}`. "
-            f"Environment 0 has {expected}, this one {found}."
+            f"Expected {expected}, as in environment 0, found {found}."
         )
 
 
 def other_spaces(reference: Any, env: Any) -> tuple[str, Any, Any]:
-    """Returns the name of what differs between the spaces of two environments, and both; empty where nothing does."""
+    """Return the name of the attribute in which two environments differ, and both values; an empty name: none."""
     for name in ("observation_spaces_dict", "action_spaces_dict", "agent_counts_dict"):
         expected, found = getattr(reference, name), dict(getattr(env, name))
         if found != expected:
@@ -541,14 +532,27 @@ def other_spaces(reference: Any, env: Any) -> tuple[str, Any, Any]:
     return "", None, None
 
 
-def _of_step(step_key: StepKeyType, actions: Mapping[Any, Any]) -> Mapping[str, Any]:
-    """The actions of a sub-step at which all environments stand: given as they are, or by sub-step key."""
+def actions_at(step_key: StepKeyType, actions: Mapping[Any, Any], is_common: bool = True) -> Mapping[str, Any]:
+    """Return the actions of a sub-step.
+
+    :param step_key: The sub-step.
+    :param actions: Actions by sub-step key; directly by action key if all environments are at the same sub-step.
+    :param is_common: Whether all environments are at the same sub-step.
+    :raises EnvironmentContractError: There are no actions for the sub-step.
+    """
     nested = actions.get(step_key)
-    return nested if isinstance(nested, Mapping) else actions
+    if isinstance(nested, Mapping):
+        return nested
+    if is_common:
+        return actions
+    raise EnvironmentContractError(
+        f"The environments are at different sub-steps, one of them at {step_key!r}; expected actions by sub-step key, "
+        f"found the keys {list(actions)}."
+    )
 
 
 def is_flat_env(env: Any) -> bool:
-    """Whether always the same actor acts and each of its actions completes an environment step."""
+    """Return whether there is a single actor, each of whose actions completes an environment step."""
     core_env = getattr(env, "core_env", None)
     return (
         len(env.observation_spaces_dict) == 1

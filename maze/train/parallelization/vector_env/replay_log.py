@@ -1,8 +1,9 @@
-"""What it takes to bring environments back to where they are: their seeds, and the actions since they were seeded.
+"""Replay log for exact resume: seeds of environments and their actions since the last seeding.
 
-The state of an environment cannot be written to a file that runs no code when it is read. It can be played again: an
-environment whose seed is known repeats itself under the same actions. Seeding takes as long as a few steps, so it is
-not done for every episode, but for the first one that begins `RESEED_AFTER` ticks after the last seeding.
+The internal state of an environment cannot be saved without pickling code. It is restored by replaying: with the same
+seed and the same actions, a deterministic environment reaches the same state. Seeding takes as long as a few steps;
+therefore an environment is seeded before the first episode that starts `RESEED_AFTER` ticks after the last seeding, not
+before every episode.
 """
 
 from __future__ import annotations
@@ -18,29 +19,29 @@ from maze.core.env.faults import Seeding
 from maze.core.env.structured_env import StepKeyType
 
 RESEED_AFTER = 1000
-"""An environment is seeded anew when an episode begins so many ticks after its last seeding."""
+"""Number of ticks after which an environment is seeded again before its next episode."""
 
 MAX_TICKS = 100_000
-"""An environment that was not seeded for so long (its episode does not end) is not played again."""
+"""Maximum number of ticks since the last seeding (in a long episode) for which an environment can be restored."""
 
 _MIN_DROPPED = 256
 
 Actions = Mapping[str, np.ndarray]
-"""Actions of a sub-step by action key, `[n_envs, ...]`; nobody changes them."""
+"""Actions of a sub-step by action key, `[n_envs, ...]`; never modified."""
 
 Tick = Actions | tuple[Sequence[StepKeyType], Mapping[StepKeyType, Actions]]
-"""Actions where there is a single step key; otherwise the step key of each environment, and actions by step key."""
+"""Actions if there is a single step key; otherwise the step key of each environment, and actions by step key."""
 
 EpisodeState = dict[str, Any]
-"""Where an environment is: seed, number of seedings, and, to be played again, actions, statistics and a digest; besides
-what its wrappers have learned (`wrappers`). With a `problem`, which says why, it begins a new episode instead."""
+"""State of an environment: seed, number of seedings, actions, statistics and digest for the replay, and the learned
+statistics of its wrappers (`wrappers`). With a `problem` (the reason), the environment starts a new episode instead."""
 
 
 def derived_seed(seed: int, n_seedings: int) -> int:
-    """The seed of an environment's next seeding.
+    """Return the seed of the next seeding of an environment.
 
-    :param seed: The environment's own seed.
-    :param n_seedings: How often it was seeded before; the first time it is its own seed.
+    :param seed: Seed of the environment.
+    :param n_seedings: Number of earlier seedings; the first one uses the seed itself.
     """
     if n_seedings == 0:
         return seed
@@ -58,14 +59,14 @@ class ReplayLog:
     def __init__(self, n_envs: int, only_step_key: StepKeyType) -> None:
         self._only_step_key = only_step_key
         self.seeds: list[int | None] = [None] * n_envs
-        """Own seed of each environment; `None`: it was not seeded with an integer, and cannot be played again."""
+        """Seed of each environment; `None`: it was not seeded with an integer and cannot be restored."""
         self.n_seedings = [0] * n_envs
-        """How often each was seeded from its own seed."""
+        """Number of seedings of each environment derived from its seed."""
         self.statistics: list[list[dict[str, float]]] = [[] for _ in range(n_envs)]
-        """What the wrappers of each had learned when it was seeded."""
+        """Learned statistics of the wrappers of each environment at its last seeding."""
         self._starts = [0] * n_envs
         self._seedings: list[list[tuple[int, int]]] = [[] for _ in range(n_envs)]
-        """With what each was seeded, and after how many ticks: one entry for every thousand of them."""
+        """Derived seed and tick of each seeding, by environment."""
         self._earlier: list[EpisodeState | None] = [None] * n_envs
         self._ticks: list[Tick] = []
         self._first_tick = 0
@@ -73,7 +74,7 @@ class ReplayLog:
         self._is_recording = False
 
     def set_seeds(self, seeds: Sequence[Any]) -> None:
-        """The environments have been given these seeds."""
+        """Record the seeds of all environments."""
         self.seeds = [
             int(seed) if isinstance(seed, int | np.integer) and not isinstance(seed, bool) else None for seed in seeds
         ]
@@ -82,7 +83,7 @@ class ReplayLog:
         self._is_recording = any(seed is not None for seed in self.seeds)
 
     def append(self, tick: Tick) -> None:
-        """Keeps the actions of a tick."""
+        """Record the actions of a tick."""
         if self._is_recording:
             self._ticks.append(tick)
             self._n_ticks += 1
@@ -90,11 +91,11 @@ class ReplayLog:
                 self._drop_before(self._n_ticks - MAX_TICKS)
 
     def is_seed_due(self, index: int) -> bool:
-        """Whether the environment is to be seeded before its next episode."""
+        """Return whether an environment has to be seeded before its next episode."""
         return self._n_ticks - self._starts[index] >= RESEED_AFTER and self.seeds[index] is not None
 
     def next_seed(self, index: int) -> int | None:
-        """The seed that the environment is seeded with now, where it has one."""
+        """Record a seeding and return its seed; `None`: the environment has no seed."""
         seed = self.seeds[index]
         if seed is None:
             return None
@@ -110,11 +111,11 @@ class ReplayLog:
         return derived
 
     def seeding_at(self, index: int, ticks_ago: int) -> Seeding | None:
-        """The seed that a recent tick of an environment followed from.
+        """Return the seed of a recent tick of an environment.
 
-        :param index: The environment.
-        :param ticks_ago: 1 means the latest tick, 0 what follows it.
-        :return: `None` where the environment was not seeded with an integer.
+        :param index: Index of the environment.
+        :param ticks_ago: 1: the latest tick, 0: the next one.
+        :return: `None`: the environment was not seeded with an integer.
         """
         tick = self._n_ticks - ticks_ago
         for seed, first_tick in reversed(self._seedings[index]):
@@ -123,7 +124,7 @@ class ReplayLog:
         return None
 
     def state(self, index: int) -> EpisodeState:
-        """Where an environment is, without digest."""
+        """Return the state of an environment, without digest."""
         seed = self.seeds[index]
         if seed is None:
             return {"problem": "it was not seeded with an integer"}
@@ -135,7 +136,7 @@ class ReplayLog:
         return {**state, **self._actions(index, start), "statistics": self.statistics[index]}
 
     def forget_ticks(self) -> None:
-        """Ticks are counted from here: the environments are about to be brought somewhere else."""
+        """Drop all ticks, before the environments are restored."""
         self._ticks.clear()
         self._first_tick = self._n_ticks = 0
         self._starts = [0] * len(self._starts)
@@ -143,7 +144,7 @@ class ReplayLog:
         self._earlier = [None] * len(self._starts)
 
     def restore(self, index: int, state: EpisodeState) -> None:
-        """The environment has been played again from this state."""
+        """Record that an environment was restored by replaying this state."""
         self.adopt_seed(index, state)
         self.statistics[index] = state["statistics"]
         self._earlier[index] = state
@@ -152,12 +153,12 @@ class ReplayLog:
         self._seedings[index] = [(seed, self._starts[index])]
 
     def adopt_seed(self, index: int, state: EpisodeState) -> None:
-        """Goes on with the seeds of a state; the episode is another one."""
+        """Continue with the seeds of a state, in another episode."""
         self.seeds[index], self.n_seedings[index] = state["seed"], state["n_seedings"]
         self._is_recording = True
 
     def _actions(self, index: int, start: int) -> EpisodeState:
-        """The actions of an environment: which step key had which turn, and by step key what was done."""
+        """Return the actions of an environment by step key, and the sequence of step keys."""
         earlier = self._earlier[index]
         step_keys: list[StepKeyType] = []
         actions: list[dict[str, list[np.ndarray]]] = []
@@ -191,7 +192,7 @@ class ReplayLog:
 
 
 def replayed_actions(state: EpisodeState) -> Iterator[tuple[StepKeyType, dict[str, Any]]]:
-    """The actions of a state in their order, each with its step key."""
+    """Yield the actions of a state in their order, each with its step key."""
     by_step_key = [
         zip(*by_key.values(), strict=True) if by_key else itertools.repeat(()) for by_key in state["actions"]
     ]
@@ -201,7 +202,7 @@ def replayed_actions(state: EpisodeState) -> Iterator[tuple[StepKeyType, dict[st
 
 
 def digest_of(observation: Mapping[str, Any]) -> str:
-    """Tells observations apart, bit by bit."""
+    """Return a hash of an observation."""
     digest = hashlib.blake2b(digest_size=16)
     for key in sorted(observation):
         value = np.ascontiguousarray(observation[key])
@@ -211,15 +212,15 @@ def digest_of(observation: Mapping[str, Any]) -> str:
 
 
 def states_for(state_dict: Mapping[str, Any], n_envs: int) -> list[EpisodeState]:
-    """The states of as many environments as there are.
+    """Return one state for each environment.
 
-    :param state_dict: State of a vector environment. Where it had another number of environments, they begin new
-        episodes, and what wrappers have learned is shared out by turns.
+    :param state_dict: State of a vector environment. If it had another number of environments, all start new episodes,
+        and the learned statistics of wrappers are distributed in turn.
     :param n_envs: Number of environments.
     """
     states: list[EpisodeState] = list(state_dict["environments"])
     if len(states) == n_envs:
         return states
-    reason = f"the training had {len(states)} environments, now there are {n_envs}"
+    reason = f"the interrupted run had {len(states)} environments, this one has {n_envs}"
     learned = [state["wrappers"] for state in states] or [[]]
     return [{"problem": reason, "wrappers": learned[index % len(learned)]} for index in range(n_envs)]

@@ -1,4 +1,4 @@
-"""Environments stepped one after another in this process."""
+"""Vector environment in this process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from maze.core.annotations import override
-from maze.core.env.space_arrays import zeros
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.train.parallelization.vector_env.env_batch import EnvBatch
@@ -19,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class SequentialVectorEnv(BatchVectorEnv):
-    """Steps its environments one after another in this process: the fastest choice for environments that are cheap.
+    """Steps its environments one after another in this process: the fastest choice for cheap environments.
 
-    :param env_factories: Each makes one environment. Statistics are added to those that have none.
-    :param logging_prefix: Where epoch statistics are logged (`train`, `eval`); None: nowhere.
+    :param env_factories: Each makes one environment. Environments without statistics are wrapped.
+    :param logging_prefix: Prefix of the epoch statistics (`train`, `eval`); None: they are not logged.
     :raises ValueError: There is no environment.
     """
 
@@ -76,21 +75,18 @@ class SequentialVectorEnv(BatchVectorEnv):
         return list(self._batch.actor_ids) or self._of_each("actor_id")
 
     @override(BatchVectorEnv)
-    def _ask(self, method: str, *arguments: Any) -> list[Any]:
+    def _call(self, method: str, *arguments: Any) -> list[Any]:
         return [getattr(self._batch, method)(*arguments)]
 
     @override(BatchVectorEnv)
-    def _tell(self, method: str, by_env: list[Any]) -> list[Any]:
-        return self._ask(method, by_env)
-
-    def _new_arrays(self) -> Any:
-        return zeros(self._observation_spaces_dict, (self.n_envs,), "observation")
+    def _call_each(self, method: str, by_env: list[Any]) -> list[Any]:
+        return self._call(method, by_env)
 
 
 def vectorized(generator: Any) -> Any:
-    """A rollout generator of a vector environment; where there is a single environment, of that one alone.
+    """Return a rollout generator of a vector environment; a single environment is wrapped in one.
 
-    :param generator: A `RolloutGenerator`, or actors that do what it does.
+    :param generator: A `RolloutGenerator`, or actors with the same interface.
     """
     if generator.is_vectorized:
         return generator

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.annotations import override
+from maze.core.env.space_arrays import zeros
 from maze.core.env.structured_env import ActorID, StepKeyType, StructuredEnv
 from maze.core.env.structured_env_spaces_mixin import StructuredEnvSpacesMixin
 from maze.core.env.time_env_mixin import TimeEnvMixin
@@ -33,10 +34,10 @@ WrapperStates = list[dict[str, float]]
 
 
 class FinalObservation(NamedTuple):
-    """The last observation of an episode that is over.
+    """The last observation of an episode that has ended.
 
-    :param actor_id: The actor who would have acted next.
-    :param observation: What it would have seen.
+    :param actor_id: The actor that would have acted next.
+    :param observation: Its observation.
     """
 
     actor_id: ActorID
@@ -44,56 +45,56 @@ class FinalObservation(NamedTuple):
 
 
 class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, LogStatsEnv, TimeEnvMixin, ABC):
-    """Environments stepped together, whose actors may differ; an episode that ends is followed by the next at once.
+    """Vector environment of structured environments, whose current actors may differ; with automatic resets.
 
-    Besides what :meth:`step` returns, the attributes below describe the sub-step just taken. They are overwritten by
-    the next call.
+    Besides the result of :meth:`step`, the attributes below describe the last sub-step. The next call overwrites them.
 
     :param n_envs: Number of environments.
     :param action_spaces_dict: Action spaces by sub-step key, the same for all environments.
     :param observation_spaces_dict: Observation spaces by sub-step key.
     :param agent_counts_dict: Number of agents by sub-step key.
-    :param logging_prefix: Where epoch statistics are logged (`train`, `eval`); None: nowhere.
+    :param logging_prefix: Prefix of the epoch statistics (`train`, `eval`); None: they are not logged.
     """
 
     rewards: np.ndarray
     """float32 `[n_envs]`"""
 
     terminated: np.ndarray
-    """bool `[n_envs]`: the episode ended by itself"""
+    """bool `[n_envs]`: the episode terminated"""
 
     truncated: np.ndarray
-    """bool `[n_envs]`: the episode was cut off; never together with `terminated`"""
+    """bool `[n_envs]`: the episode was truncated; never together with `terminated`"""
 
     step_complete: np.ndarray
     """bool `[n_envs]`: the sub-step completed an environment step"""
 
     actor_rewards: list[np.ndarray | None] | None
-    """By environment the rewards of the actors of a completed step; None where no environment tells them."""
+    """By environment the rewards of the actors of a completed step; None: no environment reports them."""
 
     final_observations: dict[int, FinalObservation]
     """Environment index -> last observation, of episodes that were truncated."""
 
     keep_terminal_observations: bool
-    """Whether `final_observations` shall also hold the last observations of terminated episodes."""
+    """Whether `final_observations` also contains the last observations of terminated episodes."""
 
     finished_episodes: Mapping[int, LogStats]
-    """Environment index -> statistics of the episode that ended, or that a reset cut short."""
+    """Environment index -> statistics of the episode that ended, or that was interrupted by a reset."""
 
-    episode_quota: np.ndarray | None
-    """By environment, how many of its coming episodes epoch statistics count, each finished one taking one off; None:
-    all of them. The same number for each environment keeps long episodes from being counted too rarely."""
+    episode_budget: np.ndarray | None
+    """By environment, number of its next episodes that count in the epoch statistics; decremented by each finished
+    episode. None: all episodes count. With the same number for each environment, short episodes have no larger share
+    than long ones."""
 
     acts: ClassVar[bool] = False
-    """Whether the environments act by themselves, with copies of a policy (:meth:`roll_out`, :meth:`play_episodes`),
-    and cannot be stepped one by one."""
+    """Whether the environments collect whole rollouts and episodes with a policy (:meth:`roll_out`,
+    :meth:`play_episodes`) and cannot be stepped one step at a time."""
 
-    pausing: np.ndarray | None
-    """Indices of environments whose next episode begins with the coming step: their actions are not read, they complete
-    no environment step, and their observations are placeholders. None: there are none."""
+    autoreset_pending: np.ndarray | None
+    """Indices of environments that reset with the next step: this step ignores their actions and completes no
+    environment step, and their current observations are placeholders. None: there are none."""
 
     is_flat: bool
-    """Whether always the same actor acts, and each of its actions completes an environment step."""
+    """Whether there is a single actor, each of whose actions completes an environment step."""
 
     def __init__(
         self,
@@ -114,12 +115,12 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
         self.actor_rewards = None
         self.final_observations = {}
         self.finished_episodes = {}
-        self.episode_quota = None
+        self.episode_budget = None
         self.keep_terminal_observations = False
-        self.pausing = None
+        self.autoreset_pending = None
         self.is_flat = False
         self.epoch_stats = LogStatsAggregator(LogStatsLevel.EPOCH)
-        """Statistics of the episodes that ended; several vector environments may share one."""
+        """Statistics of finished episodes; several vector environments may share an aggregator."""
         if logging_prefix is not None:
             self.epoch_stats.register_consumer(get_stats_logger(logging_prefix))
 
@@ -127,36 +128,36 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
     def step(  # type: ignore[override]
         self, actions: Any, out: Mapping[StepKeyType, Mapping[str, np.ndarray]] | None = None
     ) -> tuple[Any, np.ndarray, np.ndarray, list[dict[Any, Any]]]:
-        """Steps all environments.
+        """Step all environments.
 
-        :param actions: Arrays `[n_envs, ...]` by action key if all environments stand at the same sub-step key.
-            Otherwise such dictionaries by sub-step key, of which only the rows of the environments at that key count.
-        :param out: Arrays `[n_envs, ...]` by sub-step key and observation key. Every environment writes its
-            observation into its row of the arrays of the actor that acts next. By default fresh arrays are returned.
-        :return: Observations (by observation key if all environments stand at the same sub-step key, else by sub-step
-            key first; `out` itself if it was given), rewards, dones, infos.
+        :param actions: Arrays `[n_envs, ...]` by action key if all environments are at the same sub-step key.
+            Otherwise such dictionaries by sub-step key; only the rows of the environments at that key are used.
+        :param out: Arrays `[n_envs, ...]` by sub-step key and observation key. Each environment writes its observation
+            into its row of the arrays of its next actor. By default new arrays are returned.
+        :return: Observations (by observation key if all environments are at the same sub-step key, otherwise by
+            sub-step key first; `out` itself if it was given), rewards, dones, infos.
         """
 
     @abstractmethod
     def reset(self, out: Mapping[StepKeyType, Mapping[str, np.ndarray]] | None = None) -> Any:
-        """Resets all environments.
+        """Reset all environments.
 
         :param out: Arrays `[n_envs, ...]` by step key and observation key; see :meth:`step`.
-        :return: Observations, as :meth:`step` gives them.
+        :return: Observations, see :meth:`step`.
         """
 
     @property
     def n_rollout_envs(self) -> int:
-        """Number of environments whose steps a rollout holds: fewer than there are, where it does not wait for all."""
+        """Number of environments in a rollout; less than `n_envs` if a rollout does not wait for all groups."""
         return self.n_envs
 
     @abstractmethod
     def actor_ids(self) -> list[ActorID]:
-        """Who acts next, by environment."""
+        """Return the next actor of each environment."""
 
     @override(StructuredEnv)
     def actor_id(self) -> ActorID:
-        """The actor that acts next in all environments; an error if they differ."""
+        """Return the next actor of all environments; raise an error if they differ."""
         actors = self.actor_ids()
         for index, actor in enumerate(actors):
             if actor != actors[0]:
@@ -173,15 +174,15 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
 
     @abstractmethod
     def is_actor_done(self) -> np.ndarray:  # type: ignore[override]
-        """Whether the actor that acted last is done; bool `[n_envs]`."""
+        """Return whether the last actor is done, bool `[n_envs]`."""
 
     @abstractmethod
     def get_actor_rewards(self) -> np.ndarray | None:
-        """Rewards of the actors of the step just completed, `[n_envs, n_actors]`; None if there are none."""
+        """Return the rewards of the actors of the completed step, `[n_envs, n_actors]`; None if there are none."""
 
     @abstractmethod
     def get_env_time(self) -> np.ndarray:  # type: ignore[override]
-        """Completed environment steps of the current episodes; int `[n_envs]`."""
+        """Return the number of completed environment steps of the current episodes, int `[n_envs]`."""
 
     @property
     @override(StructuredEnvSpacesMixin)
@@ -215,7 +216,7 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
         self.epoch_stats.reduce()
 
     def report_work(self) -> None:
-        """Adds to the statistics of the epoch what the actors of a cluster have done; there are none here."""
+        """Add what the actors of a cluster have done to the epoch statistics; without a cluster, do nothing."""
         return
 
     @override(LogStatsEnv)
@@ -230,67 +231,71 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
         return value
 
     def seeding_at(self, env_index: int, ticks_ago: int) -> Seeding | None:
-        """The seed that a recent tick of an environment followed from, to find it again.
+        """Return the seed of a recent tick of an environment, to reproduce it.
 
-        :param env_index: The environment.
-        :param ticks_ago: 1 means the latest tick, 0 what follows it.
-        :return: `None` where that is not known.
+        :param env_index: Index of the environment.
+        :param ticks_ago: 1: the latest tick, 0: the next one.
+        :return: `None`: the seed is not known.
         """
         return None
 
     def roll_out(self, policy: Policy, columns: RolloutColumns, begins: bool) -> None:
-        """Fills columns with a rollout, and completes them, where the environments act by themselves (:attr:`acts`).
+        """Fill columns with a whole rollout; only for vector environments with :attr:`acts`.
 
         :param policy: The policy.
         :param columns: Columns made for these environments.
-        :param begins: Whether the rollout begins with a reset.
+        :param begins: Whether the rollout starts with a reset.
         """
-        raise EnvironmentContractError(f"{type(self).__name__} has to be stepped; use a RolloutGenerator.")
+        raise EnvironmentContractError(f"{type(self).__name__} cannot collect rollouts itself; use a RolloutGenerator.")
 
-    def play_episodes(self, policy: Policy, quota: np.ndarray, deterministic: bool) -> None:
-        """Plays episodes to their ends from a reset on; the epoch statistics count those asked for, and no others.
+    def play_episodes(self, policy: Policy, budget: np.ndarray, deterministic: bool) -> None:
+        """Reset, and play a number of complete episodes; only these count in the epoch statistics.
 
         :param policy: The policy.
-        :param quota: How many episodes of each environment, `[n_envs]`.
-        :param deterministic: Take the most probable actions instead of drawing them.
+        :param budget: Number of episodes of each environment, `[n_envs]`.
+        :param deterministic: Take deterministic actions instead of sampling them.
         """
-        play_episodes(policy, self, quota, deterministic)
+        play_episodes(policy, self, budget, deterministic)
 
     def state_dict(self, with_running: bool = True) -> dict[str, Any]:
-        """Where each environment is, and what its wrappers have learned, in numbers and arrays.
+        """Return the states of the environments and the learned statistics of their wrappers, as numbers and arrays.
 
-        It can be continued here or in another vector environment.
+        The state can be loaded into this or another vector environment.
 
-        :param with_running: Whether the running episodes matter. Without them, the episodes that follow are those that
+        :param with_running: Whether to include the running episodes. Without them, the next episodes are those that
             would follow a :meth:`reset` now.
         """
-        problem = f"{type(self).__name__} does not keep what has happened"
+        problem = f"{type(self).__name__} does not save the states of its environments"
         return {"environments": [{"problem": problem, "wrappers": []} for _ in range(self.n_envs)]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
-        """Brings the environments to where they were, by playing again what has happened since they were seeded last.
+        """Restore the environments by replaying their actions since their last seeding.
 
-        The :meth:`reset` that follows leaves them there, and gives what they observe.
+        The next :meth:`reset` keeps the restored states and returns their observations.
 
-        :param state_dict: As :meth:`state_dict` gave it, perhaps for another number of environments.
-        :return: Why environments begin new episodes instead, by their index.
+        :param state_dict: State from :meth:`state_dict`, possibly of another number of environments.
+        :return: Environment index -> reason why this environment starts a new episode instead.
         """
-        return dict.fromkeys(range(self.n_envs), f"{type(self).__name__} cannot be brought back to where it was")
+        return dict.fromkeys(range(self.n_envs), f"{type(self).__name__} cannot restore the states of its environments")
 
     def _count_episodes(self, finished: Mapping[int, LogStats]) -> None:
-        """Reports finished episodes and, as far as they count, passes them on to the epoch statistics."""
+        """Record finished episodes, and pass those within the episode budget to the epoch statistics."""
         self.finished_episodes = finished
         for env_index, stats in finished.items():
-            if self.episode_quota is not None:
-                if not self.episode_quota[env_index]:
+            if self.episode_budget is not None:
+                if not self.episode_budget[env_index]:
                     continue
-                self.episode_quota[env_index] -= 1
+                self.episode_budget[env_index] -= 1
             self.epoch_stats.receive(stats)
+
+    def _new_arrays(self) -> Arrays:
+        """Return new arrays `[n_envs, ...]` for the observations of a step."""
+        return zeros(self._observation_spaces_dict, (self.n_envs,), "observation")
 
     def _returned(
         self, observations: Arrays, infos: list[dict[Any, Any]]
     ) -> tuple[Any, np.ndarray, np.ndarray, list[dict[Any, Any]]]:
-        """The return values of a step without `out`: nothing in them is overwritten later."""
+        """Return the result of a step without `out`; later calls do not overwrite its arrays."""
         return self._fresh(observations), self.rewards.copy(), self.terminated | self.truncated, infos
 
     def _fresh(self, observations: Arrays) -> Any:
@@ -301,12 +306,12 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
 
 
 def joint_state(envs: Iterable[StructuredVectorEnv], with_running: bool = True) -> dict[str, Any]:
-    """The state of several vector environments, as if they were one; see :meth:`StructuredVectorEnv.state_dict`."""
+    """Return the joint state of several vector environments; see :meth:`StructuredVectorEnv.state_dict`."""
     return {"environments": [state for env in envs for state in env.state_dict(with_running)["environments"]]}
 
 
 def load_joint_state(envs: Sequence[StructuredVectorEnv], state_dict: Mapping[str, Any]) -> dict[int, str]:
-    """Continues from a state that :func:`joint_state` returned; see :meth:`StructuredVectorEnv.load_state_dict`."""
+    """Restore a state from :func:`joint_state`; see :meth:`StructuredVectorEnv.load_state_dict`."""
     states = states_for(state_dict, sum(env.n_envs for env in envs))
     problems: dict[int, str] = {}
     first = 0
@@ -318,9 +323,9 @@ def load_joint_state(envs: Sequence[StructuredVectorEnv], state_dict: Mapping[st
 
 
 def checked_seeds(seeds: Sequence[Any], n_envs: int) -> list[Any]:
-    """One seed per environment, or an error.
+    """Return the seeds as a list, after checking their number.
 
-    :raises ValueError: There is not one for each.
+    :raises ValueError: The number of seeds differs from the number of environments.
     """
     if isinstance(seeds, (int, np.integer, str)) or len(seeds) != n_envs:
         raise ValueError(f"Expected one seed for each of the {n_envs} environments, found {seeds!r}.")
@@ -328,26 +333,26 @@ def checked_seeds(seeds: Sequence[Any], n_envs: int) -> list[Any]:
 
 
 class BatchVectorEnv(StructuredVectorEnv, ABC):
-    """A vector environment whose environments are stepped by one or more batches.
+    """A vector environment of one or more :class:`~maze.train.parallelization.vector_env.env_batch.EnvBatch`.
 
-    A batch is an :class:`~maze.train.parallelization.vector_env.env_batch.EnvBatch`, in this process or another.
+    The batches are in this process or in worker processes.
     """
 
     @abstractmethod
-    def _ask(self, method: str, *arguments: Any) -> list[Any]:
-        """Calls a method of each batch with the same arguments, and returns what it gives."""
+    def _call(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of each batch with the same arguments and return the results."""
 
     @abstractmethod
-    def _tell(self, method: str, by_env: list[Any]) -> list[Any]:
-        """Calls a method of each batch with the entries of its environments, and returns what it gives."""
+    def _call_each(self, method: str, by_env: list[Any]) -> list[Any]:
+        """Call a method of each batch with the entries of its environments and return the results."""
 
     def _of_each(self, method: str) -> list[Any]:
-        """What a method of each environment returns."""
-        return [value for values in self._ask("of_each", method) for value in values]
+        """Call a method of each environment and return the results."""
+        return [value for values in self._call("of_each", method) for value in values]
 
     @override(StructuredVectorEnv)
     def seed(self, seeds: Sequence[Any]) -> None:
-        self._tell("seed", checked_seeds(seeds, self.n_envs))
+        self._call_each("seed", checked_seeds(seeds, self.n_envs))
 
     @override(StructuredVectorEnv)
     def is_actor_done(self) -> np.ndarray:  # type: ignore[override]
@@ -365,14 +370,14 @@ class BatchVectorEnv(StructuredVectorEnv, ABC):
 
     @override(StructuredVectorEnv)
     def seeding_at(self, env_index: int, ticks_ago: int) -> Seeding | None:
-        answers = self._ask("seeding_at", env_index, ticks_ago)
+        answers = self._call("seeding_at", env_index, ticks_ago)
         return next((answer for answer in answers if answer is not None), None)
 
     @override(StructuredVectorEnv)
     def state_dict(self, with_running: bool = True) -> dict[str, Any]:
-        return {"environments": [state for of_batch in self._ask("states", with_running) for state in of_batch]}
+        return {"environments": [state for of_batch in self._call("states", with_running) for state in of_batch]}
 
     @override(StructuredVectorEnv)
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
-        answers = self._tell("load_states", states_for(state_dict, self.n_envs))
+        answers = self._call_each("load_states", states_for(state_dict, self.n_envs))
         return {index: problem for problems in answers for index, problem in problems.items()}

@@ -9,13 +9,13 @@ import cloudpickle
 import numpy as np
 
 from maze.core.annotations import override
-from maze.core.env.space_arrays import Arrays, ArraySpec, SpacesDict, action_column, array_specs, copy_rows, zeros
+from maze.core.env.space_arrays import Arrays, ArraySpec, SpacesDict, action_column, array_specs, copy_rows
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStats
 from maze.core.utils.worker_pool import WorkerPool, env_slices, map_memory, n_available_cores
 from maze.core.utils.worker_process import Host
-from maze.train.parallelization.vector_env.env_batch import ActorSpaces, EnvBatch, check_same_spaces
+from maze.train.parallelization.vector_env.env_batch import ActorSpaces, EnvBatch, actions_at, check_same_spaces
 from maze.train.parallelization.vector_env.structured_vector_env import (
     BatchVectorEnv,
     FinalObservation,
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from maze.core.env.maze_env import MazeEnv
 
 
-_ALIGNMENT = 64  # a cache line: workers write side by side
+_ALIGNMENT = 64  # size of a cache line: workers write in parallel
 
 
 class SharedArrays:
-    """Arrays `[n_envs, ...]` for everything that one step exchanges.
+    """Arrays `[n_envs, ...]` in shared memory for actions and results of a step.
 
     :param n_envs: Number of environments.
     :param observation_spaces_dict: Observation spaces by sub-step key.
     :param action_spaces_dict: Action spaces by sub-step key.
-    :param fd: Memory of another process; by default new memory is created.
+    :param fd: Memory of another process; `None`: create new memory.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class SharedArrays:
         ]
         size = sum(self._size(spec) for spec in specs) + self._size(_ACTOR) + 4 * self._size(_FLOAT)
         self.memory = map_memory(size, fd)
-        """Its descriptor gives another process access."""
+        """Its file descriptor gives another process access."""
         self._offset = 0
         self.observations = self._allocate_all(observation_specs)
         self.actions = self._allocate_all(action_specs)
@@ -62,15 +62,15 @@ class SharedArrays:
         self._actors = self._allocate(_ACTOR)
 
     def write_actors(self, rows: slice, actors: list[ActorID]) -> None:
-        """Publishes who acts next.
+        """Write the next actors of some environments.
 
         :param rows: The environments.
-        :param actors: One actor for each of them.
+        :param actors: One actor for each environment.
         """
         self._actors[rows] = [(self.step_keys.index(actor.step_key), actor.agent_id) for actor in actors]
 
     def read_actors(self) -> list[ActorID]:
-        """Who acts next, by environment."""
+        """Return the next actor of each environment."""
         return [ActorID(self.step_keys[key_index], agent_id) for key_index, agent_id in self._actors.tolist()]
 
     def _size(self, spec: ArraySpec) -> int:
@@ -96,19 +96,19 @@ _ACTOR: ArraySpec = ((2,), np.dtype(np.int64))
 
 
 def rows_of(arrays: Arrays, rows: slice) -> Arrays:
-    """Views on some environments' rows of all arrays.
+    """Return views of some rows of all arrays.
 
     :param arrays: Arrays `[n_envs, ...]`.
-    :param rows: The environments.
+    :param rows: The rows.
     """
     return {step_key: {key: array[rows] for key, array in by_key.items()} for step_key, by_key in arrays.items()}
 
 
 class EnvWorker(Host):
-    """Steps environments in a worker process, through shared memory.
+    """Steps environments in a worker process, with actions and results in shared memory.
 
     :param env_factories: Each makes one environment.
-    :param first_index: Index of the first of them among all environments.
+    :param first_index: Index of the first environment among all.
     """
 
     def __init__(self, env_factories: Sequence[Callable[[], MazeEnv[Any]]], first_index: int) -> None:
@@ -138,12 +138,12 @@ class EnvWorker(Host):
         self._batch.close()
 
     def share(self, n_envs: int, start: int, stop: int, fd: int) -> None:
-        """Take the memory that steps are exchanged through.
+        """Receive the shared memory.
 
         :param n_envs: Number of all environments.
-        :param start: Index of the first own one.
-        :param stop: Index of the first one after them.
-        :param fd: The memory.
+        :param start: Index of the first environment of this worker.
+        :param stop: Index after its last environment.
+        :param fd: File descriptor of the shared memory.
         """
         batch = self._batch
         rows = self._rows = slice(start, stop)
@@ -162,26 +162,26 @@ class EnvWorker(Host):
         return self._reported([])
 
     def _reported(self, infos: list[dict[Any, Any]]) -> Any:
-        """What there is to report besides the shared memory; `None`: nothing."""
+        """Return the results that are not in shared memory; `None`: there are none."""
         batch = self._batch
         if not batch.is_flat or not infos:
             self._shared.write_actors(self._rows, batch.actor_ids)
-        told = {index: info for index, info in enumerate(infos, batch.first_index) if info}
+        with_info = {index: info for index, info in enumerate(infos, batch.first_index) if info}
         finished = [(index, self._encoder.encode(stats)) for index, stats in batch.finished_episodes.items()]
-        if not (told or finished or batch.final_observations or batch.actor_rewards):
+        if not (with_info or finished or batch.final_observations or batch.actor_rewards):
             return None
         finals = {index: tuple(final) for index, final in batch.final_observations.items()}
-        return finished, told, finals, batch.actor_rewards
+        return finished, with_info, finals, batch.actor_rewards
 
 
 _METHODS_OF_WORKER = frozenset({"share", "step", "reset"})
-"""The others are those of its :class:`EnvBatch`."""
+"""Other methods are called on its :class:`EnvBatch`."""
 
 
 class CloudpickleWrapper:
-    """Makes anything picklable for another process: closures, lambdas and classes of scripts included.
+    """Makes objects picklable by value, including closures, lambdas and classes of scripts.
 
-    :param var: What is sent.
+    :param var: The object.
     """
 
     def __init__(self, var: Any) -> None:
@@ -195,15 +195,15 @@ class CloudpickleWrapper:
 
 
 class SubprocVectorEnv(BatchVectorEnv):
-    """Steps its environments in worker processes, several environments in each, through shared memory.
+    """Steps its environments in worker processes, several in each, with actions and results in shared memory.
 
     Worth it where an environment's step takes longer than about a tenth of a millisecond; for cheaper ones
     :class:`~maze.train.parallelization.vector_env.sequential_vector_env.SequentialVectorEnv` is faster. With the same
     seeds both give the same trajectories.
 
     :param env_factories: Each makes one environment, in the worker.
-    :param logging_prefix: Where epoch statistics are logged (`train`, `eval`); None: nowhere.
-    :param start_method: `forkserver` (default where there is one), `spawn` or `fork`. A forked worker inherits the
+    :param logging_prefix: Prefix of the epoch statistics (`train`, `eval`); None: they are not logged.
+    :param start_method: `forkserver` (default if available), `spawn` or `fork`. A forked worker inherits the
         state of this process, with everything that threads hold at that moment.
     :param n_workers: Number of processes; by default one per CPU core, but not more than environments.
     :param timeout: Seconds that a call may take in a worker before it counts as hanging; None: any time.
@@ -233,7 +233,7 @@ class SubprocVectorEnv(BatchVectorEnv):
         except BaseException:
             pool.close()
             raise
-        # what the workers write is what users of this object read
+        # the result arrays of this object are the arrays that the workers write
         self.rewards, self.step_complete = shared.rewards, shared.step_complete
         self.terminated, self.truncated = shared.terminated, shared.truncated
         self._decoders = [StatsDecoder() for _ in pool.workers]
@@ -265,7 +265,7 @@ class SubprocVectorEnv(BatchVectorEnv):
 
     @override(StructuredVectorEnv)
     def close(self) -> None:
-        """Closes all environments and ends the workers; returns within five seconds, whatever state they are in."""
+        """Close all environments and end the workers, by force if needed; returns within five seconds."""
         self._pool.close()
 
     @override(StructuredVectorEnv)
@@ -276,33 +276,26 @@ class SubprocVectorEnv(BatchVectorEnv):
 
     @override(StructuredVectorEnv)
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
-        self._actor_ids = []  # until the next reset, workers know
+        self._actor_ids = []  # only the workers know the actors until the next reset
         return super().load_state_dict(state_dict)
 
     @override(BatchVectorEnv)
-    def _ask(self, method: str, *arguments: Any) -> list[Any]:
+    def _call(self, method: str, *arguments: Any) -> list[Any]:
         return self._pool.call(method, *arguments)
 
     @override(BatchVectorEnv)
-    def _tell(self, method: str, by_env: list[Any]) -> list[Any]:
+    def _call_each(self, method: str, by_env: list[Any]) -> list[Any]:
         return self._pool.call_each(method, [(by_env[worker.rows],) for worker in self._pool.workers])
 
     def _write_actions(self, actions: Mapping[Any, Any]) -> None:
         step_keys = {actor.step_key for actor in self._actor_ids} if not self.is_flat else {self._actor_ids[0].step_key}
         for step_key in step_keys:
-            given = actions.get(step_key)
-            if not isinstance(given, Mapping):
-                given = actions
-                if len(step_keys) > 1:
-                    raise EnvironmentContractError(
-                        f"Environments stand at different sub-steps, one of them at {step_key!r}; expected actions by "
-                        f"sub-step key, found the keys {list(actions)}."
-                    )
+            given = actions_at(step_key, actions, len(step_keys) == 1)
             for key, shared in self._shared.actions[step_key].items():
                 shared[...] = action_column(given, step_key, key, shared.shape, shared.dtype)
 
     def _take(self, replies: list[Any]) -> list[dict[Any, Any]]:
-        """Takes in what the workers report besides what is in the shared memory."""
+        """Record the results of the workers that are not in shared memory, and return the infos."""
         self.final_observations = {}
         self.actor_rewards = None
         finished_episodes: dict[int, LogStats] = {}
@@ -312,9 +305,9 @@ class SubprocVectorEnv(BatchVectorEnv):
         for worker, decoder, reply in zip(self._pool.workers, self._decoders, replies, strict=True):
             if reply is None:
                 continue
-            finished, told, finals, actor_rewards = reply
+            finished, with_info, finals, actor_rewards = reply
             finished_episodes.update((index, decoder.decode(encoded)) for index, encoded in finished)
-            for index, info in told.items():
+            for index, info in with_info.items():
                 infos[index] = info
             for index, (actor, observation) in finals.items():
                 self.final_observations[index] = FinalObservation(ActorID(*actor), observation)
@@ -325,7 +318,7 @@ class SubprocVectorEnv(BatchVectorEnv):
         return infos
 
     def _read_observations(self, out: Any) -> Any:
-        target = out if out is not None else zeros(self._observation_spaces_dict, (self.n_envs,), "observation")
+        target = out if out is not None else self._new_arrays()
         copy_rows(self._shared.observations, target, self._actor_ids[:1] if self.is_flat else self._actor_ids)
         return target
 

@@ -1,4 +1,4 @@
-"""What all vector environments have in common."""
+"""Base of vector environments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from maze.core.env.base_env import BaseEnv
 
 
 class VectorEnv(BaseEnv, ABC):
-    """Several environments stepped together."""
+    """Several environments that are stepped together."""
 
     def __init__(self, n_envs: int) -> None:
         self.n_envs = n_envs
@@ -21,7 +21,7 @@ class VectorEnv(BaseEnv, ABC):
     def step(  # type: ignore[override]
         self, actions: Any
     ) -> tuple[Any, np.ndarray, np.ndarray, Iterable[dict[Any, Any]]]:
-        """Steps all environments; those whose episode ended are reset in the same call.
+        """Step all environments; environments whose episode ended are reset in the same call.
 
         :param actions: Dictionary of arrays `[n_envs, ...]`.
         :return: Observations, rewards, dones (arrays `[n_envs, ...]`) and one info dictionary per environment.
@@ -29,14 +29,14 @@ class VectorEnv(BaseEnv, ABC):
 
     @abstractmethod
     def reset(self) -> Any:
-        """Resets all environments.
+        """Reset all environments.
 
         :return: Observations `[n_envs, ...]`.
         """
 
     @abstractmethod
     def seed(self, seeds: Sequence[Any]) -> None:
-        """Seeds the environments.
+        """Seed the environments.
 
         :param seeds: One seed per environment.
         """

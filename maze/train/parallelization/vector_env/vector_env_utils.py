@@ -1,12 +1,11 @@
-"""Statistics of the environments inside a vector environment, also on their way between processes.
+"""Statistics of the environments in a vector environment, and their encoding for other processes.
 
-The keys of statistics name event methods, and both sides must mean the same function objects. They travel by name,
-once; after that an episode's statistics are a short list of numbers and values.
+A key of statistics refers to an event method. It is sent by name, once; after that, the statistics of an episode are a
+list of key numbers and values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 
 
 class SinkHoleConsumer(LogStatsConsumer):
-    """Swallows all statistics."""
+    """Discards all statistics."""
 
     @override(LogStatsConsumer)
     def receive(self, stat: LogStats) -> None:
@@ -26,9 +25,9 @@ class SinkHoleConsumer(LogStatsConsumer):
 
 
 def disable_epoch_level_stats(env: LogStatsWrapper) -> None:
-    """Stops an environment from collecting epoch statistics of its own.
+    """Stop an environment from collecting its own epoch statistics.
 
-    Where many environments feed one common epoch aggregator, their own ones would only grow: nobody ever reduces them.
+    If several environments share an epoch aggregator, their own aggregators are never reduced and would only grow.
 
     :param env: An environment with statistics.
     """
@@ -39,18 +38,18 @@ def disable_epoch_level_stats(env: LogStatsWrapper) -> None:
 
 
 def with_stats(env: Any) -> LogStatsWrapper:
-    """Returns the environment with statistics of its episodes, which nobody else collects."""
+    """Return the environment with episode statistics and without its own epoch statistics."""
     wrapped = env if isinstance(env, LogStatsWrapper) else LogStatsWrapper(env)
     disable_epoch_level_stats(wrapped)
     return wrapped
 
 
 class KeyDefinition(NamedTuple):
-    """A statistics key, by the name of its event.
+    """A key of statistics with the name of its event.
 
     :param module: Module of the event method.
-    :param qualified_name: Its name in that module.
-    :param by_value: The pickled method, used where it cannot be found by name.
+    :param qualified_name: Name of the method in that module.
+    :param by_value: The pickled method, used if it is not found by name.
     :param rest: Output name and group.
     """
 
@@ -61,7 +60,7 @@ class KeyDefinition(NamedTuple):
 
 
 EncodedStats = tuple[list[KeyDefinition], list[tuple[int, Any]]]
-"""Keys not sent before, and values by key number."""
+"""Keys that were not sent before, and pairs of key number and value."""
 
 
 class StatsEncoder:
@@ -71,7 +70,7 @@ class StatsEncoder:
         self._numbers: dict[LogStatsKey, int] = {}
 
     def encode(self, stats: LogStats) -> EncodedStats:
-        """Encodes the statistics of an episode."""
+        """Encode the statistics of an episode."""
         new_keys: list[KeyDefinition] = []
         values: list[tuple[int, Any]] = []
         for key, value in stats.items():
@@ -87,21 +86,15 @@ class StatsEncoder:
 
 
 class StatsDecoder:
-    """Decodes what one :class:`StatsEncoder` encoded, in the same order."""
+    """Decodes the results of one :class:`StatsEncoder`, in the same order."""
 
     def __init__(self) -> None:
         self._keys: list[LogStatsKey] = []
 
     def decode(self, encoded: EncodedStats) -> LogStats:
-        """Decodes the statistics of an episode."""
+        """Decode the statistics of an episode."""
         new_keys, values = encoded
         for definition in new_keys:
             event = event_named(definition.module, definition.qualified_name)
             self._keys.append(LogStatsKey(event or cloudpickle.loads(definition.by_value), *definition.rest))
         return {self._keys[number]: value for number, value in values}
-
-
-def decoded(episodes: Iterable[EncodedStats]) -> list[LogStats]:
-    """The statistics of episodes that were encoded together."""
-    decoder = StatsDecoder()
-    return [decoder.decode(episode) for episode in episodes]
