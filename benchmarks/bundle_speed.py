@@ -38,7 +38,7 @@ print(loaded, int(peak.split()[1]) / 1024, heavy)
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--json", type=Path, help="file for the results")

@@ -1,4 +1,4 @@
-"""Deployed agents beside the rollouts that recorded what they are asked about.
+"""Compare deployed agents with the recorded rollouts whose states they receive.
 
 * Fidelity: the actions that a deployment takes in at least 10,000 recorded states, compared with the recorded ones.
 * Endurance: what 1,000 episodes in a row leave behind.
@@ -70,7 +70,7 @@ class Recorder(Wrapper[Any]):
 
 
 def gym_env(name: str) -> Callable[[], Any]:
-    """Makes a gymnasium environment with normalised observations of the last four steps."""
+    """Make a gymnasium environment with normalised observations of the last four steps."""
     return lambda: WrapperFactory.wrap_from_config(GymMazeEnv(name), NORMALIZED_AND_STACKED)
 
 
@@ -263,7 +263,7 @@ def latency(n_rounds: int, n_calls: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Runs everything and prints it."""
+    """Run everything and prints it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of everything")
     parser.add_argument("--json", type=Path, help="also write the figures into this file")

@@ -115,7 +115,7 @@ def stable_baselines3() -> Contender:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Measure and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
     parser.add_argument("--double", action="store_true", help="Maze with double Q-learning")

@@ -1,4 +1,4 @@
-"""Kills trainings at random moments, resumes them, and compares what they learn with trainings nobody has killed.
+"""Kill trainings at random moments, resumes them, and compares the results with undisturbed runs.
 
     python benchmarks/kill_campaign.py --kills 200 --seed 0
 
@@ -96,7 +96,7 @@ class Tally:
 
 
 def run(arguments: tuple[str, ...], directory: Path, kill: tuple[int, float] | None = None) -> Finished:
-    """Runs ``maze-run`` in a process of its own.
+    """Run ``maze-run`` in a process of its own.
 
     :param arguments: Its arguments.
     :param directory: Where it is run.
@@ -185,7 +185,7 @@ def differences(expected: Path, found: Path) -> list[str]:
 def case(
     name: str, arguments: tuple[str, ...], reference: Path, seconds: float, rng: random.Random, tally: Tally
 ) -> None:
-    """Kills one training, once or several times, and compares what becomes of it."""
+    """Kill one training, once or several times, and compares what becomes of it."""
     directory = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=reference.parent))
     resumed_from: Path | None = None
     outputs, story = [], []

@@ -75,7 +75,7 @@ def variants() -> dict[str, Callable[[], object]]:
 
 
 def candidates(n: int) -> tuple[dict[str, torch.Tensor], Callable[[dict[str, torch.Tensor]], None]]:
-    """Sets of 10 to 30 rows of 11 features with room for `n`, and a gradient of policy and critic for such sets."""
+    """Set of 10 to 30 rows of 11 features with room for `n`, and a gradient of policy and critic for such sets."""
     n_sets = 3200
     seen = {
         "bin_candidates": spaces.Box(-np.inf, np.inf, (n, 11), np.float32),
@@ -109,7 +109,7 @@ def candidates(n: int) -> tuple[dict[str, torch.Tensor], Callable[[dict[str, tor
 
 
 def measure_candidates(n_rounds: int) -> Ratios:
-    """Prints how long they take beside one another."""
+    """Print how long they take beside one another."""
     (roomy, of_roomy), (tight, of_tight) = candidates(151), candidates(30)
     many = template_parts._MANY_ROWS
 
@@ -127,7 +127,7 @@ def measure_candidates(n_rounds: int) -> Ratios:
 
 
 def measure_images(n_rounds: int) -> Ratios:
-    """Prints how long gradients of networks for images take beside the same layers as one writes them down."""
+    """Print how long gradients of networks for images take beside the same layers as one writes them down."""
     ratios: Ratios = {}
     for channels, size in ((4, 84), (3, 96), (3, 32), (5, 10)):
         space = spaces.Box(0, 255, (channels, size, size), np.uint8)
@@ -163,7 +163,7 @@ def gradient_of_layers(activation: type[nn.Module], n_rows: int, width: int) -> 
 
 
 def measure_products(n_rounds: int) -> Ratios:
-    """Prints how long gradients take as trainers compute them."""
+    """Print how long gradients take as trainers compute them."""
     ratios: Ratios = {}
     print(f"oneDNN is faster here: {onednn_is_faster()}")
     sizes = ((64, 64), (256, 64), (1024, 64), (64, 256), (256, 128), (256, 256), (2048, 64), (2048, 256))
@@ -184,7 +184,7 @@ def measure_products(n_rounds: int) -> Ratios:
 
 
 def take_turns(functions: dict[str, Callable[[], None]], n_rounds: int) -> dict[str, float]:
-    """Prints CPU times, and the median of their ratios to the first.
+    """Print CPU times, and the median of their ratios to the first.
 
     :return: The latter.
     """
@@ -221,7 +221,7 @@ def measure(functions: dict[str, Callable[[], object]], n_rounds: int, n_calls: 
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Measure and prints."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--candidates", action="store_true", help="policies that choose among candidates")

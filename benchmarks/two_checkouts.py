@@ -91,7 +91,7 @@ def measured(checkout: Path, work: Work) -> float:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Measure and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", type=Path, help="directory of the other checkout")
     parser.add_argument("names", nargs="*", help=f"what is run: {', '.join(WORK)}; all by default")

@@ -97,8 +97,11 @@ def _completed(cfg: DictConfig, project: Path) -> list[str]:
     :return: Sections that differ from Hydra's composition: those of an earlier run, and overridden wrappers.
     """
     from maze.cli.checks import check, complete
+    from maze.cli.compared_policies import complete_base
     from maze.cli.stored_model import use_stored_run
 
+    if HydraConfig.initialized():
+        complete_base(cfg, project)
     overridden = ["wrappers"] if apply_overrides(cfg) else []
     complete(cfg, project)
     if "algorithm" in cfg:

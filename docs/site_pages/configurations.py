@@ -93,7 +93,7 @@ def options() -> list[Option]:
 
 
 def write_configurations(directory: Path, options_found: list[Option] | None = None) -> None:
-    """Writes one page for each group.
+    """Write one page for each group.
 
     :param directory: Where to; other files in it are removed.
     :param options_found: The configurations; those that come with Maze by default.

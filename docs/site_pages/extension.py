@@ -39,7 +39,7 @@ def _name_or_code(
 
 
 def _without_foreign_docstrings(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Leaves out docstrings of other packages, which a method inherits or an attribute brings along."""
+    """Leave out docstrings of other packages, which a method inherits or an attribute brings along."""
     if what in ("function", "method", "attribute", "data", "property") and not _is_ours(_author(name, obj)):
         lines.clear()
 
@@ -60,7 +60,7 @@ def _is_ours(module: str) -> bool:
 
 
 def _name_targets(app: Sphinx, doctree: nodes.document) -> None:
-    """Has types, which signatures and fields name without their modules, lead to the name that is the only one.
+    """Have types, which signatures and fields name without their modules, lead to the name that is the only one.
 
     Sphinx would look through all names for each of them, which takes minutes, and take any where there are several.
     """
@@ -89,7 +89,7 @@ def _write_pages(app: Sphinx) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Registers it."""
+    """Register it."""
     app.add_role("name_or_code", _name_or_code)
     app.connect("builder-inited", _write_pages)
     app.connect("autodoc-process-docstring", _without_foreign_docstrings)

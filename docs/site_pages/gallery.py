@@ -75,7 +75,7 @@ def exhibits() -> dict[str, Exhibit]:
 
 
 def write_gallery(directory: Path) -> None:
-    """Draws the pictures and writes the page that shows them.
+    """Draw the pictures and writes the page that shows them.
 
     :param directory: Where to; other files in it are removed.
     """
@@ -100,7 +100,7 @@ def write_gallery(directory: Path) -> None:
 
 
 def drawn(exhibit: Exhibit) -> tuple[bytes, str]:
-    """Plays an environment for a moment.
+    """Play an environment for a moment.
 
     :return: Its picture, empty where it has no renderer, and a sentence about it.
     """
@@ -145,7 +145,7 @@ def drawn(exhibit: Exhibit) -> tuple[bytes, str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Draws the pictures into the directory that is named."""
+    """Draw the pictures into the directory that is named."""
     directory = Path(arguments[0])
     directory.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = exhibits()

@@ -25,6 +25,7 @@ _TRAINED = "torch_policy"
 _WEIGHTS = "state_dict.pt"
 _BUNDLE, _WHOLE_BUNDLE = ".maze", "maze.serve.policy.WholeBundlePolicy"
 _SB3 = ".zip"
+_ROLLOUT = "rollout"
 _AS_RECORDED = "recorded_actions"
 
 
@@ -74,6 +75,24 @@ def _complete_gate(cfg: DictConfig, project: Path) -> None:
             cfg.thresholds = thresholds
 
 
+def complete_base(cfg: DictConfig, project: Path) -> None:
+    """Put, in place, the configuration of a rollout policy's base where an option, a run or a bundle is named.
+
+    :param cfg: The configuration of a rollout.
+    :param project: Directory that relative paths refer to.
+    :raises UsageError: There is no such option and no such run.
+    """
+    if not isinstance(cfg.get(_GROUP), DictConfig) or not isinstance(cfg.policy.get("base"), str):
+        return
+    reader = PolicyReader(cfg, project, set())
+    reader.where = "policy.base"
+    path = project / cfg.policy.base
+    with open_dict(cfg):
+        if (path / _WEIGHTS).is_file():
+            cfg.input_dir, cfg.policy.base = str(path), _TRAINED
+        cfg.policy.base = reader.entry(cfg.policy.base)[1]["policy"]
+
+
 class PolicyReader:
     """Reads entries of compared policies.
 
@@ -96,6 +115,8 @@ class PolicyReader:
     def entry(self, entry: Any) -> tuple[str, Any]:
         """Return a label and the configuration, with `trainings` if there are several."""
         if isinstance(entry, Mapping):
+            if "base" in entry:
+                return _ROLLOUT, self.planned({**self._option(_ROLLOUT), **entry})
             if TARGET_KEY in entry or _GROUP in entry:
                 return str(entry.get(TARGET_KEY, _GROUP)).rpartition(".")[2], dict(entry)
             if len(entry) == 1:
@@ -111,9 +132,17 @@ class PolicyReader:
         path = self._project / entry
         if path.is_dir():
             return self._trainings(path)
-        if path.suffix in (_BUNDLE, _SB3):
-            return path.stem, {"policy": self._file(path)}
-        return entry, {"policy": self._option(entry)}
+        is_file = path.suffix in (_BUNDLE, _SB3)
+        policy = self._file(path) if is_file else self._option(entry)
+        return path.stem if is_file else entry, self.planned(policy)
+
+    def planned(self, policy: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the entry of a rollout policy whose base is named as an entry; it has the files of the base."""
+        if not isinstance(policy.get("base"), str):
+            return {"policy": dict(policy)}
+        of_base = self.entry(policy["base"])[1]
+        inner = of_base.get(_GROUP, of_base)
+        return {**(of_base if _GROUP in of_base else {}), "policy": {**policy, "base": inner}}
 
     def _file(self, path: Path) -> dict[str, Any]:
         if not path.is_file():

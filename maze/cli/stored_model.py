@@ -90,7 +90,8 @@ def _texts_in(node: Any) -> Iterator[str]:
 
 def _taken_over(cfg: DictConfig, given: Sequence[str]) -> list[str]:
     policy = cfg.get("policy")
-    builds_model = "algorithm" in cfg or (isinstance(policy, DictConfig) and "model" in policy)
+    names_model = isinstance(policy, DictConfig) and "model" in {*policy, *(policy.get("base") or ())}
+    builds_model = "algorithm" in cfg or names_model
     own_root = HydraConfig.initialized() and HydraConfig.get().job.config_name not in _ROOTS
     is_chosen_elsewhere = own_root or any(override.startswith("experiment=") for override in given)
     sections = [] if is_chosen_elsewhere else [name for name in ("env", "wrappers") if name in cfg]

@@ -73,6 +73,7 @@ def inspected_episode(
                 "actor": actor_text(actor),
                 "value": _rounded(value),
                 **_considered(policy, env, observation, actor, action),
+                "planned": _planned(policy),
                 "others": [_alternative(name, each, observation, actor, action) for name, each in alternatives.items()],
             }
         )
@@ -128,6 +129,26 @@ def _considered(policy: Policy, env: Any, observation: Any, actor: ActorID, acti
         "observation": [_seen(name, np.asarray(value), importance.get(name)) for name, value in observation.items()],
         "heads": [_head(name, taken, distributions.get(name)) for name, taken in action.items()],
     }
+
+
+def _planned(policy: Policy) -> list[dict[str, Any]]:
+    """What a rollout policy found about the candidates of its latest decision, best first."""
+    found = getattr(policy, "last_decision", None)
+    if found is None:
+        return []
+    rows = [
+        {
+            "action": ", ".join(f"{head}: {_list(np.asarray(value).reshape(-1))}" for head, value in action.items()),
+            "mean": _rounded(float(found.values[index])),
+            "interval": [_rounded(float(end)) for end in (found.low[index], found.high[index])],
+            "scenarios": int(found.scenarios[index]),
+            "is_base": index == 0,
+            "is_taken": index == found.chosen,
+        }
+        for index, action in enumerate(found.actions)
+    ]
+    order = np.argsort(-np.nan_to_num(found.values, nan=-np.inf), kind="stable")
+    return [rows[index] for index in order[:MOST_ROWS]]
 
 
 def _gradients(

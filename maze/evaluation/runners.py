@@ -14,7 +14,7 @@ from maze.core.annotations import override
 from maze.core.env.faults import USER_CODE_ERRORS, Place, fail
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.reward import RewardAggregatorInterface
-from maze.core.errors import ConfigError, MazeError
+from maze.core.errors import ConfigError
 from maze.core.log_events.kpi_calculator import KpiCalculator
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.rendering.trajectory_page import write_trajectory_page
@@ -159,12 +159,13 @@ class ComparisonRunner(EvaluationRunner):
         }
 
     def _played(self, name: str, runs: Sequence[Mapping[str, Any]], progress: Progress) -> PlayedEpisodes:
-        episodes = []
+        episodes, shown = [], name
         for run in runs:
             env, policy = self.built(run)
-            self._rewards[name] = reward_wrappers(env)
+            shown = marked(name, policy)
+            self._rewards[shown] = reward_wrappers(env)
             episodes.append(played_measures(env, policy, self._seeds, self.deterministic, progress.update))
-        return PlayedEpisodes.of(name, episodes)
+        return PlayedEpisodes.of(shown, episodes)
 
 
 @dataclass
@@ -215,7 +216,7 @@ class InspectionRunner(EvaluationRunner):
             env.seed(env_seed)
             for agent in (policy, *others.values()):
                 agent.seed(agent_seed)
-            episode = inspected_episode(env, policy, others, _actor_critic(acting, policy), gamma, self.deterministic)
+            episode = inspected_episode(env, policy, others, _critic_of(acting, policy), gamma, self.deterministic)
         except USER_CODE_ERRORS as error:
             fail(error, Place.of(env, f"environment in the episode seeded with {env_seed}"), "reset or step")
         finally:
@@ -223,7 +224,7 @@ class InspectionRunner(EvaluationRunner):
         page = write_trajectory_page(
             episode.record,
             EPISODE_FILE,
-            title=f"{name}, seed {env_seed}",
+            title=f"{marked(name, policy)}, seed {env_seed}",
             decisions=episode.decisions,
             every_k_states=self.every_k_states,
         )
@@ -246,28 +247,16 @@ class InspectionRunner(EvaluationRunner):
         return seeds[chosen]
 
 
-def _actor_critic(entry: Mapping[str, Any], policy: Any) -> TorchActorCritic | None:
-    """Return the policy with the state critic of its run; `None`: the run has no state critic."""
-    from maze.core.agent.torch_actor_critic import TorchActorCritic
-    from maze.core.agent.torch_state_critic import TorchStateCritic
-    from maze.core.utils.checkpoint import load_state
-    from maze.perception.models.model_composer import BaseModelComposer
+def marked(name: str, policy: Any) -> str:
+    """Return the name of a policy, with a mark if it plans with the true future of its episodes."""
+    return f"{name} (clairvoyant)" if getattr(policy, "clairvoyant", False) else name
 
-    config, directory = entry["policy"], entry.get("input_dir")
-    if not directory or not isinstance(config, Mapping) or not hasattr(policy, "spaces"):
-        return None
-    try:
-        composer = Factory(BaseModelComposer).instantiate(  # type: ignore[type-abstract]
-            config["model"], config_path="model", **vars(policy.spaces)
-        )
-        if composer.policy is None or not isinstance(composer.critic, TorchStateCritic):
-            return None
-        actor_critic = TorchActorCritic(composer.policy, composer.critic, policy.device)
-        actor_critic.load_state_dict(load_state(Path(str(directory)) / str(config["state_dict_file"])))
-        actor_critic.eval()
-    except MazeError:
-        return None
-    return actor_critic
+
+def _critic_of(entry: Mapping[str, Any], policy: Any) -> TorchActorCritic | None:
+    """Return the policy with the state critic of its run; `None`: the run has no state critic."""
+    from maze.core.agent.serialized_torch_policy import trained_actor_critic
+
+    return trained_actor_critic(entry["policy"], policy, entry["input_dir"]) if entry.get("input_dir") else None
 
 
 @dataclass

@@ -14,7 +14,6 @@ from maze.core.env.batched_core_env import BatchedCoreEnv, scenario_seed
 from maze.core.env.batched_maze_env import BatchedMazeEnv
 from maze.core.env.space_arrays import zeros
 from maze.core.env.structured_env import ActorID
-from maze.core.errors import ConfigError
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.core.wrappers.wrapper import Wrapper
 
@@ -87,21 +86,21 @@ class Branches(ABC):
         self.n_decisions = 0
         """Sub-steps simulated so far, in all forks."""
 
-    def fork(self, source: Any, rows: np.ndarray, scenarios: np.ndarray, seed: int) -> None:
+    def fork(self, source: Any, rows: np.ndarray, scenarios: np.ndarray, seed: int | None) -> None:
         """Begin branches.
 
         :param source: The states: simulations (:class:`~maze.core.env.batched_core_env.BatchedCoreEnv`), or a sequence
             of :class:`SingleState`.
         :param rows: For each branch the index of its state, `[n_rows]`.
         :param scenarios: Its scenario, integers `[n_rows]`.
-        :param seed: Seed of the scenarios.
+        :param seed: Seed of the scenarios; `None`: all branches have the future of their state (clairvoyant).
         """
         n_rows = len(rows)
         self.done, self.returns, self.steps = np.zeros(n_rows, np.bool_), np.zeros(n_rows), np.zeros(n_rows, np.int64)
         self._fork(source, np.asarray(rows), np.asarray(scenarios), seed)
 
     @abstractmethod
-    def _fork(self, source: Any, rows: np.ndarray, scenarios: np.ndarray, seed: int) -> None: ...
+    def _fork(self, source: Any, rows: np.ndarray, scenarios: np.ndarray, seed: int | None) -> None: ...
 
     @abstractmethod
     def observe(self, horizon: int | None = None) -> list[Group]:
@@ -135,14 +134,15 @@ class ArrayBranches(Branches):
         self._buffers: dict[tuple[int, int], tuple[dict[str, np.ndarray], dict[str, np.ndarray]]] = {}
 
     @override(Branches)
-    def _fork(self, source: BatchedCoreEnv, rows: np.ndarray, scenarios: np.ndarray, seed: int) -> None:
+    def _fork(self, source: BatchedCoreEnv, rows: np.ndarray, scenarios: np.ndarray, seed: int | None) -> None:
         size = _size(len(rows))
         if size not in self._simulations:
             self._simulations[size] = self._make(size)
         self._simulation = simulation = self._simulations[size]
         everyone = slice(0, size)
-        simulation.copy_rows(source, _padded(rows, size), everyone, with_random=False)
-        simulation.new_futures(everyone, _padded(scenarios, size), seed)
+        simulation.copy_rows(source, _padded(rows, size), everyone, with_random=seed is None)
+        if seed is not None:
+            simulation.new_futures(everyone, _padded(scenarios, size), seed)
         self._discount = 1.0
 
     @override(Branches)
@@ -214,13 +214,14 @@ class SingleBranches(Branches):
         self._only_actor = ActorID(next(iter(counts)), 0) if list(counts.values()) == [1] else None
 
     @override(Branches)
-    def _fork(self, source: Sequence[SingleState], rows: np.ndarray, scenarios: np.ndarray, seed: int) -> None:
+    def _fork(self, source: Sequence[SingleState], rows: np.ndarray, scenarios: np.ndarray, seed: int | None) -> None:
         while len(self._copies) < len(rows):
             self._copies.append(copy.deepcopy(self._template))
         self._observations: list[Any] = []
         for env, row, scenario in zip(self._copies, rows.tolist(), scenarios.tolist(), strict=False):
             env.clone_from(source[row].env)
-            env.new_future(scenario_seed(seed, scenario))
+            if seed is not None:
+                env.new_future(scenario_seed(seed, scenario))
             self._observations.append(source[row].observation)
 
     @override(Branches)
@@ -287,26 +288,18 @@ def simulation_of(env: Any) -> tuple[BatchedMazeEnv, int | None] | None:
         left = env.remaining_steps()
         remaining = left if remaining is None else min(remaining, left if left is not None else remaining)
         env = without_recorders(env.env)
-    if issubclass(type(env), BatchedMazeEnv) and env.core_env.simulation.seeds_rows:
-        return env, remaining
-    return None
+    if not issubclass(type(env), BatchedMazeEnv):
+        return None
+    core_env = env.core_env
+    return (env, remaining) if not core_env.is_simulated or core_env.simulation.seeds_rows else None
 
 
-def require_copies(env: Any) -> None:
-    """Check that copies of an environment can be made, and that they can get new futures.
-
-    :raises ConfigError: In one sentence, what is missing.
-    """
-    env = without_recorders(env)
-    try:
-        twin = copy.deepcopy(env)
-        twin.reset()
-        origin = copy.deepcopy(env)
-        origin.reset()
-        twin.clone_from(origin)
-        twin.new_future(1)
-    except NotImplementedError as error:
-        raise ConfigError(f"policy: {env} cannot be planned with: {error}") from error
+def stack_of(env: Any) -> list[Any]:
+    """The wrappers of an environment that agents notice, the environment itself last."""
+    layers = [without_recorders(env)]
+    while layers[-1].env is not layers[-1].core_env:
+        layers.append(layers[-1].env)
+    return layers
 
 
 def _size(n_rows: int) -> int:

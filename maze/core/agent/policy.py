@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from maze.core.errors import ConfigError, unknown_key_error
+from maze.core.utils.factory import TARGET_KEY, Factory, plain_container
+from maze.core.utils.targets import locate
 
 if TYPE_CHECKING:
     from maze.core.env.base_env import BaseEnv
@@ -14,6 +17,7 @@ if TYPE_CHECKING:
     from maze.core.env.maze_state import MazeStateType
     from maze.core.env.observation_conversion import ObservationType
     from maze.core.env.structured_env import ActorID
+    from maze.core.utils.factory import ConfigType
 
 T = TypeVar("T")
 
@@ -41,6 +45,13 @@ class Policy(ABC):
     def needs_env(self) -> bool:
         """Return whether `compute_action` needs `env`, e.g. to plan with a clone."""
         return False
+
+    def bind(self, env: Any) -> None:
+        """Prepare for acting in an environment, before its first episode. Default: nothing.
+
+        :param env: The environment with its wrappers; it is left as it is.
+        :raises ConfigError: The policy cannot act in it.
+        """
 
     @abstractmethod
     def compute_action(
@@ -112,3 +123,22 @@ def for_actor(by_step_key: Mapping[Any, T], actor_id: ActorID | None, where: str
     if actor_id[0] not in by_step_key:
         raise unknown_key_error(f"{where}: step key", actor_id[0], by_step_key)
     return by_step_key[actor_id[0]]
+
+
+SPACES = ("action_spaces_dict", "observation_spaces_dict")
+"""Arguments of policies that take the spaces of the environment."""
+
+
+def build_policy(config: ConfigType, spaces: Mapping[str, Any], where: str = "policy") -> Policy:
+    """Build a policy; constructor arguments that are spaces, as of the random policy, are the environment's.
+
+    :param config: The policy, or its configuration.
+    :param spaces: The spaces of the environment, by the names in :data:`SPACES`.
+    :param where: Place in the configuration, for messages.
+    """
+    plain = plain_container(config, where)
+    taken: dict[str, Any] = {}
+    if isinstance(plain, Mapping) and TARGET_KEY in plain:
+        parameters = inspect.signature(locate(plain[TARGET_KEY], where)).parameters
+        taken = {name: value for name, value in spaces.items() if name in parameters}
+    return Factory(Policy).instantiate(plain, config_path=where, **taken)  # type: ignore[type-abstract]

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maze.core.agent.torch_model import resolve_device
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
-from maze.core.errors import CheckpointError, ConfigError
+from maze.core.errors import CheckpointError, ConfigError, MazeError
 from maze.core.utils.checkpoint import load_state
 from maze.core.utils.config_utils import positive_number
 from maze.core.utils.factory import Factory
 
 if TYPE_CHECKING:
+    from maze.core.agent.torch_actor_critic import TorchActorCritic
     from maze.core.utils.factory import ConfigType
 
 
@@ -66,6 +68,33 @@ class SerializedTorchPolicy(TorchPolicy):
     @override(TorchPolicy)
     def seed(self, seed: int) -> None:
         super().seed(seed)
+
+
+def trained_actor_critic(config: Any, policy: Any, directory: str = "") -> TorchActorCritic | None:
+    """Return a policy with the state critic of its training run; `None`: there is no state critic.
+
+    :param config: The configuration that the policy was built from.
+    :param policy: The policy.
+    :param directory: Directory that the file names refer to.
+    """
+    from maze.core.agent.torch_actor_critic import TorchActorCritic
+    from maze.core.agent.torch_state_critic import TorchStateCritic
+    from maze.perception.models.model_composer import BaseModelComposer
+
+    if not isinstance(config, Mapping) or not hasattr(policy, "spaces"):
+        return None
+    try:
+        composer = Factory(BaseModelComposer).instantiate(  # type: ignore[type-abstract]
+            config["model"], config_path="model", **vars(policy.spaces)
+        )
+        if composer.policy is None or not isinstance(composer.critic, TorchStateCritic):
+            return None
+        actor_critic = TorchActorCritic(composer.policy, composer.critic, policy.device)
+        actor_critic.load_state_dict(load_state(Path(directory) / str(config["state_dict_file"])))
+        actor_critic.eval()
+    except MazeError:
+        return None
+    return actor_critic
 
 
 def _policy_weights(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -141,6 +141,13 @@ class SingleCoreEnv(CoreEnv):
         self.simulation.copy_rows(env.simulation, _ONLY_ROW, _ONLY_ROW)
 
     @override(CoreEnv)
+    def load_maze_state(self, maze_state: MazeState, actor_id: ActorID) -> None:
+        arrays = self.simulation.arrays()
+        for name, value in maze_state.items():
+            arrays[name][0] = value
+        self.simulation.substep = self.simulation.step_keys.index(actor_id.step_key)
+
+    @override(CoreEnv)
     def new_future(self, seed: int) -> None:
         self.simulation.new_futures(_ONLY_ROW, 0, seed)
 

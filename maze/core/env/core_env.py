@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -114,6 +114,21 @@ class CoreEnv(StructuredEnv, EventEnvMixin, SerializableEnvMixin, TimeEnvMixin, 
         :raises NotImplementedError: The simulation does not implement cloning.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be cloned; implement `clone_from` to plan with it.")
+
+    is_simulated: ClassVar[bool] = True
+    """False for what stands for a real system: there is nothing to clone but the state that it reports."""
+
+    def load_maze_state(self, maze_state: MazeStateType, actor_id: ActorID) -> None:
+        """Take over the state that a real system reports, for planning in a deployment.
+
+        :param maze_state: The state, as :meth:`get_maze_state` returns it.
+        :param actor_id: The actor that acts next.
+        :raises NotImplementedError: The simulation does not say how.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} cannot be put into a reported state; implement `load_maze_state` to plan for a "
+            f"real system."
+        )
 
     def new_future(self, seed: int) -> None:
         """Replace the random numbers of the running episode; the state stays.

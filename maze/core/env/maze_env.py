@@ -256,7 +256,10 @@ class MazeEnv(
     def clone_from(self, env: MazeEnv[CoreEnvType], future: Future = "same") -> None:
         self.context.clone_from(env.context)
         self.last_maze_action = env.get_maze_action()
-        self.env.clone_from(env.core_env)
+        if env.core_env.is_simulated:
+            self.env.clone_from(env.core_env)
+        else:
+            self.env.load_maze_state(env.get_maze_state(), env.actor_id())
         self.renew_future(future)
 
 

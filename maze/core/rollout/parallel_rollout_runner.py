@@ -31,6 +31,7 @@ class ParallelRolloutWorker(Host):
     :param deterministic: Return deterministic (greedy) actions instead of sampling.
     :param env_timeout: Seconds that a step or a reset may take; `None`: any time.
     :param best_of: How often each episode is played; the best one is recorded.
+    :param clairvoyant: Allow `best_of` in environments with chance.
     :param instance_seeds: Seeds of environment and agent, where episodes have none of their own.
     :param seeds: Seeds of the episodes that :meth:`play` plays by default.
     :param is_quiet: Whether warnings are suppressed: another worker issues them.
@@ -45,6 +46,7 @@ class ParallelRolloutWorker(Host):
         deterministic: bool,
         env_timeout: float | None = None,
         best_of: int = 1,
+        clairvoyant: bool = False,
         instance_seeds: tuple[int | None, int | None] = (None, None),
         seeds: EpisodeSeeds = (),
         is_quiet: bool = False,
@@ -52,7 +54,7 @@ class ParallelRolloutWorker(Host):
     ) -> None:
         self.what, self.run_directory, self.recording, self.deterministic = what, run, recording, deterministic
         self.env_timeout, self.best_of, self.instance_seeds = env_timeout, best_of, instance_seeds
-        self.seeds, self.is_quiet, self.guard = seeds, is_quiet, guard
+        self.clairvoyant, self.seeds, self.is_quiet, self.guard = clairvoyant, seeds, is_quiet, guard
         self._env: Any = None
 
     @override(Host)
@@ -75,7 +77,7 @@ class ParallelRolloutWorker(Host):
 
         :param n_unseeded: Number of episodes without seeds of their own; the generators continue.
         """
-        seeds = RolloutRunner.best_seeds(self._env, self._agent, self.seeds, self.best_of)
+        seeds = RolloutRunner.best_seeds(self._env, self._agent, self.seeds, self.best_of, self.clairvoyant)
         guarded, recording = imports_guarded(self.guard), recorded(self._env, *self.recording)
         with guarded, recording as (recorded_env, recorder):
             RolloutRunner.run_interaction_loop(
@@ -150,6 +152,7 @@ class DistributedRolloutRunner(RolloutRunner):
             "deterministic": self.deterministic,
             "env_timeout": self.env_timeout,
             "best_of": self.best_of,
+            "clairvoyant": self.clairvoyant,
             "guard": current_guard(),
         }
 
@@ -169,6 +172,7 @@ class ParallelRolloutRunner(DistributedRolloutRunner):
         env_timeout: float | None = None,
         record_parquet: bool = False,
         best_of: int = 1,
+        clairvoyant: bool = False,
     ) -> None:
         super().__init__(
             n_episodes,
@@ -180,6 +184,7 @@ class ParallelRolloutRunner(DistributedRolloutRunner):
             env_timeout,
             record_parquet,
             best_of,
+            clairvoyant,
         )
         self.n_processes = whole_number("runner.n_processes", n_processes, at_least=1)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import warnings
 from abc import ABC, abstractmethod
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from maze.core.agent.policy import Policy, acting_in
+from maze.core.agent.policy import SPACES, Policy, acting_in, build_policy
 from maze.core.annotations import override
 from maze.core.env.faults import (
     LONG_EPISODE,
@@ -28,10 +27,10 @@ from maze.core.env.structured_env import StructuredEnv
 from maze.core.errors import CheckpointError, ConfigError, EnvironmentContractError, MazeError
 from maze.core.rollout.recording import StepRenderer
 from maze.core.utils.config_utils import EnvFactory, whole_number, with_files_of
-from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, ConfigType, Factory, plain_container
-from maze.core.utils.import_guard import ForeignModuleError
+from maze.core.utils.factory import CollectionOfConfigType, ConfigType, plain_container
+from maze.core.utils.import_guard import ForeignModuleError, imports_guarded
 from maze.core.utils.seeding import MazeSeeding
-from maze.core.utils.targets import locate
+from maze.core.utils.stored_run import StoredRun
 from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
     ObservationNormalizationWrapper,
 )
@@ -66,6 +65,8 @@ class RolloutRunner(Runner, ABC):
     :param record_parquet: Store each episode as a table in `trajectory_parquet`.
     :param best_of: Play each episode so often with other samples of the policy, and then once more, recorded, as it
         went best: the way in which constructed solutions, such as schedules, are usually reported.
+    :param clairvoyant: Allow `best_of` in environments with chance, where it chooses with hindsight: the same chance is
+        met again and again. The result is an upper bound and no performance of the policy.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class RolloutRunner(Runner, ABC):
         env_timeout: float | None = None,
         record_parquet: bool = False,
         best_of: int = 1,
+        clairvoyant: bool = False,
     ) -> None:
         self.env_timeout = checked_time_limit("runner.env_timeout", env_timeout)
         self.n_episodes = whole_number("runner.n_episodes", n_episodes, at_least=1)
@@ -89,6 +91,7 @@ class RolloutRunner(Runner, ABC):
         self.record_actions = record_actions
         self.record_parquet = record_parquet
         self.best_of = whole_number("runner.best_of", best_of, at_least=1)
+        self.clairvoyant = bool(clairvoyant)
         if self.best_of > 1 and deterministic:
             raise ConfigError(
                 f"runner.best_of={best_of} chooses among samples of the policy, but runner.deterministic=true takes "
@@ -150,7 +153,7 @@ class RolloutRunner(Runner, ABC):
             freeze_statistics(env)
             _read_statistics_of_run(env, input_dir)
             _warn_of_missing_normalization(env, input_dir)
-            agent = _build_agent(agent_config, env)
+            agent = build_policy(agent_config, {name: getattr(env, name) for name in SPACES})
             trained_for: Any = getattr(agent, "spaces", None)
             if hasattr(trained_for, "require_same"):
                 trained_for.require_same(env, "policy")
@@ -166,7 +169,27 @@ class RolloutRunner(Runner, ABC):
             env.seed(env_instance_seed)
         if agent_instance_seed is not None:
             agent.seed(agent_instance_seed)
+        agent.bind(env)
         return env, agent
+
+    @staticmethod
+    def init_stored_env_and_agent(
+        run_dir: str | Path,
+        trusted_packages: Sequence[str] = (),
+        device: str = "cpu",
+        state_dict_file: str = "state_dict.pt",
+    ) -> tuple[MazeEnv[Any], Policy]:
+        """Build the environment, with wrappers and their statistics, and the policy of a training run.
+
+        :param run_dir: The run's directory.
+        :param trusted_packages: Packages whose classes and functions the stored configuration may name.
+        :param device: Device of the networks.
+        :param state_dict_file: File of the weights.
+        :raises CheckpointError: The directory is no training run, or its files cannot be read.
+        """
+        with imports_guarded():
+            run = StoredRun(run_dir, trusted_packages).deployed(device, state_dict_file)
+            return RolloutRunner.init_env_and_agent(run.env, run.wrappers or {}, 0, run.policy, str(run_dir))
 
     @staticmethod
     def run_interaction_loop(
@@ -238,15 +261,25 @@ class RolloutRunner(Runner, ABC):
             episode_end_callback()
 
     @staticmethod
-    def best_seeds(env: StructuredEnv, agent: Policy, episode_seeds: EpisodeSeeds, best_of: int) -> EpisodeSeeds:
+    def best_seeds(
+        env: StructuredEnv, agent: Policy, episode_seeds: EpisodeSeeds, best_of: int, clairvoyant: bool = False
+    ) -> EpisodeSeeds:
         """Return the seeds of the best of several repetitions of each episode.
 
         :param env: An environment without recorders.
         :param episode_seeds: Seeds of each episode; that of the agent is the first one tried.
         :param best_of: Number of seeds of the agent that are tried for each episode.
+        :param clairvoyant: Allow it in environments with chance.
+        :raises ConfigError: There is chance in the environment, and `clairvoyant` is not set.
         """
         if best_of == 1:
             return episode_seeds
+        if not clairvoyant and _is_chancy(env):
+            raise ConfigError(
+                f"runner.best_of={best_of}: there is chance in the environment, so that the best of several plays of "
+                "the same seed is chosen with hindsight. Use policy=rollout to plan, or runner.clairvoyant=true for "
+                "the upper bound."
+            )
         best = []
         for env_seed, agent_seed in episode_seeds:
             others = np.random.SeedSequence(agent_seed).generate_state(best_of - 1)
@@ -263,7 +296,10 @@ class RolloutRunner(Runner, ABC):
             kind = "the most probable actions" if self.deterministic else "sampled actions"
             print(f"Rolling out with {kind} of the policy; runner.deterministic={other}.", flush=True)
         if self.best_of > 1:
-            print(f"Each episode is played {self.best_of} times before it is recorded as it went best.", flush=True)
+            mark = " Clairvoyant: where there is chance, this is an upper bound." if self.clairvoyant else ""
+            print(
+                f"Each episode is played {self.best_of} times before it is recorded as it went best.{mark}", flush=True
+            )
 
     def draw_episode_seeds(self) -> list[tuple[int, int]]:
         """Return the seeds of all episodes, in their order."""
@@ -294,16 +330,13 @@ def _build_env(config: Any) -> MazeEnv[Any]:
     return env
 
 
-def _build_agent(config: Any, env: MazeEnv[Any]) -> Policy:
-    """Build the agent; constructor arguments that are spaces, as of the random policy, are the environment's."""
-    config = plain_container(config, "policy")
-    spaces: dict[str, Any] = {}
-    if isinstance(config, Mapping) and TARGET_KEY in config:
-        target = locate(config[TARGET_KEY], "policy")
-        asked = inspect.signature(target).parameters
-        names = ("action_spaces_dict", "observation_spaces_dict")
-        spaces = {name: getattr(env, name) for name in names if name in asked}
-    return Factory(Policy).instantiate(config, config_path="policy", **spaces)  # type: ignore[type-abstract]
+def _is_chancy(env: Any) -> bool:
+    from maze.utils.env_checks.acting import has_chance
+
+    try:
+        return has_chance(env)
+    except (NotImplementedError, EnvironmentContractError):
+        return False  # its future cannot be replaced
 
 
 def _read_statistics_of_run(env: Any, input_dir: str) -> None:

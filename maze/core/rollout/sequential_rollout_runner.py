@@ -33,6 +33,7 @@ class SequentialRolloutRunner(RolloutRunner):
         record_pages: bool | int = False,
         record_parquet: bool = False,
         best_of: int = 1,
+        clairvoyant: bool = False,
     ) -> None:
         super().__init__(
             n_episodes,
@@ -44,6 +45,7 @@ class SequentialRolloutRunner(RolloutRunner):
             env_timeout,
             record_parquet,
             best_of,
+            clairvoyant,
         )
         self.render = render
         self.record_pages = whole_number("runner.record_pages", int(record_pages), at_least=0)
@@ -60,7 +62,7 @@ class SequentialRolloutRunner(RolloutRunner):
         record_pages = self.record_pages or int(self.render and not can_render)
         self._announce(agent)
         self._report = RolloutReport(self.record_event_logs, self._cfg, self.max_episode_steps)
-        seeds = self.best_seeds(maze_env, policy, self.draw_episode_seeds(), self.best_of)
+        seeds = self.best_seeds(maze_env, policy, self.draw_episode_seeds(), self.best_of, self.clairvoyant)
         with (
             recorded(
                 maze_env,

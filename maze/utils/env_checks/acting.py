@@ -314,6 +314,31 @@ def check_futures(
         )
 
 
+def has_chance(env: Any, seed: int = 1, n_steps: int = 50) -> bool:
+    """Whether episodes take another course under the same actions when their random numbers are replaced.
+
+    :param env: The environment; random actions are taken in it.
+    :param seed: Seed of the episode and its actions.
+    :param n_steps: Sub-steps of the episode.
+    """
+
+    def course(future: int) -> list[Transition]:
+        env.seed(seed)
+        observation = env.reset()
+        env.new_future(future)
+        act = RandomActor(env, seed, {})
+        transitions: list[Transition] = []
+        while len(transitions) < n_steps and not (transitions and transitions[-1].done):
+            actor = env.actor_id()
+            transitions.append(copy.deepcopy(take(env, actor, act(actor, observation))))
+            observation = transitions[-1].observation
+        return transitions
+
+    first = course(1)
+    others = (course(future) for future in range(2, 2 + _N_FUTURES))
+    return any(len(other) != len(first) or difference(first, other) is not None for other in others)
+
+
 def _is_chance_hidden(env: Any, n_steps: int, seed: int, masks: Mapping[str, str]) -> bool:
     """Whether episodes that begin with the same observation differ later under the same actions."""
     courses: list[tuple[Any, list[Transition]]] = []

@@ -128,6 +128,14 @@ def test_the_best_of_several_plays_is_what_is_recorded() -> None:
     assert returns(parallel(3, 4, best_of=8)) == best
 
 
+def test_a_best_of_is_refused_where_it_would_be_hindsight() -> None:
+    env = {"_target_": "maze_envs.inventory.lost_sales.LostSalesEnv", "max_episode_steps": 5}
+    agent = {"_target_": "maze.core.agent.random_policy.RandomPolicy"}
+    with pytest.raises(ConfigError, match="chosen with hindsight"):
+        sequential(1, best_of=3).run_with(env, {}, agent)
+    sequential(1, best_of=3, clairvoyant=True).run_with(env, {}, agent)
+
+
 def test_a_best_of_needs_samples() -> None:
     with pytest.raises(ConfigError, match=r"runner.best_of=4 chooses among samples .* runner.deterministic=true"):
         sequential(1, best_of=4, deterministic=True)

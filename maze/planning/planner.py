@@ -1,0 +1,336 @@
+"""Values of actions by simulation: common random numbers, paired differences, sequential halving.
+
+The planner knows states, candidate actions and returns, and neither policies nor configurations: a policy that acts,
+labels for learning and batches of states all use it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from scipy.special import stdtrit
+
+from maze.planning.branches import Actions, Branches, Group
+
+_MOST_ROWS = 4096
+"""So many branches are stepped together: more do not fit into the processor's cache."""
+_MIN_SCENARIOS = 2
+_ROUND_WITH_CHANCE, _ROUND_WITHOUT = 8, 2
+"""Scenarios of the first round: few say nothing about the spread; two show that chance makes no difference."""
+
+
+Candidates = Sequence[Mapping[str, Any]]
+"""Actions of one actor, by action head."""
+
+
+class Simulator(Protocol):
+    """Simulates branches whose first actions are given, in this process or in others."""
+
+    n_decisions: int
+    """Sub-steps simulated so far."""
+
+    def __call__(
+        self,
+        source: Any,
+        rows: np.ndarray,
+        scenarios: np.ndarray,
+        actions: Sequence[Mapping[str, Any]],
+        seed: int | None,
+    ) -> np.ndarray:
+        """Return the returns of branches, `[n_rows]`.
+
+        :param source: The states, see :meth:`~maze.planning.branches.Branches.fork`.
+        :param rows: For each branch the index of its state.
+        :param scenarios: For each branch its scenario.
+        :param actions: For each branch the action of its first sub-step.
+        :param seed: Seed of the scenarios; `None`: the true future, see :meth:`~maze.planning.branches.Branches.fork`.
+        """
+        ...
+
+
+class BranchSimulator:
+    """Simulates branches that a base policy continues up to a horizon.
+
+    :param branches: Copies of the environment.
+    :param act: The base policy: chooses the actions of a group.
+    :param horizon: Environment steps, the one of the first action included; `None`: to the end of the episode.
+    :param value: What is still to come at the horizon, `[n_rows]` of a group; `None`: nothing.
+    """
+
+    def __init__(
+        self,
+        branches: Branches,
+        act: Callable[[Group], Actions],
+        horizon: int | None,
+        value: Callable[[Group], np.ndarray] | None = None,
+    ) -> None:
+        self.branches, self.horizon = branches, horizon
+        self._act, self._value = act, value
+
+    @property
+    def n_decisions(self) -> int:
+        """Sub-steps simulated so far."""
+        return self.branches.n_decisions
+
+    def __call__(
+        self,
+        source: Any,
+        rows: np.ndarray,
+        scenarios: np.ndarray,
+        actions: Sequence[Mapping[str, Any]],
+        seed: int | None,
+    ) -> np.ndarray:
+        """See :class:`Simulator`."""
+        returns = np.empty(len(rows))
+        for start in range(0, len(rows), _MOST_ROWS):
+            part = slice(start, start + _MOST_ROWS)
+            returns[part] = self._simulated(source, rows[part], scenarios[part], actions[part], seed)
+        return returns
+
+    def _simulated(
+        self,
+        source: Any,
+        rows: np.ndarray,
+        scenarios: np.ndarray,
+        actions: Sequence[Mapping[str, Any]],
+        seed: int | None,
+    ) -> np.ndarray:
+        branches = self.branches
+        branches.fork(source, rows, scenarios, seed)
+        branches.step([(group, [actions[row] for row in group.rows.tolist()]) for group in branches.observe()])
+        while groups := branches.observe(self.horizon):
+            branches.step([(group, self._act(group)) for group in groups])
+        returns: np.ndarray = branches.returns.copy()
+        if self._value is not None:
+            for group in branches.observe():
+                to_come = branches.gamma ** branches.steps[group.rows] * self._value(group)
+                returns[group.rows] += np.where(branches.done[group.rows], 0.0, to_come)
+        return returns
+
+
+@dataclass(frozen=True)
+class ActionValues:
+    """Candidates of one decision with what simulation says about them.
+
+    :param actions: The candidates; the first one is the base policy's action.
+    :param base_return: Mean return of the base policy's action over all its scenarios.
+    :param differences: Mean difference of the return from the base's in the same scenarios, `[n_candidates]`.
+    :param low: Lower end of its interval.
+    :param high: Upper end.
+    :param scenarios: Number of scenarios of each candidate.
+    :param chosen: Index of the candidate to take: the best that is shown to be better than the base's, or 0.
+    """
+
+    actions: Candidates
+    base_return: float
+    differences: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    scenarios: np.ndarray
+    chosen: int
+
+    @property
+    def action(self) -> Mapping[str, Any]:
+        """The action to take."""
+        return self.actions[self.chosen]
+
+    @property
+    def values(self) -> np.ndarray:
+        """Estimated returns, `[n_candidates]`."""
+        values: np.ndarray = self.base_return + self.differences
+        return values
+
+    @property
+    def gain(self) -> float:
+        """Estimated gain of the chosen action over the base's."""
+        return float(self.differences[self.chosen])
+
+
+class Planner:
+    """Compares actions by simulation.
+
+    In each round the candidates of a decision meet new scenarios, the same for all; then the worse half goes, judged by
+    the mean paired difference from the base policy's action (sequential halving, Karnin et al. 2013), and the number of
+    scenarios doubles. A decision is over when what is left is shown to be better or worse than the base's action, or
+    when the scenarios or the budget are used up.
+
+    :param simulate: Simulates branches.
+    :param scenarios: Scenarios of a candidate at most.
+    :param confidence: Of the intervals.
+    :param decisions: Budget of simulated decisions for each state; `None`: no limit.
+    :param seconds: Budget of seconds for each state; `None`: no limit. Results then depend on the machine.
+    :param chance: Whether to expect chance: without it, two scenarios are enough if they do not differ.
+    :param length: Decisions of a branch, as long as none has been simulated; `None`: unknown.
+    """
+
+    def __init__(
+        self,
+        simulate: Simulator,
+        scenarios: int = 128,
+        confidence: float = 0.95,
+        decisions: int | None = None,
+        seconds: float | None = None,
+        chance: bool = True,
+        length: int | None = None,
+    ) -> None:
+        self.simulate, self.scenarios, self.confidence = simulate, scenarios, confidence
+        self.decisions, self.seconds = decisions, seconds
+        self._cost, self._chance = _Cost(length), chance
+
+    def plan(self, source: Any, candidates: Sequence[Candidates], seed: int | None) -> list[ActionValues]:
+        """Compare the candidates of some states, all of them at the same sub-step.
+
+        :param source: The states, see :meth:`~maze.planning.branches.Branches.fork`.
+        :param candidates: The candidates of each state, the base policy's action first.
+        :param seed: Seed of the scenarios; `None`: the true future, see :meth:`~maze.planning.branches.Branches.fork`.
+        """
+        trials = [_Trial(row, actions, self.confidence) for row, actions in enumerate(candidates)]
+        started, done_before = time.perf_counter(), self.simulate.n_decisions
+        n_rounds = int(np.ceil(np.log2(max(1, max(map(len, candidates)) - 1))))
+        n_first = max(_ROUND_WITH_CHANCE, self.scenarios >> max(n_rounds, 2)) if self._chance else _ROUND_WITHOUT
+        n_used, n_next = 0, n_first
+        while running := [trial for trial in trials if not trial.is_over]:
+            n_rows = sum(1 + len(trial.left) for trial in running)
+            limits = [n_next, self.scenarios - n_used]
+            if self.decisions is not None:
+                left = self.decisions * len(trials) - (self.simulate.n_decisions - done_before)
+                limits.append(self._cost.affordable(left, "decisions", n_rows))
+            if self.seconds is not None:
+                left_over = self.seconds * len(trials) - (time.perf_counter() - started)
+                limits.append(self._cost.affordable(left_over, "seconds", n_rows))
+            if (n_new := min(limits)) < 1:
+                break
+            with self._cost.measured(self.simulate, n_rows * n_new):
+                self._sample(source, running, n_used, n_new, seed)
+            n_used += n_new
+            n_next = n_used
+            for trial in running:
+                trial.halve()
+        return [trial.result() for trial in trials]
+
+    def _sample(self, source: Any, trials: Sequence[_Trial], first: int, n_new: int, seed: int | None) -> None:
+        """Simulate new scenarios for what is left of each decision."""
+        rows: list[int] = []
+        actions: list[Mapping[str, Any]] = []
+        for trial in trials:
+            for candidate in (0, *trial.left):
+                rows.append(trial.row)
+                actions += [trial.actions[candidate]] * n_new
+        scenarios = np.tile(np.arange(first, first + n_new), len(rows))
+        returns = self.simulate(source, np.repeat(rows, n_new), scenarios, actions, seed).reshape(-1, n_new)
+        start = 0
+        for trial in trials:
+            stop = start + 1 + len(trial.left)
+            trial.add(returns[start], returns[start + 1 : stop])
+            start = stop
+
+
+class _Cost:
+    """What a branch costs, as far as it is known, so that rounds fit into budgets."""
+
+    def __init__(self, length: int | None) -> None:
+        self._of_branch: dict[str, float] = {} if length is None else {"decisions": float(length)}
+
+    def affordable(self, left: float, unit: str, n_rows: int) -> int:
+        """Scenarios that a budget allows.
+
+        :param left: What is left of the budget.
+        :param unit: `decisions` or `seconds`.
+        :param n_rows: Branches of each scenario.
+        """
+        if left <= 0:
+            return 0
+        known = self._of_branch.get(unit)
+        if known is None:
+            return _MIN_SCENARIOS
+        n_scenarios = int(left / (known * n_rows))
+        if not n_scenarios and unit == "seconds":
+            self._of_branch[unit] *= 0.8  # it may have been measured at a bad moment: it is measured again
+        return n_scenarios
+
+    @contextmanager
+    def measured(self, simulate: Simulator, n_branches: int) -> Iterator[None]:
+        """Within this block, branches are simulated."""
+        started, done_before = time.perf_counter(), simulate.n_decisions
+        yield
+        self._of_branch["decisions"] = (simulate.n_decisions - done_before) / n_branches
+        self._of_branch["seconds"] = (time.perf_counter() - started) / n_branches
+
+
+class _Trial:
+    """The candidates of one decision with their paired differences so far.
+
+    :param row: Index of the state.
+    :param actions: The candidates, the base's first.
+    :param confidence: Of the intervals.
+    """
+
+    def __init__(self, row: int, actions: Candidates, confidence: float) -> None:
+        self.row, self.actions = row, actions
+        self.left = list(range(1, len(actions)))
+        """Candidates that are still compared, besides the base's."""
+        self.is_over = not self.left
+        self._tail = 0.5 + confidence / 2
+        self._n = np.zeros(len(actions), np.int64)
+        self._sums, self._squares = np.zeros(len(actions)), np.zeros(len(actions))
+        self._base_sum = self._base_low = self._base_high = 0.0
+
+    def add(self, of_base: np.ndarray, of_left: np.ndarray) -> None:
+        """Take over returns in new scenarios.
+
+        :param of_base: Those of the base's action, `[n_scenarios]`.
+        :param of_left: Those of the candidates that are left, `[n_left, n_scenarios]`.
+        """
+        differences = of_left - of_base
+        if not self._n[0]:
+            self._base_low = self._base_high = float(of_base[0])
+        self._base_low = min(self._base_low, float(of_base.min()))
+        self._base_high = max(self._base_high, float(of_base.max()))
+        self._base_sum += float(of_base.sum())
+        self._n[[0, *self.left]] += len(of_base)
+        self._sums[self.left] += differences.sum(axis=1)
+        self._squares[self.left] += (differences**2).sum(axis=1)
+
+    def halve(self) -> None:
+        """Drop the worse half; keep nothing that is shown to be worse than the base's action."""
+        means, spread = self._means(), self._spread()
+        left = np.array(self.left)
+        left = left[np.argsort(-means[left], kind="stable")][: (len(left) + 1) // 2]
+        self.left = left[means[left] + spread[left] >= 0].tolist()
+        is_shown = len(self.left) == 1 and means[self.left[0]] - spread[self.left[0]] > 0
+        self.is_over = not self.left or is_shown or self._is_certain()
+
+    def result(self) -> ActionValues:
+        """What is known."""
+        means, spread = self._means(), self._spread()
+        spread[0] = 0.0
+        better = [index for index in self.left if means[index] - spread[index] > 0]
+        chosen = max(better, key=lambda index: means[index]) if better else 0
+        base_return = self._base_sum / self._n[0] if self._n[0] else float("nan")
+        return ActionValues(self.actions, base_return, means, means - spread, means + spread, self._n.copy(), chosen)
+
+    def _means(self) -> np.ndarray:
+        means: np.ndarray = self._sums / np.maximum(self._n, 1)
+        return means
+
+    def _spread(self) -> np.ndarray:
+        """Half the width of the intervals."""
+        n = np.maximum(self._n, 2)
+        variances = np.maximum(self._squares - self._n * self._means() ** 2, 0.0) / (n - 1)
+        variances[variances < 1e-12 * self._squares / n] = 0.0  # rounding
+        spread: np.ndarray = stdtrit(n - 1, self._tail) * np.sqrt(variances / n)
+        spread[self._n < (1 if self._is_certain() else 2)] = np.inf
+        return spread
+
+    def _is_certain(self) -> bool:
+        """Whether chance has made no difference so far: then one scenario is as good as many."""
+        n_left = self._n[0]
+        if not n_left or self._base_low != self._base_high:
+            return False
+        spread = self._squares[self.left] - self._sums[self.left] ** 2 / n_left
+        return bool((spread <= 1e-12 * self._squares[self.left]).all())

@@ -1,0 +1,504 @@
+"""Rollout policy: simulates the candidates of every decision and takes the best, or what a base policy would do."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import multiprocessing
+import pickle
+import re
+import time
+import warnings
+from abc import ABC
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import spaces
+
+from maze.core.agent.policy import SPACES, Policy, build_policy
+from maze.core.agent.random_policy import RandomPolicy, masked_heads
+from maze.core.annotations import override
+from maze.core.env.base_env import BaseEnv
+from maze.core.env.batched_maze_env import SingleCoreEnv
+from maze.core.env.structured_env import ActorID
+from maze.core.errors import ConfigError
+from maze.core.log_stats.event_decorators import define_episode_stats, define_epoch_stats, define_step_stats
+from maze.core.utils.config_utils import positive_number, whole_number
+from maze.core.utils.factory import ConfigType, Factory, plain_container
+from maze.core.utils.worker_pool import WorkerPool
+from maze.core.utils.worker_process import Host
+from maze.planning.branches import (
+    Actions,
+    ArrayBranches,
+    Branches,
+    Group,
+    SingleBranches,
+    SingleState,
+    simulation_of,
+    stack_of,
+)
+from maze.planning.planner import ActionValues, BranchSimulator, Candidates, Planner, Simulator
+from maze.utils.env_checks.acting import has_chance
+
+if TYPE_CHECKING:
+    from maze.core.env.maze_env import ActionType
+    from maze.core.env.observation_conversion import ObservationType
+
+_SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0}
+_MOST_SCENARIOS = 2**14
+_SCENARIOS = 128
+
+Value = Callable[[Mapping[str, np.ndarray], ActorID], np.ndarray]
+"""Estimates what is still to come: observations `[n, ...]` and the actor that acts next to `[n]`."""
+
+
+class PlanningEvents(ABC):
+    """What a rollout policy does."""
+
+    @define_epoch_stats(np.mean, output_name="mean_per_episode")
+    @define_episode_stats(sum)
+    @define_step_stats(sum)
+    def simulated_decisions(self, count: int) -> None:
+        """Branches took decisions.
+
+        :param count: How many.
+        """
+
+    @define_epoch_stats(np.mean, output_name="mean_per_episode")
+    @define_episode_stats(sum)
+    @define_step_stats(sum)
+    def seconds(self, value: float) -> None:
+        """A decision was planned.
+
+        :param value: How long it took.
+        """
+
+    @define_epoch_stats(np.mean, output_name="mean_per_episode")
+    @define_episode_stats(sum)
+    @define_step_stats(sum)
+    def gain(self, value: float) -> None:
+        """A decision was planned.
+
+        :param value: Estimated gain of the return over the base policy's action; 0 where that is kept.
+        """
+
+    @define_epoch_stats(np.mean, output_name="mean_per_episode")
+    @define_episode_stats(sum)
+    @define_step_stats(sum)
+    def clairvoyant(self, decisions: int) -> None:
+        """A decision was planned with the true future of the episode, as no policy can.
+
+        :param decisions: One.
+        """
+
+
+class RolloutPolicy(Policy):
+    """Simulates the candidates of each decision with copies of the environment, and improves a base policy by that.
+
+    One-step rollout (Bertsekas, Tsitsiklis and Wu 1997): each candidate is taken in copies whose future is new, the
+    base policy continues up to the horizon, and the candidate with the largest mean return is taken if it is shown to
+    be better than the base's action; see :class:`~maze.planning.planner.Planner`. Decisions are sub-steps: the base
+    policy finishes the step. The base acts deterministically.
+
+    :param base: The policy that is improved, or its configuration.
+    :param horizon: Environment steps that are simulated; `None`: to the end of the episode.
+    :param scenarios: Scenarios of a candidate at most; `None`: 128, and with a budget as many as that allows.
+    :param budget: Of a decision: a number of simulated decisions, or a text with a unit, such as `50ms` or `2s`.
+    :param candidates: Candidates of a decision at most. With continuous actions they are samples of the base policy.
+    :param gamma: Discount factor of the simulated returns.
+    :param confidence: Of the intervals that show a candidate to be better.
+    :param value: What is still to come at the horizon: `critic` (of the training run that the base comes from), a
+        function of observations `[n, ...]` and the actor (or its configuration), or `None`: nothing.
+    :param n_processes: Worker processes; used where the simulation is not written for many.
+    :param clairvoyant: Plan with the true future of the episode, as no policy can: an upper bound, marked in tables.
+    :param action_spaces_dict: Action spaces of the environment, for base policies that ask for them.
+    :raises ConfigError: A value is out of its range.
+    """
+
+    def __init__(
+        self,
+        base: ConfigType,
+        horizon: int | None = 20,
+        scenarios: int | None = None,
+        budget: int | str | None = None,
+        candidates: int = 64,
+        gamma: float = 1.0,
+        confidence: float = 0.95,
+        value: ConfigType | str | None = None,
+        n_processes: int = 1,
+        clairvoyant: bool = False,
+        action_spaces_dict: Mapping[str | int, spaces.Dict] | None = None,
+    ) -> None:
+        self.horizon = None if horizon is None else whole_number("policy.horizon", horizon, at_least=1)
+        self.budget = _budget(budget)
+        most = _SCENARIOS if budget is None else _MOST_SCENARIOS
+        self.scenarios = whole_number("policy.scenarios", most if scenarios is None else scenarios, at_least=1)
+        self.candidates = whole_number("policy.candidates", candidates, at_least=2)
+        self.gamma = positive_number("policy.gamma", gamma)
+        self.confidence = positive_number("policy.confidence", confidence)
+        if self.confidence >= 1.0 or self.gamma > 1.0:
+            raise ConfigError(f"policy: expected confidence < 1 and gamma <= 1, found {confidence} and {gamma}.")
+        self.n_processes = whole_number("policy.n_processes", n_processes, at_least=1)
+        if self.n_processes > 1 and multiprocessing.parent_process() is not None:
+            raise ConfigError(
+                f"policy.n_processes={n_processes}: the policy is in a worker process already. Use "
+                "policy.n_processes=1, or runner=sequential."
+            )
+        self.clairvoyant = bool(clairvoyant)
+        if self.clairvoyant:
+            self.scenarios = 1
+        self.base = build_policy(base, {SPACES[0]: action_spaces_dict}, "policy.base")
+        if getattr(self.base, "is_recurrent", False):
+            raise ConfigError("policy.base: a policy with hidden states cannot plan, copies have none of its states.")
+        self.value = _value_function(value, base, self.base)
+        self._rng = np.random.default_rng()
+        self._layers: list[Any] = []
+        self._simulator: _Simulation | None = None
+        self._is_warned = False
+        self.last_decision: ActionValues | None = None
+        """What planning found at the latest decision."""
+
+    @override(Policy)
+    def seed(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        self.base.seed(seed)
+
+    @override(Policy)
+    def needs_env(self) -> bool:
+        return True
+
+    @override(Policy)
+    def bind(self, env: Any) -> None:
+        """Make the copies to plan with.
+
+        :raises ConfigError: No copies can be made, or one scenario is to stand for chance.
+        """
+        self.close()
+        layers = stack_of(env)
+        try:
+            twin = copy.deepcopy(layers[0])
+            twin.seed(1)
+            twin.reset()
+            copy.deepcopy(layers[0]).clone_from(twin)
+            chance = has_chance(twin)
+        except NotImplementedError as error:
+            raise ConfigError(f"policy: planning needs copies of the environment: {error}") from error
+        if chance and self.scenarios == 1 and not self.clairvoyant:
+            raise ConfigError(
+                "policy.scenarios=1: two copies of the environment with new futures differ, so that one scenario says "
+                "nothing about an action. Use more scenarios, or policy.clairvoyant=true to plan with the true future."
+            )
+        self._simulator = _Simulation(self, layers[0], chance)
+        self._layers = layers
+
+    def close(self) -> None:
+        """Release the copies and the worker processes."""
+        if self._simulator is not None:
+            self._simulator.close()
+        self._simulator, self._layers = None, []
+
+    @override(Policy)
+    def compute_action(
+        self,
+        observation: ObservationType,
+        maze_state: Any,
+        env: BaseEnv | None,
+        actor_id: ActorID | None = None,
+        deterministic: bool = False,
+    ) -> ActionType:
+        return dict(self.plan(observation, env, actor_id).action)
+
+    @override(Policy)
+    def compute_top_action_candidates(
+        self,
+        observation: ObservationType,
+        num_candidates: int | None,
+        maze_state: Any,
+        env: BaseEnv | None,
+        actor_id: ActorID | None = None,
+    ) -> tuple[Sequence[ActionType], Sequence[float]]:
+        """Rank the candidates by their estimated returns; the one that is taken comes first."""
+        found = self.plan(observation, env, actor_id)
+        order = sorted(range(len(found.actions)), key=lambda index: (index != found.chosen, -found.values[index]))
+        best = order[:num_candidates]
+        return [dict(found.actions[index]) for index in best], [float(found.values[index]) for index in best]
+
+    def plan(self, observation: ObservationType, env: Any, actor_id: ActorID | None = None) -> ActionValues:
+        """Compare the candidates of the next decision in an environment.
+
+        :param observation: What the actor observes.
+        :param env: The environment with its wrappers; it is not stepped.
+        :param actor_id: The actor; `None`: the one that acts next.
+        :raises ConfigError: There is no environment, or it cannot be planned with.
+        """
+        if env is None:
+            raise ConfigError("policy: a rollout policy simulates the environment, but none was passed (`env`).")
+        layers = stack_of(env)
+        if list(map(id, layers)) != list(map(id, self._layers)):
+            self.bind(env)
+        assert self._simulator is not None
+        started, done_before = time.perf_counter(), self._simulator.n_decisions
+        actor = env.actor_id() if actor_id is None else actor_id
+        act = self.base.compute_action
+        needs = (env.get_maze_state() if self.base.needs_state() else None, env if self.base.needs_env() else None)
+        action = act(observation, *needs, actor, deterministic=True)
+        actions = candidate_actions(
+            action, env.action_spaces_dict[actor.step_key], observation, self.candidates, self._rng,
+            lambda: act(observation, *needs, actor, deterministic=False),
+        )  # fmt: skip
+        seed = None if self.clairvoyant else int(self._rng.integers(2**62))
+        found = self.last_decision = self._simulator.plan(layers[0], observation, actor, actions, seed)
+        if not found.scenarios[0] and len(actions) > 1 and not self._is_warned:
+            self._is_warned = True
+            warnings.warn(
+                f"policy.budget: too small for one scenario of {len(actions)} candidates; the base policy acts.",
+                stacklevel=2,
+            )
+        self._report(env, found, self._simulator.n_decisions - done_before, time.perf_counter() - started)
+        return found
+
+    def _report(self, env: Any, found: ActionValues, n_decisions: int, seconds: float) -> None:
+        env.context.pre_step()  # these events belong to the coming step
+        events = env.context.event_service.create_event_topic(PlanningEvents)
+        events.simulated_decisions(count=n_decisions)
+        events.seconds(value=seconds)
+        events.gain(value=found.gain)
+        if self.clairvoyant:
+            events.clairvoyant(decisions=1)
+
+
+class _Simulation:
+    """Copies of an environment with a planner for them.
+
+    :param policy: Says how to plan.
+    :param env: The environment with the wrappers that an agent notices.
+    :param chance: Whether there is chance in it.
+    """
+
+    def __init__(self, policy: RolloutPolicy, env: Any, chance: bool) -> None:
+        base, self._horizon = policy.base, policy.horizon
+        self._pool: WorkerPool | None = None
+        self._branches: Branches | None = None
+        self._arrays = None if base.needs_env() or base.needs_state() else simulation_of(env)
+        decisions, seconds = policy.budget
+        value = policy.value
+        simulate: Any = None
+        if self._arrays is not None:
+            self._branches = ArrayBranches(self._arrays[0].batch, policy.gamma)
+            self._reported = SingleCoreEnv(self._arrays[0].batch(1))
+        elif policy.n_processes > 1:
+            hosts = [_BranchHost(env, base, policy.horizon, policy.gamma, value) for _ in range(policy.n_processes)]
+            self._pool = WorkerPool(hosts)
+            self._pool.gather("open")
+            simulate = _ProcessSimulator(self._pool)
+        else:
+            self._branches = SingleBranches(env, policy.gamma)
+        if self._branches is not None:
+            simulate = BranchSimulator(self._branches, acting(base), policy.horizon, _of_group(value))
+        self._simulate: Simulator = simulate
+        self._planner = Planner(
+            simulate,
+            policy.scenarios,
+            policy.confidence,
+            decisions,
+            seconds,
+            chance=chance,
+            length=policy.horizon,
+        )
+
+    @property
+    def n_decisions(self) -> int:
+        """Decisions simulated so far."""
+        return self._simulate.n_decisions
+
+    def plan(self, env: Any, observation: Any, actor: ActorID, actions: Candidates, seed: int | None) -> ActionValues:
+        """Compare candidates in the present state of the environment."""
+        source: Any = [SingleState(env, observation)]
+        if self._arrays is not None:
+            single, _ = self._arrays
+            core_env: Any = single.core_env
+            if not core_env.is_simulated:
+                self._reported.load_maze_state(env.get_maze_state(), actor)
+                core_env = self._reported
+            source = core_env.simulation
+            found = simulation_of(env)
+            if isinstance(self._simulate, BranchSimulator) and found is not None and found[1] is not None:
+                self._simulate.horizon = found[1] if self._horizon is None else min(self._horizon, found[1])
+        try:
+            return self._planner.plan(source, [actions], seed)[0]
+        except NotImplementedError as error:
+            raise ConfigError(f"policy: planning needs the state of the environment: {error}") from error
+
+    def close(self) -> None:
+        """Release everything."""
+        if self._pool is not None:
+            self._pool.close()
+        if self._branches is not None:
+            self._branches.close()
+
+
+class _BranchHost(Host):
+    """Simulates branches in a worker process."""
+
+    def __init__(self, env: Any, base: Policy, horizon: int | None, gamma: float, value: Value | None) -> None:
+        self._env, self._base, self._settings = env, base, (horizon, gamma, value)
+
+    @override(Host)
+    def open(self) -> None:
+        horizon, gamma, value = self._settings
+        branches = SingleBranches(self._env, gamma)
+        self._simulate = BranchSimulator(branches, acting(self._base), horizon, _of_group(value))
+
+    def simulate(
+        self, source: bytes, rows: np.ndarray, scenarios: np.ndarray, actions: Candidates, seed: int | None
+    ) -> tuple[np.ndarray, int]:
+        """Return the returns of branches and the number of simulated decisions."""
+        done_before = self._simulate.n_decisions
+        returns = self._simulate(pickle.loads(source), rows, scenarios, actions, seed)
+        return returns, self._simulate.n_decisions - done_before
+
+
+class _ProcessSimulator:
+    """Shares branches among worker processes."""
+
+    def __init__(self, pool: WorkerPool) -> None:
+        self._pool, self.n_decisions = pool, 0
+
+    def __call__(
+        self, source: Any, rows: np.ndarray, scenarios: np.ndarray, actions: Candidates, seed: int | None
+    ) -> np.ndarray:
+        content, n_workers = pickle.dumps(source), len(self._pool.workers)
+        parts = [slice(index, None, n_workers) for index in range(n_workers)]
+        answers = self._pool.call_each(
+            "simulate", [(content, rows[part], scenarios[part], actions[part], seed) for part in parts]
+        )
+        returns = np.empty(len(rows))
+        for part, (of_part, n_decisions) in zip(parts, answers, strict=True):
+            returns[part] = of_part
+            self.n_decisions += n_decisions
+        return returns
+
+
+def acting(policy: Policy) -> Callable[[Group], Actions]:
+    """Return a function that chooses the actions of a group, for all at once if the policy can (`compute_actions`)."""
+    compute_actions: Any = getattr(policy, "compute_actions", None)
+    needs_state, needs_env = policy.needs_state(), policy.needs_env()
+    if compute_actions is not None and not (needs_state or needs_env):
+        return lambda group: compute_actions(group.stacked(), group.actor_id, deterministic=True)
+
+    def act(group: Group) -> Actions:
+        envs: Sequence[Any] = group.envs if group.envs is not None else [None] * len(group.rows)
+        return [
+            policy.compute_action(
+                group.single(index),
+                env.get_maze_state() if needs_state else None,
+                env if needs_env else None,
+                group.actor_id,
+                deterministic=True,
+            )
+            for index, env in enumerate(envs)
+        ]
+
+    return act
+
+
+def candidate_actions(
+    base_action: ActionType,
+    space: spaces.Dict,
+    observation: Mapping[str, Any],
+    limit: int,
+    rng: np.random.Generator,
+    sample: Callable[[], ActionType],
+) -> list[Mapping[str, Any]]:
+    """Return the candidates of a decision, the base policy's action first.
+
+    Discrete actions: all that masks allow, or a random choice of them beside the base's. Others: samples of the base
+    policy or, where that never varies, of the action space.
+
+    :param base_action: What the base policy does.
+    :param space: The action space.
+    :param observation: The observation, with masks.
+    :param limit: Number of candidates at most.
+    :param rng: Draws where there are more.
+    :param sample: Draws an action of the base policy.
+    """
+    choices = _choices(space, observation)
+    if choices is None:
+        drawn = [sample() for _ in range(limit - 1)]
+        if all(_key(action) == _key(base_action) for action in drawn):
+            policy = RandomPolicy({0: space})
+            policy.seed(int(rng.integers(2**31)))
+            drawn = [policy.compute_action(observation) for _ in range(limit - 1)]
+    elif np.prod([len(values) for values in choices.values()], dtype=float) <= limit:
+        drawn = [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
+    else:
+        drawn = [{head: values[rng.integers(len(values))] for head, values in choices.items()} for _ in range(limit)]
+    different = {_key(action): action for action in (base_action, *drawn)}
+    return list(different.values())[:limit]
+
+
+def _choices(space: spaces.Dict, observation: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
+    """The values of each head that masks allow; `None`: some have no finite number."""
+    shapes = {key: np.shape(value) for key, value in observation.items()}
+    masks = {head: mask for mask, head in masked_heads(shapes, space, {})[0].items()}
+    found: dict[str, np.ndarray] = {}
+    for head, part in space.spaces.items():
+        if isinstance(part, spaces.Discrete):
+            allowed = np.flatnonzero(np.asarray(observation[masks[head]]) > 0) if head in masks else np.arange(part.n)
+            found[head] = int(part.start) + (allowed if len(allowed) else np.arange(part.n))
+        elif isinstance(part, (spaces.MultiBinary, spaces.MultiDiscrete)):
+            sizes = (
+                np.asarray(part.nvec).ravel()
+                if isinstance(part, spaces.MultiDiscrete)
+                else np.full(part.shape, 2).ravel()
+            )
+            if np.prod(sizes, dtype=float) > 2**12:
+                return None
+            found[head] = np.array(list(itertools.product(*map(range, sizes))), part.dtype).reshape(-1, *part.shape)
+        else:
+            return None
+    return found
+
+
+def _key(action: ActionType) -> tuple[bytes, ...]:
+    return tuple(np.asarray(action[head], np.float64).tobytes() for head in sorted(action))
+
+
+def _value_function(value: Any, config: Any, base: Policy) -> Value | None:
+    """The estimate of what is still to come at the horizon."""
+    if value is None or (callable(value) and not isinstance(value, str)):
+        return value
+    if value != "critic":
+        found: Any = Factory(object).instantiate(value, config_path="policy.value")
+        if not callable(found):
+            raise ConfigError(f"policy.value: expected critic, a function or null, found {value!r}.")
+        return found  # type: ignore[no-any-return]
+    from maze.core.agent.serialized_torch_policy import trained_actor_critic
+
+    actor_critic = trained_actor_critic(plain_container(config, "policy.base"), base)
+    if actor_critic is None:
+        raise ConfigError(
+            "policy.value=critic: the base policy comes from no training run with a state critic. Use "
+            "policy.base=torch_policy with input_dir=<run> of A2C, PPO or IMPALA, or a value function of your own."
+        )
+    return lambda observation, actor: actor_critic.bootstrap_values(observation, actor, [observation]).cpu().numpy()
+
+
+def _of_group(value: Value | None) -> Callable[[Group], np.ndarray] | None:
+    return None if value is None else lambda group: value(group.stacked(), group.actor_id)
+
+
+def _budget(budget: int | str | None) -> tuple[int | None, float | None]:
+    """A budget in decisions and in seconds, one of which is `None`."""
+    if budget is None:
+        return None, None
+    match = re.fullmatch(r"\s*(\d+\.?\d*)\s*(ms|s|min)\s*", budget) if isinstance(budget, str) else None
+    if match is not None and float(match[1]) > 0:
+        return None, float(match[1]) * _SECONDS[match[2]]
+    if isinstance(budget, str) and not budget.strip().isdigit():
+        raise ConfigError(
+            f"policy.budget: expected a number of simulated decisions, or a time such as 50ms, 2s or 1min, found "
+            f"{budget!r}."
+        )
+    return whole_number("policy.budget", int(budget), at_least=1), None

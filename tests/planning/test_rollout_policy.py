@@ -1,0 +1,249 @@
+"""The rollout policy, and the planner that compares its candidates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from maze.core.agent.policy import Policy
+from maze.core.agent.random_policy import RandomPolicy
+from maze.core.agent_deployment.agent_deployment import AgentDeployment
+from maze.core.env.structured_env import ActorID
+from maze.core.errors import ConfigError
+from maze.core.log_stats.log_stats import LogStatsLevel
+from maze.core.rollout.rollout_runner import RolloutRunner
+from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
+from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
+from maze.planning.planner import Planner
+from maze.planning.rollout_policy import PlanningEvents, RolloutPolicy, candidate_actions
+from maze_envs.inventory.dual_sourcing import DualIndexPolicy, DualSourcingEnv
+from maze_envs.inventory.lost_sales import BaseStockPolicy, LostSalesEnv
+from maze_envs.queueing.network import PriorityPolicy, QueueingEnv
+from maze_envs.scheduling.job_shop import JobShopEnv
+
+
+class Given:
+    """Returns of candidates that are normally distributed around given means, with noise that they share."""
+
+    def __init__(self, means: list[float], noise: float = 0.1, common: float = 10.0) -> None:
+        self.means, self.noise, self.common = means, noise, common
+        self.n_decisions = 0
+
+    def __call__(self, source: Any, rows: Any, scenarios: Any, actions: Any, seed: Any) -> np.ndarray:
+        self.n_decisions += 5 * len(rows)
+        returns = []
+        for scenario, action in zip(scenarios, actions, strict=True):
+            shared = np.random.default_rng((seed, scenario)).normal() * self.common
+            own = np.random.default_rng((seed, scenario, action["a"])).normal() * self.noise
+            returns.append(self.means[action["a"]] + shared + own)
+        return np.array(returns)
+
+
+def candidates(n: int) -> list[list[dict[str, int]]]:
+    return [[{"a": index} for index in range(n)]]
+
+
+def test_the_best_candidate_is_found_among_shared_noise() -> None:
+    found = Planner(Given([0.0, -1.0, 0.2, 0.5, 0.45, -3.0]), 256).plan(None, candidates(6), seed=1)[0]
+    assert found.chosen == 3
+    assert found.low[3] > 0
+    assert found.differences[3] == pytest.approx(0.5, abs=0.05)
+    assert found.scenarios[5] < found.scenarios[3] <= 256  # the worse half is dropped
+
+
+def test_the_action_of_the_base_is_kept_where_nothing_is_shown_to_be_better() -> None:
+    kept = [
+        Planner(Given([0.0] * 8, noise=1.0), 64, confidence=0.99).plan(None, candidates(8), seed)[0].chosen
+        for seed in range(40)
+    ]
+    assert sum(chosen == 0 for chosen in kept) >= 34
+    assert Planner(Given([0.0, -1.0]), 64).plan(None, candidates(2), 1)[0].scenarios[1] == 16  # shown to be worse
+
+
+def test_without_chance_two_scenarios_are_enough() -> None:
+    simulate = Given([0.0, 0.1, 0.2], noise=0.0, common=0.0)
+    found = Planner(simulate, 128, chance=False).plan(None, candidates(3), 1)[0]
+    assert found.chosen == 2
+    assert found.scenarios.tolist() == [2, 2, 2]
+
+
+def test_budgets_in_decisions_are_kept() -> None:
+    simulate = Given([0.0, 0.01, 0.02], noise=1.0)
+    planner = Planner(simulate, 10_000, decisions=2000, length=5)
+    found = planner.plan(None, candidates(3), 1)[0]
+    assert 1000 <= simulate.n_decisions <= 2000
+    assert Planner(simulate, 100, decisions=5, length=5).plan(None, candidates(3), 1)[0].scenarios[0] == 0
+    assert found.scenarios[0] > 100
+
+
+def test_batches_of_states_have_the_values_of_single_states() -> None:
+    simulate = Given([0.0, 0.3, -1.0])
+    found = Planner(simulate, 64).plan(None, candidates(3) + candidates(2) + candidates(3), 1)
+    alone = Planner(simulate, 64).plan(None, candidates(3), 1)[0]
+    assert [one.chosen for one in (*found, alone)] == [1] * 4
+    np.testing.assert_allclose(found[2].differences, alone.differences)
+
+
+def test_candidates_are_what_masks_allow_and_the_base_comes_first() -> None:
+    space = spaces.Dict(a=spaces.Discrete(4), b=spaces.Discrete(2))
+    seen = {"a_mask": np.array([1, 0, 1, 1]), "x": np.zeros(3)}
+    rng = np.random.default_rng(0)
+    found = candidate_actions({"a": 2, "b": 1}, space, seen, 64, rng, dict)
+    assert len(found) == 6
+    assert found[0] == {"a": 2, "b": 1}
+    assert {action["a"] for action in found} == {0, 2, 3}
+    assert len(candidate_actions({"a": 2, "b": 1}, space, seen, 4, rng, dict)) <= 4
+    continuous = spaces.Dict(force=spaces.Box(-1, 1, (2,), np.float32))
+    drawn = candidate_actions(
+        {"force": np.zeros(2)}, continuous, {}, 8, rng, lambda: {"force": rng.normal(size=2).clip(-1, 1)}
+    )
+    assert len(drawn) == 8
+
+
+def played(env: Any, policy: Policy, n_steps: int, seed: int = 1) -> float:
+    env.seed(seed)
+    policy.seed(seed)
+    observation, total = env.reset(), 0.0
+    for _ in range(n_steps):
+        action = policy.compute_action(observation, None, env, env.actor_id(), deterministic=True)
+        observation, reward, done, _ = env.step(action)
+        total += reward
+        if done:
+            break
+    return total
+
+
+@pytest.mark.parametrize(
+    ("make", "base", "n_steps"),
+    [
+        (lambda: LostSalesEnv(lead_time=2, penalty=9.0), BaseStockPolicy(12), 60),
+        (DualSourcingEnv, DualIndexPolicy(1, 5), 60),
+        (lambda: QueueingEnv("I.H."), PriorityPolicy("I.H.", "last_buffer_first"), 60),
+    ],
+)
+def test_a_poor_base_policy_is_improved(make: Any, base: Policy, n_steps: int) -> None:
+    policy = RolloutPolicy(base, horizon=8, scenarios=32)
+    before = sum(played(make(), base, n_steps, seed) for seed in range(2))
+    assert sum(played(make(), policy, n_steps, seed) for seed in range(2)) >= before
+
+
+def test_rollouts_of_a_deterministic_problem_beat_the_rule() -> None:
+    base = RandomPolicy(JobShopEnv(n_jobs=4, n_machines=4).action_spaces_dict)
+    policy = RolloutPolicy(base, horizon=None)
+    assert played(JobShopEnv(n_jobs=4, n_machines=4), policy, 100) > played(
+        JobShopEnv(n_jobs=4, n_machines=4), base, 100
+    )
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda env: env, lambda env: LogStatsWrapper.wrap(TimeLimitWrapper.wrap(env, max_episode_steps=30))]
+)
+def test_the_true_future_does_not_change_a_decision(wrap: Any) -> None:
+    decisions = []
+    for future in (1, 2):
+        env = wrap(LostSalesEnv())
+        env.seed(3)
+        observation = env.reset()
+        env.new_future(future)
+        policy = RolloutPolicy(BaseStockPolicy(18), horizon=6, scenarios=64)
+        policy.seed(5)
+        decisions.append(policy.plan(observation, env))
+    np.testing.assert_array_equal(decisions[0].differences, decisions[1].differences)
+    assert decisions[0].action == decisions[1].action
+
+
+def test_planning_is_the_same_through_single_environments_and_processes() -> None:
+    class Alone(BaseStockPolicy):
+        def needs_state(self) -> bool:
+            return True
+
+    found = []
+    for base, n_processes in ((BaseStockPolicy(18), 1), (Alone(18), 1), (Alone(18), 2)):
+        env = LostSalesEnv(max_episode_steps=40)
+        env.seed(3)
+        observation = env.reset()
+        policy = RolloutPolicy(base, horizon=4, scenarios=16, n_processes=n_processes)
+        policy.seed(1)
+        found.append(policy.plan(observation, env))
+        policy.close()
+    np.testing.assert_allclose(found[1].differences, found[2].differences)
+    assert len(found[0].actions) == len(found[1].actions) == 21
+
+
+def test_events_tell_what_planning_cost_and_gained() -> None:
+    env: Any = LogStatsWrapper.wrap(LostSalesEnv(max_episode_steps=5))
+    policy = RolloutPolicy(BaseStockPolicy(12), horizon=8, scenarios=16)
+    RolloutRunner.run_interaction_loop(env, policy, 1, episode_seeds=[(1, 1)])
+    stats = {
+        key.event.__name__: value
+        for key, value in env.get_stats(LogStatsLevel.EPISODE).last_stats.items()
+        if key.event.__qualname__.startswith(PlanningEvents.__name__)
+    }
+    assert stats["simulated_decisions"] > 5 * 22 * 8
+    assert stats["gain"] > 0
+    assert stats["seconds"] > 0
+
+
+def test_a_deployment_plans_for_reported_states() -> None:
+    env = LostSalesEnv(max_episode_steps=6)
+    policy = RolloutPolicy(BaseStockPolicy(12), horizon=4, scenarios=16)
+    system = LostSalesEnv(max_episode_steps=6).core_env
+    system.seed(1)
+    state, reward, done, info = system.reset(), 0.0, False, {}
+    with AgentDeployment(policy, env, num_candidates=1, deterministic=True) as deployment:
+        while not done:
+            action = deployment.act(state, reward, done, info)
+            state, reward, done, info = system.step(action)
+        deployment.finish_episode(state, reward, done, info)
+        assert deployment.n_episodes == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"budget": "soon"}, "a time such as 50ms"),
+        ({"budget": 0}, "policy.budget"),
+        ({"scenarios": 0}, "policy.scenarios"),
+        ({"horizon": 0}, "policy.horizon"),
+        ({"candidates": 1}, "policy.candidates"),
+        ({"confidence": 1.0}, "confidence < 1"),
+        ({"value": "critic"}, "no training run with a state critic"),
+    ],
+)
+def test_bad_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RolloutPolicy(BaseStockPolicy(12), **arguments)
+
+
+def test_one_scenario_is_refused_where_there_is_chance_and_the_true_future_is_better() -> None:
+    env = LostSalesEnv(max_episode_steps=40)
+    with pytest.raises(ConfigError, match="clairvoyant=true"):
+        RolloutPolicy(BaseStockPolicy(18), scenarios=1).bind(env)
+    RolloutPolicy(BaseStockPolicy(18), scenarios=1).bind(JobShopEnv())
+    clairvoyant = RolloutPolicy(BaseStockPolicy(18), clairvoyant=True, horizon=12)
+    honest = RolloutPolicy(BaseStockPolicy(18), horizon=12, scenarios=64)
+    assert played(env, clairvoyant, 40) > played(env, honest, 40)
+
+
+def test_environments_without_copies_are_refused() -> None:
+    class Fixed(GymMazeEnv):
+        pass
+
+    env = Fixed("CartPole-v1")
+    env.core_env.clone_from = lambda other: super(type(env.core_env), env.core_env).clone_from(other)  # type: ignore[misc]
+    with pytest.raises(ConfigError, match="implement `clone_from` to plan"):
+        RolloutPolicy(RandomPolicy(env.action_spaces_dict)).bind(env)
+
+
+def test_a_budget_that_is_too_small_leaves_the_decision_to_the_base() -> None:
+    env = LostSalesEnv()
+    env.seed(1)
+    observation = env.reset()
+    policy = RolloutPolicy(BaseStockPolicy(18), budget=10)
+    with pytest.warns(UserWarning, match="too small for one scenario of 21 candidates"):
+        action = policy.compute_action(observation, None, env, ActorID(0, 0))
+    assert action == BaseStockPolicy(18).compute_action(observation, None, None)
