@@ -79,7 +79,7 @@ Operation: TypeAlias = Linear | Activation | Apply
 
 @dataclass(frozen=True)
 class Flatten:
-    """Joins the last `n_dims` dimensions to one; 0 adds a dimension of size one."""
+    """Join the last `n_dims` dimensions to one; 0 adds a dimension of size one."""
 
     n_dims: int
 
@@ -90,7 +90,7 @@ class Flatten:
 
 @dataclass(frozen=True)
 class Unflatten:
-    """Gives the last dimension a shape."""
+    """Give the last dimension a shape."""
 
     shape: tuple[int, ...]
 
@@ -101,7 +101,7 @@ class Unflatten:
 
 @dataclass(frozen=True)
 class Concatenate:
-    """Joins tensors along an axis that is counted from the end (negative)."""
+    """Join tensors along an axis that is counted from the end (negative)."""
 
     axis: int
 
@@ -215,7 +215,7 @@ _HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_
 
 
 class ModuleWatch:
-    """Detects changes of a network's computation, other than of its parameters."""
+    """Detect changes of a network's computation, other than of its parameters."""
 
     def __init__(self, network: nn.Module) -> None:
         self._attributes = [vars(module) for module in network.modules()]
