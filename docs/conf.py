@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 import warnings
-from importlib.metadata import version as installed_version
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
@@ -19,7 +19,7 @@ os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 os.environ.pop("MPLBACKEND", None)  # notebook kernels inherit it, and choose their own, which puts figures into pages
 
 project = "Maze"
-version = release = installed_version("maze-rl")
+version = release = tomllib.loads((DOCS.parent / "pyproject.toml").read_text("utf-8"))["project"]["version"]
 author = "the authors of Maze"
 copyright = "the authors of Maze, Apache-2.0"
 
