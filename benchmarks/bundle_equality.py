@@ -28,11 +28,14 @@ import torch
 from scipy import stats
 
 from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.env.maze_env import MazeEnv
+from maze.core.env.structured_env import ActorID
+from maze.core.wrappers.wrapper import ActionWrapper
 from maze.maze_cli import main as maze_run
 from maze.perception.blocks.recurrent.recurrent_cell import StepRun
 from maze.serve.bundle import PolicyBundle
-from maze.serve.recording import raw_action, tapped
-from maze.serve.wrappers_as_data import operations_of
+from maze.serve.recording import tapped
+from maze.serve.wrappers_as_data import Operations, operations_of
 
 STACK_OF_4 = "+wrappers.ObservationStackWrapper.stack_config=[{observation: observation, stack_steps: 4}]"
 PENDULUM = ("env.name=Pendulum-v1", "wrappers=vector_obs", "model=vector_obs")
@@ -137,6 +140,20 @@ def loaded(run: Path) -> tuple[Any, TorchPolicy]:
     return env, policy
 
 
+def raw_action(action: Any, operations: Operations, actor: ActorID) -> Any:
+    """Convert a policy's action to one of the raw environment, by the environment's own wrappers."""
+    for wrapper in reversed(operations.chain):
+        if issubclass(type(wrapper), ActionWrapper):
+            action = wrapper.action(action)
+    base = operations.environment
+    if not issubclass(type(base), MazeEnv):
+        return action
+    action = action if base.step_path.clip is None else base.step_path.clip(action)
+    if operations.actions[actor.step_key][-1]["kind"] == "converted":
+        return action
+    return base.action_conversion_dict[actor.step_key].space_to_maze(action, base.get_maze_state())
+
+
 def compared(bundle: PolicyBundle, run: Path, n_states: int, seed: int = 1) -> Difference:
     """Let the trained policy act, and shows the bundle what it was shown.
 
@@ -165,7 +182,7 @@ def _compared(
         actor = env.actor_id()
         step = bundle.step(actor.step_key)
         is_raw = step.observation_kind != "converted"
-        shown = operations.environment.get_maze_state() if is_raw else tap.shown
+        shown = operations.environment.get_maze_state() if is_raw else tap.entries
         inputs = session.prepare(shown, actor)
         assert inputs is not None, "no case skips steps"
         states = {key: value[None] for key, value in session.states.items()}

@@ -178,14 +178,11 @@ class StepSpec:
             )
         if not sizes:
             return {}
-        begins = np.zeros(n_rows, np.bool_)
-        if episode_start is not None:
-            start = np.asarray(episode_start)
-            if start.dtype != np.bool_ or start.shape not in {(), (n_rows,)}:
-                raise ConfigError(
-                    f"{self.where}: `episode_start` must hold true or false for {n_rows} rows, got {episode_start!r}."
-                )
-            begins[:] = start
+        begins = np.asarray(False if episode_start is None else episode_start)
+        if begins.dtype != np.bool_ or begins.shape not in {(), (n_rows,)}:
+            raise ConfigError(
+                f"{self.where}: `episode_start` must hold true or false for {n_rows} rows, got {episode_start!r}."
+            )
         if not states:
             if not begins.all():
                 raise ConfigError(
@@ -207,7 +204,7 @@ class StepSpec:
                 raise ConfigError(
                     f"{self.where}: `states[{key!r}]` has the shape {list(array.shape)}, expected {[n_rows, size]}."
                 )
-            array[begins] = 0.0
+            array[np.broadcast_to(begins, n_rows)] = 0.0
             if not np.isfinite(array).all():
                 raise NonFiniteError(f"{self.where}: `states[{key!r}]` is not finite.")
             before[key] = array
