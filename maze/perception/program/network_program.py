@@ -87,7 +87,7 @@ Operation: TypeAlias = Linear | Activation | Apply
 
 @dataclass(frozen=True)
 class Flatten:
-    """Joins the last `n_dims` dimensions to one; 0 adds a dimension of size one."""
+    """Join the last `n_dims` dimensions to one; 0 adds a dimension of size one."""
 
     n_dims: int
 
@@ -101,7 +101,7 @@ class Flatten:
 
 @dataclass(frozen=True)
 class Unflatten:
-    """Gives the last dimension a shape."""
+    """Give the last dimension a shape."""
 
     shape: tuple[int, ...]
 
@@ -115,7 +115,7 @@ class Unflatten:
 
 @dataclass(frozen=True)
 class Concatenate:
-    """Joins tensors along an axis that is counted from the end (negative)."""
+    """Join tensors along an axis that is counted from the end (negative)."""
 
     axis: int
 
@@ -232,7 +232,7 @@ _HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_
 
 
 class ModuleWatch:
-    """Detects changes of a network's computation, other than of its parameters."""
+    """Detect changes of a network's computation, other than of its parameters."""
 
     def __init__(self, network: nn.Module) -> None:
         self._attributes = [vars(module) for module in network.modules()]
@@ -282,7 +282,7 @@ TensorDict = dict[str, Tensor]
 
 
 class JointEvaluation:
-    """Evaluates networks on the same input, such as the twins of a critic.
+    """Evaluate networks on the same input, such as the twins of a critic.
 
     For the batches that off-policy learning draws, a good part of a network's time goes into calling its modules and
     into preparing the input. Programs need no calls, and share what they do before their first layer. Networks of
