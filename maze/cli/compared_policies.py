@@ -174,7 +174,7 @@ class PolicyReader:
         runs = sorted(path.parent for path in directory.glob(f"*/{_WEIGHTS}"))
         if not runs:
             raise UsageError(
-                f"{self.where}: {directory} is not the directory of a training, nor does it hold any: there is no "
+                f"{self.where}: {directory} is not the directory of a training run, and contains none: there is no "
                 f"{_WEIGHTS} in it."
             )
         found = [self._training(run) for run in runs]
