@@ -10,8 +10,8 @@ room for 30, and with all rows computed.
 ``python benchmarks/perception.py --images`` measures forward and backward passes of networks for 256 images of bytes,
 as `model=auto` builds them, beside the same layers in a plain ``nn.Sequential``.
 
-``python benchmarks/perception.py --products`` measures forward and backward passes of networks of two hidden layers as
-trainers compute them, beside torch alone; the same where :func:`onednn_is_faster` says no.
+``python benchmarks/perception.py --products`` measures forward and backward passes of networks of two hidden layers,
+beside torch alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from maze.perception.blocks import DenseBlock, ImageDenseBlock, InferenceBlock, 
 from maze.perception.models import template_parts
 from maze.perception.models.auto_model_composer import AutoModelComposer, _image_params
 from maze.perception.program.numpy_networks import in_numpy
-from maze.train.utils.matrix_products import MatrixProducts, onednn_is_faster
 
 Gradient = Callable[[], None]
 Ratios = dict[str, dict[str, float]]
@@ -165,19 +164,10 @@ def gradient_of_layers(activation: type[nn.Module], n_rows: int, width: int) -> 
 def measure_products(n_rounds: int) -> Ratios:
     """Print how long gradients take as trainers compute them."""
     ratios: Ratios = {}
-    print(f"oneDNN is faster here: {onednn_is_faster()}")
     sizes = ((64, 64), (256, 64), (1024, 64), (64, 256), (256, 128), (256, 256), (2048, 64), (2048, 256))
     for activation, (n_rows, width) in itertools.product((nn.ReLU, nn.Tanh), sizes):
         _, of_torch = gradient_of_layers(activation, n_rows, width)
-        network, gradient = gradient_of_layers(activation_type(activation, ""), n_rows, width)
-        products = MatrixProducts(network.parameters())
-
-        def of_trainers(
-            gradient: Gradient = gradient, products: MatrixProducts = products, n_rows: int = n_rows
-        ) -> None:
-            with products.for_batch(n_rows):
-                gradient()
-
+        _, of_trainers = gradient_of_layers(activation_type(activation, ""), n_rows, width)
         print(name := f"{n_rows} rows, {width} units, {activation.__name__}")
         ratios[name] = take_turns({"torch": of_torch, "trainers": of_trainers}, n_rounds)
     return ratios

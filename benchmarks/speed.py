@@ -255,7 +255,7 @@ FIGURES = (
     ),
     Figure(
         "products",
-        "gradients of two layers in trainers: time",
+        "gradients of two layers of blocks: time",
         "torch defaults",
         "perception.py --products --quick",
         lambda found: {

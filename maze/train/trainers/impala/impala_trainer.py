@@ -105,10 +105,9 @@ class IMPALA(ActorCritic):
         collected = time.perf_counter()
         valued = self._valued(batch.columns)
         valued_at = time.perf_counter()
-        with self.products.for_batch(valued.n_rows):
-            losses = self._losses(valued)
-            computed = time.perf_counter()
-            self._gradient_step(losses)
+        losses = self._losses(valued)
+        computed = time.perf_counter()
+        self._gradient_step(losses)
         self.observation_statistics.learn(batch.columns)
         self.rollout_generator.broadcast_updated_policy(self.model.policy.state_dict())
         done = time.perf_counter()
