@@ -1,4 +1,4 @@
-# Two commands do everything on a machine with Python 3.10-3.13, set-up included: `make demo` and `make test`.
+# `make demo` and `make test` include the set-up on a machine with Python 3.10-3.13.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -12,11 +12,11 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-all test-fast test-oldest test-learning test-third-party check lint types imports format docs docs-links bench wheel clean help
 
-help:  ## Say what there is.
+help:  ## List the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-# pip compiles 280 MB of Python one file after the other, which takes a minute. Python compiles what it imports by
-# itself; for the tests most of what they import is compiled beforehand, on all cores.
+# pip compiles 280 MB of Python sequentially, which takes a minute. Python compiles imported modules when needed; for the
+# tests most of them are compiled beforehand, on all cores.
 INSTALL := $(PIP) install --quiet --no-compile -c constraints.txt
 COMPILE := $(BIN)/python -W ignore -m compileall -qq -j 0 -x '[/\\](tests?|testing|examples|_inductor|mypyc?|plotly|ray|sklearn)[/\\]'
 
@@ -36,24 +36,24 @@ $(VENV)/.dev: $(VENV)/.torch
 	-$(COMPILE) $(VENV)/lib maze maze_envs tutorials
 	touch $(VENV)/.runtime $@
 
-# Ray, trackers and what drives a browser are as large as all the rest.
+# Ray, trackers and the browser driver are as large as everything else.
 $(VENV)/.dev-all: $(VENV)/.torch
 	$(INSTALL) -e ".[dev-all]"
 	-$(COMPILE) $(VENV)/lib maze maze_envs tutorials
 	touch $(VENV)/.runtime $(VENV)/.dev $@
 
-# What describes Maze needs what Maze needs, and no more: Ray and its like are not imported for it.
+# The site needs the dependencies of Maze only; optional packages such as Ray are mocked.
 $(VENV)/.docs: $(VENV)/.torch
 	$(INSTALL) -e ".[docs]"
 	touch $(VENV)/.runtime $@
 
-demo: $(VENV)/.runtime  ## Train PPO on CartPole-v1 for about a minute, roll the policy out, show the statistics.
+demo: $(VENV)/.runtime  ## Train PPO on CartPole-v1 for about a minute, roll the policy out, print statistics.
 	$(BIN)/python -m maze.demo --directory $(DEMO_DIR)
 
 test: $(VENV)/.dev  ## Run the tests (without those that need Ray or minutes).
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not learning and not long"
 
-test-all: $(VENV)/.dev-all  ## Run the same tests, and those that need Ray or minutes.
+test-all: $(VENV)/.dev-all  ## Run all tests, including those that need Ray or minutes.
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not learning"
 
 test-fast: $(VENV)/.dev  ## Run the tests that take milliseconds.
@@ -94,10 +94,10 @@ docs: $(VENV)/.docs  ## Build the documentation site in build/docs; warnings are
 	$(SPHINX) -b html docs build/docs
 	@echo "open build/docs/index.html"
 
-docs-links: $(VENV)/.docs  ## Look whether the sites that the documentation links to answer (needs the network).
+docs-links: $(VENV)/.docs  ## Check external links of the documentation (needs the network).
 	$(SPHINX) -b linkcheck docs build/docs/links
 
-bench: $(VENV)/.dev  ## Speed beside the peers, as ratios (see benchmarks/README.md).
+bench: $(VENV)/.dev  ## Speed relative to other libraries (see benchmarks/README.md).
 	$(BIN)/python benchmarks/env_layer.py --quick
 	$(BIN)/python benchmarks/vector_env.py --quick
 	$(BIN)/python benchmarks/training_speed.py --quick

@@ -1,4 +1,4 @@
-"""Models that follow from the spaces beside those that were written for an environment.
+"""Compare `model=auto` with models written for an environment.
 
 Each shipped environment, the tutorial's and the example project's train with their own model configuration and with
 `model=auto`, with the same algorithm, hyper-parameters, number of environment steps and seeds, through the command line
@@ -85,7 +85,7 @@ class Result:
 
 
 def train(name: str, model: str, seed: int, directory: Path) -> float:
-    """Trains one policy in a process of its own; returns its CPU seconds."""
+    """Train one policy in a process of its own; returns its CPU seconds."""
     command = list(PAIRS[name].command)
     if model == "auto":
         command = [part for part in command if not part.startswith("model=")] + ["model=auto"]
@@ -158,7 +158,7 @@ def table(names: Sequence[str], results: Sequence[Result]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the comparison; exit status 1 where `model=auto` reaches less."""
+    """Run the comparison; exit status 1 where `model=auto` reaches less."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("environments", nargs="*", metavar="environment", help=f"of {', '.join(PAIRS)}; default: all")
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each model")

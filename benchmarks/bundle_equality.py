@@ -1,4 +1,4 @@
-"""A policy bundle beside the policy that it was made of, on recorded states.
+"""Compare policy bundles with their policies on recorded states.
 
 For each case a policy is trained for a moment, exported, and loaded from the file. Then the trained policy acts in its
 environment, and the bundle is shown what the raw environment shows, one observation after the other:
@@ -28,11 +28,14 @@ import torch
 from scipy import stats
 
 from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.env.maze_env import MazeEnv
+from maze.core.env.structured_env import ActorID
+from maze.core.wrappers.wrapper import ActionWrapper
 from maze.maze_cli import main as maze_run
 from maze.perception.blocks.recurrent.recurrent_cell import StepRun
 from maze.serve.bundle import PolicyBundle
-from maze.serve.recording import raw_action, tapped
-from maze.serve.wrappers_as_data import operations_of
+from maze.serve.recording import tapped
+from maze.serve.wrappers_as_data import Operations, operations_of
 
 STACK_OF_4 = "+wrappers.ObservationStackWrapper.stack_config=[{observation: observation, stack_steps: 4}]"
 PENDULUM = ("env.name=Pendulum-v1", "wrappers=vector_obs", "model=vector_obs")
@@ -79,7 +82,7 @@ N_DRAWS, N_DRAWN_STATES, N_BINS = 4000, 5, 8
 
 
 class Difference(NamedTuple):
-    """What a bundle does differently."""
+    """Differences between bundle and policy."""
 
     n_states: int
     n_actions: int
@@ -88,7 +91,7 @@ class Difference(NamedTuple):
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--states", type=int, default=10_000)
     parser.add_argument("--epochs", type=int, default=3)
@@ -110,7 +113,7 @@ def main() -> None:
 
 
 def trained(name: str, run: Path, n_epochs: int = 1) -> Path:
-    """Trains the policy of a case for a moment.
+    """Train the policy of a case for a moment.
 
     :param name: Of the case.
     :param run: Where to.
@@ -137,8 +140,22 @@ def loaded(run: Path) -> tuple[Any, TorchPolicy]:
     return env, policy
 
 
+def raw_action(action: Any, operations: Operations, actor: ActorID) -> Any:
+    """Convert a policy's action to one of the raw environment, by the environment's own wrappers."""
+    for wrapper in reversed(operations.chain):
+        if issubclass(type(wrapper), ActionWrapper):
+            action = wrapper.action(action)
+    base = operations.environment
+    if not issubclass(type(base), MazeEnv):
+        return action
+    action = action if base.step_path.clip is None else base.step_path.clip(action)
+    if operations.actions[actor.step_key][-1]["kind"] == "converted":
+        return action
+    return base.action_conversion_dict[actor.step_key].space_to_maze(action, base.get_maze_state())
+
+
 def compared(bundle: PolicyBundle, run: Path, n_states: int, seed: int = 1) -> Difference:
-    """Lets the trained policy act, and shows the bundle what it was shown.
+    """Let the trained policy act and pass its observations to the bundle.
 
     :param bundle: Made of the run.
     :param run: The run.
@@ -165,7 +182,7 @@ def _compared(
         actor = env.actor_id()
         step = bundle.step(actor.step_key)
         is_raw = step.observation_kind != "converted"
-        shown = operations.environment.get_maze_state() if is_raw else tap.shown
+        shown = operations.environment.get_maze_state() if is_raw else tap.entries
         inputs = session.prepare(shown, actor)
         assert inputs is not None, "no case skips steps"
         states = {key: value[None] for key, value in session.states.items()}
@@ -212,7 +229,7 @@ def same(found: Any, expected: Any) -> bool:
 def draw_p_values(
     bundle: PolicyBundle, policy: TorchPolicy, actor: Any, batch: Any, inputs: Any, states: Any, seed: int
 ) -> list[float]:
-    """Draws many actions in one state from both, and compares how often they fall where."""
+    """Sample many actions of both in one state and compare their frequencies."""
     many = {key: np.repeat(value, N_DRAWS, axis=0) for key, value in batch.items()}
     states = {key: np.repeat(value, N_DRAWS, axis=0) for key, value in states.items()}
     run = StepRun({key: torch.from_numpy(array) for key, array in states.items()})

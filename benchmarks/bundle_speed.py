@@ -1,4 +1,4 @@
-"""What a decision of a policy bundle costs beside onnxruntime's own call of the same network.
+"""Time of a decision of a policy bundle relative to onnxruntime's call of the same network.
 
 Medians of batches that take turns (processor time of the one thread), for two layers of 64 units and one observation:
 `onnxruntime` is its `run` on an input that is ready, `act` is everything from the raw observation to the raw action.
@@ -38,7 +38,7 @@ print(loaded, int(peak.split()[1]) / 1024, heavy)
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--json", type=Path, help="file for the results")

@@ -1,4 +1,4 @@
-"""How fast a cluster of Ray would collect, and what would limit it.
+"""Model of the throughput of a Ray cluster and its limits.
 
     python benchmarks/cluster_model.py --actors 128 --step-ms 5 --sigma 1
 
@@ -60,7 +60,7 @@ class Cluster:
 
     @property
     def alone(self) -> float:
-        """Environment steps per second of all actors, if nobody waited for anybody."""
+        """Environment steps per second of all actors without any waiting."""
         return 1e3 * self.actors / self.step_ms
 
     def fragment_seconds(self) -> np.ndarray:
@@ -116,7 +116,7 @@ def synchronous(cluster: Cluster) -> tuple[float, str]:
 
 
 def asynchronous(cluster: Cluster) -> tuple[float, str]:
-    """IMPALA: nobody waits, so that the slowest part limits all. An update takes a quarter of the actors' fragments.
+    """IMPALA: no part waits, so that the slowest part limits all. An update takes a quarter of the actors' fragments.
 
     :return: Environment steps per second, and what limits them.
     """

@@ -1,4 +1,4 @@
-"""What sub-steps and action masks are worth: flat, structured and masked policies against a heuristic.
+"""Effect of sub-steps and action masks: flat, structured and masked policies and a heuristic.
 
 Trains the three variants of the tutorial's cutting problem with the same algorithm, hyper-parameters and number of
 environment steps, several seeds each, through the command line as a user would. The saved policies and the greedy
@@ -64,7 +64,7 @@ class Run:
 
 
 def train(variant: str, seed: int, directory: Path, n_epochs: int | None) -> None:
-    """Trains one policy in a process of its own."""
+    """Train one policy in a process of its own."""
     command = [
         *(sys.executable, "-m", "maze.maze_cli", "-cn", "conf_train", f"+experiment=tutorial_cutting_2d_{variant}"),
         *(f"seeding.env_base_seed={seed}", f"seeding.agent_base_seed={seed + 1000}", f"hydra.run.dir={directory}"),
@@ -107,7 +107,7 @@ def load_policy(directory: Path) -> tuple[Any, Mapping[str, Any]]:
 
 
 def evaluate(run: Run, policy: Any, config: Mapping[str, Any], demand_seeds: Sequence[int]) -> None:
-    """Lets a policy act; it draws its actions as it did in training."""
+    """Let a policy act; it draws its actions as it did in training."""
     from maze.core.utils.config_utils import EnvFactory
     from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
     from tutorial_maze_env.part06_struct_env.env.events import CuttingEvents, InventoryEvents
@@ -277,7 +277,7 @@ def compare(n_seeds: int, n_epochs: int | None, n_episodes: int, jobs: int, outp
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the comparison; exit status 1 when an expectation was missed."""
+    """Run the comparison; exit status 1 when an expectation was missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each variant")
     parser.add_argument("--epochs", type=int, help="epochs of each training; default: as the experiments say")

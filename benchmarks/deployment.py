@@ -1,4 +1,4 @@
-"""Deployed agents beside the rollouts that recorded what they are asked about.
+"""Compare deployed agents with the recorded rollouts whose states they receive.
 
 * Fidelity: the actions that a deployment takes in at least 10,000 recorded states, compared with the recorded ones.
 * Endurance: what 1,000 episodes in a row leave behind.
@@ -70,7 +70,7 @@ class Recorder(Wrapper[Any]):
 
 
 def gym_env(name: str) -> Callable[[], Any]:
-    """Makes a gymnasium environment with normalised observations of the last four steps."""
+    """Make a gymnasium environment with normalised observations of the last four steps."""
     return lambda: WrapperFactory.wrap_from_config(GymMazeEnv(name), NORMALIZED_AND_STACKED)
 
 
@@ -124,7 +124,7 @@ def record(make_env: Callable[[], Any], policy: Any, n_states: int, max_steps: i
 
 
 def n_differences(deployment: AgentDeployment, episodes: list[list[list[Any]]]) -> tuple[int, int]:
-    """Number of states, and of those in which another action is taken than recorded."""
+    """Return the number of states, and of states with other actions than recorded."""
     n_states = n_different = 0
     for seed, episode in enumerate(episodes):
         deployment.policy.seed(seed)
@@ -172,7 +172,7 @@ def _n_files() -> int:
 
 
 def endurance(n_episodes: int) -> dict[str, Any]:
-    """What episodes, and deployments, leave behind after as many that warmed up."""
+    """Return threads, descriptors and memory after episodes and deployments, relative to a warm-up."""
     env = gym_env("CartPole-v1")()
     policy = network_policy(env)
     state = np.zeros(4, np.float32)
@@ -263,7 +263,7 @@ def latency(n_rounds: int, n_calls: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Runs everything and prints it."""
+    """Run and print all measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of everything")
     parser.add_argument("--json", type=Path, help="also write the figures into this file")

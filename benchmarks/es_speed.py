@@ -1,4 +1,4 @@
-"""Episodes per second of evolution strategies: perturbed policies asked together, and one after another.
+"""Episodes per second of evolution strategies: perturbed policies evaluated together, and one at a time.
 
 All ways play the same kind of episodes in one run, in turns, so that a busy machine slows them down alike: CartPole-v1,
 cut off after 200 steps, with mirrored perturbations of a policy that balances the pole.
@@ -87,7 +87,7 @@ def together(policy: TorchPolicy, rollouts: ESDistributedRollouts) -> Callable[[
     def play(n_episodes: int) -> int:
         rollouts.prepare_update(next(updates), n_episodes, 0)
         results = rollouts.generate_rollouts(policy, MAX_STEPS, NOISE_STDDEV, None)
-        # `results` comes last: asked for one more than announced, it would play another pair
+        # `results` comes last: a further request would play another pair
         n_steps = sum(sum(result.lengths) for _, result in zip(range(n_episodes // 2), results, strict=False))
         results.close()
         return n_steps
@@ -96,7 +96,7 @@ def together(policy: TorchPolicy, rollouts: ESDistributedRollouts) -> Callable[[
 
 
 def environments_alone(episode_lengths: list[int]) -> Callable[[int], int]:
-    """The cost of stepping, resetting and reducing statistics, which is the same however policies are asked."""
+    """The cost of stepping, resetting and reducing statistics, which does not depend on how policies are evaluated."""
     env = with_stats(make_env())
     env.seed(SEED)
     lengths = itertools.cycle(episode_lengths)

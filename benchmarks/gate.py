@@ -1,7 +1,7 @@
-"""How surely the gate stops a policy that is 3 % worse, and how surely it lets one pass that is not.
+"""Decisions of the gate for a policy that is 3 % worse and for one that is not.
 
 Policies cut pieces of random sizes in cutting-2D: the greedy one; one that now and then cuts from the largest piece,
-which costs about 3 % more raw pieces; and one of which nobody could say that it is worse, as it slips just as often as
+which costs about 3 % more raw pieces; and one that is equally good, as it errs just as often as
 its baseline, at other times. All play the same pool of episodes. How often `maze-run -cn conf_gate` would let them pass
 with its default number of episodes and its default margin is counted over many choices of episodes.
 

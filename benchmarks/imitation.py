@@ -1,4 +1,4 @@
-"""The documented imitation example, and fine-tuning after it: does the policy keep what was cloned?
+"""The documented imitation example and fine-tuning: returns relative to the clone.
 
 For each seed: three episodes of the heuristic, behavioural cloning with half of their steps kept for validation, and
 fine-tuning with PPO and with SAC by the shipped experiments, all through the command line. Every policy of the
@@ -148,7 +148,7 @@ class Player:
             self.envs.append(env)
 
     def load(self, weights: Path) -> None:
-        """Takes other weights of the same run."""
+        """Take other weights of the same run."""
         from maze.core.utils.checkpoint import load_state
 
         self.policy.load_state_dict(load_state(weights))  # type: ignore[attr-defined]  # a torch policy
@@ -181,7 +181,7 @@ class Player:
 def fine_tune(
     algorithm: str, directory: Path, cloned: Path, data: Path, seed: int, overrides: Sequence[str], n_episodes: int
 ) -> list[np.ndarray]:
-    """Returns of all policies, that of the clone first, then after each epoch."""
+    """Return of all policies, that of the clone first, then after each epoch."""
     demonstrations = [f"runner.initial_demonstration_trajectories.input_data={data}"] if algorithm == "sac" else []
     maze_run(
         directory,
@@ -271,7 +271,7 @@ def working_directory(keep: Path | None) -> Iterator[Path]:
 
 
 def main() -> int:
-    """Run what was asked for; exit status 1 when a goal was missed."""
+    """Run the selected parts; exit status 1 when a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
     parser.add_argument("--first-seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""IMPALA: environment steps per second, learner included, with two actors beside one process and beside A2C.
+"""IMPALA: environment steps per second, learner included: two actors, one process, A2C, RLlib.
 
 All contenders learn CartPole-v1 with the same two-layer 64-unit networks; each update takes 2 rollouts of 100 steps.
 
@@ -172,7 +172,7 @@ def rllib(envs_per_actor: int) -> Iterator[Contender]:
         pass  # the environment runners are still starting
 
     def run(n_updates: int) -> float:
-        del n_updates  # an iteration of RLlib lasts as long as it was told to
+        del n_updates  # an iteration of RLlib has a fixed duration
         before = _rllib_steps(algorithm.train())
         start = time.perf_counter()
         return (_rllib_steps(algorithm.train()) - before) / (time.perf_counter() - start)
@@ -216,7 +216,7 @@ def report(title: str, rates: dict[str, list[float]]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure what was asked for."""
+    """Run the selected measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--envs-per-actor", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="fewer rounds")

@@ -115,7 +115,7 @@ def coverage(n_runs: int, deviation: float, kind: str, n_repetitions: int, n_epi
 
 
 def table(title: str, head: list[str], rows: dict[str, list[float]]) -> None:
-    """Prints shares in per cent."""
+    """Print shares in per cent."""
     width = max(map(len, rows))
     print(f"\n{title}\n{'':<{width}}", *(f"{each:>6}" for each in head))
     for name, shares in rows.items():

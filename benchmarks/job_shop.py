@@ -1,4 +1,4 @@
-"""Job shops: rules and trained dispatchers on Taillard's instances, beside published figures; the cost of a decision.
+"""Job shops: heuristics, trained dispatchers and published figures on Taillard's instances; time of a decision.
 
     python benchmarks/job_shop.py outputs/<run> [outputs/<other seed> ...]   # gaps to the best known makespans
     python benchmarks/job_shop.py --sizes 15x15 --samples 0                  # rules only
@@ -134,7 +134,7 @@ def table(
 def train_all(
     names: list[str], n_seeds: int, directory: Path, overrides: list[str], n_jobs: int
 ) -> tuple[dict[str, list[Path]], dict[str, float]]:
-    """Trains what is not trained yet; directories and mean seconds, by what was trained with."""
+    """Train what is not trained yet; directories and mean seconds, by what was trained with."""
     by_name = {
         name: [
             Training("job_shop_ppo", directory / f"job_shop-{name}-{seed}", seed, (*EXPERIMENTS[name], *overrides))
@@ -241,7 +241,7 @@ def main() -> None:
         header = ["gap to best known, %" if not arguments.temperatures else "above lower bound, %", *sizes, "seeds"]
         lines = markdown_table(header, [cells(name, row, sizes) for name, row in found.items()])
         for name, of_name in seconds.items():
-            lines += f"\n\nA training ({name}): {of_name / 60:.0f} minutes."
+            lines += f"\n\nRun time ({name}): {of_name / 60:.0f} minutes."
         print(f"\n{lines}")
         if arguments.markdown:
             write_table(arguments.markdown, arguments.table, lines)

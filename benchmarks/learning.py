@@ -124,7 +124,7 @@ TARGETS = {
 }
 
 WITH_EXTRAS = ("atari", "mujoco", "minigrid")
-"""How the names of targets begin that need a package of their own; they are run when they are asked for."""
+"""Prefixes of targets that need an extra; they run only when they are named."""
 
 
 @dataclass(frozen=True)
@@ -356,7 +356,7 @@ def with_tables(page: str, results: Sequence[Result]) -> str:
 
 
 def main() -> int:
-    """Run what was asked for; exit status 1 when a goal was missed."""
+    """Run the named experiments; exit status 1 when a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("experiments", nargs="*", metavar="experiment", help=f"of {', '.join(TARGETS)}; default: all")
     parser.add_argument("--seeds", type=int, help="number of seeds, default: as the goal asks")

@@ -112,7 +112,7 @@ def logged(n_episodes: int, seed: int) -> tuple[LoggedSteps, Any]:
 
 
 def one_repetition(arguments: tuple[int, int]) -> list[PolicyEstimate]:
-    """Estimates of all policies from one log."""
+    """Estimate of all policies from one log."""
     n_episodes, seed = arguments
     torch.set_num_threads(1)
     data, spaces = logged(n_episodes, seed)
@@ -120,7 +120,7 @@ def one_repetition(arguments: tuple[int, int]) -> list[PolicyEstimate]:
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=20)
     parser.add_argument("--episodes", type=int, default=1000)

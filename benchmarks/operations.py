@@ -1,4 +1,4 @@
-"""The operations problems beside their exact values, rules and published figures: one training per setting and seed.
+"""Operations problems: trained policies, exact values, heuristics and published figures; one run per setting and seed.
 
 Trainings are the shipped experiments through the command line, inventory problems with a warm start from their best
 rule. The long-run average cost of what they learned is computed exactly where the states can be listed (inventory,
@@ -13,7 +13,7 @@ criss-cross network in light and medium load), and otherwise simulated, with 95 
 
 Without `--settings` all of the published table are taken (hours). `--keep` keeps the runs, and those that are finished
 there are not trained again, so that the hours can be spread; `--markdown` writes the table into a page, where rows of
-settings that were not asked for stay as they are.
+other settings stay unchanged.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ PACKING_PUBLISHED = {"uniform,500": "first fit 5.74, best fit 5.37, formula 3.11
 BUFFERS = {"I.L.": 18, "B.L.": 18, "I.M.": 36, "B.M.": 36}
 """Jobs of a class at most, where the average is computed exactly."""
 LARGEST_QUEUE = 160
-"""Where it is simulated, policies are asked about queues up to this length."""
+"""Maximum queue length for which policies are evaluated in simulations."""
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Row:
         return [self.setting, reference, rules, self.published, *figures, f"{len(self.learned)}"]
 
 
-HEADER = ["setting", "reference", "rules", "published", "learned", "gap", "seconds per run", "seeds"]
+HEADER = ["setting", "reference", "heuristics", "published", "learned", "gap", "seconds per run", "seeds"]
 """Of the table; intervals are for 95 %."""
 
 
@@ -118,7 +118,7 @@ FINISHED = "benchmark.json"
 
 
 def train(training: Training) -> None:
-    """One training in a process of its own, unless it has been done already.
+    """Run a training in a process of its own, unless it is finished.
 
     :raises SystemExit: It failed, or another one, with other settings, was done in its directory.
     """
@@ -196,7 +196,7 @@ def trained(
 
 
 def critic_of(directory: Path, weights: str) -> Callable[[dict[str, np.ndarray]], np.ndarray]:
-    """Values `[n]` of observations at the first sub-step, as the critic of a training has them."""
+    """Value `[n]` of observations at the first sub-step, as the critic of a training has them."""
     import torch
     from omegaconf import OmegaConf
 
@@ -281,7 +281,7 @@ def lost_sales(setting: str, seeds: Sequence[int], directory: Path, overrides: S
 
 
 def dual_sourcing(setting: str, seeds: Sequence[int], directory: Path, overrides: Sequence[str]) -> Rows:
-    """The settings of Gijsbrechts et al. (2022); costs include 200 that nobody can influence."""
+    """The settings of Gijsbrechts et al. (2022); costs include a constant of 200."""
     from maze_envs.inventory.dual_sourcing import EXPRESS, REGULAR, SCALE, DualSourcing
     from maze_envs.inventory.exact import dual_sourcing_cost
 
@@ -445,7 +445,7 @@ def simulated(
 
 
 def bin_packing(setting: str, seeds: Sequence[int], directory: Path, overrides: Sequence[str]) -> Rows:
-    """Excess over the lower bound in percent, on 200 instances that no training has seen.
+    """Excess over the lower bound in percent, on 200 unseen instances.
 
     A setting `uniform,500:weibull,500` is judged by other items than it was trained with, and one that ends with
     ` drawn` by actions that are drawn instead of the most probable ones.
@@ -527,7 +527,7 @@ def row_of(rows: Rows) -> Row:
 
 
 def main() -> None:
-    """Trains, evaluates and prints the table."""
+    """Train, evaluate and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("problem", choices=PROBLEMS)
     parser.add_argument("--settings", nargs="*", help="of the table; all by default")
@@ -545,14 +545,14 @@ def main() -> None:
     results: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="operations_") as temporary:
         directory = (arguments.keep or Path(temporary)).absolute()
-        asked = [
+        selected = [
             function(setting, range(arguments.seeds), directory, arguments.overrides)
             for setting in arguments.settings or settings
         ]
-        todo = {training.directory: training for each in asked for training in next(each)}
+        todo = {training.directory: training for each in selected for training in next(each)}
         with ThreadPoolExecutor(arguments.jobs) as pool:
             list(pool.map(train, todo.values()))
-        for each in asked:
+        for each in selected:
             results.append(row_of(each))
             rows[results[-1].setting] = results[-1].cells()
             print(f"| {' | '.join(rows[results[-1].setting])} |", flush=True)

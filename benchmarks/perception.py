@@ -10,8 +10,8 @@ room for 30, and with all rows computed.
 ``python benchmarks/perception.py --images`` measures forward and backward passes of networks for 256 images of bytes,
 as `model=auto` builds them, beside the same layers in a plain ``nn.Sequential``.
 
-``python benchmarks/perception.py --products`` measures forward and backward passes of networks of two hidden layers as
-trainers compute them, beside torch alone; the same where :func:`onednn_is_faster` says no.
+``python benchmarks/perception.py --products`` measures forward and backward passes of networks of two hidden layers,
+beside torch alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from maze.perception.blocks import DenseBlock, ImageDenseBlock, InferenceBlock, 
 from maze.perception.models import template_parts
 from maze.perception.models.auto_model_composer import AutoModelComposer, _image_params
 from maze.perception.program.numpy_networks import in_numpy
-from maze.train.utils.matrix_products import MatrixProducts, onednn_is_faster
 
 Gradient = Callable[[], None]
 Ratios = dict[str, dict[str, float]]
@@ -75,7 +74,7 @@ def variants() -> dict[str, Callable[[], object]]:
 
 
 def candidates(n: int) -> tuple[dict[str, torch.Tensor], Callable[[dict[str, torch.Tensor]], None]]:
-    """Sets of 10 to 30 rows of 11 features with room for `n`, and a gradient of policy and critic for such sets."""
+    """Set of 10 to 30 rows of 11 features with room for `n`, and a gradient of policy and critic for such sets."""
     n_sets = 3200
     seen = {
         "bin_candidates": spaces.Box(-np.inf, np.inf, (n, 11), np.float32),
@@ -109,7 +108,7 @@ def candidates(n: int) -> tuple[dict[str, torch.Tensor], Callable[[dict[str, tor
 
 
 def measure_candidates(n_rounds: int) -> Ratios:
-    """Prints how long they take beside one another."""
+    """Print how long they take beside one another."""
     (roomy, of_roomy), (tight, of_tight) = candidates(151), candidates(30)
     many = template_parts._MANY_ROWS
 
@@ -127,7 +126,7 @@ def measure_candidates(n_rounds: int) -> Ratios:
 
 
 def measure_images(n_rounds: int) -> Ratios:
-    """Prints how long gradients of networks for images take beside the same layers as one writes them down."""
+    """Print how long gradients of networks for images take beside the same layers as one writes them down."""
     ratios: Ratios = {}
     for channels, size in ((4, 84), (3, 96), (3, 32), (5, 10)):
         space = spaces.Box(0, 255, (channels, size, size), np.uint8)
@@ -163,28 +162,19 @@ def gradient_of_layers(activation: type[nn.Module], n_rows: int, width: int) -> 
 
 
 def measure_products(n_rounds: int) -> Ratios:
-    """Prints how long gradients take as trainers compute them."""
+    """Print how long gradients take as trainers compute them."""
     ratios: Ratios = {}
-    print(f"oneDNN is faster here: {onednn_is_faster()}")
     sizes = ((64, 64), (256, 64), (1024, 64), (64, 256), (256, 128), (256, 256), (2048, 64), (2048, 256))
     for activation, (n_rows, width) in itertools.product((nn.ReLU, nn.Tanh), sizes):
         _, of_torch = gradient_of_layers(activation, n_rows, width)
-        network, gradient = gradient_of_layers(activation_type(activation, ""), n_rows, width)
-        products = MatrixProducts(network.parameters())
-
-        def of_trainers(
-            gradient: Gradient = gradient, products: MatrixProducts = products, n_rows: int = n_rows
-        ) -> None:
-            with products.for_batch(n_rows):
-                gradient()
-
+        _, of_trainers = gradient_of_layers(activation_type(activation, ""), n_rows, width)
         print(name := f"{n_rows} rows, {width} units, {activation.__name__}")
         ratios[name] = take_turns({"torch": of_torch, "trainers": of_trainers}, n_rounds)
     return ratios
 
 
 def take_turns(functions: dict[str, Callable[[], None]], n_rounds: int) -> dict[str, float]:
-    """Prints CPU times, and the median of their ratios to the first.
+    """Print CPU times, and the median of their ratios to the first.
 
     :return: The latter.
     """
@@ -221,7 +211,7 @@ def measure(functions: dict[str, Callable[[], object]], n_rounds: int, n_calls: 
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--candidates", action="store_true", help="policies that choose among candidates")

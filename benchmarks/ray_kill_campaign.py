@@ -1,4 +1,4 @@
-"""Kills actors of Ray and whole machines again and again while trainings and rollouts run on a small cluster.
+"""Kill actors of Ray and machines repeatedly while runs and rollouts use a small cluster.
 
     python benchmarks/ray_kill_campaign.py ppo --every 20 --actors 8 --epochs 60 --minutes 10 --reach 475
     python benchmarks/ray_kill_campaign.py --minutes 2                 # all four, shortly
@@ -7,9 +7,9 @@ A cluster with two worker nodes is simulated on this machine. Every few seconds 
 fourth time a node with all its actors instead; another node joins some seconds later. What ends before `--minutes` are
 over goes on: trainings are resumed for as many epochs again, rollouts begin anew. A run passes if
 
-* it ends by itself with status 0, and no update is missing: as many environment steps as asked for are in the record of
-  the run (PPO, IMPALA); the weights are bit for bit those of a run that nobody disturbs (ES); each episode is delivered
-  once, with the seeds that `runner=sequential` has (rollouts);
+* it ends by itself with status 0, and no update is missing: the record of the run has the requested number of
+  environment steps (PPO, IMPALA); the weights are bit for bit those of an undisturbed run (ES); each episode is
+  delivered once, with the seeds that `runner=sequential` has (rollouts);
 * when it is over there is no process of an actor, and after the cluster's end no process at all and no file in /dev/shm
   more than before; meanwhile, the learner has not opened more and more descriptors.
 
@@ -68,7 +68,7 @@ class Killer:
     """Memory and descriptors of the command's process, before each kill."""
 
     def watch(self, command: subprocess.Popen[bytes]) -> int:
-        """Kills until the command has ended; its status."""
+        """Kill until the command has ended; its status."""
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return command.wait(self.every)
@@ -141,13 +141,13 @@ def problems_of(name: str, run: Path, reference: Path | None, n_epochs: int) -> 
     if name in ("ppo", "impala"):
         expected = n_epochs * UPDATES * STEPS * ENVS
         found = json.loads((run / "run.json").read_text())["n_env_steps"]
-        return [] if found == expected else [f"{found} environment steps, {expected} were asked for"]
+        return [] if found == expected else [f"{found} environment steps, expected {expected}"]
     assert reference is not None
     if name == "es":
         one, other = (tensors(load_state(directory / "latest.pt")["model"]) for directory in (reference, run))
         return [f"{key} differs" for key in one if not torch.equal(one[key], other[key])]
     here, there = (sorted(p.name for p in (d / "action_records").rglob("*")) for d in (reference, run))
-    return [] if here == there else [f"{len(there)} episodes, {len(here)} were asked for"]
+    return [] if here == there else [f"{len(there)} episodes, expected {len(here)}"]
 
 
 def tensors(state: Any, place: str = "") -> dict[str, torch.Tensor]:
@@ -179,7 +179,7 @@ def left_after(seconds: float, found: Callable[[], list[psutil.Process]]) -> lis
 
 
 def campaign(name: str, options: argparse.Namespace, root: Path) -> list[str]:
-    """Runs one thing on a cluster where something is killed all the time; what was wrong."""
+    """Run one thing on a cluster where something is killed all the time; what was wrong."""
     arguments, cpus = arguments_of(name, options), -(-options.actors // 2)
     placed = ("runner=ray", f"runner.env_groups={0 if name == 'impala' else options.actors}")
     # machines come back after seconds, so that nothing is wrong with an actor that is lost several times in a row
@@ -215,22 +215,22 @@ def campaign(name: str, options: argparse.Namespace, root: Path) -> list[str]:
         seconds = time.monotonic() - start
     left = left_after(SECONDS_TO_END, lambda: psutil.Process().children(recursive=True))
     problems += [f"a process is left: {process}" for process in left]
-    told = ""
+    details = ""
     if last and name in ("ppo", "impala"):
-        told = f", {n_restarts} actors replaced, best return {best_return(Path(last)):.0f}"
+        details = f", {n_restarts} actors replaced, best return {best_return(Path(last)):.0f}"
         if best_return(Path(last)) < options.reach:
             problems.append(f"the best return is {best_return(Path(last)):.0f}, {options.reach:g} was to be reached")
     seen = ", ".join(f"{kind} {of_kind[1:2]} to {of_kind[-1:]}" for kind, of_kind in killer.seen.items())
     print(
         f"{name}: {n_rounds} rounds, {seconds:.0f} s, {killer.n_actors} actors and {killer.n_nodes} nodes "
-        f"killed{told}, {seen}: {'; '.join(problems) or 'passed'}",
+        f"killed{details}, {seen}: {'; '.join(problems) or 'passed'}",
         flush=True,
     )
     return problems
 
 
 def main() -> int:
-    """Runs the campaign."""
+    """Run the campaign."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = ["ppo", "impala", "es", "rollouts"]
     parser.add_argument("names", nargs="*", default=names, help=f"what is run: {', '.join(names)}")

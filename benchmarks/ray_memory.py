@@ -1,4 +1,4 @@
-"""Memory of the learner and of Ray's object store while fragments come and go: neither may grow.
+"""Memory of the learner and of Ray's object store during a run: neither may grow.
 
     python benchmarks/ray_memory.py                      # 500 updates each, IMPALA once more with a slow learner
     python benchmarks/ray_memory.py --updates 100 --actors 2 slow
@@ -43,13 +43,13 @@ class PictureEnv(gym.Env[np.ndarray, int]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Starts an episode."""
+        """Start an episode."""
         super().reset(seed=seed)
         self._n_steps = 0
         return self._picture(), {}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Draws a picture."""
+        """Draw a picture."""
         self._n_steps += 1
         return self._picture(), 1.0, False, self._n_steps == 50, {}
 
@@ -111,7 +111,7 @@ SECTIONS = {"ppo": (synchronous, 0.0), "impala": (asynchronous, 0.0), "slow": (a
 
 
 def main() -> int:
-    """Measures and prints; 1: something has grown."""
+    """Measure and print; 1: something has grown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="*", default=list(SECTIONS), help=", ".join(SECTIONS))
     parser.add_argument("--actors", type=int, default=2)

@@ -1,4 +1,4 @@
-"""What actors of Ray collect, as a share of what their environments could do alone, and beside worker processes.
+"""Throughput of Ray actors relative to their environments alone and to worker processes.
 
     python benchmarks/ray_scale.py sleeping                  # steps of 5 ms, one environment an actor, 32 actors
     python benchmarks/ray_scale.py sleeping --actors 2 4 8 16 32      # one after the other, beside the model
@@ -63,7 +63,7 @@ class SleepingEnv(gym.Env[np.ndarray, int]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Starts an episode."""
+        """Start an episode."""
         super().reset(seed=seed)
         self._n_steps = 0
         return np.zeros(4, np.float32), {}
@@ -206,7 +206,7 @@ def first(options: argparse.Namespace) -> dict[str, float]:
             collecting[share] = env, policy, generator, generator.allocate(n_steps, policy)
         for _ in range(options.rounds + 1):  # the first one sets up
             for share, (env, policy, generator, columns) in collecting.items():
-                generator.collect(policy, columns)  # takes what was late, and nobody begins with a head start
+                generator.collect(policy, columns)  # receives late fragments, so that no side has a head start
                 start = time.perf_counter()
                 for _ in range(n_updates):
                     generator.collect(policy, columns)
@@ -352,7 +352,7 @@ OF_SLEEPING = ("sleeping", "first")
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="+", choices=list(SECTIONS))
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""How much has to be read to get from an algorithm's configuration to its gradient step.
+"""Amount of code from an algorithm's configuration to its gradient step.
 
 The rule, the same for both libraries: start where the configuration points to (the configuration's class, the classes
 that its runner's file names), and follow every import, also those inside functions and those by name in a text such as
@@ -92,7 +92,7 @@ CLASS_PATH = re.compile(r"[a-z_]\w*(\.[a-z_]\w*)+\.[A-Z]\w*")
 
 
 def main() -> None:
-    """Prints the figures."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algorithm", default="ppo", help="an algorithm of Maze")
     parser.add_argument("--files", action="store_true", help="name the files")
@@ -175,14 +175,14 @@ def is_given(module: str) -> bool:
 
 
 def report(what: str, lines: dict[str, int], files: bool) -> None:
-    """Prints one figure."""
+    """Print one figure."""
     print(f"{what:<32} {len(lines):3} files {sum(lines.values()):6,} lines")
     for module, n in sorted(lines.items()) if files else ():
         print(f"    {n:5} {module}")
 
 
 def report_structure(documented: Path | None) -> None:
-    """Prints measures of the whole package."""
+    """Print measures of the whole package."""
     lengths, definitions = {}, dict.fromkeys(CHECKPOINT_METHODS, 0)
     for file in sorted((REPOSITORY / "maze").rglob("*.py")):
         text = file.read_text()

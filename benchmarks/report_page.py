@@ -1,9 +1,9 @@
-"""How quickly pages open and move in a browser: the report of a long run, and the page of a long episode.
+"""Opening and scrolling times in a browser: report of a long run, HTML player of a long episode.
 
 The report has 1,000 epochs with 200 statistics; the episode has 10,000 steps with a picture and a decision in each.
 Both are opened in Chromium, several times, each time with nothing cached. Printed are medians: the size of the file;
 the milliseconds until the browser calls the page loaded, and what they cost the thread that runs and lays out the page,
-which other processes disturb less; and the same of a frame while somebody scrolls through the report (from end to end
+which other processes disturb less; and the same of a frame while the report is scrolled (from end to end
 in 200 frames), holds an arrow key down in the episode, or drags its slider: the time between two frames, the share of
 frames that took more than 50 ms, and the thread's time for one. Software draws the frames where there is no graphics
 card, as in a container.
@@ -115,7 +115,7 @@ def write_episode(path: Path) -> None:
 
 
 def measured(browser: Any, path: Path, movements: dict[str, str], n_frames: int) -> dict[str, float]:
-    """Opens a page once and moves in it."""
+    """Open a page once and scroll it."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
     session = context.new_cdp_session(page)

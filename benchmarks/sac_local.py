@@ -1,4 +1,4 @@
-"""SAC with its environments in worker processes (`runner=local`) beside the same in one process (`runner=dev`).
+"""SAC with environments in worker processes (`runner=local`) and in one process (`runner=dev`).
 
 An environment's step burns a millisecond of CPU time. All trainings step two environments with the same seeds. With
 `runner=local` the workers collect the next rollouts while the networks learn from those before; with
@@ -43,7 +43,7 @@ class BurningEnv(gym.Env[np.ndarray, np.ndarray]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Starts an episode."""
+        """Start an episode."""
         super().reset(seed=seed)
         self.position, self.n_steps = self.np_random.uniform(-1, 1, 3).astype(np.float32), 0
         return self.position.copy(), {}
@@ -114,7 +114,7 @@ def measure(n_steps: int, n_updates: int, n_rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, nargs="+", default=[10], help="steps of each environment per update")
     parser.add_argument("--updates", type=int, default=100, help="updates in a round")
@@ -125,10 +125,10 @@ def main() -> None:
     results = {}
     for n_steps in arguments.steps:
         results[n_steps] = result = measure(n_steps, arguments.updates, arguments.rounds)
-        told = (
+        cells = (
             f"{name} {result[f'{name}, steps per second']:.0f} ({result[f'{name}, ratio']:.2f})" for name in TRAININGS
         )
-        print(f"{n_steps:3} steps per update, steps per second (times dev): {'; '.join(told)}", flush=True)
+        print(f"{n_steps:3} steps per update, steps per second (times dev): {'; '.join(cells)}", flush=True)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(results, indent=2))
 

@@ -1,4 +1,4 @@
-"""An hour of trouble for `maze-serve`, compressed: what is lost, what is answered wrongly, what memory it costs.
+"""Soak test of `maze-serve`: lost requests, wrong answers and memory under failures.
 
 Four policies that each prefer another action and say so in a way of their own take turns under one name: the action
 tells which bundle has decided, and each answer names its bundle. Meanwhile 100 sessions come and go, clients hang up in
@@ -59,7 +59,7 @@ MOST_GROWTH_MIB = 16.0
 
 
 class Soak:
-    """What goes on, and what has become of it.
+    """State and results of the test.
 
     :param url: The server.
     :param bundles: Files of the policies that take turns; the first is at work.
@@ -75,7 +75,7 @@ class Soak:
         self._turn = (0, "")
 
     def run(self, seconds: float, swap_seconds: float) -> None:
-        """Lets everybody work for a time."""
+        """Let everybody work for a time."""
         self.swap(0)
         work = [self.ask_in_sessions] * 4 + [self.ask_alone] * 2 + [self.hang_up, self.send_nonsense]
         threads = [threading.Thread(target=self._guarded, args=(each, seed)) for seed, each in enumerate(work)]
@@ -102,7 +102,7 @@ class Soak:
             self.problems.append(f"{work.__name__}: {type(error).__name__}: {error}")
 
     def swap(self, number: int) -> None:
-        """Puts the next bundle to work; from its answer on, no request may be answered by another one."""
+        """Put the next bundle to work; from its answer on, no request may be answered by another one."""
         self._turn = (self._turn[0] + 1, "")
         with PolicyClient(self.url, ADMIN, timeout=30.0) as client:
             found = client.swap("policy", self.bundles[number])
@@ -150,7 +150,7 @@ class Soak:
         self.check(answer.action, answer.bundle, session.bundle, "in sessions")
 
     def hang_up(self, rng: random.Random) -> None:
-        """Leaves in the middle of the head, in the middle of the body, or before the answer."""
+        """Leave in the middle of the head, in the middle of the body, or before the answer."""
         body = json.dumps({"observation": OBSERVATION}).encode()
         head = b"POST /act HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(
             body
@@ -165,7 +165,7 @@ class Soak:
         time.sleep(0.002)
 
     def send_nonsense(self, rng: random.Random) -> None:
-        """Sends what has to be refused, and is refused for what it is."""
+        """Send invalid requests and check their error codes."""
         kinds = [
             (b"{", 400),
             (b'{"observation":[NaN,0,0,0]}', 400),
@@ -196,7 +196,7 @@ def memory_mib(pid: int) -> float:
 
 
 def soak(directory: Path, seconds: float, n_sessions: int, swap_seconds: float) -> tuple[Soak, list[float]]:
-    """Runs it all against a server of its own.
+    """Run it all against a server of its own.
 
     :param directory: Where bundles and the decision log go.
     :param seconds: How long.

@@ -1,4 +1,4 @@
-"""Requests per second and latency of `maze-serve`, beside FastAPI and beside clients that attack it.
+"""Requests per second and latency of `maze-serve`: alone, relative to FastAPI, and under attacks.
 
 Each server runs alone on one core, its clients on another one: 32 connections, each of which sends its next request as
 soon as it has its answer. The peers are two FastAPI endpoints: one returns a constant, one runs the same ONNX network
@@ -8,7 +8,7 @@ shared machine it is more reliable than requests per second.
     python benchmarks/serve_speed.py [--seconds 3] [--rounds 3] [--connections 32] [--bundle policy.maze] [--json FILE]
 
 With `--attacks`, one client sends decisions one after the other while others attack the same server: endless trailers,
-answers that nobody reads, batches of 1,024 observations, bodies of 1 MiB, requests without end. Each attack lasts
+unread answers, batches of 1,024 observations, bodies of 1 MiB, requests without end. Each attack lasts
 `--seconds`. Reported are the client's 99th percentile and the largest resident memory of the server's process; the exit
 status is 1 where the percentile reaches 50 ms or the memory 200 MiB.
 
@@ -70,8 +70,8 @@ class Asked(BaseModel):
 
 
 @app.post("/act")
-async def act(asked: Asked) -> dict[str, int]:
-    logits = session.run([head], {entry: np.array([asked.observation], np.float32)})[0]
+async def act(query: Asked) -> dict[str, int]:
+    logits = session.run([head], {entry: np.array([query.observation], np.float32)})[0]
     return {"action": int(logits.argmax())}
 """
 PEERS = {"FastAPI, a constant": CONSTANT, "FastAPI, the network": WITH_NETWORK}
@@ -81,7 +81,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def make_bundle(path: Path) -> Path:
-    """Exports an untrained policy for CartPole."""
+    """Export an untrained policy for CartPole."""
     command = [sys.executable, "-c", MAKE_BUNDLE, str(path)]
     subprocess.run(command, check=True, timeout=300)
     return path
@@ -153,9 +153,9 @@ def answer_in(data: bytes) -> int:
     return length if len(data) >= length else 0
 
 
-def ask_once(port: int, asked: bytes) -> dict[str, Any]:
+def ask_once(port: int, query: bytes) -> dict[str, Any]:
     with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.sendall(asked)
+        connection.sendall(query)
         data = b""
         while not (length := answer_in(data)):
             data += connection.recv(1 << 16)
@@ -164,24 +164,24 @@ def ask_once(port: int, asked: bytes) -> dict[str, Any]:
 
 
 def load(port: int, requests: list[bytes], seconds: float) -> list[float]:
-    """Asks over one connection for each request, again and again; the seconds that each answer took."""
+    """Ask over one connection for each request, again and again; the seconds that each answer took."""
     poll, connections, pending = select.epoll(), {}, {}
-    for asked in requests:
+    for query in requests:
         connection = socket.create_connection(("127.0.0.1", port))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         poll.register(connection.fileno(), select.EPOLLIN)
-        connections[connection.fileno()] = (connection, asked)
+        connections[connection.fileno()] = (connection, query)
         pending[connection.fileno()] = b""
     taken: list[float] = []
     began = {}
     end = time.perf_counter() + seconds
-    for number, (connection, asked) in connections.items():
+    for number, (connection, query) in connections.items():
         began[number] = time.perf_counter()
-        connection.send(asked)
+        connection.send(query)
     is_open = set(connections)
     while is_open:
         for number, _ in poll.poll(1.0):
-            connection, asked = connections[number]
+            connection, query = connections[number]
             data = pending[number] + connection.recv(1 << 16)
             if not answer_in(data):
                 pending[number] = data
@@ -193,7 +193,7 @@ def load(port: int, requests: list[bytes], seconds: float) -> list[float]:
             taken.append(now - began[number])
             began[number] = now
             if now < end:
-                connection.send(asked)
+                connection.send(query)
             else:
                 is_open.discard(number)
     for connection, _ in connections.values():
@@ -255,19 +255,19 @@ def main() -> None:
 
 def one_round(bundle: Path, directory: Path, n_connections: int, seconds: float) -> dict[str, dict[str, float]]:
     results = {}
-    asked = request("/act", {"observation": OBSERVATION})
+    query = request("/act", {"observation": OBSERVATION})
     uvicorn = [sys.executable, "-m", "uvicorn", "--loop", "uvloop", "--http", "httptools", "--no-access-log"]
     for number, name in enumerate(PEERS):
         port = free_port()
         command = [*uvicorn, "--log-level", "warning", "--port", str(port), f"peer_{number}:app"]
         with running(command, port, cwd=directory) as process:
-            results[name] = measured(process, port, [asked] * n_connections, seconds)
+            results[name] = measured(process, port, [query] * n_connections, seconds)
     log = directory / "log"
     for name, more in (("maze-serve", []), ("with a decision log", ["--decision-log", str(log)])):
         port = free_port()
         command = [sys.executable, "-m", "maze.serve.server", str(bundle), "--port", str(port), *more]
         with running(command, port, stderr=subprocess.DEVNULL) as process:
-            results[f"{name}: /act"] = measured(process, port, [asked] * n_connections, seconds)
+            results[f"{name}: /act"] = measured(process, port, [query] * n_connections, seconds)
             if more:
                 continue
             sampled = request("/act", {"observation": OBSERVATION, "deterministic": False, "seed": 3})
@@ -380,11 +380,11 @@ def beside(port: int, attack: Callable[[int, float], None], seconds: float, addr
     process = multiprocessing.Process(target=attack, args=(port, seconds))
     process.start()
     taken: list[float] = []
-    asked = request("/act", {"observation": OBSERVATION})
+    query = request("/act", {"observation": OBSERVATION})
     with socket.create_connection(("127.0.0.1", port), timeout=60.0, source_address=(address, 0)) as connection:
         while process.is_alive():
             began, data = time.perf_counter(), b""
-            connection.sendall(asked)
+            connection.sendall(query)
             while not answer_in(data):
                 data += connection.recv(1 << 16)
             # a refusal counts as an answer that never came
@@ -395,7 +395,7 @@ def beside(port: int, attack: Callable[[int, float], None], seconds: float, addr
 
 
 def attacked(bundle: Path, seconds: float, file: Path | None, address: str) -> bool:
-    """Measures each attack on a server of its own; whether a limit was reached."""
+    """Measure each attack on a server of its own; whether a limit was reached."""
     print(f"one client beside attacks of {seconds:g} s each, on one core\n")
     print(f"{'':34}{'decisions':>10}{'p50 ms':>9}{'p99 ms':>9}{'max ms':>9}{'MiB':>6}")
     results = {}

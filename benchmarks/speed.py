@@ -255,7 +255,7 @@ FIGURES = (
     ),
     Figure(
         "products",
-        "gradients of two layers in trainers: time",
+        "gradients of two layers of blocks: time",
         "torch defaults",
         "perception.py --products --quick",
         lambda found: {
@@ -504,8 +504,17 @@ def table(kept: Sequence[Mapping[str, Any]]) -> str:
         shown = middle if figure.is_reached(median(values)) else f"**{middle}**"
         spread = f" ({_number(min(values))} to {_number(max(values))})" if len(values) > 1 else ""
         what = f"{figure.what} ({label})" if label else figure.what
-        rows.append([what, figure.peer or "-", shown + spread, figure.goal, _runs(runs), f"`{figure.command}`"])
-    return markdown_table(["what", "peer", "ratio or value", "goal", "runs", "`python benchmarks/...`"], rows)
+        rows.append(
+            [
+                what,
+                figure.peer or "-",
+                shown + spread,
+                figure.goal,
+                _runs(runs),
+                f"`python benchmarks/{figure.command}`",
+            ]
+        )
+    return markdown_table(["what", "peer", "ratio or value", "goal", "runs", "command"], rows)
 
 
 PEERS = ("stable-baselines3", "RLlib", "gymnasium `AsyncVectorEnv`", "FastAPI")

@@ -1,4 +1,4 @@
-"""What the benchmarks of environments share: variants that take turns stepping CartPole-v1 with the same actions.
+"""Shared code of environment benchmarks: variants that alternately step CartPole-v1 with the same actions.
 
 Variants take turns, so that other work on the machine hits all of them.
 """
@@ -24,7 +24,7 @@ Variant = Callable[[int], None]
 
 
 def bare_steps() -> Variant:
-    """Steps the environment as gymnasium makes it."""
+    """Step the environment as gymnasium makes it."""
     env = gymnasium.make(ENV_ID)
     env.reset(seed=0)
     actions = np.random.default_rng(0).integers(2, size=1024).tolist()
@@ -40,7 +40,7 @@ def bare_steps() -> Variant:
 
 
 def maze_steps(env: Any) -> Variant:
-    """Steps a Maze environment with the same actions, packed as its action space wants them."""
+    """Step a Maze environment with the same actions, packed as its action space wants them."""
     env.seed(0)
     env.reset()
     actions = [{"action": action} for action in np.random.default_rng(0).integers(2, size=1024)]

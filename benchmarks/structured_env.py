@@ -1,4 +1,4 @@
-"""What sub-steps cost: structured environments per sub-step against flat ones per step.
+"""Time of sub-steps of structured environments relative to steps of flat ones.
 
 The tutorial's cutting problem, flat and with two sub-steps, is stepped in a vector environment with statistics, as in
 training. The runs alternate on the same core; medians are printed. The time of the simulation counts in both: it acts
@@ -87,7 +87,7 @@ def measure(n_steps: int, n_repeats: int) -> dict[str, float]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the benchmark; exit status 1 when sub-steps cost too much."""
+    """Run the benchmark; exit status 1 when sub-steps cost too much."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--quick", action="store_true", help="a few seconds, rough figures")
     parser.add_argument("--json", type=Path, help="also write the figures into this file")

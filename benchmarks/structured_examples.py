@@ -1,4 +1,4 @@
-"""What structure is worth in the example environments: agents that come and go, and a hierarchy of tasks.
+"""Effect of structure in two example environments: agents that come and go, and a hierarchy.
 
 For each environment the structured experiment and the flat one train with the same algorithm, hyper-parameters, layers
 and number of environment steps, several seeds each, through the command line as a user would. The saved policies act in
@@ -58,13 +58,13 @@ class Result:
 
 
 def nearest_order(observation: Any, env: Any) -> Any:
-    """Drives to the nearest open order."""
+    """Drive to the nearest open order."""
     orders = observation["orders"]
     return {"order": int((orders[:, 0] * orders[:, 1]).argmax())}
 
 
 def straight_to_the_goal(observation: Any, env: Any) -> Any:
-    """Drives straight, and turns the gripper as it is told."""
+    """Drive straight, and turns the gripper as required."""
     if "orientation" in observation:
         return {"orientation": int(observation["orientation"].argmax())}
     x, y = observation["offset"]
@@ -80,7 +80,7 @@ EXAMPLES = {
 
 
 def train(experiment: str, seed: int, directory: Path) -> None:
-    """Trains one policy in a process of its own."""
+    """Train one policy in a process of its own."""
     command = [
         *(sys.executable, "-m", "maze.maze_cli", "-cn", "conf_train", f"+experiment={experiment}"),
         *(f"seeding.env_base_seed={seed}", f"seeding.agent_base_seed={seed + 1000}", f"hydra.run.dir={directory}"),
@@ -202,7 +202,7 @@ def compare(names: Sequence[str], n_seeds: int, n_jobs: int) -> list[Result]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the comparison; exit status 1 when a policy did not do what it should."""
+    """Run the comparison; exit status 1 when a policy did not do what it should."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("examples", nargs="*", metavar="example", help=f"of {', '.join(EXAMPLES)}; default: all")
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each policy")

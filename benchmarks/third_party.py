@@ -1,4 +1,4 @@
-"""Environments of other packages, one command each, and what their policies reach.
+"""Environments of other packages: one command each, with returns.
 
 Every example is one `maze-run -cn conf_train`. What is printed was reached in the run's own evaluation, whose episodes
 training never saw; the number of them is part of the command. Examples whose package is not installed are left out.
@@ -191,7 +191,7 @@ def row(name: str, example: Example, directory: Path) -> tuple[str, bool]:
         return f"| {name} | {version} | `{example.command}` | failed with status {finished.returncode} | | |", False
     run = json.loads((directory / "run.json").read_text())
     reached = run["best_score"]
-    goal = "" if example.at_least is None else f" (asked for: {example.at_least:g})"
+    goal = "" if example.at_least is None else f" (goal: {example.at_least:g})"
     line = (
         f"| {name} | {version} | `{example.command}` | {reached:.3f}{goal} | {run['n_env_steps']:,} | {seconds:.0f} s |"
     )
@@ -199,7 +199,7 @@ def row(name: str, example: Example, directory: Path) -> tuple[str, bool]:
 
 
 def main() -> int:
-    """Trains what was asked for; exit status 1 where something failed or a goal was missed."""
+    """Train the named examples; exit status 1 where one fails or misses its goal."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("examples", nargs="*", metavar="example", help=f"of {', '.join(EXAMPLES)}; default: all")
     arguments = parser.parse_args()

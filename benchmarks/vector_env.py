@@ -1,4 +1,4 @@
-"""How fast vector environments are, against gymnasium's and against the environments themselves.
+"""Speed of vector environments relative to gymnasium's and to the environments themselves.
 
 All figures are ratios of runs that alternate with one another on the same machine; medians are printed.
 
@@ -74,7 +74,7 @@ def seconds_of_stack(n_steps: int) -> float:
 
 
 def seconds_of_maze(env: Any, n_steps: int) -> float:
-    """Steps with observations written into given arrays, as a rollout does."""
+    """Step with observations written into given arrays, as a rollout does."""
     env.seed(list(range(env.n_envs)))
     out = {
         key: {name: np.zeros((env.n_envs, *sub.shape), sub.dtype) for name, sub in space.items()}
@@ -89,7 +89,7 @@ def seconds_of_maze(env: Any, n_steps: int) -> float:
 
 
 def seconds_of_gymnasium(env: Any, n_steps: int) -> float:
-    """Steps of a gymnasium vector environment."""
+    """Step of a gymnasium vector environment."""
     env.reset(seed=0)
     actions = np.random.default_rng(0).integers(0, 2, (n_steps, env.num_envs))
     start = time.perf_counter()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import warnings
-from importlib.metadata import version as installed_version
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
@@ -19,7 +19,9 @@ os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 os.environ.pop("MPLBACKEND", None)  # notebook kernels inherit it, and choose their own, which puts figures into pages
 
 project = "Maze"
-version = release = installed_version("maze-rl")
+version = release = re.findall(r'^version = "(.*)"', (DOCS.parent / "pyproject.toml").read_text("utf-8"), re.MULTILINE)[
+    0
+]
 author = "the authors of Maze"
 copyright = "the authors of Maze, Apache-2.0"
 

@@ -31,24 +31,24 @@ _PARAMETER = re.compile(r"^:param (?:[\w.\[\], |]+ )?\*{0,2}(\w+): *(.*(?:\n(?:[
 _COMMENT = re.compile(r"^\s*#(.*)$")
 _ORDER = ("env", "wrappers", "algorithm", "model", "critic", "policy", "runner", "seeding", "tracking", "experiment")
 _GROUPS = {
-    "": "Root configurations, chosen with `-cn`: one for each command.",
-    "env": "The environment.",
-    "wrappers": "What the environment is wrapped in.",
-    "algorithm": "The trainer and its hyperparameters.",
-    "model": "The networks, or what they follow from.",
-    "critic": "The critic that belongs to the model.",
-    "policy": "Who acts in a rollout.",
-    "runner": "How a training or a rollout is run.",
-    "seeding": "Seeds; drawn and recorded where they are empty.",
-    "tracking": "What else records a training's statistics.",
-    "experiment": "Whole sets of settings, chosen with `+experiment=...`.",
-    "algorithm_runner": "What an algorithm adds to a runner. Chosen by the names of both, never by hand.",
-    "env_model": "What a model adds to an environment. Chosen by the names of both, never by hand.",
-    "training_runner": "What a runner of trainings and rollouts adds for a training. Never chosen by hand.",
-    "rollout_runner": "What a runner of trainings and rollouts adds for a rollout. Never chosen by hand.",
-    "hydra/sweeper": "How `--multirun` goes through several configurations.",
+    "": "Root configurations, selected with `-cn`: one per command.",
+    "env": "Environments.",
+    "wrappers": "Wrappers of the environment.",
+    "algorithm": "Trainers and their hyperparameters.",
+    "model": "Networks, templates and automatic models.",
+    "critic": "Critics.",
+    "policy": "Policies of rollouts.",
+    "runner": "Runners of training and rollouts.",
+    "seeding": "Seeds; empty ones are drawn and recorded.",
+    "tracking": "Experiment trackers.",
+    "experiment": "Sets of settings, selected with `+experiment=...`.",
+    "algorithm_runner": "Settings of a pair of algorithm and runner, selected automatically.",
+    "env_model": "Settings of a pair of environment and model, selected automatically.",
+    "training_runner": "Training settings of a runner, selected automatically.",
+    "rollout_runner": "Rollout settings of a runner, selected automatically.",
+    "hydra/sweeper": "Sweepers of `--multirun`.",
     "rllib/algorithm": "RLlib's algorithms, for `-cn conf_rllib`.",
-    "rllib/runner": "Where RLlib steps environments, for `-cn conf_rllib`.",
+    "rllib/runner": "Runners of RLlib, for `-cn conf_rllib`.",
 }
 
 
@@ -72,7 +72,7 @@ class Field(NamedTuple):
 
 
 def options() -> list[Option]:
-    """Every configuration that comes with Maze."""
+    """Return every shipped configuration."""
     from maze.cli.algorithms import register_algorithms
     from maze.cli.hydra_setup import environment_configs
 
@@ -93,10 +93,10 @@ def options() -> list[Option]:
 
 
 def write_configurations(directory: Path, options_found: list[Option] | None = None) -> None:
-    """Writes one page for each group.
+    """Write one page for each group.
 
-    :param directory: Where to; other files in it are removed.
-    :param options_found: The configurations; those that come with Maze by default.
+    :param directory: Target; other files in it are removed.
+    :param options_found: The configurations; default: the shipped ones.
     """
     groups: dict[str, list[Option]] = defaultdict(list)
     for option in options() if options_found is None else options_found:
@@ -110,7 +110,7 @@ def write_configurations(directory: Path, options_found: list[Option] | None = N
 
 
 def fields(option: Option) -> list[Field]:
-    """The keys of an option with their defaults and meanings."""
+    """Return the keys of an option with their defaults and meanings."""
     node = yaml.compose(option.text)
     if not isinstance(node, yaml.MappingNode):
         return []
@@ -137,7 +137,7 @@ def _option(option: Option) -> Iterator[str]:
     node = yaml.compose(option.text)
     target = _value(node, TARGET) if isinstance(node, yaml.MappingNode) else None
     if target:
-        yield f"Makes a :obj:`{target}`.\n"
+        yield f"Builds a :obj:`{target}`.\n"
     if isinstance(node, yaml.MappingNode) and (defaults := _value(node, "defaults")):
         chosen = ", ".join(f"``{_flow(entry)}``" for entry in defaults if entry != "_self_")
         yield f"Begins with: {chosen}.\n"
@@ -161,7 +161,7 @@ def _relative(path: Path) -> str:
 
 
 def _head(text: str) -> str:
-    """The comment at the beginning of a file, without the line that says where it belongs."""
+    """Return the comment at the beginning of a file, without the `@package` line."""
     found: list[str] = []
     for line in text.splitlines():
         comment = _COMMENT.match(line)
@@ -215,7 +215,7 @@ def _fields_of_the_class_only(target: str, present: set[str]) -> Iterator[Field]
 
 @cache
 def documentation(target: str) -> Mapping[str, str]:
-    """What a class or function says about its fields and arguments, by name, as reStructuredText."""
+    """Return the documentation of fields and arguments of a class or function, by name, as reStructuredText."""
     made = _located(target)
     found: dict[str, str] = {}
     if inspect.isclass(made):
@@ -237,7 +237,7 @@ def _parameters(docstring: str | None) -> dict[str, str]:
 
 
 def _located(target: str) -> Any:
-    """What a dotted path names; `None` for what is not Maze's, or cannot be imported here."""
+    """Return the object of a dotted path; `None` for foreign objects and failing imports."""
     module, _, name = target.rpartition(".")
     if module.split(".")[0] not in ("maze", "maze_envs", "tutorial_maze_env"):
         return None

@@ -1,4 +1,4 @@
-"""The Sphinx extension: generated pages, and what a word in single backticks is."""
+"""Sphinx extension: generated pages, and the role of single backticks."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def _name_or_code(
     options: Mapping[str, Any] | None = None,
     content: Sequence[str] = (),
 ) -> tuple[list[nodes.Node], list[nodes.system_message]]:
-    """Text in single backticks: a link where it names something that the reference has, code otherwise."""
+    """Return a link if the text names an object of the reference, otherwise code."""
     if _NAME.fullmatch(text):
         return PyXRefRole()("py:obj", rawtext, text, lineno, inliner, dict(options or {}), list(content))
     return [nodes.literal(rawtext, text.replace("\x00", ""))], []
 
 
 def _without_foreign_docstrings(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Leaves out docstrings of other packages, which a method inherits or an attribute brings along."""
+    """Leave out docstrings of other packages, which a method inherits or an attribute brings along."""
     if what in ("function", "method", "attribute", "data", "property") and not _is_ours(_author(name, obj)):
         lines.clear()
 
 
 def _author(name: str, obj: Any) -> str:
-    """The module that the docstring of a documented object comes from."""
+    """Return the module of the docstring of a documented object."""
     owner, _, member = name.rpartition(".")
     if not getattr(obj, "__doc__", None):
         module, _, class_name = owner.rpartition(".")
@@ -60,7 +60,7 @@ def _is_ours(module: str) -> bool:
 
 
 def _name_targets(app: Sphinx, doctree: nodes.document) -> None:
-    """Has types, which signatures and fields name without their modules, lead to the name that is the only one.
+    """Resolve types without module in signatures and fields to the only object of that name.
 
     Sphinx would look through all names for each of them, which takes minutes, and take any where there are several.
     """
@@ -72,7 +72,7 @@ def _name_targets(app: Sphinx, doctree: nodes.document) -> None:
 
 @cache
 def _full_names() -> Mapping[str, str]:
-    """Full names by those names that only one module defines."""
+    """Return full names by short names that only one module defines."""
     found: dict[str, list[str]] = {}
     for module in modules():
         for name in module.names:
@@ -89,7 +89,7 @@ def _write_pages(app: Sphinx) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Registers it."""
+    """Register it."""
     app.add_role("name_or_code", _name_or_code)
     app.connect("builder-inited", _write_pages)
     app.connect("autodoc-process-docstring", _without_foreign_docstrings)

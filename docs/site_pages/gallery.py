@@ -1,4 +1,4 @@
-"""The gallery: every environment that comes with Maze, played for a moment and drawn by its renderer.
+"""The gallery: every shipped environment after some steps, drawn by its renderer.
 
 `python docs/site_pages/gallery.py DIRECTORY` draws the pictures without building the site.
 """
@@ -20,28 +20,27 @@ from site_pages.configurations import options
 from site_pages.names import ROOT
 from site_pages.written import write_pages
 
-_INTRO = """# Gallery of environments
+_INTRO = """# Environment gallery
 
-Every environment that comes with Maze, after some steps of the policy that stands below it, drawn by its own
-renderer while this site was built (`docs/site_pages/gallery.py`). Environments of gymnasium and of other packages are
-chosen by their ids ([environments of other packages](../../guide/third_party.md)); what published values there are for
-the others is in [operations problems](../../guide/operations.md).
+Shipped environments after some steps of the policy in the command below them, drawn by their renderers while this site
+was built (`docs/site_pages/gallery.py`). gymnasium environments and those of other packages are selected by id
+([environments of other packages](../../guide/third_party.md)). Published values are in [operations
+problems](../../guide/operations.md).
 
-To the commands, `runner=sequential runner.n_episodes=1 runner.record_pages=true` adds a page with an episode, step by
-step.
+`runner=sequential runner.n_episodes=1 runner.record_pages=true` adds an HTML player to a command.
 
 """
 
 
 class Exhibit(NamedTuple):
-    """How an environment is shown."""
+    """Settings of the picture of an environment."""
 
     arguments: tuple[str, ...]
-    """What the command names."""
+    """Arguments of the command."""
     steps: int = 30
-    """Sub-steps that are taken before the picture."""
+    """Sub-steps before the picture."""
     describe: bool = True
-    """Whether the first sentence of what makes the environment describes it."""
+    """Whether the docstring of the factory describes the environment."""
 
 
 _SHOWN = {
@@ -64,7 +63,7 @@ _GYM = {
 
 
 def exhibits() -> dict[str, Exhibit]:
-    """What is shown, by title: all environments that come with Maze, and two of gymnasium."""
+    """Return the settings of all pictures by title: shipped environments and two of gymnasium."""
     found = {}
     for option in options():
         is_of_others = option.path is None or option.path.is_relative_to(ROOT / "maze" / "conf")
@@ -75,7 +74,7 @@ def exhibits() -> dict[str, Exhibit]:
 
 
 def write_gallery(directory: Path) -> None:
-    """Draws the pictures and writes the page that shows them.
+    """Draw the pictures and write the page.
 
     :param directory: Where to; other files in it are removed.
     """
@@ -89,18 +88,18 @@ def write_gallery(directory: Path) -> None:
         if picture:
             pages[f"{name}.png"] = picture
         command = f"maze-run {' '.join(exhibit.arguments)}"
-        shown = f"![{name} after {exhibit.steps} steps]({name}.png)" if picture else "It has no renderer."
+        shown = f"![{name} after {exhibit.steps} steps]({name}.png)" if picture else "No renderer."
         parts.append(f"::::{{container}}\n**{name}**\n\n{shown}\n")
         parts.append(f"{sentence}\n\n```text\n{command}\n```\n::::\n")
     parts.append(":::::\n")
     same = ", ".join(f"`env={name}`" for name in _LOOKS_THE_SAME)
-    parts.append(f"Other stages of the tutorial look like its last one: {same}.\n")
+    parts.append(f"Pictures of other stages of the tutorial are equal to its last one: {same}.\n")
     pages["environments.md"] = "\n".join(parts)
     write_pages(directory, pages)
 
 
 def drawn(exhibit: Exhibit) -> tuple[bytes, str]:
-    """Plays an environment for a moment.
+    """Play some steps of an environment.
 
     :return: Its picture, empty where it has no renderer, and a sentence about it.
     """
@@ -145,7 +144,7 @@ def drawn(exhibit: Exhibit) -> tuple[bytes, str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Draws the pictures into the directory that is named."""
+    """Draw the pictures into the directory of the command line."""
     directory = Path(arguments[0])
     directory.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = exhibits()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_pages(directory: Path, pages: Mapping[str, str | bytes]) -> None:
-    """Makes a directory hold these files and no others; files that hold what they should are left alone.
+    """Make a directory hold these files and no others; files that hold what they should are left alone.
 
     :param directory: The directory.
     :param pages: Contents by file name.

@@ -137,7 +137,7 @@ class ConfigurationAuditor:
             )
         if isinstance(given.get("wrappers"), Wrapper) and "env" in given:
             raise InvalidSpecificationError(
-                f"wrappers: an instance of {type(given['wrappers']).__name__} brings its own environment, which "
+                f"wrappers: an instance of {type(given['wrappers']).__name__} has its own environment, which "
                 "contradicts env. Pass the wrapper's class and arguments instead: wrappers={ThatWrapper: {...}}."
             )
 

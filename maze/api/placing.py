@@ -56,7 +56,7 @@ def _insert(node: DictConfig | ListConfig, key: Any, value: Any) -> None:
 def place(cfg: DictConfig, path: str, value: Any) -> None:
     """Set, in place, the value at a path such as `model.policy` or `algorithm.lr`.
 
-    A mapping with `_target_` replaces what is there; one without is merged into it.
+    A mapping with `_target_` replaces the present value; one without is merged into it.
 
     :param cfg: Configuration, mapping or object tree to change.
     :param path: Keys with dots between them; keys may contain dots (class paths of wrappers).

@@ -45,7 +45,7 @@ def export_run(arguments: Sequence[str]) -> int:
 
 def _parsed(arguments: Sequence[str]) -> dict[str, Any]:
     parser = FlagParser(FLAG, "Write a trained policy as one file that acts without torch.")
-    parser.add_argument("run", type=Path, help="directory of the training")
+    parser.add_argument("run", type=Path, help="directory of the training run")
     parser.add_argument("--out", type=Path, help="the file, <run>.maze by default")
     parser.add_argument("--name", help="name of the policy")
     parser.add_argument("--weights", dest="state_dict_file", help="file of the weights, state_dict.pt by default")

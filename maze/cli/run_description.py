@@ -87,7 +87,7 @@ def _row(label: str, text: str) -> str:
 
 def _stored_config(directory: Path) -> tuple[DictConfig | None, str]:
     """Return the configuration of the run, or the reason why it cannot be read."""
-    for name in (Path(CONFIG_FILE), HYDRA_CONFIG):  # only the former has the seeds that were drawn
+    for name in (Path(CONFIG_FILE), HYDRA_CONFIG):  # only the former has randomly chosen seeds
         path = directory / name
         if not path.is_file():
             continue

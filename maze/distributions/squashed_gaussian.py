@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
-from torch.autograd.function import once_differentiable
 from torch.distributions import Normal
 from torch.nn import functional
 
 from maze.core.annotations import override
-from maze.distributions.gaussian import HALF_LOG_2_PI, DiagonalGaussianProbabilityDistribution
-from maze.distributions.samplers import MAX_LOG_STD_BEFORE_SQUASHING, MIN_LOG_STD
+from maze.distributions.gaussian import DiagonalGaussianProbabilityDistribution
+from maze.distributions.samplers import MAX_LOG_STD_BEFORE_SQUASHING
 from maze.distributions.torch_dist import TorchProbabilityDistribution
 from maze.distributions.utils import atanh, box_logits_shape, require_bounds, space_bounds
 
@@ -39,8 +38,6 @@ class _Scale:
     high: torch.Tensor
     half_width: torch.Tensor
     log_half_width: torch.Tensor
-    log_volume: float
-    """Logarithm of the product of all half widths."""
 
 
 def _scale_of(action_space: spaces.Box, like: torch.Tensor) -> _Scale:
@@ -58,8 +55,7 @@ def _scale(
     with torch.inference_mode(False):  # the cached tensors are used with gradients as well
         lowest, highest = space_bounds(box, torch.empty(0, dtype=dtype, device=device))
         half_width = 0.5 * (highest - lowest)
-        log_half_width = half_width.log()
-        return _Scale(lowest, highest, half_width, log_half_width, float(log_half_width.double().sum()))
+        return _Scale(lowest, highest, half_width, half_width.log())
 
 
 def _log_derivative_of_tanh(x: torch.Tensor) -> torch.Tensor:
@@ -139,22 +135,17 @@ class SquashedGaussianProbabilityDistribution(TorchProbabilityDistribution[Norma
 
         :return: `[..., *space.shape]`.
         """
-        unsquashed = self.normal.rsample(generator)
-        actions = self._squash(unsquashed)
-        self._last_sample = (actions, unsquashed)
-        return actions
+        return self.rsample_with_log_prob(generator)[0]
 
     def rsample_with_log_prob(self, generator: torch.Generator | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the same, and their log-probabilities, as one operation (without second derivatives).
+        """Sample actions with gradients, and return them with their log-probabilities.
 
         :return: Actions `[..., *space.shape]`, and their log-probabilities `[...]`.
         """
-        n_components = self._logits.shape[-1] // 2
-        shape = (*self._logits.shape[:-1], n_components)
-        noise = self._logits.new_empty(shape).normal_(generator=generator)
-        n_event_dims = max(1, self._n_event_dims)
-        actions, log_probs = _Draw.apply(self._logits, noise, self._scale, self._temperature, n_event_dims)  # type: ignore[no-untyped-call]  # torch's
-        return (actions if self._n_event_dims else actions.squeeze(-1)), log_probs
+        unsquashed, log_density = self.normal.rsample_with_log_prob(generator)
+        actions = self._squash(unsquashed)
+        self._last_sample = (actions, unsquashed)
+        return actions, log_density - self._log_jacobian(unsquashed)
 
     def _squash(self, unsquashed: torch.Tensor) -> torch.Tensor:
         scaled = torch.addcmul(self.low, torch.tanh(unsquashed) + 1.0, self._scale.half_width)
@@ -171,40 +162,6 @@ class SquashedGaussianProbabilityDistribution(TorchProbabilityDistribution[Norma
     def kl(self, other: TorchProbabilityDistribution[Any]) -> torch.Tensor:
         assert isinstance(other, SquashedGaussianProbabilityDistribution)
         return self.normal.kl(other.normal)
-
-
-class _Draw(torch.autograd.Function):
-    """Actions and log-probabilities from logits and standard normal noise."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, logits: torch.Tensor, noise: torch.Tensor, scale: _Scale, temperature: float, n_event_dims: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        mean, raw = logits.chunk(2, dim=-1)
-        log_std = raw.clamp(MIN_LOG_STD, MAX_LOG_STD_BEFORE_SQUASHING)
-        if temperature != 1.0:
-            log_std = log_std + 0.5 * math.log(temperature)
-        deviation = log_std.exp() * noise
-        unsquashed = mean + deviation
-        squashed = torch.tanh(unsquashed)
-        actions = torch.addcmul(scale.low, squashed + 1.0, scale.half_width).clamp_(scale.low, scale.high)
-        negative = log_std.add_(noise.square(), alpha=0.5).add_(_log_derivative_of_tanh(unsquashed))
-        n_components = math.prod(noise.shape[noise.dim() - n_event_dims :])
-        log_probs = -negative.flatten(-n_event_dims).sum(-1) - (n_components * HALF_LOG_2_PI + scale.log_volume)
-        ctx.save_for_backward(raw, deviation, squashed)
-        ctx.half_width, ctx.n_event_dims = scale.half_width, n_event_dims
-        return actions, log_probs
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, of_actions: torch.Tensor, of_log_probs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        raw, deviation, squashed = ctx.saved_tensors
-        of_log_probs = of_log_probs.reshape(of_log_probs.shape + (1,) * ctx.n_event_dims)
-        # d action / d unsquashed = half width * (1 - tanh^2); d log-probability / d unsquashed = 2 * tanh
-        of_mean = of_actions * ctx.half_width * (1.0 - squashed.square()) + 2.0 * of_log_probs * squashed
-        is_inside = (raw >= MIN_LOG_STD) & (raw <= MAX_LOG_STD_BEFORE_SQUASHING)
-        of_log_std = (of_mean * deviation - of_log_probs) * is_inside
-        return torch.cat([of_mean, of_log_std], dim=-1), None, None, None, None
 
 
 class _NormalBeforeSquashing(DiagonalGaussianProbabilityDistribution):

@@ -17,8 +17,6 @@ from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.utils.factory import Factory
-from maze.core.utils.import_guard import imports_guarded
-from maze.core.utils.stored_run import StoredRun
 from maze.core.wrappers.gym_adapters import adapted, gym_env_name
 from maze.core.wrappers.gym_spaces import action_leaves
 from maze.core.wrappers.maze_gym_env_wrapper import GymActionConversion, GymObservationConversion
@@ -188,11 +186,7 @@ def to_sb3(policy: Policy | str | Path, env: Any = None, trusted_packages: Seque
             described = bundled.bundle.card["steps"][0]["heads"]
             heads = _heads({head: _space_of(described[head]) for head in step.heads}, foreign)
             return SB3Predictor(bundled, ActorID(step_key, 0), shapes, heads, packs_actions)
-        with imports_guarded():
-            run = StoredRun(path, trusted_packages).deployed("cpu", "state_dict.pt")
-            own_env, policy = RolloutRunner.init_env_and_agent(
-                run.env, run.wrappers, 0, run.policy, input_dir=str(path)
-            )
+        own_env, policy = RolloutRunner.init_stored_env_and_agent(path, trusted_packages)
         known = _spaces_of(own_env)
         own_env.close()
     elif known is None and (stored := getattr(policy, "spaces", None)) is not None:

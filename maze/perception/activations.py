@@ -17,7 +17,7 @@ _MANY = 2**13
 
 
 def activation_type(non_lin: str | type[nn.Module], config_path: str) -> type[nn.Module]:
-    """The class of an activation; of `torch.nn.Tanh`, where torch is slow, one that computes the same sooner.
+    """Return the class of an activation; for `torch.nn.Tanh`, where torch is slow, a faster equivalent.
 
     :param non_lin: The class, or its name.
     :param config_path: Key of the configuration, for messages.
@@ -29,16 +29,14 @@ def activation_type(non_lin: str | type[nn.Module], config_path: str) -> type[nn
 
 @cache
 def mkl_is_slow() -> bool:
-    """Whether this is a processor of AMD, for which MKL, by which torch computes, leaves half of the units or more
-    unused.
-    """
+    """Return whether torch uses MKL on a processor of AMD, where it leaves half of the units or more unused."""
     mkl: Any = torch.backends.mkl
     find_out: Any = getattr(torch.cpu, "get_capabilities", None)
     return bool(mkl.is_available()) and find_out is not None and "AMD" in str(find_out().get("cpu_name"))
 
 
 class Tanh(nn.Tanh):
-    """The hyperbolic tangent. NumPy computes that of many numbers in a tenth of the time where MKL is slow."""
+    """Hyperbolic tangent by NumPy for many numbers, which takes a tenth of the time where MKL is slow."""
 
     @override(nn.Tanh)
     def forward(self, input: Tensor) -> Tensor:  # the name that torch gave it
@@ -73,7 +71,7 @@ def _tanh_in_numpy(x: Tensor) -> Tensor:
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Whether its memory can be read: it is on a processor, and nobody records or maps what is done with it."""
+    """Return whether the memory of a tensor can be read: it is on the CPU, and not traced, compiled or mapped."""
     is_traced: Any = torch.jit.is_tracing  # type: ignore[attr-defined]  # torch leaves it untyped
     if x.device.type != "cpu" or torch.compiler.is_compiling() or is_traced():
         return False

@@ -31,7 +31,7 @@ def observation_spaces_to_in_shapes(
 
 
 def flatten_spaces(spaces: Iterable[Mapping[str, Item]]) -> dict[str, Item]:
-    """Merges the dictionaries of subsequent sub-steps into one.
+    """Merge the dictionaries of subsequent sub-steps into one.
 
     Where sub-steps have keys in common, the first sub-step's item stays: it is the state that the environment step
     starts in.
@@ -50,7 +50,7 @@ def stack_and_flatten_spaces(
     input_tensor_dict: Iterable[Mapping[str, torch.Tensor]],
     observation_spaces_dict: Mapping[str | int, gym_spaces.Dict],
 ) -> dict[str, torch.Tensor]:
-    """Merges the dictionaries of subsequent sub-steps into one; items of the same key are stacked.
+    """Merge the dictionaries of subsequent sub-steps into one; items of the same key are stacked.
 
     A key that several sub-steps (e.g. agents) have is stacked along a new dimension in front of the item's own
     dimensions, behind all batch dimensions. A key that occurs once is left as it is.
@@ -76,7 +76,7 @@ def stack_and_flatten_spaces(
 def convert_to_torch(
     stats: Any, device: str | None = None, cast: torch.dtype | None = None, in_place: bool | str = False
 ) -> Any:
-    """Converts arrays and numbers, anywhere in dictionaries, lists and tuples, to tensors.
+    """Convert arrays and numbers, anywhere in dictionaries, lists and tuples, to tensors.
 
     :param stats: Any structure; what is neither array, number nor tensor stays as it is.
     :param device: Where the tensors go; `None` leaves tensors where they are.
@@ -96,7 +96,7 @@ def convert_to_torch(
 
 
 def convert_to_numpy(stats: Any, cast: np.dtype[Any] | None = None, in_place: bool | str = False) -> Any:
-    """Converts tensors, anywhere in dictionaries, lists and tuples, to arrays.
+    """Convert tensors, anywhere in dictionaries, lists and tuples, to arrays.
 
     :param stats: Any structure; what is neither tensor nor array stays as it is.
     :param cast: Dtype of the arrays; `None` keeps it.

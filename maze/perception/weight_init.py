@@ -13,7 +13,7 @@ from maze.core.errors import ConfigError
 
 
 def make_module_init_normc(std: float = 1.0) -> Callable[[nn.Module], None]:
-    """Initialises linear and convolution layers with weight vectors of length `std` and biases of zero.
+    """Initialise linear and convolution layers with weight vectors of length `std` and biases of zero.
 
     The weights into each unit are a random direction scaled to Euclidean length `std`, whatever their number. Other
     modules are left as they are, so that the result fits `net.apply`:
@@ -43,7 +43,7 @@ def make_module_init_normc(std: float = 1.0) -> Callable[[nn.Module], None]:
 
 
 def make_module_init_orthogonal(gain: float = 1.0) -> Callable[[nn.Module], None]:
-    """Initialises linear and convolution layers with orthogonal weight matrices and biases of zero (Saxe et al. 2014).
+    """Initialise linear and convolution layers with orthogonal weight matrices and biases of zero (Saxe et al. 2014).
 
     The weight vectors of different units are perpendicular as long as there are not more units than inputs, and have
     length `gain`. Other modules are left as they are, so that the result fits `net.apply`:

@@ -1,8 +1,8 @@
 """Estimates from few runs and episodes, with 95 % confidence intervals.
 
-Assumptions: episodes are independent of each other, and so are runs; returns of runs are roughly normal. Nothing is
-assumed about the distribution over episodes, except that losses large enough to change the mean occurred among them:
-see :func:`unseen_share`. `benchmarks/intervals.py` simulates how often the intervals miss the truth.
+Assumptions: episodes are independent, and so are runs; returns of runs are approximately normal. The only assumption
+about the distribution over episodes is that losses large enough to change the mean are among them: see
+:func:`unseen_share`. `benchmarks/intervals.py` simulates how often the intervals miss the truth.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Estimate(NamedTuple):
     """A value with its 95 % confidence interval.
 
     :param value: The value.
-    :param low: Lower end; NaN where too few values are known.
-    :param high: Upper end; NaN where too few values are known.
+    :param low: Lower end; NaN: too few values.
+    :param high: Upper end; NaN: too few values.
     """
 
     value: float
@@ -38,7 +38,7 @@ class Estimate(NamedTuple):
 
     @classmethod
     def of(cls, interval: Interval) -> Estimate:
-        """The estimate of a single interval."""
+        """Convert a single interval."""
         return cls(*map(float, interval))
 
     @property
@@ -48,7 +48,7 @@ class Estimate(NamedTuple):
 
 
 def unseen_share(n_episodes: int) -> float:
-    """The most frequent event that may be missing among some episodes: with 97.5 % probability, all others occurred.
+    """Return the largest share of episodes of an event that may be missing: others occur with 97.5 % probability.
 
     >>> round(unseen_share(200), 4)
     0.0183
@@ -57,7 +57,7 @@ def unseen_share(n_episodes: int) -> float:
 
 
 def episodes_to_see(share: float) -> int:
-    """Number of episodes in which an event occurs at least once, with 97.5 % probability.
+    """Return the number of episodes in which an event occurs at least once, with 97.5 % probability.
 
     :param share: Probability of the event in an episode.
 
@@ -68,9 +68,9 @@ def episodes_to_see(share: float) -> int:
 
 
 def interquartile_mean(values: Values) -> Values:
-    """The mean of the middle half over the last axis: as robust as a median, and nearly as precise as a mean.
+    """Return the mean of the middle half over the last axis, robust as a median and nearly as precise as a mean.
 
-    A quarter of the values, rounded down, is left out at each end (Agarwal et al. 2021).
+    A quarter of the values, rounded down, is removed at each end (Agarwal et al. 2021).
 
     >>> float(interquartile_mean(np.array([1.0, 2.0, 4.0, 100.0])))
     3.0
@@ -81,7 +81,7 @@ def interquartile_mean(values: Values) -> Values:
 
 
 def t_interval(values: Values, axis: int = -1, degrees: int | None = None) -> Interval:
-    """The mean over an axis with its interval by Student's t.
+    """Estimate the mean over an axis by Student's t.
 
     :param values: At least two values along the axis, otherwise the ends are NaN.
     :param axis: The axis.
@@ -96,17 +96,17 @@ def t_interval(values: Values, axis: int = -1, degrees: int | None = None) -> In
 
 
 def skewed_interval(values: Values) -> Interval:
-    """The mean over the last axis with an interval that allows for skewness and for rare large losses.
+    """Estimate the mean over the last axis, corrected for skewness and rare large losses.
 
-    Hall's transformation of the t statistic (Hall 1992, "On the removal of skewness by transformation"), of the values
-    and one more that lies beyond the worst of them, for each end.
+    Hall's transformation of the t statistic (Hall 1992, "On the removal of skewness by transformation") of the values
+    and an additional one beyond the worst of them, for each end.
 
     :param values: `[..., n]`; at least two, otherwise the ends are NaN.
     """
     centre = np.asarray(values.mean(-1))
     if values.shape[-1] < 2:
         return centre, np.full_like(centre, np.nan), np.full_like(centre, np.nan)
-    with np.errstate(invalid="ignore"):  # of infinite values there is no interval
+    with np.errstate(invalid="ignore"):  # infinite values have no interval
         return centre, _lower_end(values), -_lower_end(-values)
 
 
@@ -123,7 +123,7 @@ def _lower_end(values: Values) -> Values:
 
 
 def bounded_interval(values: Values, bounds: Bounds) -> Interval:
-    """The mean over the last axis of values with a known range; holds for any number of values.
+    """Estimate the mean over the last axis of values with a known range; valid for any number of values.
 
     The bound of Gaffke (2005): values and one end of the range, with random weights from a Dirichlet distribution. For
     two possible values it is that of Clopper and Pearson.
@@ -139,14 +139,14 @@ def bounded_interval(values: Values, bounds: Bounds) -> Interval:
 
 
 def mean_interval(ours: Values, theirs: Values | None = None, bounds: Bounds | None = None) -> Interval:
-    """The mean over runs and episodes, or the difference of two, in the same episodes.
+    """Estimate the mean over runs and episodes, or the difference of two means in the same episodes.
 
     Intervals over episodes (of the means over runs) and over runs (of the means over episodes, Student's t) are
-    combined by the method of variance estimates recovery (Zou and Donner 2008). A single run stands for itself.
+    combined by the method of variance estimates recovery (Zou and Donner 2008). A single run has no variation of runs.
 
     :param ours: `[..., n_runs, n_episodes]`.
-    :param theirs: What is subtracted, with the same episodes and runs of its own.
-    :param bounds: The range of an episode's value, or of an episode's difference, where it is known.
+    :param theirs: The subtrahend, with the same episodes and other runs.
+    :param bounds: Range of an episode's value or difference, if known.
     """
     episodes = ours.mean(-2) if theirs is None else ours.mean(-2) - theirs.mean(-2)
     parts = [skewed_interval(episodes) if bounds is None else bounded_interval(episodes, bounds)]
@@ -156,7 +156,7 @@ def mean_interval(ours: Values, theirs: Values | None = None, bounds: Bounds | N
 
 
 def interquartile_mean_interval(values: Values) -> Interval:
-    """The interquartile mean over runs and episodes, by the t statistic of trimmed means (Tukey and McLaughlin 1963).
+    """Estimate the interquartile mean over runs and episodes (trimmed t statistic, Tukey and McLaughlin 1963).
 
     :param values: `[n_runs, n_episodes]`.
     """
@@ -178,7 +178,7 @@ def _trimmed_interval(winsorized: Values) -> Interval:
 
 
 def _combined(parts: Sequence[Interval]) -> Interval:
-    """The first estimate; its interval has the root of the summed squares of all distances."""
+    """Combine intervals: the first estimate, with the root of the summed squares of all distances."""
     below = np.sqrt(sum((centre - low) ** 2 for centre, low, _ in parts))
     above = np.sqrt(sum((high - centre) ** 2 for centre, _, high in parts))
     return parts[0][0], parts[0][0] - below, parts[0][0] + above
@@ -191,14 +191,14 @@ def _t(degrees: int) -> float:
 
 
 def explained_share(parameter: Sequence[str], objective: Values, n_groups: int = 4) -> float:
-    """Which share of an objective's variance the differences in one parameter explain (ε², Kelley 1935).
+    """Estimate the share of an objective's variance that one parameter explains (ε², Kelley 1935).
 
-    Numbers with many values are compared by groups of equal size. The correction for the number of groups makes it 0
-    on average where the parameter means nothing; estimates below that are 0.
+    Numbers with many values are compared in groups of equal size. The correction for the number of groups makes the
+    mean 0 for parameters without effect; negative estimates are set to 0.
 
-    :param parameter: Its value in each trial.
-    :param objective: What the trials have reached, `[n_trials]`.
-    :param n_groups: Number of groups of a parameter with more different values.
+    :param parameter: Value of the parameter in each trial.
+    :param objective: Objective of each trial, `[n_trials]`.
+    :param n_groups: Number of groups of a parameter with more values.
     """
     groups = _groups(parameter, n_groups)
     n, k = len(objective), len(set(groups))

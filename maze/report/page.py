@@ -1,4 +1,4 @@
-"""Self-contained HTML pages (styles, script and data in one file), and the charts on them."""
+"""Self-contained HTML reports (styles, script and data in one file) and their charts."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from maze.core.utils.files import write_whole
 from maze.report.progress import Progress, StatisticsOfPath
 
 MOST_POINTS = 1000
-"""Rows of a prefix that a page has; of longer histories, rows at equal distances and the last one."""
+"""Largest number of rows of a prefix on a page; longer histories are thinned to equal distances."""
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
     "connect-src 'self'; frame-src 'self'"
 )
-"""What a page may load: nothing from elsewhere. Frames inherit it, also one with a page that somebody else has made."""
+"""Content security policy: a page loads nothing from other sites. Frames inherit it."""
 
 _WHOLE, _LONGEST = 32, 2000
-"""Texts up to so many characters stand on one line of a table; of texts in tables, so many are shown."""
+"""Largest number of characters on one line of a table, and of a text in a table."""
 
 
 class Tile(NamedTuple):
-    """A number to be seen first.
+    """A headline figure.
 
-    :param label: What it is.
+    :param label: Its name.
     :param value: The number.
     :param unit: `s` is shown as a duration.
     """
@@ -46,18 +46,18 @@ class Tile(NamedTuple):
 
 
 class MarkedNumber(NamedTuple):
-    """A number in a table with a mark behind it."""
+    """A number in a table, followed by a mark."""
 
     value: float
     mark: str
 
 
 Cell = str | float | MarkedNumber | None
-"""What a cell of a table holds; `None`: there is nothing to say."""
+"""Content of a cell of a table; `None`: no value."""
 
 
 class RunData:
-    """The numbers of a run, as the page's script reads them."""
+    """The numbers of a run in the format of the page's script."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -66,40 +66,40 @@ class RunData:
 
     @staticmethod
     def of(name: str, progress: Progress, n_points: int = MOST_POINTS) -> RunData:
-        """The statistics of a run.
+        """Collect the statistics of a run.
 
-        :param name: Of the run.
+        :param name: Name of the run.
         :param progress: The statistics.
-        :param n_points: At most so many rows of each prefix.
+        :param n_points: Largest number of rows of each prefix.
         """
         data = RunData(name)
         for path, statistics in progress.paths.items():
             rows = np.unique(np.linspace(0, len(statistics) - 1, min(len(statistics), n_points)).round().astype(int))
             data._rows[path] = rows
             axes = {"step": statistics.steps, "seconds": statistics.seconds, "env_steps": statistics.env_steps}
-            data._paths[path] = {
-                **{axis: _encoded(np.asarray(values)[rows]) for axis, values in axes.items()},
-                "columns": [[each, _encoded(np.asarray(values)[rows])] for each, values in statistics.columns.items()],
-            }
+            axes_and_columns = (
+                {n: np.asarray(v)[rows] for n, v in part.items()} for part in (axes, statistics.columns)
+            )
+            data.add_path(path, *axes_and_columns)
         return data
 
     def add(self, path: str, name: str, values: np.ndarray[Any, Any]) -> None:
-        """Adds a column that is derived from others.
+        """Add a derived column.
 
-        :param path: Prefix of the rows that it belongs to.
-        :param name: Of the column.
-        :param values: One for each row of the prefix, also of those that are left out.
+        :param path: Prefix of its rows.
+        :param name: Name of the column.
+        :param values: One for each row of the prefix, thinned rows included.
         """
         self._paths[path]["columns"].append([name, _encoded(values[self._rows[path]])])
 
     def add_path(
         self, path: str, axes: Mapping[str, np.ndarray[Any, Any]], columns: Mapping[str, np.ndarray[Any, Any]]
     ) -> None:
-        """Adds rows that are derived from others.
+        """Add rows.
 
         :param path: Their prefix.
-        :param axes: Any of `step`, `seconds` and `env_steps`.
-        :param columns: Values by name, as many as there are on each axis.
+        :param axes: Values of any of `step`, `seconds` and `env_steps`.
+        :param columns: Values by name, as many as on each axis.
         """
         self._paths[path] = {
             **{axis: _encoded(values) for axis, values in axes.items()},
@@ -107,21 +107,21 @@ class RunData:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """What the script is given."""
+        """Return the data for the script."""
         return {"name": self.name, "paths": self._paths}
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page that needs nothing but its file.
+    """A self-contained HTML page.
 
     :param title: Heading, as text.
-    :param subtitle: Below it, as text.
+    :param subtitle: Subheading, as text.
     :param sections: The sections, as HTML.
-    :param runs: The numbers that charts refer to.
+    :param runs: The numbers of the charts.
     :param state: Shown as a badge, such as `running`.
     :param note: A line in small letters, as text.
-    :param error: What went wrong, as text.
+    :param error: Error message, as text.
     """
 
     title: str
@@ -133,17 +133,17 @@ class Page:
     error: str | None = None
 
     def write(self, path: Path) -> None:
-        """Writes the page, whole or not at all.
+        """Write the page atomically.
 
-        :raises OSError: The disk does not take it.
+        :raises OSError: It cannot be written.
         """
         content = self.text().encode("utf-8", errors="replace")
         write_whole(path, content)
 
     def text(self, version: str | None = None) -> str:
-        """The page.
+        """Return the page as HTML.
 
-        :param version: What the server of the page calls it; it is loaded again when there is another one.
+        :param version: Version of a served page, which is reloaded when the version changes.
         """
         badge = f' <span class="state {_word(self.state)}">{html.escape(self.state)}</span>' if self.state else ""
         failure = f'<pre class="error" role="alert">{html.escape(self.error)}</pre>' if self.error else ""
@@ -166,12 +166,12 @@ class Page:
 
 
 def page_section(title: str, content: str = "", charts: Sequence[Chart] = (), facts: str = "") -> str:
-    """A section with its heading; none where it is empty.
+    """Return a section with its heading; empty if it has no content.
 
     :param title: The heading, as text.
     :param content: HTML.
-    :param charts: Drawn by the page's script.
-    :param facts: HTML, below the rest.
+    :param charts: Charts, which the page's script draws.
+    :param facts: HTML below the charts.
     """
     if not (content or charts or facts):
         return ""
@@ -181,7 +181,7 @@ def page_section(title: str, content: str = "", charts: Sequence[Chart] = (), fa
 
 
 def tiles(entries: Iterable[Tile]) -> str:
-    """Numbers to be seen first."""
+    """Return headline figures."""
     shown = "".join(
         f'<div class="tile"><dt>{html.escape(tile.label)}</dt><dd title="{tile.value!r}">{_tile_text(tile)}</dd></div>'
         for tile in entries
@@ -190,7 +190,7 @@ def tiles(entries: Iterable[Tile]) -> str:
 
 
 def fact_list(facts: Iterable[tuple[str, str]]) -> str:
-    """Pairs of a name and a text, as a table."""
+    """Return pairs of a name and a text as a table."""
     rows = "".join(
         f'<tr><th scope="row">{_breakable(name)}</th><td>{_breakable(text)}</td></tr>' for name, text in facts
     )
@@ -198,7 +198,7 @@ def fact_list(facts: Iterable[tuple[str, str]]) -> str:
 
 
 def code_list(commands: Iterable[tuple[str, str]]) -> str:
-    """Commands with what they are for, and a button that copies each."""
+    """Return commands with their purpose and a button that copies each."""
     return "".join(
         f'<div class="command"><h3>{html.escape(name)}</h3><pre tabindex="0">{html.escape(command)}</pre></div>\n'
         for name, command in commands
@@ -206,11 +206,11 @@ def code_list(commands: Iterable[tuple[str, str]]) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Cell]], caption: str = "") -> str:
-    """A table that a click on a heading sorts.
+    """Return a table that is sorted by a click on a heading.
 
     :param header: Names of the columns.
-    :param rows: Texts, and numbers, which are rounded to what is read easily and shown in full on demand.
-    :param caption: Above it.
+    :param rows: Texts and numbers; numbers are rounded, and shown in full on demand.
+    :param caption: Caption.
     """
     head = "".join(f'<th scope="col">{_breakable(name)}</th>' for name in header)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>\n" for row in rows)
@@ -222,12 +222,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Cell]], caption: str = 
 
 
 def details(summary: str, text: str) -> str:
-    """A longer text that is shown on demand."""
+    """Return a text that is shown on demand."""
     return f'<details><summary>{html.escape(summary)}</summary><pre tabindex="0">{html.escape(text)}</pre></details>\n'
 
 
 def embedded_page(title: str, page: str) -> str:
-    """Another page in a frame of its own, which has nothing to do with this page's script."""
+    """Return another page in a sandboxed frame, isolated from this page's script."""
     return (
         f'<iframe title="{html.escape(title)}" loading="lazy" sandbox="allow-scripts" '
         f'srcdoc="{html.escape(page)}"></iframe>\n'
@@ -235,7 +235,7 @@ def embedded_page(title: str, page: str) -> str:
 
 
 def embedded_picture(name: str, svg: str) -> str:
-    """A picture from an SVG file; as an image, in which no script runs."""
+    """Return an SVG file as an image, in which no script runs."""
     data = base64.b64encode(svg.encode()).decode()
     return (
         f'<figure class="picture"><img alt="{html.escape(name)}" src="data:image/svg+xml;base64,{data}">'
@@ -244,7 +244,7 @@ def embedded_picture(name: str, svg: str) -> str:
 
 
 def number_text(value: float) -> str:
-    """A number with five significant digits, large ones with separators."""
+    """Format a number with five significant digits, large ones with separators."""
     if not math.isfinite(value):
         return str(value)
     if abs(value) >= 1e15:
@@ -279,7 +279,7 @@ def _cell(content: Cell) -> str:
 
 
 def _breakable(text: str) -> str:
-    """Text in which long names may break behind a dot, a slash or an underscore, but no number does."""
+    """Allow line breaks in names after a dot, a slash or an underscore, but not in numbers."""
     shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
     return re.sub(r"[/._](?!\d)", r"\g<0><wbr>", html.escape(shown))
 
@@ -294,12 +294,12 @@ def _word(text: str) -> str:
 
 
 def _encoded(values: np.ndarray[Any, Any]) -> str:
-    """Numbers as the script reads them: exact, small and quick."""
+    """Encode numbers for the script: exact, small and fast."""
     return base64.b64encode(np.asarray(values, "<f8").tobytes()).decode()
 
 
 def _json(content: Any) -> str:
-    # A "</script>" in some text would end the data early.
+    # "</script>" in a text would end the data
     return json.dumps(content, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -309,7 +309,7 @@ def _resource(name: str) -> str:
 
 
 SPREAD = ("mean", "std", "min", "max")
-"""Statistics of one event that are drawn in one chart."""
+"""Statistics of an event that share a chart."""
 
 
 @dataclass(frozen=True)
@@ -319,7 +319,7 @@ class Series:
     :param label: Its name in the legend.
     :param path: Prefix of its statistics.
     :param column: Name of the statistic.
-    :param std: A statistic by which a band around it is drawn.
+    :param std: Statistic of the width of a band.
     :param low: Lower end of a band.
     :param high: Upper end of a band.
     :param run: Number of the run.
@@ -338,12 +338,12 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """What the page's script draws.
+    """A chart, which the page's script draws.
 
-    :param name: What is shown.
+    :param name: Title.
     :param series: Its lines.
     :param kind: `line`, or `stack` for shares that add up to one.
-    :param is_large: Whether it is as wide as the page.
+    :param is_large: Whether it has the width of the page.
     """
 
     name: str
@@ -359,21 +359,21 @@ class Chart:
         return self.kind == "stack" or any(series.column.endswith("/p50") for series in self.series)
 
     def as_json(self) -> dict[str, Any]:
-        """What the script is given."""
+        """Return the data for the script."""
         series = [{key: value for key, value in vars(each).items() if value is not None} for each in self.series]
         return {"name": self.name, "kind": self.kind, "series": series}
 
 
 def chart_of_statistic(event: str, paths: Sequence[StatisticsOfPath], is_large: bool = False) -> list[Chart]:
-    """The chart of one event's mean with its spread, a line per prefix; none where there is no such event."""
+    """Return the chart of an event's mean with its spread, one line per prefix; empty if there is no such event."""
     charts = [chart for chart in charts_of_columns(paths) if chart.name == event and chart.is_spread]
     return [Chart(each.name, each.series, each.kind, is_large, is_spread=True) for each in charts]
 
 
 def charts_of_columns(paths: Sequence[StatisticsOfPath], run: int = 0) -> Iterator[Chart]:
-    """Charts of all statistics: mean and spread of an event in one, all shares of a distribution in one.
+    """Yield charts of all statistics: one for mean and spread of an event, one for all shares of a distribution.
 
-    :param paths: The statistics; those of `eval` come first in each chart.
+    :param paths: The statistics; `eval` comes first in each chart.
     :param run: Number of the run.
     """
     paths = sorted(paths, key=lambda each: (each.path != "eval", each.path != "train", each.path))
@@ -381,7 +381,7 @@ def charts_of_columns(paths: Sequence[StatisticsOfPath], run: int = 0) -> Iterat
     for statistics in paths:
         for column in statistics.columns:
             kind, name = _kind(column)
-            # A stack shows one distribution; evaluation and training have one each.
+            # a stack shows one distribution, so evaluation and training have separate charts
             key = (kind, f"{name} ({statistics.path})" if kind == "share" and statistics.path else name)
             groups.setdefault(key, []).append((statistics, column))
     for (kind, name), members in groups.items():
@@ -404,7 +404,7 @@ def charts_of_columns(paths: Sequence[StatisticsOfPath], run: int = 0) -> Iterat
 
 
 def column_of(statistics: StatisticsOfPath | None, name: str) -> np.ndarray[Any, Any]:
-    """The values of a statistic where there are some, `[n_values]`."""
+    """Return the finite values of a statistic, `[n_values]`."""
     values = np.asarray([] if statistics is None else statistics.columns.get(name, []), np.float64)
     return values[np.isfinite(values)]
 
@@ -414,7 +414,7 @@ def _plain(name: str, paths: Sequence[StatisticsOfPath], run: int) -> Chart:
 
 
 def _kind(column: str) -> tuple[str, str]:
-    """How a statistic is drawn, and the name of its chart."""
+    """Return the kind of chart of a statistic and its name."""
     head, _, end = column.rpartition("/")
     if end in QUANTILES:
         return "quantile", head
@@ -431,7 +431,7 @@ def _mean(name: str) -> str:
 
 
 def _of_event(name: str, statistic: str) -> str:
-    """The column of a statistic of the event (and group) that a chart of spread is named by."""
+    """Return the column of a statistic of the event (and group) that names a chart."""
     interface, event, *group = name.split("/", 2)
     return "/".join([interface, event, statistic, *group])
 

@@ -1,4 +1,4 @@
-"""The statistics of a run as a table, `progress.csv`: everything that a report shows comes from it."""
+"""Table of the statistics of a run, `progress.csv`, from which reports are made."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from maze.core.utils.files import csv_text, write_whole
 
 PROGRESS_FILE = "progress.csv"
 LEADING = ("step", "path", "seconds", "env_steps")
-"""Columns that every row has: log step, prefix such as `train`, seconds since the start, steps of the training."""
+"""Columns of every row: log step, prefix such as `train`, seconds since the start, environment steps of the run."""
 _WHOLE = 2.0**53
 _MISSING = math.nan
 
 
 class StatisticsOfPath:
-    """What was logged under one prefix, in columns of equal length; NaN where a statistic was not there.
+    """Statistics of one prefix, in columns of equal length; NaN for missing values.
 
     :param path: The prefix: `train`, `eval` or another.
     """
@@ -38,7 +38,7 @@ class StatisticsOfPath:
         return len(self.steps)
 
     def append(self, step: float, seconds: float, env_steps: float, values: Mapping[str, float]) -> None:
-        """Adds a row."""
+        """Add a row."""
         for name in values:
             if name not in self.columns:
                 self.columns[name] = array("d", [_MISSING]) * len(self)
@@ -50,30 +50,30 @@ class StatisticsOfPath:
 
 
 class Progress:
-    """The rows of `progress.csv`, collected while a run goes on, or read from the file.
+    """The rows of `progress.csv`, collected during a run or read from the file.
 
-    Statistics that are written with the same prefix in the same log step make one row. Distributions become columns:
+    Statistics with the same prefix and log step form one row. Distributions become columns:
     the share of each category (`.../share_2`), or quantiles (`.../p05` to `.../p95`) of real numbers, per component
-    where they are vectors.
+    of vectors.
 
-    :param columns: Statistics that are columns of the file from the beginning, in this order.
+    :param columns: Initial columns of statistics, in this order.
     """
 
     def __init__(self, columns: Iterable[str] = ()) -> None:
         self.paths: dict[str, StatisticsOfPath] = {}
         self._columns = {name: position for position, name in enumerate(columns)}
-        """Position of each statistic among the columns of the file, in the order in which they occurred first."""
+        """Index of the column of each statistic, in order of the first occurrence."""
         self._lines: list[tuple[int, str]] = []
-        """The completed rows as text, with their numbers of columns."""
+        """Completed rows as text, with their numbers of columns."""
         self._open: dict[str, tuple[int, float, float, dict[str, float]]] = {}
 
     def add(self, path: str | None, step: int, seconds: float, env_steps: float | None, stats: LogStats) -> None:
-        """Adds statistics to the row of the log step; :meth:`finish_step` completes it.
+        """Add statistics to the row of the log step; :meth:`finish_step` completes it.
 
         :param path: Their prefix.
         :param step: Number of the log step.
-        :param seconds: Since the run began.
-        :param env_steps: Steps that the training has taken in its environments; `None`: nobody knows.
+        :param seconds: Seconds since the start of the run.
+        :param env_steps: Environment steps of the run; `None`: unknown.
         :param stats: The statistics.
         """
         values = self._open[path or ""][3] if (path or "") in self._open else {}
@@ -82,7 +82,7 @@ class Progress:
         self._open[path or ""] = (step, seconds, _MISSING if env_steps is None else float(env_steps), values)
 
     def finish_step(self) -> None:
-        """Completes the rows of the log step."""
+        """Complete the rows of the log step."""
         for path, (step, seconds, env_steps, values) in self._open.items():
             self.append(path, step, seconds, env_steps, values)
         self._open.clear()
@@ -93,29 +93,29 @@ class Progress:
         return len(self._lines)
 
     def is_empty(self) -> bool:
-        """Whether there is no completed row."""
+        """Return whether there is no completed row."""
         return not self._lines
 
     def text(self) -> str:
-        """The completed rows as CSV."""
+        """Return the completed rows as CSV."""
         head = csv_text([[*LEADING, *self._columns]])
         n_columns = len(self._columns)
         return "".join([head, *(f"{line}{',' * (n_columns - n)}\n" for n, line in self._lines)])
 
     def write(self, directory: Path) -> None:
-        """Writes the file, whole or not at all.
+        """Write the file atomically.
 
-        :raises OSError: The disk does not take it.
+        :raises OSError: It cannot be written.
         """
         write_whole(directory / PROGRESS_FILE, self.text())
 
     def take_over(self, earlier: Progress, step: float, path: str) -> float:
-        """Puts rows of the run that this one goes on with before all others.
+        """Insert the rows of the resumed run before all others.
 
-        :param earlier: Its table.
-        :param step: Log step with which this one begins.
-        :param path: Prefix with which it begins; what the earlier run had logged before that in this log step stays.
-        :return: The seconds after which the last of these rows was written.
+        :param earlier: Table of the resumed run.
+        :param step: First log step of this run.
+        :param path: First prefix of this run; rows of the earlier run before it in this log step stay.
+        :return: Seconds of the last of these rows.
         """
         before = list(earlier.paths).index(path) if path in earlier.paths else len(earlier.paths)
         same_step = list(earlier.paths)[:before]
@@ -127,7 +127,7 @@ class Progress:
         return last
 
     def rows(self) -> Iterator[tuple[str, float, float, float, dict[str, float]]]:
-        """Prefix, log step, seconds, environment steps and statistics of each row, by log steps."""
+        """Yield prefix, log step, seconds, environment steps and statistics of each row, by log step."""
         rows = [
             (statistics.steps[index], position, index, statistics)
             for position, statistics in enumerate(self.paths.values())
@@ -139,7 +139,7 @@ class Progress:
             yield statistics.path, step, statistics.seconds[index], statistics.env_steps[index], present
 
     def append(self, path: str, step: float, seconds: float, env_steps: float, values: Mapping[str, float]) -> None:
-        """Adds a row."""
+        """Add a row."""
         self.paths.setdefault(path, StatisticsOfPath(path)).append(step, seconds, env_steps, values)
         for name in values:
             self._columns.setdefault(name, len(self._columns))
@@ -152,24 +152,24 @@ class Progress:
 
 
 def read_progress(directory: Path) -> Progress:
-    """Reads `progress.csv`; a last line that is cut off, or one that is damaged, is left out.
+    """Read `progress.csv`; truncated or damaged lines are skipped.
 
-    :param directory: Of the run.
-    :raises MazeError: There is no such file, or it is none that Maze has written.
+    :param directory: The run directory.
+    :raises MazeError: There is no such file, or it has another format.
     """
     file = directory / PROGRESS_FILE
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise MazeError(
-            f"{file} cannot be read ({error.strerror}). A training writes it when its first epoch ends."
+            f"{file} cannot be read ({error.strerror}). A training run writes it at the end of its first epoch."
         ) from error
     try:
         header, *rows = list(csv.reader(io.StringIO(text.replace("\0", "")))) or [[]]
     except csv.Error as error:
-        raise MazeError(f"{file} is no table of a training: {error}.") from error
+        raise MazeError(f"{file} is no table of a training run: {error}.") from error
     if tuple(header[: len(LEADING)]) != LEADING:
-        raise MazeError(f"{file} is no table of a training: expected the columns {', '.join(LEADING)}, ....")
+        raise MazeError(f"{file} is no table of a training run: expected the columns {', '.join(LEADING)}, ....")
     names = header[len(LEADING) :]
     progress = Progress(names)
     for row in rows:
@@ -183,7 +183,7 @@ def read_progress(directory: Path) -> Progress:
 
 
 def _text(value: float) -> str:
-    """The shortest text that is read as the same number; empty: it is missing."""
+    """Format a number as the shortest text with the same value; empty: NaN."""
     if math.isnan(value):
         return ""
     return str(int(value)) if -_WHOLE < value < _WHOLE and value == int(value) else repr(float(value))

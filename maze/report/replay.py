@@ -1,4 +1,4 @@
-"""The documented place of :mod:`maze.evaluation.replay`."""
+"""Documented path of :mod:`maze.evaluation.replay`."""
 
 from __future__ import annotations
 

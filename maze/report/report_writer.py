@@ -1,4 +1,4 @@
-"""The report that a run keeps about itself while it goes on."""
+"""Writer of the report of a running run."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ INTERVAL = 10.0
 """Seconds between two writes."""
 FAILED = "failed"
 MOST_OF_THE_TIME = 0.01
-"""Share of the time that writing may take; where it takes longer, the report is written less often."""
+"""Largest share of time for writing; the report is written less often if it takes longer."""
 
 
 class ReportWriter(LogStatsWriter):
-    """Writes `progress.csv` and `report.html` into a run's directory: soon, then every ten seconds, and at its end.
+    """Write `progress.csv` and `report.html` into a run directory: after the first step, every ten seconds, at the end.
 
-    A fault in it is logged once, and the run goes on without a report.
+    An error is logged once, and the run continues without a report.
 
-    :param directory: Of the run.
-    :param facts: What is known of the run from its start.
-    :param earlier: Statistics of the run that this one goes on with; `None`: it begins anew.
+    :param directory: The run directory.
+    :param facts: Facts about the run.
+    :param earlier: Statistics of the resumed run; `None`: a new run.
     :param interval: Seconds between two writes.
-    :param clock: Seconds, from any origin.
+    :param clock: Time in seconds, from any origin.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ReportWriter(LogStatsWriter):
 
     @override(LogStatsWriter)
     def close(self) -> None:
-        error = sys.exc_info()[1]  # writers are closed when the run's context is left
+        error = sys.exc_info()[1]  # writers are closed at the end of the run's context
         self._guarded(lambda: self._write_last(error))
 
     def _add(self, path: str | None, step: int, stats: LogStats) -> None:
@@ -99,7 +99,7 @@ class ReportWriter(LogStatsWriter):
             self._write(FAILED, f"{type(error).__name__}: {error}")
 
     def _state(self) -> str:
-        """As the run itself has noted it."""
+        """Return the recorded state of the run."""
         record = read_record(self.directory)
         return RUNNING if record is None else str(record.get("state"))
 
@@ -116,7 +116,7 @@ class ReportWriter(LogStatsWriter):
             return
         try:
             act()
-        except Exception as error:  # whatever it is: nothing that a report needs is worth a training
+        except Exception as error:  # a report never ends a run
             self._is_given_up = True
             _LOGGER.warning(
                 "The report in %s is not written any more: %s: %s", self.directory, type(error).__name__, error

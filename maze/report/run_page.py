@@ -1,4 +1,4 @@
-"""The page about one run."""
+"""HTML report of a run."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ _SECTIONS = (_KPIS, _DISTRIBUTIONS, _LEARNING, _TIME, _EVENTS)
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What is known about a run besides its statistics.
+    """Facts about a run other than its statistics.
 
-    :param name: What the run is called, such as its directory.
-    :param title: What was done in few words: environment and algorithm.
-    :param started: When it began; `None`: nobody knows.
-    :param facts: Further facts in words, by what they are about.
-    :param settings: Settings that somebody chose: name, value, and the value otherwise (`None`: not known).
+    :param name: Name of the run, such as its directory.
+    :param title: Environment and algorithm.
+    :param started: Time of its start; `None`: unknown.
+    :param facts: Further facts as text, by name.
+    :param settings: Settings of the user: name, value, and default (`None`: unknown).
     :param config: The whole configuration as YAML.
-    :param commands: What can be done with the run: a heading and the command.
-    :param pictures: Pictures of the model, as SVG files, by name.
+    :param commands: Commands for the run: a heading and the command.
+    :param pictures: Graphs of the model as SVG, by name.
     :param networks: Networks as text, by name.
-    :param episode: A recorded episode as an HTML page of its own.
+    :param episode: A recorded episode as an HTML page.
     """
 
     name: str
@@ -66,13 +66,13 @@ class RunFacts:
 
 
 def run_page(facts: RunFacts, progress: Progress, state: str, written: datetime, error: str | None = None) -> Page:
-    """The page about a run.
+    """Build the report of a run.
 
-    :param facts: What is known about it.
+    :param facts: Facts about the run.
     :param progress: Its statistics.
     :param state: `running`, `ended`, `interrupted` or `failed`.
-    :param written: The time that the page shows.
-    :param error: What the run failed with.
+    :param written: Time that the page shows.
+    :param error: Error of a failed run.
     """
     data = RunData.of(facts.name, progress)
     since = "" if facts.started is None else f"started {facts.started:%Y-%m-%d %H:%M:%S}, "
@@ -92,7 +92,7 @@ def run_page(facts: RunFacts, progress: Progress, state: str, written: datetime,
 
 
 def _statistics(progress: Progress, data: RunData) -> Iterator[str]:
-    """The sections that show statistics, each where there is something to show."""
+    """Yield the sections of statistics, without empty ones."""
     paths = list(progress.paths.values())
     yield page_section("Return of episodes", charts=chart_of_statistic(RETURN, paths, is_large=True))
     charts = [chart for chart in charts_of_columns(paths) if not (chart.name == RETURN and chart.is_spread)]
@@ -101,10 +101,10 @@ def _statistics(progress: Progress, data: RunData) -> Iterator[str]:
 
 
 def chart_sections(charts: Sequence[Chart], learning: Container[str]) -> Iterator[str]:
-    """Charts in sections by what they are about.
+    """Yield charts in sections by subject.
 
     :param charts: The charts.
-    :param learning: Interfaces of the events that tell of the algorithm.
+    :param learning: Interfaces of the events of the algorithm.
     """
     sections: dict[str, list[Chart]] = {title: [] for title in _SECTIONS}
     for chart in charts:
@@ -128,20 +128,18 @@ def _about(facts: RunFacts) -> Iterator[str]:
         yield page_section("Model", drawn + "".join(details(name, text) for name, text in facts.networks))
     settings = ""
     if facts.settings:
-        rows = [
-            (key, value if other is None else f"{value} (otherwise {other})") for key, value, other in facts.settings
-        ]
+        rows = [(key, value if other is None else f"{value} (default {other})") for key, value, other in facts.settings]
         settings = fact_list(rows)
     if facts.config:
         settings += details("The whole configuration", facts.config)
     if settings:
         yield page_section("Settings", settings)
     if facts.commands:
-        yield page_section("Going on", code_list(facts.commands))
+        yield page_section("Commands", code_list(facts.commands))
 
 
 def learning_interfaces(paths: Sequence[StatisticsOfPath]) -> set[str]:
-    """Interfaces of events that come from the algorithm, not from the environment, which is evaluated as well."""
+    """Return the interfaces of events of the algorithm: those that evaluations do not fire."""
     interfaces = {each.path: {name.partition("/")[0] for name in each.columns} for each in paths}
     evaluated = interfaces.get("eval", set())
     marked = {
@@ -154,7 +152,7 @@ def learning_interfaces(paths: Sequence[StatisticsOfPath]) -> set[str]:
 
 
 def _throughput(progress: Progress, data: RunData) -> list[Chart]:
-    """Environment steps per second between two log steps, evaluations included."""
+    """Return the chart of environment steps per second between two log steps, evaluations included."""
     for statistics in sorted(progress.paths.values(), key=lambda each: each.path != "train"):
         steps, seconds = np.asarray(statistics.env_steps), np.asarray(statistics.seconds)
         if len(steps) > 1 and np.isfinite(steps).all() and steps[-1] > steps[0]:

@@ -1,4 +1,4 @@
-"""The page about several runs: seeds of one experiment, runs side by side, the trials of a sweep."""
+"""HTML report of several runs: seeds of one experiment, compared runs, trials of a sweep."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from maze.report.progress import Progress, StatisticsOfPath
 from maze.report.run_page import RETURN, RunFacts, chart_sections, learning_interfaces
 
 MOST_GROUPS = 10
-"""So many are told apart by colour."""
+"""Largest number of groups in a chart, which differ in colour."""
 _N_POINTS = 300
 _MOST_IN_A_LABEL = 3
 _NO_SETTINGS = ("seeding.", "runner.")
@@ -41,12 +41,12 @@ _NO_SETTINGS = ("seeding.", "runner.")
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """A run as it is compared with others.
+    """A run to compare.
 
-    :param facts: What is known about it.
+    :param facts: Facts about it.
     :param progress: Its statistics.
-    :param config: Its configuration, plain.
-    :param state: `running`, `ended`, `interrupted` or nothing.
+    :param config: Its configuration as plain containers.
+    :param state: `running`, `ended`, `interrupted` or empty.
     """
 
     facts: RunFacts
@@ -56,13 +56,13 @@ class ReportedRun:
 
     @cached_property
     def settings(self) -> dict[str, str]:
-        """Hyper-parameters by name, without seeds and without where it ran."""
+        """Hyperparameters by name, without seeds and runner."""
         flat = flat_hyperparameters(dict(self.config))
         return {name: str(value) for name, value in flat.items() if not name.startswith(_NO_SETTINGS)}
 
     @property
     def returns(self) -> np.ndarray[Any, Any]:
-        """Mean returns of the evaluations; where there are none, of the training's episodes."""
+        """Mean returns of the evaluations; without evaluations, of the training episodes."""
         for path in ("eval", "train"):
             values = column_of(self.progress.paths.get(path), f"{RETURN}/mean")
             if values.size:
@@ -72,9 +72,9 @@ class ReportedRun:
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs that differ in their seeds only.
+    """Runs that differ only in their seeds.
 
-    :param label: What tells them from others.
+    :param label: Settings that differ from other groups.
     :param runs: The runs.
     """
 
@@ -83,17 +83,17 @@ class RunGroup:
 
     @property
     def final(self) -> np.ndarray[Any, Any]:
-        """The latest mean return of each run that has one, `[n_runs]`."""
+        """Latest mean return of each run that has one, `[n_runs]`."""
         return np.array([run.returns[-1] for run in self.runs if run.returns.size])
 
     @property
     def best(self) -> np.ndarray[Any, Any]:
-        """The highest mean return of each run that has one, `[n_runs]`."""
+        """Highest mean return of each run that has one, `[n_runs]`."""
         return np.array([run.returns.max() for run in self.runs if run.returns.size])
 
 
 def grouped(runs: Sequence[ReportedRun]) -> list[RunGroup]:
-    """Runs with the same settings together, in the order in which they came."""
+    """Group runs with the same settings, in their order."""
     members: dict[tuple[tuple[str, str], ...], list[ReportedRun]] = {}
     for run in runs:
         members.setdefault(tuple(sorted(run.settings.items())), []).append(run)
@@ -109,18 +109,18 @@ def grouped(runs: Sequence[ReportedRun]) -> list[RunGroup]:
 
 
 def differing_settings(runs: Sequence[ReportedRun]) -> list[str]:
-    """Names of the settings in which runs differ."""
+    """Return the names of the settings in which runs differ."""
     names = dict.fromkeys(name for run in runs for name in run.settings)
     return [name for name in names if len({run.settings.get(name) for run in runs}) > 1]
 
 
 def runs_page(runs: Sequence[ReportedRun], written: datetime, title: str = "", sections: Sequence[str] = ()) -> Page:
-    """The page about several runs; those with the same settings are shown as one, with mean and interval.
+    """Build the report of several runs; runs with the same settings are one group, with mean and interval.
 
     :param runs: The runs.
-    :param written: The time that the page shows.
-    :param title: Its heading; empty: what the runs are about.
-    :param sections: Come first.
+    :param written: Time that the page shows.
+    :param title: Heading; empty: the titles of the runs.
+    :param sections: Sections before the others.
     """
     groups = sorted(grouped(runs), key=lambda group: -_score(group))
     shown = groups[:MOST_GROUPS]
@@ -180,7 +180,7 @@ def _left_out(groups: Sequence[RunGroup]) -> str:
 
 def _settings(groups: Sequence[RunGroup], names: Sequence[str]) -> str:
     if not names:
-        return fact_list([("all settings", "the same, but for seeds")])
+        return fact_list([("all settings", "equal except for seeds")])
     rows = [[group.label, *(group.runs[0].settings.get(name, "-") for name in names)] for group in groups]
     return table(("run", *names), rows, "Settings that differ between the runs")
 
@@ -194,7 +194,7 @@ def _run_rows(groups: Sequence[RunGroup]) -> Iterator[list[Cell]]:
 
 
 def _chart_sections(groups: Sequence[RunGroup]) -> Iterator[str]:
-    """A chart for each statistic and prefix, in it a line for each group that has it."""
+    """Yield a chart for each statistic and prefix, with a line for each group."""
     charts: dict[tuple[str, str], list[Series]] = {}
     learning: set[str] = set()
     for index, group in enumerate(groups):
@@ -216,7 +216,7 @@ def _chart_sections(groups: Sequence[RunGroup]) -> Iterator[str]:
 
 
 def _curves(group: RunGroup) -> RunData:
-    """Mean and interval of each statistic over the runs of a group, at places that all of them have passed."""
+    """Return mean and interval of each statistic over the runs of a group, at points that all of them have passed."""
     data = RunData(group.label)
     first = group.runs[0].progress
     for path in first.paths:
@@ -245,7 +245,7 @@ def _curves(group: RunGroup) -> RunData:
 
 
 def _axis(members: Sequence[StatisticsOfPath]) -> str:
-    """What runs are lined up by: environment steps, where all count them."""
+    """Return the axis on which runs are aligned: environment steps, if all runs count them."""
     counted = all(np.isfinite(each.env_steps).all() and max(each.env_steps, default=0) > 0 for each in members)
     return "env_steps" if counted else "steps"
 
@@ -262,7 +262,7 @@ def _grid(places: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
 def _at(
     grid: np.ndarray[Any, Any], statistics: StatisticsOfPath, axis: str, values: np.ndarray[Any, Any]
 ) -> np.ndarray[Any, Any]:
-    """The values of a run at the places of a grid, between its rows linearly."""
+    """Interpolate the values of a run linearly at the points of a grid."""
     known = np.isfinite(values)
     if not known.any():
         return np.full(grid.shape, np.nan)
@@ -274,7 +274,7 @@ RESULTS_FILE = "results.csv"
 _AFTER_PARAMETERS = "seeds"
 _WIDTH, _HEIGHT, _MARGIN, _TOP, _BOTTOM = 1180, 340, 70, 40, 20
 _LABEL = 13.0
-"""Height of a label beside an axis."""
+"""Height of a label of an axis."""
 
 
 @dataclass(frozen=True)
@@ -282,8 +282,8 @@ class Trials:
     """The trials of a sweep, the best one first.
 
     :param parameters: Values by name of the parameter, one for each trial.
-    :param objective: What the trials have reached; NaN: nothing.
-    :param rows: The table as the sweep has written it.
+    :param objective: Objective of each trial; NaN: none.
+    :param rows: The table of the sweep.
     :param header: Names of its columns.
     """
 
@@ -294,7 +294,7 @@ class Trials:
 
 
 def read_trials(directory: Path) -> Trials | None:
-    """The results of a sweep; `None`: it has none yet."""
+    """Read the results of a sweep; `None`: it has none yet."""
     try:
         header, *rows = csv.reader(io.StringIO((directory / RESULTS_FILE).read_text(encoding="utf-8")))
         end = header.index(_AFTER_PARAMETERS)
@@ -308,7 +308,7 @@ def read_trials(directory: Path) -> Trials | None:
 
 
 def sweep_sections(trials: Trials) -> list[str]:
-    """The sections about the trials."""
+    """Return the sections of the trials."""
     known = np.isfinite(trials.objective)
     parameters = {
         name: [value for value, is_known in zip(values, known, strict=True) if is_known]
@@ -336,12 +336,12 @@ def _importance(parameters: dict[str, list[str]], objective: np.ndarray[Any, Any
     return (
         f'<table class="importance">{bars}</table>\n<p class="note">Share of the objective\'s variance that '
         f"differences in this parameter alone explain (ε², corrected for the number of groups), from {len(objective)} "
-        "trials; parameters that matter only together show little.</p>\n"
+        "trials; it does not measure interactions.</p>\n"
     )
 
 
 def _parallel_coordinates(parameters: dict[str, list[str]], objective: np.ndarray[Any, Any]) -> str:
-    """A line for each trial through its parameters to its objective; the best trials in the strongest colour."""
+    """Draw a line for each trial through its parameters to its objective; the best trials have the strongest colour."""
     axes = [*parameters.items(), ("objective", [repr(float(value)) for value in objective])]
     places = np.linspace(_MARGIN, _WIDTH - _MARGIN, len(axes))
     heights = [_heights(values) for _, values in axes]
@@ -351,7 +351,7 @@ def _parallel_coordinates(parameters: dict[str, list[str]], objective: np.ndarra
         labels.append(f'<text x="{x:.1f}" y="{_TOP - 22}" text-anchor="middle">{html.escape(_end(name)[:24])}</text>')
         for value, y in _marks(values, height):
             labels.append(f'<text x="{x + 6:.1f}" y="{y + 4:.1f}">{html.escape(value)}</text>')
-    order = range(len(objective) - 1, -1, -1)  # the best one on top
+    order = range(len(objective) - 1, -1, -1)  # the best one last, on top
     for trial in order:
         points = " ".join(f"{x:.1f},{height[trial]:.1f}" for x, height in zip(places, heights, strict=True))
         rank = 1.0 - trial / max(len(objective) - 1, 1)
@@ -368,7 +368,7 @@ def _parallel_coordinates(parameters: dict[str, list[str]], objective: np.ndarra
 
 
 def _heights(values: Sequence[str]) -> list[float]:
-    """Where values lie on an axis: numbers by size, others at equal distances."""
+    """Return the positions of values on an axis: numbers by size, others at equal distances."""
     numbers = [_number(value) for value in values]
     if not np.isfinite(numbers).all():
         names = sorted(set(values))
@@ -381,7 +381,7 @@ def _heights(values: Sequence[str]) -> list[float]:
 
 
 def _marks(values: Sequence[str], heights: Sequence[float]) -> list[tuple[str, float]]:
-    """What is written beside an axis: all of a few values, else the ends; none over another."""
+    """Return the labels of an axis: all of a few values, otherwise the ends; without overlaps."""
     marks = dict(sorted(zip(values, heights, strict=True), key=lambda mark: mark[1]))
     first, *others = marks.items()
     kept = [first]

@@ -1,4 +1,4 @@
-"""A page that is served on this machine, and loaded again when there is something new to see."""
+"""Local server of a live page, which browsers reload when it changes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _HOST = "127.0.0.1"
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves one page on this machine, built anew for each look at it.
+    """Serve one page on this machine, built for each request.
 
-    :param build: Makes the page.
-    :param port: Where; 0: any that is free.
+    :param build: Builds the page.
+    :param port: The port; 0: any free port.
     """
 
     daemon_threads = True
@@ -28,14 +28,14 @@ class PageServer(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """Where a browser finds the page."""
+        """URL of the page."""
         return f"http://{_HOST}:{self.server_address[1]}/"
 
     def current(self) -> tuple[Page, str]:
-        """The page as it is now, and what tells it from others."""
+        """Return the current page and its version."""
         with self._lock:
             page = self._build()
-        # The time of writing is another each time, the rest is not.
+        # the version excludes the time of writing
         content = page.text().replace(page.note, "") if page.note else page.text()
         return page, hashlib.sha256(content.encode("utf-8", errors="replace")).hexdigest()
 
@@ -45,7 +45,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.headers.get("Host", "").partition(":")[0] not in (_HOST, "localhost"):
-            self.send_error(403)  # another page's name for this address
+            self.send_error(403)  # DNS rebinding
             return
         if self.path not in ("/", "/version"):
             self.send_error(404)
@@ -63,13 +63,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nobody needs to read of requests."""
+        """Log no requests."""
 
 
 def serve(build: Callable[[], Page]) -> None:
-    """Serves a page until it is interrupted.
+    """Serve a page until an interrupt.
 
-    :param build: Makes the page.
+    :param build: Builds the page.
     """
     with PageServer(build) as server:
         print(f"The report is at {server.address} (Ctrl-C ends it).", flush=True)

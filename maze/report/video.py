@@ -1,4 +1,4 @@
-"""A recorded episode as a film."""
+"""Videos of recorded episodes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ FORMATS = (".mp4", ".gif")
 
 
 def check_video_file(path: Path) -> None:
-    """Raises an error where a film cannot be written, before anything is played.
+    """Check the file of a video before episodes are played.
 
-    :raises ConfigError: It is of no known format.
-    :raises ConfigImportError: What encodes it is not installed.
+    :raises ConfigError: Its format is unknown.
+    :raises ConfigImportError: The encoder is not installed.
     """
     if path.suffix.lower() not in FORMATS:
         raise ConfigError(f"video: {path.name} is of no known format; expected a name that ends in .mp4 or .gif.")
@@ -29,12 +29,12 @@ def check_video_file(path: Path) -> None:
 
 
 def write_video(episode: StateTrajectoryRecord, path: Path, frames_per_second: int = 30, dpi: int = 80) -> Path:
-    """Writes the pictures of an episode as MP4 (H.264) or GIF.
+    """Write a video of an episode as MP4 (H.264) or GIF.
 
-    :param episode: The episode, with the renderer that draws its steps.
-    :param path: The file, whose ending says what is written.
-    :param frames_per_second: How many steps are shown in a second.
-    :param dpi: Dots per inch of what the renderer draws.
+    :param episode: The episode with its renderer.
+    :param path: The file, whose suffix selects the format.
+    :param frames_per_second: Steps per second.
+    :param dpi: Dots per inch of the renderer.
     :raises ConfigError: The episode has no pictures.
     """
     check_video_file(path)
@@ -54,7 +54,7 @@ def write_video(episode: StateTrajectoryRecord, path: Path, frames_per_second: i
 
 
 def _frames(episode: StateTrajectoryRecord, dpi: int) -> Iterator[np.ndarray[Any, Any]]:
-    """Colours `[height, width, 3]` of each step that is drawn."""
+    """Yield the pixels `[height, width, 3]` of each drawn step."""
     from PIL import Image
 
     renderer = episode.renderer
@@ -67,7 +67,7 @@ def _frames(episode: StateTrajectoryRecord, dpi: int) -> Iterator[np.ndarray[Any
 def _write_mp4(
     path: Path, first: np.ndarray[Any, Any], rest: Iterator[np.ndarray[Any, Any]], frames_per_second: int
 ) -> None:
-    height, width = (size - size % 2 for size in first.shape[:2])  # the format wants even numbers
+    height, width = (size - size % 2 for size in first.shape[:2])  # the format needs even numbers
     writer = _encoder().write_frames(str(path), (width, height), fps=frames_per_second, macro_block_size=2)
     writer.send(None)
     try:
@@ -84,12 +84,12 @@ def _write_gif(
 
     height, width = first.shape[:2]
     others = [Image.fromarray(_fitted(frame, height, width)) for frame in rest]
-    duration = max(20, round(1000 / frames_per_second))  # viewers slow down what is faster
+    duration = max(20, round(1000 / frames_per_second))  # viewers slow down shorter durations
     Image.fromarray(first).save(path, save_all=True, append_images=others, duration=duration, loop=0)
 
 
 def _fitted(frame: np.ndarray[Any, Any], height: int, width: int) -> np.ndarray[Any, Any]:
-    """A frame in the size of the film: cut off, or filled up with white."""
+    """Crop a frame to the size of the video, or fill it up with white."""
     if frame.shape[:2] == (height, width):
         return frame
     fitted = np.full((height, width, 3), 255, np.uint8)

@@ -29,6 +29,8 @@ from maze.distributions.samplers import (
 from maze.serve.bundle_file import (
     ARRAYS,
     DESCRIPTION,
+    NEXT_STATE,
+    STATE,
     BundleError,
     loaded,
     parsed_json,
@@ -50,8 +52,6 @@ _TOLERANCE = 1e-4
 
 SMALL_NETWORK = 2**22
 """Bytes of a graph below which one thread is as fast as several."""
-STATE, NEXT_STATE = "state/", "next_state/"
-"""Prefixes of the names of hidden states in a graph, before a step and after it."""
 
 
 class BundledNetwork:
@@ -178,14 +178,11 @@ class StepSpec:
             )
         if not sizes:
             return {}
-        begins = np.zeros(n_rows, np.bool_)
-        if episode_start is not None:
-            start = np.asarray(episode_start)
-            if start.dtype != np.bool_ or start.shape not in {(), (n_rows,)}:
-                raise ConfigError(
-                    f"{self.where}: `episode_start` must hold true or false for {n_rows} rows, got {episode_start!r}."
-                )
-            begins[:] = start
+        begins = np.asarray(False if episode_start is None else episode_start)
+        if begins.dtype != np.bool_ or begins.shape not in {(), (n_rows,)}:
+            raise ConfigError(
+                f"{self.where}: `episode_start` must hold true or false for {n_rows} rows, got {episode_start!r}."
+            )
         if not states:
             if not begins.all():
                 raise ConfigError(
@@ -207,7 +204,7 @@ class StepSpec:
                 raise ConfigError(
                     f"{self.where}: `states[{key!r}]` has the shape {list(array.shape)}, expected {[n_rows, size]}."
                 )
-            array[begins] = 0.0
+            array[np.broadcast_to(begins, n_rows)] = 0.0
             if not np.isfinite(array).all():
                 raise NonFiniteError(f"{self.where}: `states[{key!r}]` is not finite.")
             before[key] = array

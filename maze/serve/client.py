@@ -1,4 +1,4 @@
-"""Asks a server of policies for decisions (`maze-serve`); needs httpx only."""
+"""Client of `maze-serve`; needs httpx only."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from maze.core.errors import MazeError
 class ServerError(MazeError):
     """The server refused a request, or cannot be reached.
 
-    :param message: What it said.
-    :param status: HTTP status; 0 where no answer came.
-    :param code: The server's word for it, such as `unknown_session`.
+    :param message: Message of the server.
+    :param status: HTTP status; 0: no response.
+    :param code: Error code of the server, such as `unknown_session`.
     """
 
     def __init__(self, message: str, status: int = 0, code: str = "unreachable") -> None:
@@ -29,12 +29,12 @@ class ServerError(MazeError):
 class Answer(NamedTuple):
     """A decision.
 
-    :param action: In the terms of the environment.
-    :param policy: Name of the policy that decided, or `fallback`.
+    :param action: As the environment takes it.
+    :param policy: Name of the deciding policy, or `fallback`.
     :param bundle: SHA-256 sum of its bundle.
-    :param decision: Number under which the decision log has it.
-    :param ranked: The most probable actions with their probabilities, best first, if they were asked for.
-    :param state: What the next request has to bring along, of recurrent policies outside of sessions.
+    :param decision: Identifier in the decision log.
+    :param ranked: The most probable actions with their probabilities, best first, if requested.
+    :param state: Hidden state for the next request, of recurrent policies without a session.
     """
 
     action: Any
@@ -46,43 +46,43 @@ class Answer(NamedTuple):
 
 
 class PolicyClient:
-    """A connection to a server of policies.
+    """Connection to a decision server.
 
     >>> with PolicyClient("http://127.0.0.1:8000") as client:  # doctest: +SKIP
     ...     print(client.act([0.0, 0.0, 0.1, 0.0]).action)
     ...     with client.session(seed=1) as session:
     ...         action = session.act(observation).action
 
-    Requests that got no answer are sent again; a session's decisions are numbered, so that the server gives the same
-    answer again instead of deciding twice.
+    Requests without a response are repeated. Decisions of a session are numbered, so that the server returns the same
+    decision instead of taking another one.
 
-    :param url: Where the server is.
-    :param token: Sent with each request, if the server asks for one.
-    :param timeout: Seconds to wait for an answer.
-    :param n_retries: How often a request is sent again when the connection breaks.
+    :param url: Address of the server.
+    :param token: Token that is sent with each request.
+    :param timeout: Seconds to wait for a response.
+    :param n_retries: Number of repetitions when the connection breaks.
     """
 
     def __init__(self, url: str, token: str | None = None, timeout: float = 10.0, n_retries: int = 2) -> None:
         headers = {"content-type": "application/json", **({"authorization": f"Bearer {token}"} if token else {})}
-        # trust_env: no proxy of the environment stands between a service and its policy
+        # trust_env: proxies of the environment are ignored
         self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False)
         self._n_retries = n_retries
 
     def act(self, observation: Any, *, step_key: str | int | None = None, **options: Any) -> Answer:
-        """Asks for one decision, by itself.
+        """Request one decision without a session.
 
-        :param observation: As the environment gives it; arrays are welcome.
+        :param observation: As the environment returns it; may contain arrays.
         :param step_key: The sub-step, where there are several.
         :param options: `agent_id`, `deterministic` (true by default), `seed`, `ranked`, `policy`; of recurrent policies
-            `state`, that of the answer before, and `episode_start`, true where an episode begins.
-        :raises ServerError: The server says no.
+            `state` of the previous answer, and `episode_start`, true where an episode begins.
+        :raises ServerError: The server refuses the request.
         """
         return _answer(self.post(_path("/act", step_key), {"observation": observation, **options}))
 
     def act_many(
         self, observations: Sequence[Any], *, step_key: str | int | None = None, **options: Any
     ) -> list[Answer]:
-        """Asks for decisions that have nothing to do with each other, in one request.
+        """Request decisions on unrelated observations, in one request.
 
         :param observations: One for each decision.
         :param step_key: The sub-step, where there are several.
@@ -92,57 +92,57 @@ class PolicyClient:
         return [_answer({**reply, **each}) for each in reply["decisions"]]
 
     def session(self, seed: int | None = None, policy: str | None = None) -> ClientSession:
-        """Begins an episode: the server remembers what the policy needs of earlier observations.
+        """Begin an episode: the server keeps stacked observations and hidden states.
 
-        :param seed: Makes sampled actions reproducible.
-        :param policy: Asks for a certain policy.
+        :param seed: Seed of sampled actions.
+        :param policy: Name of the policy; None: by the weights.
         """
-        asked = {"seed": seed, "policy": policy}
-        reply = self.post("/sessions", {key: value for key, value in asked.items() if value is not None})
+        options = {"seed": seed, "policy": policy}
+        reply = self.post("/sessions", {key: value for key, value in options.items() if value is not None})
         return ClientSession(self, reply)
 
     def policies(self) -> list[dict[str, Any]]:
-        """The policies that the server has, with their spaces and results."""
+        """List the policies of the server, with their spaces and results."""
         found: list[dict[str, Any]] = self.request("GET", "/policies")["policies"]
         return found
 
     def swap(self, name: str, bundle: str | Path, *, end_sessions: bool = False) -> dict[str, Any]:
-        """Puts another bundle into the place of a policy, or adds a policy; needs the administrator's token.
+        """Swap the bundle of a policy, or add a policy; needs the administrator's token.
 
-        :param name: Of the policy.
+        :param name: Name of the policy.
         :param bundle: The file.
-        :param end_sessions: End the sessions of the bundle before; otherwise they go on with it until they end.
+        :param end_sessions: End the sessions of the previous bundle; otherwise they keep it until they end.
         """
         path = f"/policies/{name}" + ("?end_sessions=true" if end_sessions else "")
         headers = {"content-type": "application/octet-stream"}
         return self.request("PUT", path, Path(bundle).read_bytes(), headers)
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Posts JSON, gets JSON.
+        """Post JSON, and return the JSON of the response.
 
-        :param path: Of the endpoint.
-        :param body: Arrays may be in it.
+        :param path: Path of the endpoint.
+        :param body: Fields; may contain arrays.
         """
         return self.request("POST", path, json.dumps(body, default=_as_json, allow_nan=False).encode())
 
     def request(
         self, method: str, path: str, content: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        """Sends a request, again if the connection breaks.
+        """Send a request; repeat it if the connection breaks.
 
-        :param method: Of HTTP.
-        :param path: Of the endpoint.
+        :param method: Method of HTTP.
+        :param path: Path of the endpoint.
         :param content: The body.
-        :param headers: Beside those of the client.
-        :raises ServerError: The server says no, or nothing.
+        :param headers: Headers in addition to those of the client.
+        :raises ServerError: The server refuses the request, or does not respond.
         """
         response = self._response(method, path, content, headers, self._n_retries)
         if response.is_success:
             found: dict[str, Any] = response.json() if response.content else {}
             return found
         try:
-            said = response.json()["error"]
-            raise ServerError(said["message"], response.status_code, said["code"])
+            error = response.json()["error"]
+            raise ServerError(error["message"], response.status_code, error["code"])
         except (ValueError, KeyError, TypeError):
             raise ServerError(response.text[:500], response.status_code, "unknown") from None
 
@@ -154,13 +154,13 @@ class PolicyClient:
         except httpx.TransportError as error:
             if not n_retries:
                 raise ServerError(
-                    f"{method} {self._http.base_url}{path} got no answer ({type(error).__name__}: {error}). "
+                    f"{method} {self._http.base_url}{path} got no response ({type(error).__name__}: {error}). "
                     "Is the server running there?"
                 ) from error
             return self._response(method, path, content, headers, n_retries - 1)
 
     def close(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         self._http.close()
 
     def __enter__(self) -> PolicyClient:
@@ -173,10 +173,10 @@ class PolicyClient:
 
 
 class ClientSession:
-    """An episode that a server decides.
+    """Session on a server.
 
     :param client: The connection.
-    :param reply: What the server said when the session began.
+    :param reply: The response that began the session.
     """
 
     def __init__(self, client: PolicyClient, reply: Mapping[str, Any]) -> None:
@@ -187,9 +187,9 @@ class ClientSession:
         self._n_steps = 0
 
     def act(self, observation: Any, *, step_key: str | int | None = None, **options: Any) -> Answer:
-        """Asks for the next decision.
+        """Request the next decision.
 
-        :param observation: As the environment gives it.
+        :param observation: As the environment returns it.
         :param step_key: The sub-step, where there are several.
         :param options: `agent_id`, `deterministic`, `ranked`.
         """
@@ -197,21 +197,21 @@ class ClientSession:
         try:
             answer = _answer(self._client.post(_path(f"/sessions/{self.id}/act", step_key), body))
         except ServerError as error:
-            self._n_steps += error.code == "out_of_distribution"  # the episode goes on with what the caller decides
+            self._n_steps += error.code == "out_of_distribution"  # the episode continues with the caller's own decision
             raise
         self._n_steps += 1
         return answer
 
     def reset(self, seed: int | None = None) -> None:
-        """Begins another episode.
+        """Begin another episode.
 
-        :param seed: Makes sampled actions reproducible.
+        :param seed: Seed of sampled actions.
         """
         self._client.post(f"/sessions/{self.id}/reset", {} if seed is None else {"seed": seed})
         self._n_steps = 0
 
     def close(self) -> None:
-        """Ends the session; one that has expired has ended already."""
+        """End the session, unless it has expired."""
         try:
             self._client.request("DELETE", f"/sessions/{self.id}")
         except ServerError as error:
@@ -237,7 +237,7 @@ def _answer(reply: Mapping[str, Any]) -> Answer:
 
 
 def _as_json(value: Any) -> Any:
-    """Arrays and their scalars as plain numbers, without importing NumPy."""
+    """Convert arrays and their scalars to plain numbers, without importing NumPy."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} cannot be sent as JSON.")

@@ -1,4 +1,4 @@
-"""Making bundles of trained policies, with torch."""
+"""Export of trained policies as bundles; needs torch."""
 
 from __future__ import annotations
 
@@ -24,18 +24,17 @@ from maze.core.errors import ConfigImportError, MazeError, install_command
 from maze.core.utils.files import read_json_object
 from maze.perception.blocks.recurrent.recurrent_cell import StepRun, recurrent_cells, running
 from maze.report.progress import read_progress
-from maze.serve.bundle import NEXT_STATE, STATE
-from maze.serve.bundle_file import ARRAYS, DESCRIPTION, ArrayWriter, packed
+from maze.serve.bundle_file import ARRAYS, DESCRIPTION, NEXT_STATE, STATE, ArrayWriter, packed
 from maze.serve.pipeline import StepKey
 from maze.serve.recording import Recording, record
 from maze.serve.wrappers_as_data import Operations, operations_of, space_as_data
 
 EXACT = 1e-5
-"""By how much the logits of an exported network may differ, relative to the largest of them."""
+"""Maximum difference of the logits of an exported network, relative to the largest of them."""
 
 
 class ExportError(MazeError):
-    """A policy, or a part of it, cannot be exported; says which and why."""
+    """A policy, or a part of it, cannot be exported."""
 
 
 def export_run(
@@ -47,26 +46,21 @@ def export_run(
     n_steps: int = 2000,
     seed: int = 0,
 ) -> bytes:
-    """The policy of a training run as the bytes of a bundle.
+    """Export the policy of a training run as the bytes of a bundle.
 
     :param run_dir: The run's directory.
     :param name: Name of the policy; by default that of the directory.
-    :param state_dict_file: The weights.
-    :param trusted_packages: Packages of your own that the stored configuration may name.
-    :param n_steps: Steps that the policy takes in its environment, for the reference cases and the summary of
-        observations.
-    :param seed: Of environment and policy meanwhile.
-    :raises CheckpointError: It is no training run, or its files cannot be read.
+    :param state_dict_file: File of the weights.
+    :param trusted_packages: Your packages that the stored configuration may name.
+    :param n_steps: Steps of the policy in its environment, for the reference cases and the summary of observations.
+    :param seed: Seed of environment and policy in these steps.
+    :raises CheckpointError: The directory is no training run, or its files cannot be read.
     :raises ExportError: A part of the policy cannot be exported.
     """
     from maze.core.rollout.rollout_runner import RolloutRunner
-    from maze.core.utils.import_guard import imports_guarded
-    from maze.core.utils.stored_run import StoredRun
 
-    with imports_guarded():
-        run = StoredRun(run_dir, trusted_packages).deployed("cpu", state_dict_file)
-        env, policy = RolloutRunner.init_env_and_agent(run.env, run.wrappers or {}, 0, run.policy, str(run_dir))
-    assert isinstance(policy, TorchPolicy), "what a run stores"
+    env, policy = RolloutRunner.init_stored_env_and_agent(run_dir, trusted_packages, state_dict_file=state_dict_file)
+    assert isinstance(policy, TorchPolicy), "the policy of a stored run"
     try:
         return export_policy(policy, env, {"name": name or run_dir.name, **_run_card(run_dir)}, n_steps, seed)
     finally:
@@ -76,11 +70,11 @@ def export_run(
 def export_policy(
     policy: TorchPolicy, env: MazeEnv[Any], card: Mapping[str, Any] | None = None, n_steps: int = 2000, seed: int = 0
 ) -> bytes:
-    """A policy and the environment that it was trained in as the bytes of a bundle.
+    """Export a policy and its training environment as the bytes of a bundle.
 
     :param policy: The policy; its networks are put into evaluation mode.
     :param env: The environment with the wrappers and statistics of the training. It is seeded and stepped.
-    :param card: What else a person wants to know, in JSON.
+    :param card: Further information in JSON.
     :param n_steps: See :func:`export_run`.
     :param seed: See :func:`export_run`.
     :raises ExportError: A part of the policy cannot be exported.
@@ -126,15 +120,15 @@ def export_policy(
 def exported_network(
     network: nn.Module, policy: TorchPolicy, env: MazeEnv[Any], step_key: StepKey
 ) -> tuple[bytes, dict[str, Any]]:
-    """A network as an ONNX graph for batches of any size.
+    """Export a network as an ONNX graph for batches of any size.
 
-    :param network: From observations to logits, and whatever else; it is put into evaluation mode.
-    :param policy: Knows the action heads.
-    :param env: Knows the observations.
+    :param network: Maps observations to logits and other outputs; it is put into evaluation mode.
+    :param policy: The policy, with the action heads.
+    :param env: The environment, with the observation spaces.
     :param step_key: The sub-step.
     :return: The graph, and the names in it: `inputs` by entry of the observation, `outputs` by head; of a recurrent
         network the sizes of its hidden `states`.
-    :raises ExportError: It cannot be exported.
+    :raises ExportError: The network cannot be exported.
     """
     observation_space = env.observation_spaces_dict[step_key]
     names = list(observation_space.spaces)
@@ -146,10 +140,10 @@ def exported_network(
         raise ConfigImportError(
             f"Exporting needs onnx, onnxscript and onnxruntime: {install_command('onnx')} ({error})."
         ) from error
-    except Exception as error:  # torch has many types of exceptions for what it cannot export
+    except Exception as error:  # torch raises many types
         raise ExportError(
             f"The network of sub-step {step_key!r} ({type(network).__name__}) cannot be exported as an ONNX graph"
-            f"{_guilty_block(network)}: {_first_line(error)}"
+            f"{_failing_block(network)}: {_first_line(error)}"
         ) from error
     if not heads:
         raise ExportError(f"The network of sub-step {step_key!r} has no action head among its outputs.")
@@ -168,15 +162,16 @@ def as_graph(
     heads: Sequence[str],
     state_sizes: Mapping[str, int] | None = None,
 ) -> tuple[bytes, list[str]]:
-    """A network as an ONNX graph for batches of any size, whose inputs are `observation/<name>`, its outputs
-    `logits/<head>`; hidden states are the inputs `state/<key>` and the outputs `next_state/<key>`.
+    """Export a network as an ONNX graph with the inputs `observation/<name>` and the outputs `logits/<head>`.
 
-    :param network: From observations by name to outputs by key.
+    Hidden states are the inputs `state/<key>` and the outputs `next_state/<key>`.
+
+    :param network: Maps observations by name to outputs by key.
     :param batch: Observations to trace it with, `[n_rows, *shape]`.
-    :param names: Their names.
-    :param heads: Which outputs are wanted, if they are there.
-    :param state_sizes: Sizes of the hidden states that it carries.
-    :return: The graph, and the outputs that are there.
+    :param names: Names of the observations.
+    :param heads: Requested outputs; missing ones are left out.
+    :param state_sizes: Sizes of its hidden states.
+    :return: The graph, and the keys of its outputs.
     """
     sizes = state_sizes or {}
     graph = _LogitsOnly(network, names, heads, list(sizes))
@@ -212,7 +207,7 @@ class _LogitsOnly(nn.Module):
 
 
 def _example(space: spaces.Space[Any], n_rows: int = 3) -> torch.Tensor:
-    """Observations to trace a network with, `[n_rows, *shape]`: ones, which no mask makes worthless, where allowed."""
+    """Observations to trace a network with, `[n_rows, *shape]`: ones where allowed, so that masks allow all actions."""
     shape = tuple(space.shape or ())
     values = np.ones(shape, np.float32)
     if isinstance(space, spaces.Box):
@@ -221,7 +216,7 @@ def _example(space: spaces.Space[Any], n_rows: int = 3) -> torch.Tensor:
 
 
 def _onnx(graph: nn.Module, batch: Sequence[torch.Tensor], inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
-    import onnx  # noqa: F401 - torch says less well that it is missing
+    import onnx  # noqa: F401 - torch's own error is less clear
     import onnxscript  # noqa: F401
 
     rows = torch.export.Dim("batch", min=1, max=2**24)
@@ -235,9 +230,9 @@ def _onnx(graph: nn.Module, batch: Sequence[torch.Tensor], inputs: Sequence[str]
             output_names=list(outputs),
             verbose=False,
         )
-        assert program is not None, "the new exporter gives a program"
+        assert program is not None, "the new exporter returns a program"
         model = program.model_proto
-    # paths of this machine and lines of code, which are nobody's business
+    # remove paths of this machine and lines of code
     for part in (model, model.graph, *model.graph.node, *model.graph.value_info, *model.functions):
         part.ClearField("metadata_props")
         part.ClearField("doc_string")
@@ -253,7 +248,7 @@ def _input_names(content: bytes) -> set[str]:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Exporting says a lot that is of no use to anybody."""
+    """Suppress the log messages and warnings of the exporter."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -264,8 +259,8 @@ def _quietly() -> Iterator[None]:
         logging.disable(before)
 
 
-def _guilty_block(network: nn.Module) -> str:
-    """The first perception block that cannot be exported by itself, in words; empty where none is to blame."""
+def _failing_block(network: nn.Module) -> str:
+    """Name the first perception block that cannot be exported by itself; empty if there is none."""
     from maze.perception.blocks import InferenceBlock, PerceptionBlock
 
     for name, module in network.named_modules():
@@ -275,7 +270,7 @@ def _guilty_block(network: nn.Module) -> str:
         shapes = dict(zip(module.in_keys, module.in_shapes, strict=True))
         try:
             as_graph(module, [torch.ones((3, *shapes[key])) for key in names], names, module.out_keys)
-        except Exception:  # whatever it is, this block is the one
+        except Exception:  # any error identifies the block
             return f", because of its block `{name}` ({type(module).__name__})"
     return ""
 
@@ -289,7 +284,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _agents(policy: TorchPolicy, env: MazeEnv[Any], step_key: Any) -> dict[int | None, nn.Module]:
-    """The networks of a sub-step by agent; None: of all."""
+    """Networks of a sub-step by agent; None: the network of all agents."""
     if step_key not in policy.substeps_with_separate_agent_nets:
         return {None: policy.network_for(ActorID(step_key, 0))}
     return {agent: network for (key, agent), network in policy.networks.items() if key == step_key}
@@ -311,8 +306,8 @@ def _step(
         if description is None:
             kind = policy.distribution_mapper.distribution_class(head)
             raise ExportError(
-                f"Action head `{head}` has the distribution {kind.__module__}.{kind.__qualname__}, which "
-                "is code of its own: a bundle can draw from Maze's distributions only."
+                f"Action head `{head}` has the custom distribution {kind.__module__}.{kind.__qualname__}; a bundle "
+                "can only sample from the distributions of Maze."
             )
         descriptions[head] = description
     return {
@@ -329,7 +324,7 @@ def _step(
 
 
 def _masks(network: nn.Module, entries: Mapping[str, Any], heads: Sequence[str]) -> dict[str, str]:
-    """The observations that mask heads: as blocks say, or by the names that they have everywhere."""
+    """Observations that mask heads: those of masking blocks, and by the naming convention."""
     from maze.perception.blocks import ActionMaskingBlock
 
     masks = {head: f"{head}_mask" for head in heads if f"{head}_mask" in entries}
@@ -401,7 +396,7 @@ def _run_card(run_dir: Path) -> dict[str, Any]:
 
 
 def _evaluation(run_dir: Path) -> dict[str, Any]:
-    """The statistics of the evaluation whose mean reward was the best, and its epoch; empty where there was none."""
+    """Statistics and epoch of the evaluation with the best mean reward; empty if there is none."""
     try:
         progress = read_progress(run_dir)
     except MazeError:

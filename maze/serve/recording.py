@@ -1,4 +1,4 @@
-"""A policy's steps in its environment: reference cases, an episode, and what observations look like."""
+"""Recording of a policy in its environment: reference cases, an episode, and summaries of observations."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from maze.core.agent.hidden_states import HiddenStates, StatesOfActor
+from maze.core.agent.hidden_states import HiddenStates
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.structured_env import ActorID
 from maze.core.wrappers.step_skip_wrapper import StepSkipWrapper
-from maze.core.wrappers.wrapper import ActionWrapper, Wrapper
+from maze.core.wrappers.wrapper import Wrapper
 from maze.perception.blocks.recurrent.recurrent_cell import StepRun
 from maze.serve.drift import components, entry_summaries
 from maze.serve.pipeline import StepKey
@@ -26,30 +26,30 @@ Array = np.ndarray[Any, Any]
 
 MOST_CASES = 64
 MOST_CASE_BYTES = 2**20
-"""Of the reference cases of one actor, and of the recorded episode."""
+"""Size of the reference cases of one actor, and of the recorded episode."""
 MOST_EPISODE_STEPS = 32
 
 
 class Recording:
-    """What was seen and done, see :func:`record`."""
+    """Result of :func:`record`."""
 
     def __init__(self) -> None:
         self.actors: list[list[ActorID]] = []
-        """Who acted, by episode."""
+        """Acting actors by episode."""
         self.inputs: dict[ActorID, list[dict[str, Array]]] = {}
-        """What the policy observed, by actor."""
+        """Observations of the policy by actor."""
         self.states: dict[ActorID, list[dict[str, Array]]] = {}
-        """The hidden states `[size]` that it had then, by state key; empty where it carries none."""
+        """Its hidden states `[size]` before each of them, by state key; empty where it carries none."""
         self.converted: dict[StepKey, dict[str, list[Array]]] = {}
-        """Components of what the environment showed, by sub-step and entry."""
+        """Components of observations before all wrappers, by sub-step and entry."""
         self.sizes: dict[StepKey, dict[str, int]] = {}
         self.episode: list[dict[str, Any]] = []
-        """The beginning of an episode: what the raw environment shows, what the network takes, and the most probable
-        action as the raw environment takes it; empty where code of the caller's comes in between."""
+        """The beginning of an episode: observations of the raw environment, and network inputs; empty where code of the
+        caller is between them."""
 
     @property
     def actor_sequence(self) -> Sequence[ActorID]:
-        """The actors of an environment step in their order, if it is always the same, else nobody."""
+        """The actors of an environment step in their order; empty if it varies."""
         first = self.actors[0]
         period = next((index for index, actor in enumerate(first) if index and actor == first[0]), len(first))
         sequence = first[:period]
@@ -59,14 +59,14 @@ class Recording:
         return sequence if is_fixed else []
 
     def drift(self, step_key: StepKey) -> dict[str, Any]:
-        """The summaries of a sub-step's observations by entry."""
+        """Summaries of a sub-step's observations by entry."""
         return entry_summaries(self.converted.get(step_key, {}), self.sizes.get(step_key, {}))
 
     def reference_cases(self, policy: TorchPolicy, used: Mapping[StepKey, Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Observations of each actor, spread over the recording, with the policy's logits and most probable actions.
+        """Sample observations of each actor, with the logits and greedy actions of the policy.
 
         :param policy: The policy.
-        :param used: By sub-step the entries that networks look at.
+        :param used: Entries that networks use, by sub-step.
         """
         cases, seen = [], set()
         for actor, inputs in self.inputs.items():
@@ -100,37 +100,37 @@ class Recording:
 
 
 def record(policy: TorchPolicy, env: MazeEnv[Any], operations: Operations, n_steps: int, seed: int) -> Recording:
-    """Takes steps with sampled actions, as in training.
+    """Take steps with sampled actions, as in training.
 
     :param policy: The policy.
     :param env: Its environment.
-    :param operations: What its wrappers do.
+    :param operations: The operations of its wrappers.
     :param n_steps: Number of decisions.
-    :param seed: Of environment and policy.
+    :param seed: Seed of environment and policy.
     """
-    with tapped(env, operations) as (watched, tap):
-        return _recorded(policy, watched, tap, operations, n_steps, seed)
+    with tapped(env, operations) as (tapped_env, tap):
+        return _recorded(policy, tapped_env, tap, operations, n_steps, seed)
 
 
 class Tap(Wrapper[Any]):
-    """Stands around the raw environment and remembers what it has shown last."""
+    """Record the latest observation of the raw environment, before all wrappers."""
 
     keeps_observations_and_actions = True
-    shown: Mapping[str, Any] = MappingProxyType({})
+    entries: Mapping[str, Any] = MappingProxyType({})
 
     def reset(self) -> Any:
-        self.shown = self._env_reset()
-        return self.shown
+        self.entries = self._env_reset()
+        return self.entries
 
     def step(self, action: Any) -> Any:
         result = self._env_step(action)
-        self.shown = result[0]
+        self.entries = result[0]
         return result
 
 
 @contextmanager
 def tapped(env: Any, operations: Operations) -> Iterator[tuple[Any, Tap]]:
-    """The environment with a tap right above what counts as the raw one; afterwards it is as it was."""
+    """Insert a tap around the raw environment; afterwards the environment is as before."""
     tap = Tap(operations.environment)
     if not operations.chain:
         yield tap, tap
@@ -139,7 +139,7 @@ def tapped(env: Any, operations: Operations) -> Iterator[tuple[Any, Tap]]:
     def rewire(innermost: Any) -> None:
         operations.chain[0].env = innermost
         for wrapper in operations.chain[1:]:
-            wrapper.env = wrapper.env  # binds its methods anew
+            wrapper.env = wrapper.env  # rebinds its methods
 
     rewire(tap)
     try:
@@ -170,41 +170,18 @@ def _recorded(policy: TorchPolicy, env: Any, tap: Tap, operations: Operations, n
             before = {key: array[0].copy() for key, array in states.items()}
             recording.states.setdefault(actor, []).append(before)
         n_acted[actor] += 1
-        _note(recording, actor.step_key, tap.shown)
+        _note(recording, actor.step_key, tap.entries)
         if is_replayable and len(recording.actors) == 1 and step < MOST_EPISODE_STEPS and n_bytes < MOST_CASE_BYTES:
-            copies = {key: array.copy() for key, array in states.items()}
-            case = _episode_case(policy, operations, actor, tap.shown, observation, copies)
+            case = _episode_case(operations, actor, tap.entries, observation)
             n_bytes += sum(array.nbytes for part in ("observation", "inputs") for array in case[part].values())
             recording.episode.append(case)
-        observation, _, is_done, _ = env.step(_chosen(policy, observation, actor, states))
+        actions = policy.compute_actions(_stacked([observation]), actor, states=states)  # overwrites the states
+        observation, _, is_done, _ = env.step({head: action[0] for head, action in actions.items()})
     return recording
-
-
-def _chosen(
-    policy: TorchPolicy, observation: Any, actor: ActorID, states: StatesOfActor, deterministic: bool = False
-) -> dict[str, Array]:
-    """The policy's action; the hidden states `[1, size]` are overwritten by those that follow."""
-    batch = {name: np.asarray(value)[np.newaxis] for name, value in observation.items()}
-    actions = policy.compute_actions(batch, actor, deterministic, states=states)
-    return {head: action[0] for head, action in actions.items()}
 
 
 def _stacked(rows: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     return {name: np.stack([np.asarray(row[name]) for row in rows]) for name in rows[0]}
-
-
-def raw_action(action: Any, operations: Operations, actor: ActorID) -> Any:
-    """A policy's action on its way to the raw environment, by the environment's own wrappers."""
-    for wrapper in reversed(operations.chain):
-        if issubclass(type(wrapper), ActionWrapper):
-            action = wrapper.action(action)
-    base = operations.environment
-    if not issubclass(type(base), MazeEnv):
-        return action
-    action = action if base.step_path.clip is None else base.step_path.clip(action)
-    if operations.actions[actor.step_key][-1]["kind"] == "converted":
-        return action
-    return base.action_conversion_dict[actor.step_key].space_to_maze(action, base.get_maze_state())
 
 
 def _note(recording: Recording, step_key: StepKey, entries: Mapping[str, Any]) -> None:
@@ -216,28 +193,16 @@ def _note(recording: Recording, step_key: StepKey, entries: Mapping[str, Any]) -
 
 
 def _episode_case(
-    policy: TorchPolicy,
-    operations: Operations,
-    actor: ActorID,
-    entries: Mapping[str, Any],
-    observation: Mapping[str, Any],
-    states: StatesOfActor,
+    operations: Operations, actor: ActorID, entries: Mapping[str, Any], observation: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """An observation on its way to the network, and the most probable action on its way back, by the real wrappers."""
+    """An observation before and after the wrappers."""
     kind = operations.observations[actor.step_key][0]["kind"]
-    state: Any = None if kind == "converted" else operations.environment.get_maze_state()
-    shown: Mapping[str, Any] = entries
-    if kind == "single":
-        shown = dict.fromkeys(entries, state)
-    elif kind in ("dict", "tuple"):
-        shown = state if kind == "dict" else dict(zip(entries, state, strict=True))
-    action = raw_action(_chosen(policy, observation, actor, states, deterministic=True), operations, actor)
-    parts: Mapping[str, Any] = action if isinstance(action, dict) else {"action": action}
-    if isinstance(action, tuple):
-        parts = {f"action_{index}": part for index, part in enumerate(action)}
+    raw: Mapping[str, Any] = entries
+    if kind != "converted":
+        state = operations.environment.get_maze_state()
+        raw = state if kind == "dict" else dict(zip(entries, state if kind == "tuple" else [state], strict=True))
     return {
         "actor": list(actor),
-        "observation": {name: np.array(shown[name]) for name in entries},
+        "observation": {name: np.array(raw[name]) for name in entries},
         "inputs": {name: np.array(value, np.float32) for name, value in observation.items()},
-        "action": {name: np.array(value) for name, value in parts.items()},
     }

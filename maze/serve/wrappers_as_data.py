@@ -1,4 +1,4 @@
-"""An environment's conversions and wrappers as operations of :mod:`maze.serve.pipeline`."""
+"""Conversions and wrappers of an environment as operations of :mod:`maze.serve.pipeline`."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ _HARMLESS_GYM_WRAPPERS = (
 
 @dataclass
 class Operations:
-    """What runs between the raw environment and the policy.
+    """Operations between the raw environment and the policy.
 
-    :param environment: What counts as the raw environment: the innermost one, or the outermost wrapper that only its
-        own code can stand for, such as one that makes sub-steps of a step.
+    :param environment: The raw environment: the innermost one, or the outermost wrapper that is no data, such as one
+        that splits a step into sub-steps.
     :param chain: The wrappers around it, innermost first.
-    :param observations: By sub-step, from the raw environment to the network.
-    :param actions: By sub-step, from the network to the raw environment.
+    :param observations: Operations by sub-step, from the raw environment to the network.
+    :param actions: Operations by sub-step, from the network to the raw environment.
     """
 
     environment: Any
@@ -57,29 +57,29 @@ class Operations:
     observations: dict[StepKey, list[Operation]]
     actions: dict[StepKey, list[Operation]]
     wrappers: list[dict[str, str]] = field(default_factory=list)
-    """All wrappers, innermost first, and what became of them."""
+    """All wrappers, innermost first, with their form in the bundle."""
     code: list[dict[str, Any]] = field(default_factory=list)
-    """What the bundle cannot hold, with the name by which a session takes it."""
+    """Code that the bundle cannot contain, with the name by which a session accepts it."""
 
     def of_step(self, step_key: StepKey) -> dict[str, list[Operation]]:
-        """Those of a sub-step, as a bundle stores them."""
+        """Operations of a sub-step, as a bundle stores them."""
         return {
             "observation_operations": self.observations[step_key],
             "action_operations": self.actions[step_key],
         }
 
     def needs_code(self) -> bool:
-        """Whether nothing can be done without code of the caller's."""
+        """Whether code of the caller is required."""
         return any(piece["is_required"] for piece in self.code)
 
     def add_code(self, name: str, code: Any, call: str | None, is_required: bool) -> str:
-        """Takes down what the bundle cannot hold.
+        """List code that the bundle cannot contain.
 
-        :param name: What it is called.
+        :param name: Its name.
         :param code: An object of its class.
-        :param call: What the caller's function takes and gives; None: no function can take its place.
-        :param is_required: Whether nothing can be done without it.
-        :return: The name, which is unique.
+        :param call: Signature of the caller's function; None: no function can replace it.
+        :param is_required: Whether the policy cannot act without it.
+        :return: A unique name.
         """
         names = [piece["name"] for piece in self.code]
         unique = name if name not in names else f"{name}#{sum(each.split('#')[0] == name for each in names) + 1}"
@@ -88,7 +88,7 @@ class Operations:
 
 
 def wrappers_of(env: MazeEnv[Any]) -> tuple[list[Wrapper[Any]], MazeEnv[Any]]:
-    """The wrappers of an environment, innermost first, and what they wrap."""
+    """The wrappers of an environment, innermost first, and the environment inside."""
     chain: list[Wrapper[Any]] = []
     inner: Any = env
     while not issubclass(type(inner), MazeEnv):
@@ -98,7 +98,7 @@ def wrappers_of(env: MazeEnv[Any]) -> tuple[list[Wrapper[Any]], MazeEnv[Any]]:
 
 
 def operations_of(env: MazeEnv[Any]) -> Operations:
-    """What an environment and its wrappers do with observations and actions.
+    """Describe the observations and actions of an environment and its wrappers as operations.
 
     :param env: The environment, wrapped as in training.
     """
@@ -119,16 +119,16 @@ def operations_of(env: MazeEnv[Any]) -> Operations:
 
 
 def _is_opaque(kind: type[Wrapper[Any]]) -> bool:
-    """Whether nobody can say what it does with observations and actions: it may even make other sub-steps."""
+    """Whether the effect on observations and actions is unknown; it may even change sub-steps."""
     is_one_way = issubclass(kind, (ObservationWrapper, ActionWrapper))
     return kind not in _WRAPPERS and not is_one_way and not kind.keeps_observations_and_actions
 
 
 def wrappers_of_environment(wrappers: CollectionOfConfigType, with_own: bool = True) -> list[dict[str, Any]]:
-    """Of the wrappers of a training, those that are no part of its bundle: they change rewards, limit steps, record.
+    """The wrappers of a run that its bundle does not contain: they change rewards, limit steps, record.
 
     :param wrappers: Configurations, innermost first.
-    :param with_own: Also those that only code of somebody's own can stand for, with all that is inside of them.
+    :param with_own: Include wrappers of unknown effect, with all wrappers inside of them.
     """
     entries = WrapperFactory.configured(wrappers)
     own = [index for index, (kind, _) in enumerate(entries) if _is_opaque(kind)]
@@ -141,7 +141,7 @@ def wrappers_of_environment(wrappers: CollectionOfConfigType, with_own: bool = T
 
 
 def _around_own_code(inner: list[Wrapper[Any]], chain: list[Wrapper[Any]]) -> Operations:
-    """The operations around a wrapper of somebody's own, the last of the inner ones, which is the environment then."""
+    """Operations around a wrapper of unknown effect, the last of the inner ones, as the environment."""
     outermost: Any = inner[-1]
     keys = list(outermost.observation_spaces_dict)
     operations = Operations(outermost, chain, {key: [] for key in keys}, {key: [] for key in keys})
@@ -208,7 +208,7 @@ def _leaf(leaf: Leaf) -> dict[str, Any]:
 
 
 def _add_gym_wrappers(base: MazeEnv[Any], operations: Operations) -> None:
-    """gymnasium's wrappers belong to the raw environment; those that change what it shows are named."""
+    """List wrappers of gymnasium that change observations or actions; they belong to the raw environment."""
     inner: Any = getattr(base.core_env, "env", None)
     while isinstance(inner, gymnasium.Wrapper):
         if not isinstance(inner, (*_HARMLESS_GYM_WRAPPERS, gymnasium.RewardWrapper)):
@@ -230,7 +230,7 @@ def _add(wrapper: Wrapper[Any], operations: Operations) -> None:
 
 
 def _add_unknown(wrapper: Wrapper[Any], operations: Operations) -> None:
-    """Code of somebody's own, on the one way or on the other."""
+    """Add a custom wrapper of observations or actions."""
     name = type(wrapper).__name__
     if issubclass(type(wrapper), ObservationWrapper):
         call = "function(entries, actor_id) -> entries"
@@ -275,7 +275,7 @@ def _add_preprocessing(wrapper: PreProcessingWrapper, operations: Operations) ->
 
 
 def _add_normalization(wrapper: ObservationNormalizationWrapper, operations: Operations) -> None:
-    wrapper.get_statistics()  # better an error here
+    wrapper.get_statistics()  # raises an error early if they are missing
     parts = {
         name: _conversion(strategy, "normalize_value", name, operations)
         for name, strategy in wrapper.strategies.items()
@@ -289,7 +289,7 @@ def _add_normalization(wrapper: ObservationNormalizationWrapper, operations: Ope
 
 
 def _conversion(owner: Any, method: str, name: str, operations: Operations) -> Operation:
-    """The conversion of a pre-processor or a strategy, unless a subclass does something else."""
+    """The conversion of a pre-processor or a strategy, unless a subclass overrides its method."""
     kind = type(owner)
     own = next((each for each in kind.__mro__ if method in vars(each)), kind)
     describing = next((each for each in kind.__mro__ if "conversion" in vars(each)), None)
@@ -316,7 +316,7 @@ def _add_split(wrapper: SplitActionsWrapper, operations: Operations) -> None:
                 operations.actions[key].insert(0, {**operation, "indices": dict(split.indices)})
 
 
-def _add_skip(wrapper: StepSkipWrapper[Any], operations: Operations) -> None:
+def _add_skip(wrapper: StepSkipWrapper, operations: Operations) -> None:
     env: Any = wrapper.env
     for key in operations.observations:
         operations.observations[key].append({"op": "skip", "n_steps": wrapper.n_steps})
@@ -358,7 +358,7 @@ _MOST_BOUNDS = 256
 
 
 def _bound(bound: np.ndarray, outermost: Any) -> Any:
-    """Bounds in JSON; of many different ones the outermost."""
+    """Bounds in JSON; many different ones are replaced by the outermost."""
     value = outermost(bound) if bound.size > _MOST_BOUNDS or len(set(bound.flat)) == 1 else bound
     return _finite(np.asarray(value).tolist())
 

@@ -1,4 +1,4 @@
-"""Overrides that make trainings take a fraction of a second, and change nothing else."""
+"""Overrides that shorten training runs to a fraction of a second, and change nothing else."""
 
 from __future__ import annotations
 

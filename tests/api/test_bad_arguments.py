@@ -30,7 +30,7 @@ SEQUENTIAL = "maze.core.rollout.sequential_rollout_runner.SequentialRolloutRunne
 
 
 class OwnAlgorithmConfig(AlgorithmConfig):
-    """Nothing says what trains it."""
+    """A configuration without a trainer."""
 
 
 def model_composer() -> CustomModelComposer:
@@ -222,7 +222,7 @@ UNTRAINED: dict[str, tuple[Callable[[RunContext], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", UNTRAINED)
-def test_what_needs_a_trained_policy_says_so(name: str) -> None:
+def test_calls_that_need_a_trained_policy_are_refused_before_training(name: str) -> None:
     call, message = UNTRAINED[name]
     with pytest.raises(ConfigError, match=message):
         call(RunContext(algorithm="a2c"))

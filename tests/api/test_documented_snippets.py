@@ -107,7 +107,7 @@ def test_snippet_with_names_of_modules(name: str, tmp_path: Path) -> None:
     rc.close()
 
 
-def test_the_first_example_goes_on_with_single_actions() -> None:
+def test_the_first_example_continues_with_single_actions() -> None:
     # seeds, because poles that are pushed to one side by chance fall before ten steps are over
     seeds = {"seeding.env_base_seed": 1, "seeding.agent_base_seed": 1}
     rc = RunContext(algorithm="a2c", overrides=shorter({"env.name": "CartPole-v0", **seeds}, "a2c"))

@@ -1,4 +1,4 @@
-"""A training that is picked up again from Python."""
+"""Loading of training runs from Python."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ def test_an_environment_that_was_given_as_a_function_has_to_be_given_again(tmp_p
     assert loaded.evaluate(n_episodes=1).mean_reward > 0
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_another_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidSpecificationError, match="is not the directory of a training"):
         RunContext.load(tmp_path)
 
 
-def test_a_strangers_run_names_no_code(trained: RunContext, tmp_path: Path) -> None:
+def test_an_untrusted_run_cannot_name_code(trained: RunContext, tmp_path: Path) -> None:
     run = tmp_path / "run"
     (run / ".hydra").mkdir(parents=True)
     for name in ("state_dict.pt", "spaces_config.pkl", ".hydra/hydra.yaml"):

@@ -135,7 +135,7 @@ def test_run_context_takes_the_object_the_mapping_and_the_override():
     assert found[0] == found[1] == found[2]
 
 
-def test_it_is_called_what_it_says(tmp_path):
+def test_it_has_its_configured_name(tmp_path):
     assert main([*TRAINING, "algorithm._target_=own_project.CarefulConfig", *SHORT]) == 0
     (run,) = (tmp_path / "outputs").iterdir()
     assert "-careful_reinforce-" in run.name
@@ -180,7 +180,7 @@ def test_a_critic_of_the_wrong_kind_is_refused_by_run_context(critic):
         RunContext(env=lambda: GymMazeEnv("CartPole-v1"), algorithm=own_project.ReinforceConfig(), critic=critic)
 
 
-def test_its_trainer_is_built_with_what_the_runner_was_told():
+def test_its_trainer_receives_the_arguments_of_the_runner():
     import own_project
 
     run = RunContext(

@@ -25,7 +25,7 @@ values = st.recursive(
 
 
 @given(values)
-def test_hydra_reads_back_what_was_written(value: Any) -> None:
+def test_hydra_parses_written_values(value: Any) -> None:
     override = OverridesParser.create().parse_override(f"key={value_text(value)}")
     assert override.value() == value
 
@@ -55,7 +55,7 @@ def config() -> DictConfig:
     return cfg
 
 
-def test_objects_are_kept_as_they_are() -> None:
+def test_objects_are_neither_copied_nor_converted() -> None:
     cfg, uncopyable, settings = config(), Uncopyable(), Settings()
     place(cfg, "critic", uncopyable)
     place(cfg, "algorithm", settings)

@@ -1,4 +1,4 @@
-"""What a training and an evaluation give back, and what a training writes down about itself."""
+"""Results of training runs and evaluations, and the recorded state of a training run."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_arguments_of_train_that_cannot_be_meant_are_refused(
         context(algorithm).train(**arguments)
 
 
-def test_a_training_gives_back_its_score_its_directory_and_its_history() -> None:
+def test_training_returns_score_directory_and_history() -> None:
     rc = context(**{"algorithm.n_rollout_steps": 100})
     result = rc.train(n_epochs=2)
     assert (result.path / "state_dict.pt").is_file()
@@ -110,7 +110,7 @@ def test_kpis_of_an_evaluation_have_their_names() -> None:
 # -- run.json --------------------------------------------------------------------------------------------------
 
 
-def test_a_training_writes_down_how_far_it_is() -> None:
+def test_a_training_run_records_its_progress() -> None:
     rc = context()
     result = rc.train(n_epochs=2)
     record = read_record(result.path)
@@ -119,13 +119,13 @@ def test_a_training_writes_down_how_far_it_is() -> None:
     assert record["best_score"] == result.best_score
 
 
-def test_a_resumed_training_goes_on_counting_steps() -> None:
+def test_a_resumed_run_continues_to_count_steps() -> None:
     first = context().train(n_epochs=2)
     resumed = context(input_dir=str(first.path), resume=True).train(n_epochs=3)
     assert read_record(resumed.path)["n_env_steps"] == 24
 
 
-def test_a_training_that_fails_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_run_is_recorded_as_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     rc = context()
     rc.train(n_epochs=1)
     monkeypatch.setattr(rc.runner.trainer, "_update", lambda: 1 / 0)
@@ -134,7 +134,7 @@ def test_a_training_that_fails_is_interrupted(monkeypatch: pytest.MonkeyPatch) -
     assert read_record(Path(rc.run_dir))["state"] == "interrupted"
 
 
-def test_a_training_whose_process_was_killed_is_interrupted(tmp_path: Path) -> None:
+def test_a_killed_run_is_recorded_as_interrupted(tmp_path: Path) -> None:
     write_record(tmp_path, "running", {"epoch": 3})
     assert read_record(tmp_path)["state"] == "running"
     record = json.loads((tmp_path / RECORD_FILE).read_text(encoding="utf-8"))
@@ -147,10 +147,10 @@ def test_a_damaged_record_is_none(tmp_path: Path) -> None:
     assert read_record(tmp_path) is None
 
 
-# -- what a training says --------------------------------------------------------------------------------------
+# -- console output --------------------------------------------------------------------------------------------
 
 
-def test_a_training_without_a_number_of_epochs_says_what_ends_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_a_number_of_epochs_prints_its_end_condition(capsys: pytest.CaptureFixture[str]) -> None:
     context(silent=False, **{"algorithm.patience": 1, "algorithm.lr": 0.0}).train(n_epochs=0)
     said = capsys.readouterr().out
     assert "algorithm.n_epochs is 0: the run ends after 1 evaluations in a row without improvement" in said
@@ -163,7 +163,7 @@ def test_there_is_one_word_where_no_episode_ends_for_many_epochs(caplog: pytest.
     assert sum("No episode has ended for 10 epochs" in message for message in caplog.messages) == 1
 
 
-def test_an_evaluation_says_how_it_acts_and_a_rollout_how_many_episodes_it_cut_off(
+def test_an_evaluation_prints_its_kind_of_actions_and_a_rollout_the_number_of_truncated_episodes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     rc = context(silent=False)
@@ -177,7 +177,7 @@ def test_an_evaluation_says_how_it_acts_and_a_rollout_how_many_episodes_it_cut_o
 
 
 class PushesLeft(Policy):
-    """What nobody would draw at random for long."""
+    """A policy with improbable random actions."""
 
     def compute_action(
         self,
@@ -203,7 +203,7 @@ def test_other_policies_are_evaluated_and_rolled_out_before_any_training() -> No
     assert rc.evaluate(3, policy=PushesLeft()) == evaluation
     frame = rc.rollout(2, policy=PushesLeft(), max_episode_steps=50)
     assert 8 <= frame.loc[("BaseEnvEvents", "reward", "mean"), "value"] <= 11
-    assert rc.train(n_epochs=1).history.index.tolist() == [1]  # the training is yet to come, and comes
+    assert rc.train(n_epochs=1).history.index.tolist() == [1]  # training is still possible
 
 
 def test_policies_are_compared_in_the_same_episodes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""What a RunContext does besides training once."""
+"""RunContext: resuming, several runs, overrides, rollouts."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_of_an_environment_that_is_given_itself_copies_are_stepped(make: Callabl
     assert cart_position(env) is before  # neither reset nor stepped
 
 
-def test_an_environment_that_cannot_be_copied_is_asked_for_as_a_function() -> None:
+def test_an_environment_that_cannot_be_copied_must_be_given_as_a_function() -> None:
     env = gymnasium.make("CartPole-v1")
     env.unwrapped.connection = threading.Lock()  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=r"env: .* this TimeLimit cannot be copied.*lock.*env=lambda"):
@@ -196,7 +196,7 @@ def test_silence_covers_everything_but_errors(capfd: pytest.CaptureFixture[str])
         rc.train(n_epochs=-1)
 
 
-# -- training on ---------------------------------------------------------------------------------------------
+# -- resuming -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("algorithm", ["a2c", "ppo", "es", "impala"])
@@ -214,7 +214,7 @@ def test_a_run_directory_that_holds_a_run_is_continued_in_place() -> None:
     assert first.run_dir == second.run_dir == str(Path("mine").absolute())
 
 
-def test_resuming_in_a_run_directory_gives_what_a_training_without_a_break_gives() -> None:
+def test_resuming_in_a_run_directory_equals_an_uninterrupted_run() -> None:
     trained(run_dir="broken_off")
     resumed = context(run_dir="broken_off", overrides={"resume": True})
     resumed.train(n_epochs=2)
@@ -231,7 +231,7 @@ def test_input_dir_among_the_overrides_starts_a_new_run_from_an_earlier_one() ->
     assert second.run_dir != first.run_dir
 
 
-def test_a_training_that_broke_off_is_not_continued_silently() -> None:
+def test_a_failed_run_is_not_continued_silently() -> None:
     calls = 0
 
     def failing() -> GymMazeEnv:
@@ -311,7 +311,7 @@ def test_overrides_reach_into_objects_and_leave_them_alone() -> None:
     assert algorithm.lr == 0.1
 
 
-def test_an_evaluator_serves_several_runs_and_stays_as_it_is() -> None:
+def test_several_runs_can_share_an_evaluator_which_is_not_changed() -> None:
     from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 
     evaluator = RolloutEvaluator(SequentialVectorEnv([cartpole]), n_episodes=1, model_selection=None)
@@ -352,7 +352,7 @@ def test_a_whole_model_may_be_given(as_object: bool) -> None:
     assert any(tensor.shape == (7, 4) for tensor in flat(rc.policy.state_dict()))
 
 
-def test_mappings_are_merged_into_what_is_configured_unless_they_name_a_target() -> None:
+def test_mappings_are_merged_into_the_configuration_unless_they_name_a_target() -> None:
     rc = context(env={"name": "Acrobot-v1"}, runner={"dump_interval": 3})
     cfg = rc.config[RunMode.TRAINING]
     assert (cfg.env.name, cfg.runner.dump_interval) == ("Acrobot-v1", 3)
@@ -404,7 +404,7 @@ def test_a_policy_by_name_is_rolled_out_without_training() -> None:
     assert frame.attrs["run_dir"].startswith(str(Path("outputs").absolute()))
 
 
-def test_normalization_statistics_are_those_of_the_training() -> None:
+def test_normalization_statistics_are_those_of_the_training_run() -> None:
     rc = trained(
         wrappers="vector_obs",
         model="vector_obs",

@@ -27,7 +27,7 @@ def trained_in_two_lines() -> None:
     assert_type(rc.policy, TorchPolicy | Any)
     assert_type(RunContext.load("outputs/name/time"), RunContext)
 
-    rc.train(n_steps="many")  # type: ignore[arg-type]  # and says what is wrong
+    rc.train(n_steps="many")  # type: ignore[arg-type]  # and names the error
     rc.evaluate(n_episodes=10, deterministic=1.5)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Wrong run directories and configurations: one message that says where and what, and nothing is left behind."""
+"""Invalid run directories and configurations: one message with place and cause, and no files left."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RESUME = (*TRAIN, "resume=true")
 
 @pytest.fixture
 def run(trained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of a training, in the current directory."""
+    """A copy of a training run, in the current directory."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(trained_run, tmp_path / "run")
     return tmp_path / "run"
@@ -102,7 +102,7 @@ FAULTS: list[tuple[str, Callable[[Path], object], tuple[str, ...], list[str]]] =
     [row[1:] for row in FAULTS],
     ids=[f"{name}: {'resume' if 'resume=true' in command else command[0]}" for name, _, command, _ in FAULTS],
 )
-def test_a_run_that_cannot_be_used_is_named_with_what_was_found_and_expected(
+def test_an_unusable_run_is_named_with_the_found_and_expected_content(
     fault: Callable[[Path], object],
     command: tuple[str, ...],
     messages: list[str],
@@ -138,7 +138,7 @@ CONFIGURATIONS = [
 
 
 @pytest.mark.parametrize(("text", "where", "found", "expected"), CONFIGURATIONS, ids=[c[0] for c in CONFIGURATIONS])
-def test_mistakes_in_configuration_files_are_named_with_their_place_and_what_was_meant(
+def test_mistakes_in_configuration_files_are_named_with_their_place_and_a_suggestion(
     text: str,
     where: str,
     found: str,
@@ -167,7 +167,7 @@ def test_a_run_directory_is_not_made_where_a_file_is(tmp_path: Path, capfd: pyte
     assert "log_base_dir=" in error
 
 
-def test_a_constraint_that_cannot_be_read_stops_the_training_before_it_starts(
+def test_an_invalid_constraint_stops_the_run_before_it_starts(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

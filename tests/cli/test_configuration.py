@@ -1,4 +1,4 @@
-"""Every shipped option composes, and the files say what the documentation says."""
+"""Every shipped option composes, and the files have the documented values."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def run_dir(cfg: DictConfig) -> str:
 
 
 @pytest.mark.parametrize("group", ["critic", "env", "model", "seeding", "wrappers"])
-def test_every_option_of_a_training_composes(group: str) -> None:
+def test_every_option_of_a_training_run_composes(group: str) -> None:
     for option in options(group):
         cfg = composed("conf_train", f"{group}={option}")
         OmegaConf.resolve(cfg.model)
 
 
 @pytest.mark.parametrize("model", options("model"))
-def test_the_configuration_is_written_down_as_it_is(model: str) -> None:
+def test_the_configuration_is_written_unresolved(model: str) -> None:
     cfg = composed("conf_train", f"model={model}")
     written = yaml.safe_load(config_as_yaml(cfg))
     assert written["model"] == OmegaConf.to_container(cfg.model)
@@ -78,7 +78,7 @@ def test_parallel_rollouts_have_the_documented_defaults() -> None:
     assert {key: runner[key] for key in documented} == documented
 
 
-def test_the_directory_of_a_training_is_named_after_its_choices() -> None:
+def test_the_directory_of_a_training_run_is_named_after_its_choices() -> None:
     name, stamp = run_dir(composed("conf_train", "algorithm=a2c")).split("/")[-2:]
     assert name == "gym_env-flatten_concat-a2c-flatten_concat_shared-dev"
     assert len(stamp) == len("2021-02-23_23-09-25")

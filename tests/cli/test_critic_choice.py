@@ -1,4 +1,4 @@
-"""Critics that nobody names are of the kind that the algorithm needs."""
+"""Default critics are of the kind that the algorithm needs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_an_experiment_whose_critic_does_not_suit_another_algorithm_gets_one_tha
         {"overrides": {"critic.stack_observations": True}},
     ],
 )
-def test_critics_that_were_asked_for_stay_and_are_refused_in_one_sentence(arguments: dict[str, Any]) -> None:
+def test_given_critics_are_kept_or_refused_in_one_sentence(arguments: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"critic: algorithm='sac' needs a state-action critic, such as .*; got a "):
         configured(algorithm="sac", **arguments)
 

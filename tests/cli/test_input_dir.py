@@ -1,4 +1,4 @@
-"""Rollouts and trainings that go on from a run, with what that run was configured with."""
+"""Rollouts and training runs that continue from a run, with its configuration."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROLLOUT = ["policy=torch_policy", "runner=sequential", "runner.n_episodes=1", "r
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A training on another environment than the default one, with wrappers and a network that are no defaults."""
+    """A training run with an environment, wrappers and a network that are no defaults."""
     directory = tmp_path_factory.mktemp("run") / "run"
     own = ["env.name=Acrobot-v1", "wrappers=vector_obs", "algorithm=a2c", "runner.normalization_samples=20"]
     network = "model.policy.networks.0.hidden_units=[8]"
@@ -67,7 +67,7 @@ def test_single_wrappers_come_on_top_of_those_of_the_run(run: Path) -> None:
     assert used("out") == ("Acrobot-v1", True, [8])
 
 
-def test_what_a_training_took_over_is_taken_over_from_it_in_turn(run: Path) -> None:
+def test_sections_that_a_run_took_over_are_taken_over_from_it(run: Path) -> None:
     tiny = [*TINY, "algorithm=a2c", "+wrappers.TimeLimitWrapper.max_episode_steps=7"]
     assert main(["-cn", "conf_train", *tiny, f"input_dir={run}", "hydra.run.dir=second"]) == 0
     assert main([*ROLLOUT, "input_dir=second", "hydra.run.dir=out"]) == 0
@@ -85,13 +85,13 @@ ES = [
 
 
 @pytest.mark.parametrize(("algorithm", "short"), [("a2c", TINY), ("ppo", TINY), ("es", ES)], ids=["a2c", "ppo", "es"])
-def test_a_training_goes_on_in_the_environment_of_the_run(algorithm: str, short: list[str], run: Path) -> None:
+def test_training_continues_in_the_environment_of_the_run(algorithm: str, short: list[str], run: Path) -> None:
     command = ["-cn", "conf_train", f"algorithm={algorithm}", *short, f"input_dir={run}", "hydra.run.dir=out"]
     assert main(command) == 0
     assert used("out") == ("Acrobot-v1", True, [8])
 
 
-def test_what_the_command_names_is_not_taken_over(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_sections_that_the_command_names_are_not_taken_over(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([*ROLLOUT, f"input_dir={run}", "env.name=CartPole-v1"]) == 1
     error = capfd.readouterr().err
     assert "observation 'observation' of sub-step 0: Box" in error
@@ -99,9 +99,7 @@ def test_what_the_command_names_is_not_taken_over(run: Path, capfd: pytest.Captu
     assert "Traceback" not in error
 
 
-def test_a_training_in_an_environment_with_other_spaces_is_refused(
-    run: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_training_in_an_environment_with_other_spaces_is_refused(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     command = [
         "-cn",
         "conf_train",
@@ -115,7 +113,7 @@ def test_a_training_in_an_environment_with_other_spaces_is_refused(
     assert "action 'action' of sub-step 0: Discrete(3) in training, Discrete(2) here" in capfd.readouterr().err
 
 
-def test_an_environment_of_a_strangers_run_is_judged(
+def test_an_environment_of_an_untrusted_run_is_checked(
     run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     foreign = tmp_path / "foreign"
@@ -131,7 +129,7 @@ def test_an_environment_of_a_strangers_run_is_judged(
 
 @pytest.mark.long
 @pytest.mark.parametrize("runner", [["runner=sequential"], ["runner=parallel", "runner.n_processes=2"]], ids=str)
-def test_a_rollout_says_how_it_acts_and_how_many_episodes_were_cut_off(
+def test_a_rollout_reports_its_kind_of_actions_and_the_number_of_truncated_episodes(
     runner: list[str], run: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     records = ["runner.record_trajectory=false", "runner.record_event_logs=false"]
@@ -162,7 +160,7 @@ def test_a_run_is_played_without_a_display_as_a_page(
 
 
 @pytest.mark.parametrize("display", [None, ":99"], ids=["no display", "display"])
-def test_without_pygame_the_first_look_is_a_page_of_numbers(
+def test_without_pygame_an_episode_is_shown_as_numbers(
     display: str | None, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
@@ -240,7 +238,7 @@ def test_modules_of_the_working_directory_are_found_if_the_command_names_them(
     assert "Lane, episode 1" in page.read_text(encoding="utf-8")
     sys.modules.pop("lane")
     capfd.readouterr()
-    assert main([*ROLLOUT, "input_dir=run"]) == 1  # what a run names is not looked for here
+    assert main([*ROLLOUT, "input_dir=run"]) == 1  # names in a run are not imported from here
     assert "lane.Lane" in capfd.readouterr().err
     assert "lane" not in sys.modules
 
@@ -292,7 +290,7 @@ def test_trust_is_remembered_for_the_directory_that_the_user_works_in(
     AgentDeployment.from_run("run").close()
     del sys.modules["lane"]
     sys.path.remove(str(tmp_path))
-    monkeypatch.chdir(tmp_path / "run")  # somebody else's directory, which may hold any file
+    monkeypatch.chdir(tmp_path / "run")  # an untrusted directory, which may hold any file
     shutil.copytree(tmp_path / "settings", tmp_path / "run" / "settings")
     shutil.copy(tmp_path / "lane.py", tmp_path / "run")
     assert main([*ROLLOUT, "input_dir=."]) == 1
@@ -302,7 +300,7 @@ def test_trust_is_remembered_for_the_directory_that_the_user_works_in(
 
 
 @pytest.mark.parametrize("package", ["", "torch", "maze", "os", "not-a-name", "a.b"])
-def test_only_packages_of_ones_own_can_be_trusted(package: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_only_the_users_packages_can_be_trusted(package: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["--trust", package]) == 2
     assert "--trust: expected the name of your own package" in capfd.readouterr().err
 

@@ -1,4 +1,4 @@
-"""The command line: what it prints, what it leaves behind, and what it says when something is wrong."""
+"""The command line: its output, its files, and its error messages."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_a_wrong_value_gives_one_message_and_status_1(
     check_error([*root, *env, *arguments], message, 1, tmp_path, capfd)
 
 
-def test_a_run_keeps_what_it_has_logged(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_log_of_a_run_is_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     before = list(logging.getLogger().handlers)
     assert main([*QUICK, "runner=sequential", "hydra.run.dir=run"]) == 0
     first, *_, last = Path("run/maze_cli.log").read_text().splitlines()
@@ -286,7 +286,7 @@ def test_a_directory_that_cannot_be_made_is_one_message(
 
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_what_fails_because_it_is_interrupted_is_reported_as_interrupted(
+def test_a_failure_after_an_interruption_is_reported_as_interruption(
     signum: int, status: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """As libraries do that clean up in a ``finally`` which relies on what was interrupted."""

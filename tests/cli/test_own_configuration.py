@@ -165,7 +165,7 @@ def test_a_file_and_a_class_of_one_algorithm_are_merged_without_a_remark_of_hydr
 
 
 @pytest.mark.parametrize("runner", ["runner=sequential", "runner=parallel"])
-def test_a_gymnasium_class_of_ones_own_is_rolled_out_as_it_is_trained(
+def test_the_users_gymnasium_class_is_rolled_out_after_training(
     runner: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     module = f"lever_{runner.partition('=')[2]}"  # of its own: modules stay imported

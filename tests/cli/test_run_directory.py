@@ -70,7 +70,7 @@ def test_a_run_that_came_to_nothing_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("achieved", ["state_dict.pt", "latest.pt", "trajectory_data/a.pkl", "event_logs/b.tsv"])
-def test_a_run_that_achieved_something_stays_whole(tmp_path: Path, achieved: str) -> None:
+def test_a_run_with_results_is_kept(tmp_path: Path, achieved: str) -> None:
     claimed = claim_directory(tmp_path / "run")
     (claimed.path / achieved).parent.mkdir(exist_ok=True)
     (claimed.path / achieved).write_text("x")
@@ -80,7 +80,7 @@ def test_a_run_that_achieved_something_stays_whole(tmp_path: Path, achieved: str
     assert (claimed.path / achieved).exists()
 
 
-def test_what_lay_in_the_directory_before_is_not_touched(tmp_path: Path) -> None:
+def test_earlier_files_in_the_directory_are_not_changed(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "paper.pdf").write_text("x")
     claimed = claim_directory(tmp_path / "mine")

@@ -1,4 +1,4 @@
-"""Sweeps of real trainings, as the documentation starts them, in processes of their own."""
+"""Sweeps of real training runs, as documented, in separate processes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def sweep(directory: Path, *arguments: str) -> list[dict[str, str]]:
 
 
 def hparams_tab(directory: Path) -> api_pb2.Experiment:
-    """What TensorBoard's own backend makes of a directory."""
+    """Return the HPARAMS tab of TensorBoard's own backend for a directory."""
     multiplexer = plugin_event_multiplexer.EventMultiplexer()
     multiplexer.AddRunsFromDirectory(str(directory))
     multiplexer.Reload()

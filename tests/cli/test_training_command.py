@@ -1,4 +1,4 @@
-"""Trainings from the command line, and what can be done with the directories they leave behind."""
+"""Training runs from the command line, and commands that use their directories."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_training_leaves_the_documented_files(trained_run: Path) -> None:
+def test_a_training_run_leaves_the_documented_files(trained_run: Path) -> None:
     names = {path.relative_to(trained_run).as_posix() for path in trained_run.rglob("*") if path.is_file()}
     assert {"state_dict.pt", "latest.pt", "spaces_config.pkl", "hydra_config.yaml", "command.txt"} <= names
     assert {"versions.json", ".hydra/config.yaml", ".hydra/overrides.yaml"} <= names
@@ -62,7 +62,7 @@ def test_a_deterministic_rollout_depends_on_the_environment_only(
     assert tables[0] == tables[1]
 
 
-def test_maze_run_returns_the_best_score_of_a_training(capfd: pytest.CaptureFixture[str]) -> None:
+def test_maze_run_returns_the_best_score_of_a_training_run(capfd: pytest.CaptureFixture[str]) -> None:
     with initialize_config_module("maze.conf", version_base="1.3"):
         cfg = compose("conf_train", overrides=[*TINY, "verbose=2"])
     score = maze_run(cfg)
@@ -70,7 +70,7 @@ def test_maze_run_returns_the_best_score_of_a_training(capfd: pytest.CaptureFixt
     assert f"-> new overall best model {score:.5f}!" in capfd.readouterr().out
 
 
-def test_the_score_of_a_training_that_minimises_a_statistic_is_that_statistic(
+def test_the_score_of_a_run_that_minimises_a_statistic_is_that_statistic(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     evaluator = "+algorithm.rollout_evaluator"
@@ -97,7 +97,7 @@ def test_the_description_of_a_run_shows_a_minimised_statistic_with_its_own_sign(
     assert float(line.split()[2]) > 1.0, "every step of CartPole pays 1"
 
 
-def test_a_training_starts_from_an_earlier_one(trained_run: Path) -> None:
+def test_training_starts_from_an_earlier_run(trained_run: Path) -> None:
     assert train(f"input_dir={trained_run}", "algorithm.lr=0.0001") == 0
 
 
@@ -107,7 +107,9 @@ def test_two_runs_of_the_same_second_do_not_share_a_directory(tmp_path: Path) ->
     assert sorted(path.name for path in tmp_path.iterdir()) == ["same", "same_02"]
 
 
-def test_the_model_of_the_training_is_used_for_its_policy(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_model_of_the_training_run_is_used_for_its_policy(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "conf" / "model").mkdir(parents=True)
     shipped = Path(__file__).parents[2] / "maze" / "conf" / "model" / "flatten_concat.yaml"
     (tmp_path / "conf" / "model" / "small.yaml").write_text(shipped.read_text().replace("[64, 64]", "[8]"))
@@ -142,7 +144,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("arguments", "message", "status"), ERRORS, ids=str)
-def test_a_training_that_cannot_start_says_why_and_leaves_nothing(
+def test_a_run_that_cannot_start_reports_the_cause_and_leaves_no_files(
     arguments: list[str], message: str, status: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert train(*arguments) == status
@@ -153,7 +155,7 @@ def test_a_training_that_cannot_start_says_why_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "text"])
-def test_a_broken_state_dict_is_named_and_nothing_is_left(
+def test_a_broken_state_dict_is_named_and_no_files_are_left(
     damage: str, trained_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
@@ -183,7 +185,7 @@ def test_a_critic_that_would_be_ignored_is_refused(tmp_path: Path, capfd: pytest
 
 
 @pytest.mark.long
-def test_a_sweep_runs_its_jobs_in_processes_beside_each_other(tmp_path: Path) -> None:
+def test_a_sweep_runs_its_jobs_in_concurrent_processes(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     arguments = ["-cn", "conf_train", "-m", *TINY, "algorithm.lr=0.0001,0.001", "hydra/launcher=local"]
     command = [sys.executable, "-m", "maze.maze_cli", *arguments, "hydra.launcher.n_jobs=2", "hydra.sweep.dir=sweep"]
@@ -213,5 +215,5 @@ def test_an_interrupted_rollout_ends_at_once_with_the_status_of_its_signal(
     process.stderr.close()
 
 
-def test_what_counts_as_worthless_leaves_out_models() -> None:
+def test_models_do_not_count_as_worthless() -> None:
     assert not [name for name in ("state_dict.pt", "latest.pt") if any(Path(name).match(p) for p in WORTHLESS)]

@@ -196,9 +196,9 @@ def test_kpis_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "message"),
     [
         (["policies=[randon]"], "randon is neither an option of policy nor a directory. Did you mean `random`?"),
-        (["policies=[.]"], "nor does it hold any"),
+        (["policies=[.]"], "and contains none"),
         (["policies=[[]]"], "is neither an option"),
-        (["policies=7"], "expected a list or names"),
+        (["policies=7"], "expected a list, or a mapping from names"),
         ([], "expected policies by name"),
         (["policies=[random]", "runner.n_episodes=1"], "runner.n_episodes"),
     ],

@@ -258,8 +258,8 @@ def test_thresholds_come_from_a_file_or_from_the_command_line(capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "baseline: name a training, a bundle or an option of policy"),
-        (["baseline=random"], "candidate: name a training"),
+        ([], "baseline: expected a training run, a bundle or an option of policy"),
+        (["baseline=random"], "candidate: expected a training run"),
         (["baseline=random", "candidate=randon"], "baseline or candidate: randon is neither an option of policy"),
         (["baseline=random", "candidate=new.maze"], "there is no file"),
         (["baseline=random", "candidate=damaged.maze"], "no whole policy bundle"),

@@ -397,7 +397,7 @@ def test_a_reward_is_replayed_from_the_command_line(capsys: pytest.CaptureFixtur
 def test_wrong_commands_are_one_sentence_each(capsys: pytest.CaptureFixture[str]) -> None:
     episode = roll_out("env.name=CartPole-v1", "runner.n_episodes=2", "runner.max_episode_steps=6")
     for arguments, message in (
-        ((), "trajectory_data: name the directory of a rollout"),
+        ((), "trajectory_data: expected the directory of a rollout"),
         (("trajectory_data=nowhere", "what_if.step=1"), "there are no trajectories"),
         (("trajectory_data=rollout",), "Nothing to replay"),
         (("trajectory_data=rollout", "what_if.step=1"), "holds 2 episodes; name the file of one of them"),

@@ -148,7 +148,7 @@ def test_a_report_says_what_was_set_shows_the_model_and_an_episode(
     rc.train(n_epochs=1)
     assert main(["--report", "run", "--episode"]) == 0
     page = Path("run", REPORT_FILE).read_text(encoding="utf-8").replace("<wbr>", "")
-    assert re.search(r"algorithm.lr</th><td>0.125 \(otherwise 0\.\d+\)", page) is not None
+    assert re.search(r"algorithm.lr</th><td>0.125 \(default 0\.\d+\)", page) is not None
     assert page.count("<iframe") == 1
     assert re.search(r"<summary>policy 0</summary>|alt=.policy 0", page) is not None
     assert main(["--report", "run", "--episode"]) == 0, "the episode that is there is taken again"

@@ -1,4 +1,4 @@
-"""A policy and its bundle, made once."""
+"""A policy and its bundle, exported once for a session of tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from maze.serve.export import export_policy
 
 
 def policy_for(env: Any, mapping: Any = ()) -> TorchPolicy:
-    """A policy with decided opinions."""
+    """A policy with random weights of variance 1."""
     heads = {head: entry for space in env.action_spaces_dict.values() for head, entry in space.spaces.items()}
     mapper = DistributionMapper(spaces.Dict(heads), mapping)
     torch.manual_seed(0)

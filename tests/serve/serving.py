@@ -1,4 +1,4 @@
-"""Small bundles, and servers of them that listen on this machine only and end with the block."""
+"""Small bundles, and servers on the loopback interface that end with their context."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tutorial_maze_env.part06_struct_env.models.actor import CuttingPolicyNet, P
 
 
 class Always(nn.Module):
-    """Prefers one of two actions, whatever it sees."""
+    """Prefer one of two actions, independent of the observation."""
 
     def __init__(self, action: int) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def always(action: int) -> bytes:
 
 @cache
 def stacked() -> bytes:
-    """An untrained policy for CartPole that looks at the latest three observations."""
+    """An untrained policy for CartPole with three stacked observations."""
     env = ObservationStackWrapper.wrap(
         GymMazeEnv("CartPole-v1"),
         stack_config=[

@@ -1,4 +1,4 @@
-"""Rows that come together are decided together, within a bounded time, and answer for themselves only."""
+"""Micro-batching and turns of clients."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Recorder:
         return decision
 
 
-def test_rows_of_one_moment_are_one_batch_and_keys_are_kept_apart() -> None:
+def test_rows_that_arrive_together_form_one_batch_for_each_key() -> None:
     decide = Recorder()
 
     async def ask() -> list[float]:
@@ -59,7 +59,7 @@ def test_a_batch_is_closed_at_its_size() -> None:
     assert [len(values) for _, values in decide.batches] == [4, 4, 2]
 
 
-def test_a_row_waits_no_longer_than_the_delay_while_others_keep_coming() -> None:
+def test_a_row_waits_at_most_the_delay_while_other_rows_arrive() -> None:
     decide = Recorder()
     delay = 0.02
 
@@ -77,7 +77,7 @@ def test_a_row_waits_no_longer_than_the_delay_while_others_keep_coming() -> None
     assert len(decide.batches[0][1]) > 10
 
 
-def test_nobody_waits_for_the_delay_when_nothing_else_comes() -> None:
+def test_a_single_row_does_not_wait_for_the_delay() -> None:
     async def ask() -> float:
         batcher, decide = Batcher(max_delay=30.0), Recorder()
         began = time.perf_counter()
@@ -87,7 +87,7 @@ def test_nobody_waits_for_the_delay_when_nothing_else_comes() -> None:
     assert asyncio.run(ask()) < 5.0
 
 
-def test_a_row_that_cannot_be_decided_fails_alone() -> None:
+def test_an_error_belongs_to_its_own_row() -> None:
     async def ask() -> list[Any]:
         batcher, decide = Batcher(), Recorder()
         futures = [batcher.submit("k", value, decide) for value in (1.0, -1.0, 2.0)]
@@ -98,7 +98,7 @@ def test_a_row_that_cannot_be_decided_fails_alone() -> None:
     assert isinstance(second, ValueError)
 
 
-def test_a_row_whose_asker_has_gone_stops_nobody() -> None:
+def test_a_cancelled_row_does_not_stop_its_batch() -> None:
     async def ask() -> float:
         batcher, decide = Batcher(), Recorder()
         gone, stays = batcher.submit("k", 1.0, decide), batcher.submit("k", 2.0, decide)
@@ -110,7 +110,7 @@ def test_a_row_whose_asker_has_gone_stops_nobody() -> None:
     assert asyncio.run(ask()) == -2.0
 
 
-def test_slow_networks_do_not_stop_the_loop_and_what_arrives_meanwhile_is_one_batch() -> None:
+def test_slow_networks_run_in_a_thread_and_rows_that_arrive_meanwhile_form_one_batch() -> None:
     decide = Recorder(seconds=0.1)
 
     async def ask() -> int:
@@ -148,7 +148,7 @@ def test_an_answer_for_each_row_or_an_error() -> None:
 # -- turns ------------------------------------------------------------------------------------------------------------
 
 
-def test_clients_take_turns_whatever_one_of_them_has_sent() -> None:
+def test_clients_take_turns() -> None:
     order: list[str] = []
 
     async def work(turns: Turns, client: str, units: int) -> None:
@@ -173,8 +173,8 @@ def test_clients_take_turns_whatever_one_of_them_has_sent() -> None:
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 7), st.integers(0, 4), st.integers(0, 9)), max_size=30)
 )
-def test_a_capacity_is_never_exceeded_and_comes_back_whole(asked: list[tuple[str, int, int, int]]) -> None:
-    """Clients, units, passes of the loop that each holds them, and after which it gives up."""
+def test_a_capacity_is_never_exceeded_and_completely_released(asked: list[tuple[str, int, int, int]]) -> None:
+    """Clients, units, passes of the loop that each holds them, and passes after which it is cancelled."""
     capacity, in_use, most = 5, 0, 0
 
     async def work(turns: Turns, client: str, units: int, n_passes: int) -> None:

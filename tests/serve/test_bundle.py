@@ -1,4 +1,4 @@
-"""Bundles: what they hold, how they act, what they need."""
+"""Policy bundles: content, acting, dependencies."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_bundle_acts_as_its_policy_with_the_same_seed(bundle):
     assert n_drawn  # something was drawn at random
 
 
-def test_a_batch_is_what_single_observations_are(bundle):
+def test_a_batch_equals_single_observations(bundle):
     observations = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)
     answer = bundle.act_batch(0, {"observation": observations}, ranked=2)
     session = bundle.session()
@@ -99,7 +99,7 @@ def test_temperature_sharpens_and_flattens(bundle):
         assert answer.actions["action"].mean() == pytest.approx(share, abs=4 * np.sqrt(share * (1 - share) / 2000))
 
 
-def test_the_card_is_json_and_says_what_a_person_wants_to_know(bundle):
+def test_the_card_is_json_with_spaces_versions_and_results(bundle):
     card = json.loads(json.dumps(bundle.card, allow_nan=False))
     assert card["name"] == "test"
     assert card["environment"] == "GymMazeEnv(GymCoreEnv(CartPole-v1))"
@@ -144,7 +144,7 @@ def test_observations_that_are_none_are_refused(bundle, observation, error, text
             bundle.act_batch(0, {"observation": [observation]})
 
 
-def test_what_is_not_there_is_named(bundle):
+def test_missing_files_and_keys_are_named(bundle):
     with pytest.raises(ConfigError, match=r"sub-step 'x' is unknown.*Known: 0"):
         bundle.act_batch("x", {"observation": np.zeros((1, 4))})
     with pytest.raises(EnvironmentContractError, match="`observation` is missing"):

@@ -1,4 +1,4 @@
-"""Bundles beside the policies that they were made of; `python -m benchmarks.bundle_equality` has the full numbers."""
+"""Bundles compared with their trained policies; `python -m benchmarks.bundle_equality` has the full numbers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_samplers_draw_from_the_distributions_of_torch(head, temperature):
 
 @pytest.mark.parametrize("head", ["categorical", "multi_categorical", "bernoulli"])
 @pytest.mark.parametrize("temperature", [0.2, 5.0])
-def test_samplers_never_draw_what_is_masked_at_any_temperature(head, temperature):
+def test_samplers_never_choose_masked_actions_at_any_temperature(head, temperature):
     space, distribution = HEADS[head]
     path = f"maze.distributions.{distribution}ProbabilityDistribution"
     mapper = DistributionMapper(spaces.Dict({"a": space}), [{"action_head": "a", "distribution": path}])

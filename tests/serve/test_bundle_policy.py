@@ -1,4 +1,4 @@
-"""A bundle in Maze's own environments, and in a deployment."""
+"""Bundles in Maze environments, rollouts and deployments."""
 
 from __future__ import annotations
 
@@ -120,7 +120,9 @@ def test_predicted_actions_of_a_bundle_are_clipped_to_its_action_space(tmp_path:
     assert abs(actions).max() == 2.0
 
 
-def test_a_whole_bundle_says_where_it_cannot_act(bundle: Path, exported: Callable[..., bytes], tmp_path: Path) -> None:
+def test_a_whole_bundle_refuses_other_environments(
+    bundle: Path, exported: Callable[..., bytes], tmp_path: Path
+) -> None:
     target = {"_target_": "maze.serve.policy.WholeBundlePolicy", "bundle": str(bundle)}
     with pytest.raises(ConfigError, match=r"was trained in .*CartPole"):
         RolloutRunner.init_env_and_agent(GymMazeEnv("Pendulum-v1"), {}, 0, target)

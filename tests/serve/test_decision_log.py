@@ -1,4 +1,4 @@
-"""The decision log: replayed bit for bit, bounded, and never in the way."""
+"""The decision log: bitwise replay, rotation, full disks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_generators_come_back_in_the_middle_of_a_number() -> None:
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a server of two policies has decided: alone, together, in sessions, sampled, and in the shadow."""
+    """Log of a server with two policies: single decisions, batches, sessions, sampled actions, a shadow."""
     directory = tmp_path_factory.mktemp("log")
     observations = cartpole_observations(30)
     bundles = {"cartpole": cartpole(), "stacked": stacked(), "shadow": always(1)}
@@ -151,7 +151,7 @@ def test_repeated_answers_and_the_fallback_are_in_the_log_and_not_replayed(tmp_p
     assert kinds == ["decided", "fallback", "decided"]
 
 
-def test_a_log_says_nothing_that_opens_a_session(log: Path, tmp_path: Path) -> None:
+def test_a_log_does_not_reveal_identifiers_of_sessions(log: Path, tmp_path: Path) -> None:
     with served({"p": always(0)}, log=DecisionLog(tmp_path, {})) as (url, _), PolicyClient(url) as client:
         session = client.session()
         session.act([0.0] * 4)
@@ -178,14 +178,14 @@ def test_files_rotate_and_the_oldest_go(tmp_path: Path) -> None:
     assert writer.n_lost == again.n_lost == 0
 
 
-def test_a_full_disk_is_one_warning_and_decisions_go_on(
+def test_a_full_disk_is_one_warning_and_decisions_continue(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_full = True
     real = DecisionLog._open
 
     class Full:
-        """A file that takes half of what it is given, as a nearly full disk does, and then nothing."""
+        """A file that accepts half of a write, as on a nearly full disk, and then fails."""
 
         def __init__(self, file: Any) -> None:
             self.file = file

@@ -1,4 +1,4 @@
-"""Drift: the index by hand, what is noticed and what is not, and what becomes of observations outside."""
+"""Drift guard: the index by hand, detected drift, observations outside the training's range."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from maze.serve.server import fallback_of
 from tests.serve.serving import always, cartpole_observations, metrics_of, served
 
 
-def test_the_index_is_what_the_formula_gives() -> None:
+def test_the_population_stability_index_follows_its_formula() -> None:
     # (0.6 - 0.5) ln(0.6 / 0.5) + (0.4 - 0.5) ln(0.4 / 0.5)
     expected = 0.1 * math.log(1.2) - 0.1 * math.log(0.8)
     assert population_stability_index(np.array([0.5, 0.5]), np.array([0.6, 0.4])) == pytest.approx(expected)
@@ -123,7 +123,7 @@ def balancing(n: int, seed: int) -> np.ndarray:
 
 
 def n_until_warned(training: np.ndarray, work: np.ndarray) -> int | None:
-    """Number of observations until a warning; the guard is asked as often as the server asks it."""
+    """Number of observations until a warning; the guard is checked as often as by the server."""
     watching, limits = DriftGuard("p", {0: {"all": summary(training, False)}}), DriftLimits()
     for n, row in enumerate(work, 1):
         watching.add(0, {"all": row})
@@ -215,7 +215,7 @@ def test_a_fallback_that_cannot_be_used_is_refused_at_the_start(name: str) -> No
         fallback_of(name)
 
 
-def test_what_drifts_is_exposed_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_drift_is_exposed_as_metrics_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     limits = DriftLimits(window=200, at_least=100)
     with served({"p": always(0)}, settings=Settings(drift=limits)) as (url, application), PolicyClient(url) as client:
         application.drift_seconds = 0.05

@@ -1,4 +1,4 @@
-"""What training observations look like, in numbers worked out by hand."""
+"""Summaries of training observations, in hand-worked numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every network that the perception module can build is exported, and those of others as well."""
+"""Export of all perception blocks, and of plain modules."""
 
 from __future__ import annotations
 
@@ -110,5 +110,5 @@ def test_distributions_of_ones_own_are_refused():
 
     env = GymMazeEnv("Pendulum-v1")
     policy = policy_for(env, [{"action_space": spaces.Box, "distribution": Own}])
-    with pytest.raises(ExportError, match=r"`action` has the distribution .*Own, which is code of its own"):
+    with pytest.raises(ExportError, match=r"`action` has the custom distribution .*Own"):
         export_policy(policy, env, n_steps=5)

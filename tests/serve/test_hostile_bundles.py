@@ -1,4 +1,4 @@
-"""Files that are no bundles of ours: one error each, nothing read beyond them, nothing written."""
+"""Hostile bundle files: each is refused with one error, nothing else is read, nothing is written."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_members_that_overlap_cannot_claim_more_than_the_file_has(monkeypatch):
 @pytest.mark.parametrize(
     "name", ["../evil.json", "/etc/evil", "networks/../../evil.onnx", "networks\\0.onnx", "evil.pkl", "networks/"]
 )
-def test_names_that_lead_elsewhere_are_refused(name):
+def test_names_outside_of_the_archive_are_refused(name):
     assert f"has an unknown member {name!r}" in refused(zipped([("manifest.json", b"{}"), (name, b"x")]))
 
 
@@ -105,7 +105,7 @@ def test_names_that_come_twice_are_refused():
     assert "same name" in refused(content)
 
 
-def test_a_crowd_of_members_is_refused():
+def test_too_many_members_are_refused():
     assert "at most" in refused(
         zipped([(f"networks/{index}.onnx", b"") for index in range(bundle_file.MOST_MEMBERS + 1)])
     )
@@ -211,7 +211,7 @@ def test_descriptions_of_any_content_are_refused_or_read(members):
     assert n_refused > 100
 
 
-def test_a_policy_that_acts_otherwise_is_refused(members):
+def test_a_bundle_that_differs_from_the_trained_policy_is_refused(members):
     def other_actions(description: dict[str, Any]) -> None:
         description["reference"][0]["actions"]["action"]["values"] = [0, 1] * 30
 

@@ -1,4 +1,4 @@
-"""Clients that send without end, do not read, or ask for much: what is refused, and what others notice of it."""
+"""Hostile clients: endless input, unread responses, large requests, and their effect on other clients."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def ready(url: str, status: int) -> dict[str, Any]:
     return found
 
 
-def test_housekeeping_that_fails_is_logged_restarted_and_told(
+def test_failed_housekeeping_is_logged_repeated_and_reported_by_ready(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with served({"p": always(0)}) as (url, _):

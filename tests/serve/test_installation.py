@@ -1,4 +1,4 @@
-"""What an installation for acting brings along."""
+"""Dependencies of the installation that acts by bundles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the guide page "Into production" shows with curl runs as written; the page of the server, in a browser."""
+"""The curl commands of the guide page "Into production", and the HTML page of the server in a browser."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_commands_with_curl_run_as_written() -> None:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
-def test_episodes_of_policies_with_a_memory_go_on_as_written() -> None:
+def test_episodes_of_recurrent_policies_continue_as_documented() -> None:
     with served({"policy": remembering()}) as (url, _):
         (second, both), _ = said_by_curl(1, url)
     together = both["decisions"]
@@ -137,7 +137,7 @@ def browser() -> Iterator[Browser]:
 
 
 def decided(page: Page) -> str:
-    """What the page says after its button was pressed."""
+    """Text of the page after its button was pressed."""
     page.locator("#answer").evaluate("each => each.replaceChildren()")
     page.get_by_role("button", name="Decide").click()
     page.wait_for_selector("#answer *")
@@ -220,7 +220,7 @@ def test_texts_of_strangers_stay_texts(url: str, browser: Browser) -> None:
     assert headers["x-content-type-options"] == "nosniff"
 
 
-def test_sub_steps_are_chosen_and_a_token_is_asked_for(browser: Browser) -> None:
+def test_sub_steps_are_chosen_and_a_token_is_required(browser: Browser) -> None:
     errors: list[str] = []
     with served({"cutting": cutting()}, tokens=Tokens(["secret"])) as (url, _):
         page = opened(browser, url, errors, refused=("401", "422"))

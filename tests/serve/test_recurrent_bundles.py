@@ -1,4 +1,4 @@
-"""Bundles of policies that carry hidden states: whoever acts for an episode carries them, and nobody else sees them."""
+"""Bundles of recurrent policies: hidden states in sessions, batches, requests, shadows and logs."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_session_acts_as_the_policy_does_from_episode_to_episode(cell: str) ->
     assert set(drawn) == {0, 1}
 
 
-def test_what_was_seen_before_matters(bundle: PolicyBundle) -> None:
+def test_earlier_observations_change_the_decision(bundle: PolicyBundle) -> None:
     alone = [bundle.session().act(each) for each in OBSERVATIONS]
     assert decided(bundle, OBSERVATIONS) != alone
 
@@ -177,7 +177,7 @@ def test_policies_without_a_memory_take_and_give_no_states() -> None:
         bundle.act_batch(0, {"observation": np.zeros((2, 4))}, states={KEY: np.zeros((2, 16))})
 
 
-def test_the_file_says_what_is_carried_and_any_onnx_tool_finds_it(bundle: PolicyBundle) -> None:
+def test_hidden_states_are_in_the_card_and_in_the_onnx_graph(bundle: PolicyBundle) -> None:
     assert bundle.card["steps"][0]["hidden_states"] == {KEY: 16}
     content = unpacked(remembering(), "policy")["networks/0.onnx"]
     graph = onnx.load_from_string(content).graph
@@ -252,7 +252,7 @@ def test_a_bundle_of_a_run_has_its_logits_in_every_state_of_its_episodes(run: Pa
 
 
 @pytest.mark.slow
-def test_the_command_says_what_is_carried(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_hidden_states(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["--export", str(run), "--out", str(tmp_path / "policy.maze"), "--steps", "50"]) == 0
     said = capfd.readouterr().out
     assert re.search(r"recurrent state: recurrence\.state \(\d+\)", said)
@@ -349,7 +349,7 @@ def test_without_a_session_the_state_comes_with_the_answer_and_goes_with_the_nex
     assert begun_anew.state == client.act(OBSERVATIONS[0], episode_start=True).state
 
 
-def test_many_episodes_go_on_in_one_request(client: PolicyClient, bundle: PolicyBundle) -> None:
+def test_many_episodes_continue_in_one_request(client: PolicyClient, bundle: PolicyBundle) -> None:
     episodes = [OBSERVATIONS[:10], OBSERVATIONS[10:20], OBSERVATIONS[20:30]]
     expected = [decided(bundle, each) for each in episodes]
     states: list[Any] = [None] * 3
@@ -439,7 +439,7 @@ def test_a_log_of_states_is_replayed_bit_for_bit(tmp_path: Path) -> None:
             one.reset()
             one.act(OBSERVATIONS[0])
     result = replay(tmp_path / "log", [PolicyBundle(content) for content in bundles.values()])
-    # what is asked without a session the shadow does not know the state of
+    # shadows have no hidden state for requests without a session
     assert (result.n_decisions, result.n_prepared, result.n_different) == (10 + 2 * 21, 10 + 2 * 21, 0)
     (path,) = (tmp_path / "log").iterdir()
     lines = path.read_bytes().splitlines()
@@ -453,7 +453,7 @@ def test_a_log_of_states_is_replayed_bit_for_bit(tmp_path: Path) -> None:
     assert f"`{KEY}` differs" in result.first_difference
 
 
-def test_what_the_network_was_not_asked_about_leaves_no_trace() -> None:
+def test_observations_that_do_not_reach_the_network_do_not_change_hidden_states() -> None:
     far = [1e6] * 4
     settings = Settings(drift=DriftLimits(out_of_range=0.0), on_drift="fallback", fallback=lambda entries, actor: 0)
     with served({"policy": remembering()}, settings=settings) as (url, _), PolicyClient(url) as client:

@@ -1,4 +1,4 @@
-"""`maze-serve` as its operator has it: files, signals, tokens, exit status."""
+"""The command `maze-serve`: files, signals, tokens, exit status."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_sighup_reads_bundles_and_tokens_again_and_sigterm_drains(bundle: Path, 
             with pytest.raises(ServerError, match="wrong"):
                 client.act(OBSERVATION)
         with PolicyClient(url, "second") as client:
-            assert client.act(OBSERVATION).action == 1, "the bundle before goes on"
+            assert client.act(OBSERVATION).action == 1, "the previous bundle continues"
             process.send_signal(signal.SIGTERM)
             until(lambda: httpx.get(f"{url}/ready").status_code == 503)
             assert client.act(OBSERVATION).action == 1
@@ -65,7 +65,7 @@ def test_sighup_reads_bundles_and_tokens_again_and_sigterm_drains(bundle: Path, 
     assert main([str(bundle), "--replay", str(log)]) == 0
 
 
-def test_what_was_asked_before_sigterm_is_answered(bundle: Path) -> None:
+def test_requests_before_sigterm_are_answered(bundle: Path) -> None:
     with command(str(bundle)) as (url, process):
         answered: list[int] = []
         failures: list[Exception] = []
@@ -95,12 +95,12 @@ REFUSED = {
     "no-file": (["nothing.maze"], "nothing.maze cannot be read"),
     "no-bundle": ([__file__], "no whole policy bundle"),
     "twice": (["policy.maze", "other/policy.maze"], "Two policies have the name 'policy'"),
-    "everybody": (["policy.maze", "--host", "0.0.0.0"], "Set MAZE_SERVE_TOKEN or --token-file, or pass --open"),
+    "other-machines": (["policy.maze", "--host", "0.0.0.0"], "Set MAZE_SERVE_TOKEN or --token-file, or pass --open"),
     "empty-token": (["policy.maze", "--token-file", os.devnull], "holds no token"),
     "no-token-file": (["policy.maze", "--token-file", "nothing"], "cannot be read"),
-    "weight-of-nobody": (["policy.maze", "--weight", "polcy=1"], "There is no policy 'polcy'"),
-    "no-weight": (["policy.maze", "--weight", "policy=much"], "expected a number"),
-    "shadow-of-nobody": (["policy.maze", "--shadow", "x"], "There is no policy 'x'"),
+    "unknown-weight": (["policy.maze", "--weight", "polcy=1"], "There is no policy 'polcy'"),
+    "weight-not-a-number": (["policy.maze", "--weight", "policy=much"], "expected a number"),
+    "unknown-shadow": (["policy.maze", "--shadow", "x"], "There is no policy 'x'"),
     "fallback-alone": (["policy.maze", "--fallback", "maze.serve.drift:bins"], "belong together"),
     "fallback-missing": (["policy.maze", "--on-drift", "fallback"], "belong together"),
     "limit": (["policy.maze", "--max-body", "0"], "--max-body must be above 0"),
@@ -109,7 +109,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_served_is_said_at_once(
+def test_invalid_arguments_are_refused_with_one_line(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

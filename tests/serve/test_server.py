@@ -1,4 +1,4 @@
-"""The service: what is asked by HTTP is what the bundle decides, for whoever may ask."""
+"""The decision server over HTTP: decisions, sessions, swaps, tokens, limits, errors, metrics."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_decisions_are_those_of_the_bundle(client: PolicyClient) -> None:
     expected = [bundle.session().act(np.array(each, np.float32)) for each in observations]
     assert [client.act(each).action for each in observations] == expected
     assert [answer.action for answer in client.act_many(observations)] == expected
-    assert set(expected) == {0, 1}, "otherwise the test says little"
+    assert set(expected) == {0, 1}, "both actions have to occur"
     answer = client.act(np.array(observations[0], np.float32))
     assert (answer.policy, answer.bundle) == ("cartpole", bundle.sha256)
 
@@ -144,7 +144,7 @@ def test_sub_steps_have_endpoints_and_masks() -> None:
 # -- sessions ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_session_remembers_what_the_policy_looks_back_at() -> None:
+def test_a_session_stacks_observations() -> None:
     observations = cartpole_observations(50, seed=3)
     local = PolicyBundle(stacked()).session()
     with served({"stacked": stacked()}) as (url, _), PolicyClient(url) as client:
@@ -156,7 +156,7 @@ def test_a_session_remembers_what_the_policy_looks_back_at() -> None:
                 assert session.act(observation).action == local.act(observation)
 
 
-def test_a_decision_may_be_asked_for_again_and_is_not_taken_twice(client: PolicyClient) -> None:
+def test_a_repeated_request_returns_the_same_decision(client: PolicyClient) -> None:
     identifier = client.session(seed=1).id
 
     def ask(step: int) -> dict[str, Any]:
@@ -239,7 +239,7 @@ def test_a_shadow_decides_and_is_never_answered() -> None:
 ADMIN = Tokens(admin=["boss"])
 
 
-def test_a_swapped_bundle_answers_from_then_on_and_sessions_go_on_with_theirs(tmp_path: Any) -> None:
+def test_a_swapped_bundle_decides_from_then_on_and_sessions_keep_their_bundle(tmp_path: Any) -> None:
     (tmp_path / "one.maze").write_bytes(always(1))
     with served({"p": always(0)}, tokens=ADMIN) as (url, _), PolicyClient(url, token="boss") as client:
         session, ended = client.session(), client.session()
@@ -295,7 +295,7 @@ def test_shares_are_changed_while_requests_come() -> None:
             assert refused.value.status == 422
 
 
-# -- who may ask, and for how much ------------------------------------------------------------------------------------
+# -- tokens and limits ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -417,7 +417,7 @@ def test_a_request_that_takes_too_long_is_ended() -> None:
             answer = connection.recv(4096)
         assert answer.startswith(b"HTTP/1.1 504")
         assert application.n_running == 0
-        # whoever hangs up in the middle of a question is not answered, and leaves nothing behind
+        # a client that disconnects during a request gets no response, and leaves nothing behind
         with socket.create_connection(("127.0.0.1", port)) as connection:
             connection.sendall(b"POST /act HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
             time.sleep(0.05)
@@ -434,15 +434,15 @@ ACT = b"POST /act HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nConte
 @pytest.mark.parametrize(
     ("begin", "again", "status"),
     [
-        (b"", b"", b""),  # connects, and says nothing
+        (b"", b"", b""),  # connects, and sends nothing
         (b"POST /act HTTP/1.1\r\nHost: a\r\n", b"X-Slow: 1\r\n", b"HTTP/1.1 408"),
         (b"POST /act HTTP/1.1\r\nX: ", b"y" * 20_000, b"HTTP/1.1 431"),
         (b"POST /nothing HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\n", b"0", b"HTTP/1.1 404"),
         (b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n", b"\r\n", b"HTTP/1.1 200"),
     ],
-    ids=["nothing", "head", "long-head", "body-that-nobody-reads", "blank-lines-after-an-answer"],
+    ids=["nothing", "head", "long-head", "unread-body", "blank-lines-after-a-response"],
 )
-def test_whoever_sends_slowly_is_not_waited_for(begin: bytes, again: bytes, status: bytes) -> None:
+def test_slow_clients_are_disconnected(begin: bytes, again: bytes, status: bytes) -> None:
     with served({"p": always(0)}, limits=Limits(seconds=0.4)) as (url, _):
         began, answer = time.monotonic(), b""
         with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=0.05) as connection:
@@ -483,7 +483,7 @@ def test_more_than_can_be_decided_is_refused_at_once() -> None:
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
 
 
-def test_an_error_of_our_own_says_nothing_to_others_and_everything_to_the_log(
+def test_an_internal_error_is_logged_and_not_revealed_to_clients(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*arguments: Any, **more: Any) -> Any:
@@ -501,7 +501,7 @@ def test_an_error_of_our_own_says_nothing_to_others_and_everything_to_the_log(
 # -- what can be seen -------------------------------------------------------------------------------------------------
 
 
-def test_metrics_count_what_was_asked() -> None:
+def test_metrics_count_requests_and_decisions() -> None:
     with served({"p": always(0)}) as (url, _):
         for _ in range(3):
             httpx.post(f"{url}/act", json={"observation": OBSERVATION})
@@ -515,7 +515,7 @@ def test_metrics_count_what_was_asked() -> None:
     assert metrics['maze_decisions_total{policy="p"}'] == 3
 
 
-def test_the_description_agrees_with_what_is_answered(url: str) -> None:
+def test_the_openapi_description_agrees_with_the_responses(url: str) -> None:
     described = httpx.get(f"{url}/openapi.json").json()
     asked = described["paths"]["/act"]["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]
     assert asked["observation"] == {"type": "array", "items": {"type": "number"}, "minItems": 4, "maxItems": 4}

@@ -1,4 +1,4 @@
-"""What wrappers do in training, a bundle does without them."""
+"""Wrappers as data: a bundle acts as the environment with its wrappers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from benchmarks.bundle_equality import raw_action
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.reward_scaling_wrapper import RewardScalingWrapper
 from maze.core.wrappers.wrapper import ActionWrapper, ObservationWrapper, Wrapper
 from maze.core.wrappers.wrapper_factory import WrapperFactory
 from maze.serve.bundle import PolicyBundle
 from maze.serve.bundle_file import BundleError
-from maze.serve.recording import raw_action, tapped
+from maze.serve.recording import tapped
 from maze.serve.wrappers_as_data import operations_of
 from tests.serve.conftest import policy_for
 
@@ -97,7 +98,7 @@ EVERYTHING: dict[str | type, Any] = {
 
 
 def n_equal_steps(env: Any, bundle: PolicyBundle, n_steps: int = 60, provided: Any = None) -> int:
-    """Lets the policy act in its environment, and the bundle beside it; counts the steps at which nothing differs."""
+    """Act in the environment by the policy, and beside it by the bundle; count the steps without a difference."""
     policy, operations, session = policy_for(env), operations_of(env), bundle.session(provided=provided)
     is_done, n_equal, observation = True, 0, {}
     env.seed(11)
@@ -108,7 +109,7 @@ def n_equal_steps(env: Any, bundle: PolicyBundle, n_steps: int = 60, provided: A
                 session.reset()
             actor = watched.actor_id()
             kind = bundle.step(actor.step_key).observation_kind
-            found = session.act(tap.shown if kind == "converted" else operations.environment.get_maze_state(), actor)
+            found = session.act(tap.entries if kind == "converted" else operations.environment.get_maze_state(), actor)
             action = policy.compute_action(observation, actor_id=actor, deterministic=True)
             if kind != "converted":
                 base = operations.environment
@@ -175,13 +176,13 @@ def test_code_of_ones_own_is_named_and_has_to_be_provided(exported):
 
 
 class Alternating(Wrapper[Any]):
-    """Somebody's own wrapper of which nobody knows what it does."""
+    """A custom wrapper of unknown effect."""
 
     def step(self, action: Any) -> Any:
         return self._env_step({"action": 1 - action["action"]})
 
 
-def test_a_wrapper_that_nobody_can_stand_for_is_the_environment(exported):
+def test_a_wrapper_of_unknown_effect_is_the_environment(exported):
     env = RewardScalingWrapper(Alternating(GymMazeEnv("CartPole-v1")), scale=2.0)
     bundle = PolicyBundle(exported(env))
     assert [(piece["name"], piece["is_required"]) for piece in bundle.card["code"]] == [("Alternating", False)]

@@ -1,4 +1,4 @@
-"""Trackers of experiments: the interface with one of our own, and a training with the real libraries."""
+"""Experiment trackers: the interface with a test tracker, and training runs with the real libraries."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TRAINING = (
 
 
 class OwnTracker(Tracker):
-    """Notes what it is told, and fails where it is told to.
+    """Records its calls, and fails in the given call.
 
     :param fails_in: Name of the call.
     """
@@ -104,7 +104,7 @@ def test_a_tracker_gets_a_row_for_each_log_step_and_prefix_figures_files_and_the
 
 
 @pytest.mark.parametrize(("error", "state"), [(KeyboardInterrupt, "interrupted"), (ValueError, "failed")])
-def test_a_tracker_hears_how_a_run_ends(error: type[BaseException], state: str, tmp_path: Path) -> None:
+def test_a_tracker_receives_the_final_state_of_a_run(error: type[BaseException], state: str, tmp_path: Path) -> None:
     tracker = OwnTracker(checkpoints=False)
     tracked(tracker, tmp_path)
     (tmp_path / "state_dict.pt").touch()
@@ -119,7 +119,7 @@ def test_a_tracker_hears_how_a_run_ends(error: type[BaseException], state: str, 
     assert tracker.calls[-1] == ("end", state, [])
 
 
-def test_a_run_that_goes_on_with_another_goes_on_with_it_in_the_tracker(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_the_run_of_the_tracker(tmp_path: Path) -> None:
     for name, resumed in (("a", None), ("b", tmp_path / "a"), ("c", tmp_path / "b"), ("d", None)):
         (tmp_path / name).mkdir()
         tracker = OwnTracker()
@@ -135,7 +135,7 @@ def configured(**arguments: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("call", ["begin", "log", "end"])
-def test_a_tracker_that_fails_is_one_warning_and_ends_no_training(call: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_tracker_is_one_warning_and_does_not_end_the_run(call: str, caplog: pytest.LogCaptureFixture) -> None:
     with RunContext(
         "CartPole-v1", algorithm="a2c", overrides={**SHORTER["a2c"], **SEEDS}, tracking=configured(fails_in=call)
     ) as rc:
@@ -229,7 +229,7 @@ def test_tensorboard_shows_figures_and_histograms_of_one_statistic(tmp_path: Pat
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A training with everything, `first`, and `second`, which goes on with it."""
+    """A training run with all trackers, `first`, and `second`, which resumes it."""
     pytest.importorskip("wandb")
     pytest.importorskip("mlflow")
     directory = tmp_path_factory.mktemp("project")
@@ -291,13 +291,13 @@ def mlflow_run(project: Path) -> tuple[Any, Any]:
 
     client = MlflowClient(tracking_uri=f"sqlite:///{project / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("maze")
-    (run,) = client.search_runs([experiment.experiment_id])  # one for both trainings
+    (run,) = client.search_runs([experiment.experiment_id])  # one for both training runs
     return client, run
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::Warning")  # theirs are not ours
-def test_a_resumed_training_goes_on_in_the_same_runs(project: Path) -> None:
+def test_a_resumed_run_continues_the_same_runs_of_the_trackers(project: Path) -> None:
     first, second = (json.loads((project / name / TRACKING_FILE).read_text()) for name in ("first", "second"))
     assert first == second
     assert wandb_content(project / "first")["id"] == wandb_content(project / "second")["id"] == first["wandb"]

@@ -1,4 +1,4 @@
-"""Trains and evaluates a policy with networks of our own, through `RunContext`."""
+"""Train and evaluate a policy with own networks through `RunContext`."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvalu
 
 
 def cartpole_env_factory() -> GymMazeEnv:
-    """Makes one environment. Trainings need several, so they want a function."""
+    """Create an environment. Training needs several, so it takes a function."""
     # GymMazeEnv("CartPole-v1") does the same; this way, the environment could be one of your own.
     return GymMazeEnv(env=gym.make("CartPole-v1"))
 
 
 class CartpolePolicyNet(nn.Module):
-    """From observations to the logits of the action."""
+    """Policy network: observations to logits."""
 
     def __init__(self, obs_shapes: dict[str, Sequence[int]], action_logit_shapes: dict[str, Sequence[int]]) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class CartpolePolicyNet(nn.Module):
 
 
 class CartpoleValueNet(nn.Module):
-    """From observations to the expected return."""
+    """Critic network: observations to the value."""
 
     def __init__(self, obs_shapes: dict[str, Sequence[int]]) -> None:
         super().__init__()
@@ -50,12 +50,12 @@ class CartpoleValueNet(nn.Module):
 
 
 def train(n_epochs: int, epoch_length: int = 25, n_rollout_steps: int = 100) -> int:
-    """Trains in this process, trains on in several, and evaluates.
+    """Train in this process, continue in several, and evaluate.
 
-    :param n_epochs: Number of epochs of each training.
+    :param n_epochs: Number of epochs of each run.
     :param epoch_length: Number of updates of an epoch.
     :param n_rollout_steps: Number of steps in each environment for an update.
-    :return: 0, if all went well.
+    :return: 0.
     """
     env = cartpole_env_factory()
     observation_shape = env.observation_space.spaces["observation"].shape

@@ -1,4 +1,4 @@
-"""Trains a policy with nothing but the components: networks, policy, critic, environments, trainer."""
+"""Train a policy from its components: networks, policy, critic, environments, trainer."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from maze.utils.log_stats_utils import setup_logging
 
 
 def cartpole_env_factory() -> GymMazeEnv:
-    """Makes one environment."""
+    """Make one environment."""
     return GymMazeEnv(env=gym.make("CartPole-v1"))
 
 
 class CartpolePolicyNet(nn.Module):
-    """From observations to the logits of the action."""
+    """Policy network: observations to logits."""
 
     def __init__(self, obs_shapes: dict[str, Sequence[int]], action_logit_shapes: dict[str, Sequence[int]]) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class CartpolePolicyNet(nn.Module):
 
 
 class CartpoleValueNet(nn.Module):
-    """From observations to the expected return."""
+    """Critic network: observations to the value."""
 
     def __init__(self, obs_shapes: dict[str, Sequence[int]]) -> None:
         super().__init__()
@@ -52,13 +52,13 @@ class CartpoleValueNet(nn.Module):
 
 
 def train(n_epochs: int, epoch_length: int = 25, n_rollout_steps: int = 100, log_dir: str = ".") -> int:
-    """Trains, and evaluates once more at the end.
+    """Train, and evaluate the final policy.
 
     :param n_epochs: Number of epochs.
     :param epoch_length: Number of updates of an epoch.
     :param n_rollout_steps: Number of steps in each environment for an update.
     :param log_dir: Directory for the best model's weights and for TensorBoard.
-    :return: 0, if all went well.
+    :return: 0.
     """
     env = cartpole_env_factory()
     observation_shape = env.observation_space.spaces["observation"].shape

@@ -33,7 +33,7 @@ class ReinforceConfig(AlgorithmConfig):
     """Gradients are scaled down to this norm where they are larger; 0 leaves them alone."""
 
     rollout_evaluator: Any = field(default_factory=default_rollout_evaluator)
-    """Evaluates the policy between epochs (or its configuration); `None`: training episodes say how good it is."""
+    """Evaluator between epochs (or its configuration); `None`: training episodes select the best model."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -19,7 +19,7 @@ from reinforce.config import ReinforceConfig
 
 
 class ReinforceEvents(ABC):
-    """What is reported, once per epoch as the mean over its updates."""
+    """Statistics, reported per epoch as means over its updates."""
 
     @define_epoch_stats(np.mean)
     @define_stats_grouping("step_key")
@@ -38,7 +38,7 @@ class ReinforceEvents(ABC):
 
 @dataclass
 class ReinforceLosses(Losses):
-    """The objective, and what it consists of."""
+    """The objective and its terms."""
 
     policy_loss: Terms = field(default_factory=list)
     policy_entropy: Terms = field(default_factory=list)
@@ -46,8 +46,8 @@ class ReinforceLosses(Losses):
 
 
 class Reinforce(EpochTrainer):
-    """REINFORCE (Williams 1992) with a learned baseline: raises the probability of actions by how much more they
-    brought than the critic had expected. An episode that a rollout cuts in two counts with the critic's value there."""
+    """REINFORCE (Williams 1992) with a learned baseline: weights log-probabilities by the return minus the critic's
+    value. Episodes that continue after the rollout are bootstrapped."""
 
     config_class = ReinforceConfig
     events_class = ReinforceEvents

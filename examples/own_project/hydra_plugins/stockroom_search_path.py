@@ -1,4 +1,4 @@
-"""Makes the configurations of this project known to `maze-run`."""
+"""Add the configurations of this project to the search path of `maze-run`."""
 
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.plugins.search_path_plugin import SearchPathPlugin

@@ -1,1 +1,1 @@
-"""Four products on shelves: which one is delivered today, and how much of it?"""
+"""Four products on shelves: which one to deliver, and how much?"""

@@ -1,4 +1,4 @@
-"""`make demo`: from nothing to a policy that is trained, compared, passed through the gate, and served."""
+"""`make demo`: train, compare, gate, export and serve a policy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EPISODES = ("env=stockroom", "runner.n_episodes=100", *SEEDS)
 
 
 def main() -> int:
-    """Runs the commands, prints each before, and says where everything is; the status of the first that fails."""
+    """Print and run the commands; return the exit status of the first failure, or 0."""
     base = Path("outputs") / "demo" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     trained, bundle = f"{base}/training", f"{base}/policy.maze"
     commands = (
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def serve_a_week(arguments: tuple[str, ...]) -> None:
-    """Starts a service, has it decide a week, says what it decided, and ends it."""
+    """Start the server, request the decisions of a week, and print them."""
     config = yaml.safe_load((resources.files("stockroom.conf") / "env" / "stockroom.yaml").read_text())
     env = StockroomEnv(**{name: value for name, value in config.items() if name != "_target_"})
     env.seed(1)

@@ -1,4 +1,4 @@
-"""What an agent sees and does."""
+"""Conversion interfaces and Maze environment."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .simulation import CHOOSE_LOTS, CHOOSE_PRODUCT, StockroomAction, StockroomC
 
 
 class ShelvesConversion(ObservationConversionInterface):
-    """What is seen before a product is chosen: how full the shelves are, for how long that lasts, and the weekday.
+    """Observation of the first sub-step: stock levels, their coverage in weeks, and the weekday.
 
-    :param core_env: The simulation; only what does not change in it is used.
+    :param core_env: The simulation; only its constants are used.
     """
 
     def __init__(self, core_env: StockroomCoreEnv) -> None:
@@ -42,9 +42,9 @@ class ShelvesConversion(ObservationConversionInterface):
 
 
 class LotsConversion(ShelvesConversion):
-    """What is seen before the number of lots is chosen: besides, the product, and how many lots fit on its shelf.
+    """Observation of the second sub-step: additionally the product, and the number of lots that fit on its shelf.
 
-    An entry that ends with `_mask` says which values of the action of that name are allowed.
+    An entry that ends with `_mask` marks the allowed values of the action of that name.
     """
 
     def maze_to_space(self, maze_state: StockroomState) -> dict[str, np.ndarray]:
@@ -62,10 +62,10 @@ class LotsConversion(ShelvesConversion):
 
 
 class NumberConversion(ActionConversionInterface):
-    """A choice among so many.
+    """Selection of a number.
 
-    :param name: What is chosen.
-    :param n: How many there are.
+    :param name: Name of the action.
+    :param n: Number of choices.
     """
 
     def __init__(self, name: str, n: int) -> None:
@@ -82,7 +82,7 @@ class NumberConversion(ActionConversionInterface):
 
 
 class StockroomEnv(MazeEnv[StockroomCoreEnv]):
-    """The simulation with what an agent sees and does in each sub-step.
+    """The simulation with conversions for each sub-step.
 
     :param arguments: Those of :class:`StockroomCoreEnv`.
     """

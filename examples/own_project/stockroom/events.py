@@ -1,4 +1,4 @@
-"""What happens, and what counts."""
+"""Events and key performance indicators."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ class StockroomEvents(ABC):
     @define_episode_stats(sum)
     @define_step_stats(len)
     def delivered(self, product: int, units: int) -> None:
-        """A delivery has come.
+        """A delivery arrived.
 
-        :param product: Which one.
-        :param units: How much of it.
+        :param product: Index of the product.
+        :param units: Delivered units.
         """
 
     @define_epoch_stats(np.mean, output_name="mean_per_episode")
     @define_episode_stats(sum)
     @define_step_stats(len)
     def invalid_order(self, product: int, units: int) -> None:
-        """More was ordered than fits on the shelf; what does not fit goes back.
+        """An order exceeded the free space of the shelf; the excess is returned.
 
-        :param product: Of which one.
-        :param units: How much did not fit.
+        :param product: Index of the product.
+        :param units: Returned units.
         """
 
     @define_epoch_stats(np.mean, output_name="mean_per_episode")
@@ -40,16 +40,16 @@ class StockroomEvents(ABC):
     @define_step_stats(sum, input_name="sold")
     @define_step_stats(sum, input_name="lost")
     def day_over(self, sold: int, lost: int, profit: float) -> None:
-        """The last customer has gone.
+        """A day ended.
 
         :param sold: Units, of all products.
-        :param lost: Units that were asked for and not there.
+        :param lost: Units of unmet demand.
         :param profit: Of the day, in EUR.
         """
 
 
 class StockroomKpis(KpiCalculator):
-    """What the owner wants to know of an episode."""
+    """Key performance indicators of an episode."""
 
     def calculate_kpis(self, episode_event_log: EpisodeEventLog, last_maze_state: MazeStateType) -> dict[str, float]:
         days = episode_event_log.query_events(StockroomEvents.day_over)

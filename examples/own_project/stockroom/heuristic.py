@@ -1,4 +1,4 @@
-"""What somebody would write down who does not learn."""
+"""Heuristic to compare with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .simulation import CHOOSE_PRODUCT
 
 
 class MostUrgentFirst(Policy):
-    """Has the product delivered that runs out first, as much of it as fits."""
+    """Order the product that runs out first, as much of it as fits."""
 
     def compute_action(
         self,

@@ -1,4 +1,4 @@
-"""What it looks like."""
+"""Renderer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from maze.core.rendering.renderer import Renderer
 
 
 class StockroomRenderer(Renderer):
-    """Draws how full the shelves are in the morning; the product that is delivered is orange.
+    """Draw the stock of the morning; the delivered product is orange.
 
     :param shelf: Units that a shelf holds.
     """

@@ -1,4 +1,4 @@
-"""The simulation, which knows nothing of learning."""
+"""The simulation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WEEKEND, WEEKEND_FACTOR = (5, 6), 1.6
 
 
 class StockroomState(NamedTuple):
-    """A morning."""
+    """State at the beginning of a sub-step."""
 
     day: int
     """Since the episode began, on a Monday."""
@@ -34,7 +34,7 @@ class StockroomState(NamedTuple):
 
 
 class StockroomAction(NamedTuple):
-    """What is decided in a sub-step."""
+    """Action of a sub-step."""
 
     number: int
     """Of the product, or of its lots."""
@@ -92,7 +92,7 @@ class StockroomCoreEnv(CoreEnv):
         return self.get_maze_state(), profit / 10.0, self.day == self.n_days, {}
 
     def _deliver(self, product: int, ordered: int) -> float:
-        """Puts a delivery on its shelf; returns what it costs."""
+        """Add a delivery to its shelf and return its cost."""
         if ordered == 0:
             return 0.0
         units = min(ordered, int(self.shelf - self.stock[product]))
@@ -103,7 +103,7 @@ class StockroomCoreEnv(CoreEnv):
         return self.delivery_fee
 
     def _sell(self, cost: float) -> float:
-        """Has the customers of a day come; returns the profit of the day, the cost of the delivery taken away."""
+        """Simulate the customers of a day and return the profit, less the cost of the delivery."""
         demand = self.rng.poisson(self.mean_demand * (WEEKEND_FACTOR if self.day % 7 in WEEKEND else 1.0))
         sold = np.minimum(demand, self.stock)
         lost = int((demand - sold).sum())

@@ -1,4 +1,4 @@
-"""The environment keeps its promises, and everything that is made of it fits together."""
+"""Environment, heuristic, training, export."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_environment_keeps_its_promises() -> None:
 
 
 def test_a_day_by_hand() -> None:
-    env = make_env(mean_demand=[1e-9, 1e9])  # nobody wants the one, everybody the other
+    env = make_env(mean_demand=[1e-9, 1e9])  # no demand for the first, unlimited demand for the second
     env.seed(1)
     env.reset()
     env.core_env.stock = np.array([10, 20])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -210,26 +210,13 @@ class TorchPolicy(NetworksModel, Policy):
         :param observation: Tensors (or arrays) with any leading batch dimensions that the network takes.
         :param actor_id: The acting actor.
         :param temperature: Below 1 sharpens the distributions, above 1 flattens them.
-        """
-        return self.substep_output_by(self.network_for(actor_id), observation, actor_id, temperature)
-
-    def substep_output_by(
-        self,
-        network: Callable[[dict[str, torch.Tensor]], Mapping[str, torch.Tensor]],
-        observation: ObservationType,
-        actor_id: ActorID | None = None,
-        temperature: float = 1.0,
-    ) -> PolicySubStepOutput:
-        """Compute logits and distributions with any function equivalent to the actor's network.
-
-        :param observation: Arrays or tensors `[..., *space.shape]` by key.
         :raises ConfigError: The network does not return logits of the right shape for each head, or it is recurrent and
             does not run (:meth:`running`).
         """
         if self.is_recurrent:
             self._check_running(self.network_key(actor_id))
         try:
-            outputs = network(as_float_tensors(observation, self._device))
+            outputs = self.network_for(actor_id)(as_float_tensors(observation, self._device))
         except EnvironmentContractError as error:
             raise EnvironmentContractError(f"Sub-step {self.network_key(actor_id)!r}: {error}") from error
         heads = self.distribution_mapper.action_heads

@@ -37,7 +37,6 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError, EnvironmentContractError, unknown_key_error
 from maze.perception.blocks.recurrent.recurrent_cell import recurrent_cells
 from maze.perception.perception_utils import flatten_spaces
-from maze.perception.program.network_program import JointEvaluation
 
 TARGET_GROUP = "target_critics"
 
@@ -198,7 +197,6 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
 
     @override(NetworksModel)
     def _move_networks(self) -> None:
-        self._evaluations: dict[nn.ModuleList, JointEvaluation] = {}
         super()._move_networks()
         for pair in self.target_networks.values():
             pair.to(self._device)
@@ -213,12 +211,7 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
         super().load_state_dict(state_dict)
         load_network_weights(self.target_networks, state_dict, TARGET_GROUP)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Without what only refers to the networks of this very object."""
-        return {**self.__dict__, "_evaluations": {}}
-
     def _reset_targets(self) -> None:
-        self._evaluations.clear()
         self.target_networks = {key: copy.deepcopy(pair) for key, pair in self.networks.items()}
         for pair in self.target_networks.values():
             pair.eval()
@@ -268,17 +261,11 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
             batch_shape = tensor.shape[: tensor.dim() - len(space.shape or ())]
             inputs[head] = encode_action(space, tensor, dtype)
         assert batch_shape is not None, "an action space with heads"
-        return [self._one_value(outputs, "q_value", batch_shape, key) for outputs in self._outputs(pair, inputs)]
-
-    def _outputs(self, pair: nn.ModuleList, inputs: TensorDict) -> list[TensorDict]:
-        evaluation = self._evaluations.get(pair)
-        if evaluation is None or not evaluation.is_of(pair):
-            evaluation = self._evaluations[pair] = JointEvaluation(list(pair))
-        return evaluation(inputs)
+        return [self._one_value(network(inputs), "q_value", batch_shape, key) for network in pair]
 
     def _values_of_all_actions(self, pair: nn.ModuleList, observation: TensorDict, key: Any) -> list[TensorDict]:
         inputs = as_float_tensors(observation, self._device)
-        return [self._head_values(outputs, key) for outputs in self._outputs(pair, inputs)]
+        return [self._head_values(network(inputs), key) for network in pair]
 
     def _head_values(self, outputs: TensorDict, key: Any) -> TensorDict:
         values: TensorDict = {}

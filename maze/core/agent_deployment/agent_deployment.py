@@ -1,11 +1,12 @@
-"""An agent that a real system asks for actions."""
+"""Deployment of an agent in a real system, which requests actions."""
 
 from __future__ import annotations
 
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import Enum, auto
 from pathlib import Path
 from types import TracebackType
@@ -56,11 +57,11 @@ class _Phase(Enum):
 
 
 class AgentDeployment:
-    """Packs a policy together with the wrappers and conversions that it needs, for a system that is not stepped.
+    """Combine a policy with its wrappers and conversions, for a system that is not stepped.
 
-    The real system reports each state by :meth:`act` and gets an action, both in the terms of the simulation that the
-    agent was made for. Everything in between happens as in a rollout: conversions, stacked and normalised observations,
-    skipped steps, events, statistics, KPIs.
+    The real system reports each state by :meth:`act` and receives an action, both as in the simulation of the
+    environment. Conversions, stacked and normalised observations, skipped steps, events, statistics and KPIs are those
+    of a rollout.
 
     >>> deployment = AgentDeployment(policy, env)  # doctest: +SKIP
     >>> for maze_state in episodes:  # doctest: +SKIP
@@ -71,18 +72,17 @@ class AgentDeployment:
     ...     deployment.finish_episode(maze_state, reward, done, info)
     >>> deployment.close()  # doctest: +SKIP
 
-    An environment that is passed as an object is in use until :meth:`close`, and is then as it was before.
+    An environment that is passed as an object is in use until :meth:`close`, which restores it.
 
     :param policy: Policy, or configuration of one.
-    :param env: Maze environment, with or without wrappers, or configuration of one. It is never stepped itself.
+    :param env: Maze environment, with or without wrappers, or configuration of one. It is never stepped.
     :param wrappers: Wrappers to put around it, innermost first.
-    :param num_candidates: Above 1, :meth:`act` gives that many actions with their probabilities, as
-        :class:`~maze.core.agent_deployment.maze_action_candidates.MazeActionCandidates`; fewer where there are not as
-        many.
-    :param deterministic: Take the policy's most probable action instead of sampling one.
+    :param num_candidates: Above 1, :meth:`act` returns up to that many actions with their probabilities, as
+        :class:`~maze.core.agent_deployment.maze_action_candidates.MazeActionCandidates`.
+    :param deterministic: Choose the greedy action instead of a sampled one.
     :param input_dir: Directory that file names in the configurations refer to.
     :param stats_window: Number of the latest episodes that :attr:`stats` covers.
-    :param watch: Is told of each observation, with its sub-step, as the environment converts it.
+    :param watch: Called with sub-step and converted observation.
     """
 
     def __init__(
@@ -112,12 +112,12 @@ class AgentDeployment:
         self.policy: Policy
         self.env, self.policy = RolloutRunner.init_env_and_agent(env, wrappers or {}, 0, policy, input_dir)
         if isinstance(self.env, ObservationNormalizationWrapper):
-            self.env.get_statistics()  # better an error here than at the first state
+            self.env.get_statistics()  # raises an error early if they are missing
         listeners = self.env.context.event_service.on_clear
         known = list(listeners)
         if not isinstance(self.env, LogStatsWrapper):
             self.env = LogStatsWrapper.wrap(self.env)
-            # Nobody would ever empty it.
+            # It would never be emptied.
             self.env.get_stats(LogStatsLevel.EPISODE).remove_consumer(self.env.get_stats(LogStatsLevel.EPOCH))
         episode_stats = self.env.get_stats(LogStatsLevel.EPISODE)
         episode_stats.register_consumer(self._stats)
@@ -137,15 +137,15 @@ class AgentDeployment:
         state_dict_file: str = "state_dict.pt",
         trusted_packages: Sequence[str] = (),
     ) -> AgentDeployment:
-        """Deploys what a training run left behind: environment, wrappers with their statistics, model, weights.
+        """Deploy a training run: environment, wrappers with their statistics, model, weights.
 
         :param run_dir: The run's directory.
         :param num_candidates: See the constructor.
         :param deterministic: See the constructor.
-        :param device: Where the networks run.
+        :param device: Device of the networks.
         :param state_dict_file: The weights to load.
-        :param trusted_packages: Packages of your own whose classes and functions the stored configuration may name,
-            beside the environments, wrappers and networks of Maze and torch.
+        :param trusted_packages: Your packages whose classes and functions the stored configuration may name, in
+            addition to the environments, wrappers and networks of Maze and torch.
         """
         with imports_guarded():
             run = StoredRun(run_dir, trusted_packages).deployed(device, state_dict_file)
@@ -160,14 +160,14 @@ class AgentDeployment:
         num_candidates: int = 1,
         deterministic: bool = False,
     ) -> AgentDeployment:
-        """Deploys a policy bundle in the environment that it was trained in; this needs no torch.
+        """Deploy a policy bundle in its training environment; needs no torch.
 
-        Observations that leave those of the training are warned about. Without the environment's code, act by
+        Drift of the observations is logged as a warning. Without the environment's code, act by
         :meth:`maze.serve.bundle.PolicyBundle.session`.
 
         :param bundle: The file.
         :param env: See the constructor.
-        :param wrappers: Those of the training.
+        :param wrappers: Wrappers of the training.
         :param num_candidates: See the constructor.
         :param deterministic: See the constructor.
         """
@@ -187,25 +187,28 @@ class AgentDeployment:
         actor_id: ActorID = ActorID(0, 0),  # noqa: B008 - a constant
         is_step_complete: bool | None = None,
     ) -> MazeActionType:
-        """Reports a state and gets the action to take in it.
+        """Report a state and return the action for it.
 
         A reward that is an array has the shape `[n_actors]`.
 
-        :param maze_state: The state. States have to come one by one in their order.
-        :param reward: Reward of the last action; anything for the first state of an episode.
+        :param maze_state: The state. States are reported one by one in their order.
+        :param reward: Reward of the last action; ignored for the first state of an episode.
         :param done: Whether the episode is over. Such a state goes to :meth:`finish_episode` or :meth:`close`.
         :param info: Further information about the last action.
-        :param events: What has happened since the last state, for statistics and KPIs.
-        :param actor_id: Who is to act; may be left out where there is only one actor.
-        :param is_step_complete: Whether the last action completed an environment step. By default it did if it is the
-            turn of the actor who began; say so where actors are chosen freely.
+        :param events: Events since the last state, for statistics and KPIs.
+        :param actor_id: The acting actor; optional where there is only one.
+        :param is_step_complete: Whether the last action completed an environment step. By default it did if the actor
+            that began the step acts again; required where actors are chosen freely.
         :return: The action, or candidates.
         :raises EpisodeOverError: A wrapper ended the episode with this state.
         :raises DeploymentError: The deployment is closed, or another thread uses it.
         """
-        self._acquire("act")
-        try:
-            self._check_usable("act")
+        with self._in_use("act"):
+            if self._phase is _Phase.FAILED:
+                raise DeploymentError(
+                    f"act: the episode failed before ({self._failure}). Call finish_episode() to abandon it; the next "
+                    f"act(...) then expects the first state of another one."
+                )
             if done:
                 raise DeploymentError(
                     f"act: the episode is over (done={done!r}), there is no action for its last state. Report it by "
@@ -213,17 +216,12 @@ class AgentDeployment:
                     f"act(...) with done=False; or close(maze_state, reward, done, info)."
                 )
             update = checked_update("act", self._n_steps, maze_state, reward, False, info, events, is_step_complete)
-            actor = self._checked_actor(actor_id)
-            if self._session is None:
-                self._begin_session()
-            reply = self._exchange(update, actor)
+            reply = self._exchange(update, self._checked_actor(actor_id))
             if reply is Signal.EPISODE_AWAITED:
                 raise self._ended_by_wrapper()
             self._phase = _Phase.ACTING
             self._n_steps += 1
             return reply
-        finally:
-            self._lock.release()
 
     def finish_episode(
         self,
@@ -233,26 +231,21 @@ class AgentDeployment:
         info: Mapping[Any, Any] | None = None,
         events: list[EventRecord] | None = None,
     ) -> None:
-        """Finishes the episode: statistics are complete, wrappers are reset. The next :meth:`act` begins another one.
+        """Finish the episode: statistics are completed, wrappers are reset. The next :meth:`act` begins another one.
 
         A reward that is an array has the shape `[n_actors]`.
 
-        :param maze_state: The last state. Without one, the episode ends where it is; its last action does not count.
+        :param maze_state: The last state. Without it, the last action of the episode does not count.
         :param reward: Reward of the last action.
-        :param done: Whether the episode is over; otherwise it counts as cut off.
+        :param done: Whether the episode is over; otherwise it counts as truncated.
         :param info: Further information about the last action.
-        :param events: What has happened since the last state.
+        :param events: Events since the last state.
         """
-        self._acquire("finish_episode")
-        try:
-            if self._phase is _Phase.CLOSED:
-                self._check_usable("finish_episode")
+        with self._in_use("finish_episode"):
             if self._phase is _Phase.ACTING:
                 self._exchange(self._last_update("finish_episode", maze_state, reward, done, info, events), None)
             self._phase = _Phase.BETWEEN_EPISODES
             self._n_steps = 0
-        finally:
-            self._lock.release()
 
     def close(
         self,
@@ -262,9 +255,9 @@ class AgentDeployment:
         info: Mapping[Any, Any] | None = None,
         events: list[EventRecord] | None = None,
     ) -> None:
-        """Finishes the running episode, if there is one, and releases everything. Closing again does nothing.
+        """Finish the running episode, if there is one, and end the thread. Repeated calls have no effect.
 
-        The statistics stay: those of this object, and as epoch statistics those of its `env`.
+        The statistics remain available, in this object and as epoch statistics of its `env`.
 
         The arguments are those of :meth:`finish_episode`.
 
@@ -300,12 +293,12 @@ class AgentDeployment:
 
     @property
     def stats(self) -> LogStats:
-        """Statistics, KPIs included, over the latest episodes, as a rollout over them gives them."""
+        """Statistics and KPIs over the latest episodes, as of a rollout over them."""
         return self._stats.aggregator(LogStatsLevel.EPOCH).last_stats
 
     @property
     def last_episode_stats(self) -> LogStats:
-        """Statistics and KPIs of the last finished episode; empty before there is one."""
+        """Statistics and KPIs of the last finished episode; empty before the first one."""
         return self._stats.aggregator(LogStatsLevel.EPISODE).last_stats
 
     def get_stats_value(
@@ -321,21 +314,19 @@ class AgentDeployment:
 
     # -- internals ----------------------------------------------------------------------------------------------------
 
-    def _acquire(self, method: str) -> None:
+    @contextmanager
+    def _in_use(self, method: str) -> Iterator[None]:
         if not self._lock.acquire(blocking=False):
             raise DeploymentError(
-                f"{method}: another thread is using this deployment, and states have to come one after the other. Use "
-                f"a deployment for each system."
+                f"{method}: another thread is using this deployment, which accepts one state at a time. Use a "
+                f"deployment for each system."
             )
-
-    def _check_usable(self, method: str) -> None:
-        if self._phase is _Phase.CLOSED:
-            raise DeploymentError(f"{method}: this deployment is closed. Make another one.")
-        if self._phase is _Phase.FAILED:
-            raise DeploymentError(
-                f"{method}: the episode failed before ({self._failure}). Call finish_episode() to give it up; the next "
-                f"act(...) then takes the first state of another one."
-            )
+        try:
+            if self._phase is _Phase.CLOSED:
+                raise DeploymentError(f"{method}: this deployment is closed. Create another one.")
+            yield
+        finally:
+            self._lock.release()
 
     def _last_update(
         self, method: str, maze_state: Any, reward: Any, done: bool, info: Any, events: Any
@@ -363,35 +354,27 @@ class AgentDeployment:
         n_steps, self._n_steps = self._n_steps, 0
         self._phase = _Phase.BETWEEN_EPISODES
         return EpisodeOverError(
-            f"act: a wrapper (a time limit, perhaps) ended the episode after {n_steps} actions; it is finished and "
+            f"act: a wrapper, such as a time limit, ended the episode after {n_steps} actions; it is finished and "
             f"counted. Begin another episode of your system and report its first state by act(...), or deploy the "
             f"agent without the wrapper. Wrappers: {self.env!r}."
         )
 
-    def _begin_session(self) -> None:
-        self._session = session = Session(self.env, self.policy, self.num_candidates, self.deterministic, self._watch)
-        self._session_end = weakref.finalize(self, session.end_quietly)
-        try:
-            session.begin()
-        except BaseException as error:
-            self._note_failure(session, error)
-            raise
-
     def _exchange(self, update: StateUpdate | None, actor: ActorID | None) -> Any:
         session = self._session
-        assert session is not None
+        is_new = session is None
+        if session is None:
+            session = Session(self.env, self.policy, self.num_candidates, self.deterministic, self._watch)
+            self._session, self._session_end = session, weakref.finalize(self, session.end_quietly)
         try:
+            if is_new:
+                session.begin()
             return session.exchange(update, actor)
-        except BaseException as error:
-            self._note_failure(session, error)
+        except BaseException as error:  # any error ends the thread
+            self._phase = _Phase.FAILED
+            self._failure = f"{type(error).__name__}: {error}"
+            session.end_quietly()
+            self._forget_session()
             raise
-
-    def _note_failure(self, session: Session, error: BaseException) -> None:
-        """Whatever goes wrong ends the thread."""
-        self._phase = _Phase.FAILED
-        self._failure = f"{type(error).__name__}: {error}"
-        session.end_quietly()
-        self._forget_session()
 
     def _forget_session(self) -> None:
         self._session = None
@@ -414,7 +397,7 @@ class AgentDeployment:
 def _stop_listening(
     listeners: list[Any], added: list[Any], episode_stats: LogStatsAggregator, stats: DeploymentStats
 ) -> None:
-    """Removes from an environment what a deployment has added to it."""
+    """Remove the listeners of a deployment from its environment."""
     for listener in added:
         if listener in listeners:
             listeners.remove(listener)
@@ -422,14 +405,14 @@ def _stop_listening(
 
 
 class DeploymentStats(LogStatsConsumer):
-    """Keeps the statistics of the latest episodes; a deployment may go on for ever.
+    """Keep the statistics of the latest episodes.
 
     :param window: Number of episodes.
     """
 
     def __init__(self, window: int) -> None:
         self.n_episodes = 0
-        """Episodes since the beginning."""
+        """Number of all episodes."""
         self._episodes: deque[LogStats] = deque(maxlen=window)
 
     @override(LogStatsConsumer)
@@ -438,7 +421,7 @@ class DeploymentStats(LogStatsConsumer):
         self._episodes.append(stat)
 
     def aggregator(self, level: LogStatsLevel) -> LogStatsAggregator:
-        """The statistics of the last episode, or over the latest ones (epoch)."""
+        """Statistics of the last episode, or over the latest ones (epoch)."""
         aggregator = LogStatsAggregator(level)
         if level is LogStatsLevel.EPISODE:
             aggregator.last_stats = dict(self._episodes[-1]) if self._episodes else {}

@@ -1,4 +1,4 @@
-"""Stands where the simulation was, and waits for what the real system reports."""
+"""Replacement of the simulation in a deployment: waits for states of the real system."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class DeploymentError(MazeError):
-    """A deployment cannot be used in this way: it is closed, the order is wrong, two threads use it at once."""
+    """A deployment is used incorrectly: after it was closed, in a wrong order, or by two threads at once."""
 
 
 class EpisodeOverError(DeploymentError):
-    """A wrapper (a time limit, say) ended the episode, so that there is no action for its last state.
+    """A wrapper, such as a time limit, ended the episode, so that there is no action for its last state.
 
-    The episode is finished and counted. The next `act` takes the first state of another one.
+    The episode is finished and counted. The next `act` expects the first state of another one.
     """
 
 
-AnyQueue = Union[Queue, SimpleQueue]  # type: ignore[type-arg]  # of updates one way, of actions the other way
+AnyQueue = Union[Queue, SimpleQueue]  # type: ignore[type-arg]  # of updates or of actions
 
 
 class StateUpdate(NamedTuple):
-    """What the real system reports: a new state, and what happened on the way to it."""
+    """Report of the real system: a new state, with reward, info and events of the last action."""
 
     maze_state: MazeStateType
     reward: float | np.ndarray | Any = 0.0
@@ -50,34 +50,34 @@ class StateUpdate(NamedTuple):
     info: Mapping[Any, Any] = {}
     events: Iterable[EventRecord] = ()
     is_step_complete: bool | None = None
-    """Whether an environment step was completed; None: the actors tell."""
+    """Whether an environment step was completed; None: it follows from the actors."""
     is_last: bool = False
-    """The episode is not gone on with, whether it is over or not."""
+    """The episode ends with this state, whether it is over or not."""
 
 
 class Signal(Enum):
-    """What comes instead of an action."""
+    """Reply instead of an action."""
 
     EPISODE_AWAITED = auto()
     """The episode is finished; the next state is the first one of another episode."""
     EXECUTOR_ENDED = auto()
-    """Nobody is going to answer any more."""
+    """The thread has ended."""
 
 
 class EpisodeAborted(BaseException):
-    """Leaves the environment's `step` or `reset` when nothing more is reported; wrappers are not to handle it."""
+    """Leave the environment's `step` or `reset` when no more states follow; wrappers must not handle it."""
 
 
 class ExternalCoreEnv(CoreEnv):
-    """Takes the place of the simulation under a stack of wrappers.
+    """Replace the simulation under a stack of wrappers.
 
-    `step` hands the action out and blocks until the real system has reported the state that came of it, `reset`
-    blocks until the first state of the next episode was reported.
+    `step` passes the action on and blocks until the real system has reported the next state; `reset` blocks until the
+    first state of the next episode is reported.
 
-    :param context: Context of the environment, which wrappers and event topics hold on to.
-    :param state_queue: Brings a :class:`StateUpdate` for each state; None aborts the episode.
-    :param maze_action_queue: Takes the actions, and :class:`Signal` in between.
-    :param rollout_done_event: When set, nothing more is reported; `reset` no longer waits.
+    :param context: Context of the environment, which wrappers and event topics refer to.
+    :param state_queue: A :class:`StateUpdate` for each state; None aborts the episode.
+    :param maze_action_queue: Receives actions and :class:`Signal`.
+    :param rollout_done_event: When set, no more states follow, and `reset` does not wait.
     :param renderer: Renderer of the simulation.
     :param kpi_calculator: KPI calculator of the simulation.
     :param agent_counts_dict: Number of agents of each sub-step.
@@ -123,7 +123,7 @@ class ExternalCoreEnv(CoreEnv):
         if self._is_over:
             if self.rollout_done_event.is_set():
                 raise EpisodeAborted
-            raise EnvironmentContractError("A wrapper steps the environment on although the episode is over.")
+            raise EnvironmentContractError("A wrapper steps the environment after the end of the episode.")
         if self.context.step_actor_id is None:
             self.context.step_actor_id = self._actor_id
         self.maze_action_queue.put(maze_action)
@@ -154,19 +154,19 @@ class ExternalCoreEnv(CoreEnv):
             return
         self._is_warned = True
         _LOGGER.warning(
-            "The episode is over, and no events were reported in this deployment. The KPIs that %s calculates from "
-            "events mean nothing: report what happens with `act(..., events=[EventRecord(...)])`.",
+            "The episode is over, and no events were reported in this deployment. The KPIs of %s, which are calculated "
+            "from events, are meaningless: report events with `act(..., events=[EventRecord(...)])`.",
             type(self.kpi_calculator).__name__,
         )
 
     def _summed(self, reward: Any) -> Any:
-        """The step's reward; an array has one for each actor."""
+        """The step's reward; an array has one reward for each actor."""
         has_shares = isinstance(reward, np.ndarray) and reward.size > 1
         self._actor_rewards = reward if has_shares else None
         return float(reward.sum()) if has_shares else reward
 
     def set_actor_id(self, new_value: ActorID) -> None:
-        """Says who acts next."""
+        """Set the actor that acts next."""
         self._actor_id = new_value
 
     @override(CoreEnv)
@@ -174,7 +174,7 @@ class ExternalCoreEnv(CoreEnv):
         return self._actor_id
 
     def set_is_actor_done(self, new_value: bool) -> None:
-        """Says whether the actor that has just acted is done."""
+        """Set whether the last actor is done."""
         self._is_actor_done = new_value
 
     @override(CoreEnv)
@@ -214,12 +214,12 @@ class ExternalCoreEnv(CoreEnv):
 
     @override(CoreEnv)
     def seed(self, seed: int) -> None:
-        """Nothing to seed: chance is with the real system."""
+        """Do nothing: the real system has the randomness."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"{type(self).__name__} has no attribute `{name}`: a deployed agent knows of the real system only the "
-            f"states that it is given. What conversions and wrappers need has to be in the state or their own.",
+            f"{type(self).__name__} has no attribute `{name}`: a deployed agent has only the reported states of the "
+            f"real system. Conversions and wrappers cannot use attributes of the simulation.",
             name=name,
             obj=self,
         )
@@ -236,12 +236,12 @@ def checked_update(
     is_step_complete: bool | None,
     is_last: bool = False,
 ) -> StateUpdate:
-    """The report of a state, or an error that says what is wrong with it.
+    """Check the report of a state.
 
-    :param method: The method that it was given to.
+    :param method: The method that received it.
     :param n_steps: Actions of the episode so far.
     :param is_last: Whether the episode ends with it.
-    :raises EnvironmentContractError: A part of it is missing, or of another type than it has to be.
+    :raises EnvironmentContractError: A part of it is missing, or has a wrong type.
     """
     where = f"{method}, after {n_steps} actions of the episode"
     if n_steps:
@@ -253,14 +253,14 @@ def checked_update(
     for event in events or ():
         if not isinstance(event, EventRecord):
             raise EnvironmentContractError(
-                f"{where}: `events` must hold EventRecords, got {event!r}. Make them by EventRecord(Interface, "
+                f"{where}: `events` must hold EventRecords, got {event!r}. Create them by EventRecord(Interface, "
                 f"Interface.event, attributes)."
             )
     return StateUpdate(maze_state, reward, done, info, events or (), is_step_complete, is_last)
 
 
 def _check_reward(reward: Any, where: str) -> None:
-    """The reward of an action is one number, or an array with one for each actor."""
+    """Check that a reward is one number, or an array with one for each actor."""
     if isinstance(reward, np.ndarray) and reward.dtype.kind in "iufb":
         is_finite = bool(np.isfinite(reward).all())
     else:
@@ -268,8 +268,8 @@ def _check_reward(reward: Any, where: str) -> None:
             is_finite = math.isfinite(reward)
         except TypeError:
             raise EnvironmentContractError(
-                f"{where}: `reward` must be the number that the last action earned (only an episode's first state has "
-                f"none), got {reward!r}."
+                f"{where}: `reward` must be a number, the reward of the last action (only the first state of an "
+                f"episode has none), got {reward!r}."
             ) from None
     if not is_finite:
         raise NonFiniteError(f"{where}: `reward` is {reward}.")

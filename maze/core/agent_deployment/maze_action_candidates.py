@@ -1,4 +1,4 @@
-"""Several actions to choose from instead of a single one."""
+"""Candidates: several actions to choose from."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from maze.core.errors import EnvironmentContractError
 
 
 class ActionCandidates(Mapping[str, Any]):
-    """An agent's actions, best first, with their probabilities.
+    """Actions of an agent, best first, with their probabilities.
 
-    To wrappers, statistics and event logs it looks like the best of them.
+    As a mapping it is the best action, for wrappers, statistics and event logs.
 
     :param candidates_and_probabilities: The actions and, in the same order, their probabilities or scores.
-    :raises EnvironmentContractError: There is none, or not one probability for each.
+    :raises EnvironmentContractError: There is no candidate, or not one probability for each.
     """
 
     def __init__(self, candidates_and_probabilities: tuple[Sequence[Any], Sequence[float]]) -> None:
@@ -62,7 +62,7 @@ class MazeActionCandidates:
 
 
 class ActionConversionCandidatesInterface(ActionConversionInterface):
-    """Converts each candidate with the conversion that there is for single actions."""
+    """Convert each candidate by the conversion of single actions."""
 
     def __init__(self, action_conversion: ActionConversionInterface) -> None:
         self.action_conversion = action_conversion
@@ -73,9 +73,8 @@ class ActionConversionCandidatesInterface(ActionConversionInterface):
         is_candidates: Any = isinstance(action, ActionCandidates)
         if not is_candidates:
             raise EnvironmentContractError(
-                "num_candidates: a wrapper makes one action of its own out of the candidates, so that only this one "
-                "would be left. Use num_candidates=1, or derive the wrapper from ActionWrapper, whose `action` is "
-                "applied to each candidate."
+                "num_candidates: a wrapper replaces the candidates by a single action. Use num_candidates=1, or derive "
+                "the wrapper from ActionWrapper, whose `action` is applied to each candidate."
             )
         convert, clip = self.action_conversion.space_to_maze, self._bounds.clip
         return MazeActionCandidates([convert(clip(one), maze_state) for one in action.candidates], action.probabilities)

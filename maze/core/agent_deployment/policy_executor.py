@@ -1,4 +1,4 @@
-"""Lets a policy act in an environment until it is told that nothing more comes."""
+"""The rollout loop of a deployment."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from maze.core.agent_deployment.maze_action_candidates import ActionCandidates
 
 
 class PolicyExecutor:
-    """Runs the loop of a rollout, episode after episode.
+    """Run the loop of a rollout, episode after episode.
 
     :param env: Environment with an :class:`~maze.core.agent_deployment.external_core_env.ExternalCoreEnv` below.
     :param policy: The policy.
     :param rollout_done_event: Set when the running episode is the last one.
-    :param exception_queue: Takes what ended the loop before its time.
-    :param num_candidates: Number of actions to ask the policy for.
-    :param deterministic: Take the most probable action instead of sampling one.
+    :param exception_queue: Receives the exception that ends the loop.
+    :param num_candidates: Number of actions that the policy returns.
+    :param deterministic: Choose the greedy action instead of a sampled one.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class PolicyExecutor:
         self._needs_env = policy.needs_env()
 
     def run_rollout_loop(self) -> None:
-        """Runs episodes; after the last one the environment is reset, which completes statistics and records."""
+        """Run episodes; reset the environment after the last one, which completes statistics and records."""
         try:
             while not self.rollout_done_event.is_set():
                 with suppress(EpisodeAborted):

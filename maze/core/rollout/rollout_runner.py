@@ -28,8 +28,9 @@ from maze.core.errors import CheckpointError, ConfigError, EnvironmentContractEr
 from maze.core.rollout.recording import StepRenderer
 from maze.core.utils.config_utils import EnvFactory, whole_number, with_files_of
 from maze.core.utils.factory import CollectionOfConfigType, ConfigType, plain_container
-from maze.core.utils.import_guard import ForeignModuleError
+from maze.core.utils.import_guard import ForeignModuleError, imports_guarded
 from maze.core.utils.seeding import MazeSeeding
+from maze.core.utils.stored_run import StoredRun
 from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
     ObservationNormalizationWrapper,
 )
@@ -170,6 +171,25 @@ class RolloutRunner(Runner, ABC):
             agent.seed(agent_instance_seed)
         agent.bind(env)
         return env, agent
+
+    @staticmethod
+    def init_stored_env_and_agent(
+        run_dir: str | Path,
+        trusted_packages: Sequence[str] = (),
+        device: str = "cpu",
+        state_dict_file: str = "state_dict.pt",
+    ) -> tuple[MazeEnv[Any], Policy]:
+        """Build the environment, with wrappers and their statistics, and the policy of a training run.
+
+        :param run_dir: The run's directory.
+        :param trusted_packages: Packages whose classes and functions the stored configuration may name.
+        :param device: Device of the networks.
+        :param state_dict_file: File of the weights.
+        :raises CheckpointError: The directory is no training run, or its files cannot be read.
+        """
+        with imports_guarded():
+            run = StoredRun(run_dir, trusted_packages).deployed(device, state_dict_file)
+            return RolloutRunner.init_env_and_agent(run.env, run.wrappers or {}, 0, run.policy, str(run_dir))
 
     @staticmethod
     def run_interaction_loop(

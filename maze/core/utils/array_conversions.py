@@ -1,8 +1,7 @@
-"""Conversions of single arrays that are data: pre-processing and normalisation, in training and where a policy is at
-work.
+"""Pre-processing and normalisation of arrays, for training and for deployed policies.
 
-Every conversion is a dataclass whose fields are numbers and arrays, so that it can be stored; :func:`conversion_of`
-makes it again. Nothing here needs more than NumPy.
+A conversion is a dataclass of numbers and arrays, which can be stored and restored by :func:`conversion_of`. Only NumPy
+is needed.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from maze.core.errors import EnvironmentContractError
 Array = np.ndarray[Any, Any]
 
 LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
-"""Weights of red, green and blue in what the eye sees as brightness (ITU-R BT.601)."""
+"""Weights of red, green and blue in the luma (ITU-R BT.601)."""
 
 
 class ArrayConversion(Protocol):
-    """From an array `[*space.shape]` to another one; the given one stays as it is."""
+    """Conversion of an array `[*space.shape]` to another one, without changing it."""
 
     def __call__(self, array: Array) -> Array:
-        """Converts an array."""
+        """Convert an array."""
 
 
 @dataclass(frozen=True, eq=False)
 class Reshape:
-    """Another shape."""
+    """Change of the shape."""
 
     shape: tuple[int, ...]
 
@@ -40,7 +39,7 @@ class Reshape:
 
 @dataclass(frozen=True, eq=False)
 class Transpose:
-    """Another order of dimensions."""
+    """Change of the order of dimensions."""
 
     axes: tuple[int, ...]
 
@@ -51,7 +50,7 @@ class Transpose:
 
 @dataclass(frozen=True, eq=False)
 class OneHot:
-    """Vectors of zeros with a single one for the categories of all entries, joined.
+    """Concatenated one-hot encodings of all entries.
 
     :param first: Smallest category of each entry.
     :param counts: Number of categories of each entry.
@@ -65,8 +64,8 @@ class OneHot:
         category = value.astype(np.int64) - self.first
         if ((category < 0) | (category >= self.counts) | (category + self.first != value)).any():
             raise EnvironmentContractError(
-                f"OneHotPreProcessor: the observation {array!r} lies outside its space, whose values begin with "
-                f"{self.first.tolist()}; there are {self.counts.tolist()} of them."
+                f"OneHotPreProcessor: the observation {array!r} is outside of its space, whose first values are "
+                f"{self.first.tolist()}, with {self.counts.tolist()} values each."
             )
         encoded = np.zeros(int(self.counts.sum()), dtype=np.float32)
         encoded[np.cumsum(self.counts) - self.counts + category] = 1.0
@@ -75,7 +74,7 @@ class OneHot:
 
 @dataclass(frozen=True, eq=False)
 class _Image:
-    """What conversions of images share: the results are values of the original space, as numbers go.
+    """Base of conversions of images, whose results have the type and bounds of the original space.
 
     :param low: Smallest value.
     :param high: Largest value.
@@ -94,7 +93,7 @@ class _Image:
 
 @dataclass(frozen=True, eq=False)
 class Resize(_Image):
-    """An image of another size.
+    """Change of the size of an image.
 
     :param rows: Share of each old row in each new one, `[new, old]`.
     :param columns: The same for columns.
@@ -117,7 +116,7 @@ class Resize(_Image):
 
 @dataclass(frozen=True, eq=False)
 class Gray(_Image):
-    """The brightness of an image with the channels red, green and blue.
+    """Luma of an image with the channels red, green and blue.
 
     :param axis: The dimension of the channels.
     """
@@ -134,10 +133,10 @@ class Gray(_Image):
 
 @dataclass(frozen=True, eq=False)
 class Normalize:
-    """Subtracts an offset, divides by a scale, and clips; the result is of float32.
+    """Subtract an offset, divide by a scale, and clip; the result is float32.
 
-    :param offset: Of the type that is calculated with.
-    :param scale: Of the same type.
+    :param offset: Offset, in the type of the calculation.
+    :param scale: Scale, in the same type.
     :param smallest: Smallest result; None: no limit.
     :param largest: Largest result; None: no limit.
     """
@@ -167,13 +166,13 @@ _KINDS: Mapping[str, Any] = {
 
 
 def described(conversion: Any) -> dict[str, Any]:
-    """A conversion as data: its `kind`, and its fields."""
+    """Describe a conversion by its `kind` and its fields."""
     kind = next(name for name, each in _KINDS.items() if type(conversion) is each)
     return {"kind": kind, **{field.name: getattr(conversion, field.name) for field in fields(conversion)}}
 
 
 def conversion_of(description: Mapping[str, Any]) -> ArrayConversion:
-    """The conversion that :func:`described` described.
+    """Restore a conversion from the result of :func:`described`.
 
     :raises KeyError: There is no such kind.
     :raises TypeError: A field is missing or unknown.

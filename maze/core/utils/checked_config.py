@@ -1,4 +1,4 @@
-"""Parts of a configuration as dataclasses that check their values."""
+"""Base of configuration dataclasses with checks."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ ConfigType = TypeVar("ConfigType", bound="CheckedConfig")
 
 @dataclasses.dataclass
 class CheckedConfig:
-    """Base of dataclasses that are made from a part of a configuration; errors name the key of a field there."""
+    """Base of dataclasses that are built from a section of a configuration; errors name the key of a field."""
 
     section: ClassVar[str] = ""
-    """Which part of the configuration it is."""
+    """Key of the section."""
 
     @classmethod
     def from_config(cls: type[ConfigType], config: ConfigType | Mapping[str, Any]) -> ConfigType:
-        """The configuration itself, or one built from a mapping such as a part of a composed config.
+        """Return the configuration itself, or build one from a mapping such as a section of a composed config.
 
-        :param config: Field names and values; fields that are left out keep their defaults.
+        :param config: Field names and values; missing fields keep their defaults.
         :raises ConfigError: It is no mapping, or has an unknown field.
         """
         if isinstance(config, cls):
@@ -43,19 +43,19 @@ class CheckedConfig:
         return cls(**values)
 
     def require_integer(self, name: str, minimum: int) -> None:
-        """Raises a `ConfigError` unless the field is an integer of at least `minimum`."""
+        """Raise a `ConfigError` unless the field is an integer of at least `minimum`."""
         whole_number(f"{self.section}.{name}", getattr(self, name), minimum)
 
     def require_number(
         self, name: str, minimum: float, maximum: float = math.inf, *, above: bool = False, below: bool = False
     ) -> None:
-        """Raises a `ConfigError` unless the field is a finite number in the given range.
+        """Raise a `ConfigError` unless the field is a finite number in the given range.
 
         :param name: Name of the field.
         :param minimum: Smallest number allowed.
         :param maximum: Largest number allowed.
-        :param above: Whether the number has to be larger than `minimum`.
-        :param below: Whether the number has to be smaller than `maximum`.
+        :param above: Whether `minimum` itself is excluded.
+        :param below: Whether `maximum` itself is excluded.
         """
         value = getattr(self, name)
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
@@ -69,7 +69,7 @@ class CheckedConfig:
             raise ConfigValueError(f"{self.section}.{name}: expected a number {lower}{upper}, got {value!r}.")
 
     def require_choice(self, name: str, choices: Collection[Any]) -> None:
-        """Raises a `ConfigError` unless the field is one of `choices`."""
+        """Raise a `ConfigError` unless the field is one of `choices`."""
         value = getattr(self, name)
         if value not in choices:
             known = ", ".join(map(str, choices))

@@ -1,4 +1,4 @@
-"""Configurations that hold objects, in a form that can be written down and read by people."""
+"""Readable descriptions of configurations with objects."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from maze.core.utils.factory import TARGET_KEY
 from maze.core.utils.targets import path_of
 
 SOURCE_KEY = "_source_"
-"""Where a function without an importable name is defined."""
+"""Key of the definition of a function without an importable name."""
 
 LAYERS_KEY = "_layers_"
-"""What a network prints."""
+"""Key of the printed layers of a network."""
 
 _SIMPLE = (numbers.Number, str, Path, type)
 _MAX_DEPTH = 6
-"""Levels that are described of an object; the configuration's own containers are written down whole."""
+"""Largest depth of the description of an object; containers of the configuration have no limit."""
 _MAX_ITEMS = 50
 _NOTHING = object()
 
 
 def config_to_yaml(config: Any, sort_keys: bool = False) -> str:
-    """A configuration as YAML, interpolations unresolved; objects are described by class and arguments.
+    """Format a configuration as YAML, without resolving interpolations; objects are described by class and arguments.
 
     :param config: Configuration of OmegaConf, or a mapping.
-    :param sort_keys: Order keys by name.
+    :param sort_keys: Whether to sort keys.
     """
     from omegaconf import OmegaConf
 
@@ -39,10 +39,9 @@ def config_to_yaml(config: Any, sort_keys: bool = False) -> str:
 
 
 def describe(value: Any) -> Any:
-    """Plain data for anything: objects become mappings with `_target_` and those arguments that they kept.
+    """Describe any value as plain data: objects become mappings with `_target_` and the arguments that they store.
 
-    A description shows what was used. The object can be built from it where it kept all its arguments and its class
-    can be imported.
+    An object can be built from its description if it stores all its arguments and its class can be imported.
     """
     return _described(value, _MAX_DEPTH, ())
 
@@ -53,7 +52,7 @@ def _described(value: Any, depth: int, parents: tuple[int, ...]) -> Any:
     if depth == 0 or id(value) in parents:
         return f"<{path_of(type(value))}>"
     inner = (*parents, id(value))
-    below = depth if depth == _MAX_DEPTH else depth - 1  # no object is around it yet
+    below = depth if depth == _MAX_DEPTH else depth - 1  # not inside of an object
     if isinstance(value, Mapping):
         entries = list(value.items())[:_MAX_ITEMS]
         return {_key(key): _described(entry, below, inner) for key, entry in entries}
@@ -79,7 +78,7 @@ def _target_and_arguments(value: Any) -> dict[str, Any]:
 
 
 def _kept_arguments(value: Any) -> dict[str, Any]:
-    """Arguments of the constructor that the object kept under their names. No code of the object is run."""
+    """Return the arguments of the constructor that the object stores under their names, without running its code."""
     try:
         parameters = inspect.signature(type(value)).parameters.values()
     except (TypeError, ValueError):
@@ -91,14 +90,14 @@ def _kept_arguments(value: Any) -> dict[str, Any]:
         if found is not _NOTHING and not _is_space(found):
             kept[parameter.name] = found
         elif parameter.name == "networks":
-            # Composers keep what they have made of their networks.
+            # composers store the built networks
             made = [vars(part).get("networks") for part in attributes.values() if hasattr(part, "__dict__")]
             kept["networks"] = next(filter(None, made), None)
     return kept
 
 
 def _is_space(value: Any) -> bool:
-    """Whether it is an action or observation space or a dictionary of them, which come from the environment anyway."""
+    """Return whether it is a space or a dictionary of spaces, which the environment determines."""
     sample = next(iter(value.values()), None) if isinstance(value, dict) else value
     return any(base.__name__ == "Space" for base in type(sample).__mro__)
 
@@ -118,7 +117,7 @@ def _key(key: Any) -> Any:
 
 
 def _simple(value: Any) -> Any:
-    """Numbers, texts and names of classes."""
+    """Return numbers, texts and names of classes as plain values."""
     if isinstance(value, type):
         return path_of(value)
     plain = value.item() if hasattr(value, "item") else value  # numbers of NumPy are subclasses of Python's

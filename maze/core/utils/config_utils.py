@@ -1,4 +1,4 @@
-"""Reading configurations, and environments made from them."""
+"""Reading of configurations, and environments from configurations."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 _GYM_ENV = "maze.core.wrappers.maze_gym_env_wrapper.make_gym_maze_env"
 """Target of the default configuration of environments."""
 _PETTINGZOO = "maze.interop.pettingzoo_env"
-"""Upwards of this package, and therefore only named."""
+"""Module of a higher layer, which is only named here."""
 _PETTINGZOO_NAME = re.compile(r"\w+/\w+_v\d+")
 _USUAL_CONFIG_NAMES = ("config", "conf", "conf_rollout", "conf_train")
 
 
 def read_config(path: Path | str) -> dict[Any, Any]:
-    """Reads a YAML file, with interpolations resolved.
+    """Read a YAML file with resolved interpolations.
 
     :param path: The file.
     :raises ConfigError: There is no such file, or it holds no mapping in YAML.
@@ -52,12 +52,12 @@ def read_config(path: Path | str) -> dict[Any, Any]:
 
 
 def whole_number(key: str, value: Any, at_least: int) -> int:
-    """Checks a count that comes from a configuration.
+    """Check a whole number of a configuration.
 
-    :param key: Where it stands there.
-    :param value: The count.
-    :param at_least: The smallest one allowed.
-    :raises ConfigError: It is none, or too small.
+    :param key: Its key.
+    :param value: The number.
+    :param at_least: Smallest value allowed.
+    :raises ConfigError: It is no whole number, or too small.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
         raise ConfigValueError(f"{key}: expected a whole number of at least {at_least}, got {value!r}.")
@@ -65,11 +65,11 @@ def whole_number(key: str, value: Any, at_least: int) -> int:
 
 
 def positive_number(key: str, value: Any) -> float:
-    """Checks a number that comes from a configuration.
+    """Check a positive number of a configuration.
 
-    :param key: Where it stands there.
+    :param key: Its key.
     :param value: The number.
-    :raises ConfigError: It is none, or not above 0 and finite.
+    :raises ConfigError: It is no number, or not above 0 and finite.
     """
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0.0 < value < math.inf:
         raise ConfigValueError(f"{key}: expected a number above 0, got {value!r}.")
@@ -77,19 +77,19 @@ def positive_number(key: str, value: Any) -> float:
 
 
 def list_to_dict(list_or_dict: list[Any] | Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """Lists as mappings from their indices; mappings unchanged. Sub-steps may be configured either way."""
+    """Convert a list to a mapping from indices; mappings are returned unchanged."""
     if isinstance(list_or_dict, Mapping):
         return list_or_dict
     return dict(enumerate(list_or_dict))
 
 
 def with_files_of(directory: str | Path, config: Any, key: str) -> Any:
-    """A configuration whose relative file names refer to a directory.
+    """Resolve the relative file names in a configuration against a directory.
 
-    Those are the texts that end like a file's name, and those by which a file or directory lies there.
+    File names are texts with the suffix of a file, and texts that name a file or directory there.
 
     :param directory: The directory.
-    :param config: The configuration; objects in it stay what they are.
+    :param config: The configuration; objects in it stay unchanged.
     :param key: Its key, for messages.
     :raises ConfigError: There is no such directory.
     """
@@ -112,14 +112,14 @@ def with_files_of(directory: str | Path, config: Any, key: str) -> Any:
 
 
 class EnvFactory:
-    """Makes environments, each with its wrappers; can be sent to other processes.
+    """Factory of environments with wrappers, which can be sent to other processes.
 
-    :param env: Configuration of the environment, the id of a gymnasium environment, the name of one of PettingZoo with
-        its family, or a class or function that makes an environment of Maze or of one of these without arguments. Of an
-        environment that is given as such, every call makes a copy. A vector environment of gymnasium, or what makes one
-        for `num_envs` members, becomes a :class:`~maze.core.wrappers.gym_vector_env.GymVectorMazeEnv`.
+    :param env: Configuration of the environment, the id of a gymnasium environment, the name of a PettingZoo
+        environment with its family, or a class or function without arguments that makes an environment of Maze or of
+        one of these. An environment object is copied by every call. A vector environment of gymnasium, or a function
+        that makes one for `num_envs` members, becomes a :class:`~maze.core.wrappers.gym_vector_env.GymVectorMazeEnv`.
     :param wrappers: Wrappers to apply, the first one innermost.
-    :param timeout: Seconds that a step or reset may take; `None`: any time.
+    :param timeout: Time limit of a step or reset in seconds; `None`: none.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class EnvFactory:
         self._guard = current_guard()
 
     def __call__(self) -> Any:
-        """Makes an environment."""
+        """Make an environment."""
         from maze.core.wrappers.time_limit_wrapper import CallTimeLimitWrapper
         from maze.core.wrappers.wrapper_factory import WrapperFactory
 
@@ -169,8 +169,8 @@ class EnvFactory:
             return adapted_gym_maze_env(env, **adaptations)
         if adaptations:
             raise ConfigError(
-                f"env: {', '.join(f'`{key}`' for key in adaptations)} adapt single environments of gymnasium; "
-                f"{self.env.get(TARGET_KEY)} made {shown_value(env)} and does not take them. Leave them out."
+                f"env: {', '.join(f'`{key}`' for key in adaptations)} are only for single environments of gymnasium; "
+                f"{self.env.get(TARGET_KEY)} made {shown_value(env)}. Remove them."
             )
         if not isinstance(env, StructuredEnv):
             raise ConfigError(
@@ -180,7 +180,7 @@ class EnvFactory:
         return env
 
     def _called(self, **arguments: Any) -> Any:
-        """What the configuration, class or function makes.
+        """Call the configured class or function.
 
         :param arguments: Further arguments.
         """
@@ -192,7 +192,7 @@ class EnvFactory:
         )
 
     def _adaptations(self) -> dict[str, Any]:
-        """Entries of the configuration that the target does not take: they adapt the environment that it makes."""
+        """Return the entries of the configuration that adapt the environment and that its target does not take."""
         if not isinstance(self.env, Mapping):
             return {}
         from maze.core.wrappers.maze_gym_env_wrapper import ADAPTATIONS
@@ -203,9 +203,9 @@ class EnvFactory:
 
 
 def _adopted(env: Any, make: Callable[..., Any] | None) -> MazeEnv[Any]:
-    """What a vector environment has many of.
+    """Adapt a vector environment.
 
-    :param make: Makes it for another number of members (`num_envs`); `None`: as it was made.
+    :param make: Makes it for another number of members (`num_envs`); `None`: only its own number.
     """
     from maze.core.wrappers.gym_vector_env import GymVectorMazeEnv, maker_of
 
@@ -223,16 +223,16 @@ def _parameters(target: Any) -> Mapping[str, inspect.Parameter] | None:
 
 
 def _takes(target: Any, name: str) -> bool:
-    """Whether a class or function takes an argument, as far as its signature tells."""
+    """Return whether a class or function takes an argument; True without a signature."""
     parameters = _parameters(target)
     return parameters is None or name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def _without_foreign_defaults(env: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of an environment without those that the default configuration has for another one.
+    """Return the arguments of an environment without those of the default configuration.
 
-    Where only `env._target_` was changed the rest of the default `env` configuration is still there. An argument that
-    the target cannot do without, such as the `name` of a gymnasium environment, is meant for it.
+    If only `env._target_` is overridden, the configuration still holds the other defaults of `env`. Required arguments
+    of the target, such as the `name` of a gymnasium environment, are kept.
     """
     if env.get(TARGET_KEY) == _GYM_ENV:
         return dict(env)
@@ -242,7 +242,7 @@ def _without_foreign_defaults(env: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def gym_env_defaults() -> Mapping[str, Any]:
-    """The default configuration of `env`, a gymnasium environment."""
+    """Return the default configuration of `env`, a gymnasium environment."""
     from importlib.resources import files
 
     defaults: Mapping[str, Any] = read_config(Path(str(files("maze.conf"))) / "env" / "gym_env.yaml")
@@ -256,24 +256,24 @@ def _required_arguments(target: Any) -> list[str]:
 
 
 def is_environment(value: Any) -> bool:
-    """Whether something is an environment of Maze, gymnasium or PettingZoo, rather than what makes one."""
+    """Return whether a value is an environment of Maze, gymnasium or PettingZoo, not a factory of one."""
     import gymnasium
 
     return isinstance(value, StructuredEnv | gymnasium.Env) or _is_pettingzoo_env(value)
 
 
 def is_pettingzoo_name(name: str) -> bool:
-    """Whether a name is one of PettingZoo's with its family, such as `mpe2/simple_spread_v3`."""
+    """Return whether a name is one of PettingZoo's with its family, such as `mpe2/simple_spread_v3`."""
     return _PETTINGZOO_NAME.fullmatch(name) is not None
 
 
 def _is_pettingzoo_env(value: Any) -> bool:
-    pettingzoo: Any = sys.modules.get("pettingzoo")  # without it there are no such environments
+    pettingzoo: Any = sys.modules.get("pettingzoo")  # if it is not imported, there are no such environments
     return pettingzoo is not None and isinstance(value, pettingzoo.AECEnv | pettingzoo.ParallelEnv)
 
 
 def is_vector_env(value: Any) -> bool:
-    """Whether something is a vector environment of gymnasium."""
+    """Return whether a value is a vector environment of gymnasium."""
     from gymnasium.vector import VectorEnv
 
     return isinstance(value, VectorEnv)
@@ -284,18 +284,18 @@ def _copy_of(env: Any) -> Any:
         return copy.deepcopy(env)
     except Exception as error:
         raise ConfigError(
-            f"env: several environments are needed, and this {type(env).__name__} cannot be copied: {error}. Give a "
+            f"env: several environments are needed, but this {type(env).__name__} cannot be copied: {error}. Pass a "
             "class or function that makes one, such as env=lambda: ..."
         ) from error
 
 
 def shown_value(value: Any) -> str:
-    """What was found, for messages."""
+    """Describe a value for messages."""
     return f"the class {value.__name__}" if isinstance(value, type) else f"{value!r} ({type(value).__name__})"
 
 
 def read_hydra_config(config_module: str, config_name: str | None = None, **hydra_overrides: Any) -> DictConfig:
-    """Composes a configuration as `maze-run` does.
+    """Compose a configuration as `maze-run` does.
 
     :param config_module: Python package that holds the configuration files, such as `maze.conf`.
     :param config_name: Root file without its ending; by default the only one, or the first of config, conf,
@@ -322,7 +322,7 @@ def read_hydra_config(config_module: str, config_name: str | None = None, **hydr
 
 
 def make_env_from_hydra(config_module: str, config_name: str | None = None, **hydra_overrides: Any) -> MazeEnv[Any]:
-    """Makes the environment, with its wrappers, of a Hydra configuration.
+    """Make the environment of a Hydra configuration, with its wrappers.
 
     :param config_module: Python package that holds the configuration files.
     :param config_name: Root file without its ending; see :func:`read_hydra_config`.

@@ -1,4 +1,4 @@
-"""Builds objects from configurations, and passes through what is built already."""
+"""Factory of objects from configurations."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ from maze.core.utils.targets import locate
 BaseType = TypeVar("BaseType")
 
 TAKES_CONFIGURATION = "takes a configuration"
-"""Marks a type, as `Annotated[..., TAKES_CONFIGURATION]`: a parameter of this type gets the configuration itself."""
+"""Mark of a type, `Annotated[..., TAKES_CONFIGURATION]`, whose parameters get the configuration itself."""
 
 ConfigType = Annotated[Union[Mapping[str, Any], Any, None], TAKES_CONFIGURATION]
 """An object, or a mapping with `_target_` (dotted path of a class or function) and its arguments, or None."""
 
 CollectionOfConfigType = Annotated[Union[list[ConfigType], Mapping[Union[str, type], ConfigType]], TAKES_CONFIGURATION]
-"""Several of them, as a list or by name."""
+"""Several configurations or objects, as a list or by name."""
 
 TARGET_KEY = "_target_"
-_IGNORED_KEYS = ("_recursive_", "_convert_")  # hints for Hydra's own instantiation that change nothing here
+_IGNORED_KEYS = ("_recursive_", "_convert_")  # only for Hydra's instantiation
 
 
 class Factory(Generic[BaseType]):
-    """Builds objects of one type.
+    """Factory of objects of one type.
 
     >>> Factory(dict).instantiate({"_target_": "builtins.dict", "a": 1})
     {'a': 1}
 
-    :param base_type: What every object must be an instance of. Checked before anything is called.
+    :param base_type: Required type of the objects, checked before any call.
     """
 
     def __init__(self, base_type: type[BaseType]) -> None:
         self.base_type = base_type
 
     def instantiate(self, config: BaseType | ConfigType, *, config_path: str = "", **kwargs: Any) -> BaseType:
-        """Builds an object, or checks the one that is given.
+        """Build an object from a configuration, or check a given object.
 
-        Mappings with `_target_` among the arguments are built as well, unless the target's signature says that the
-        argument takes a configuration (`ConfigType`, `Mapping`, `dict`).
+        Arguments that are mappings with `_target_` are built, too, unless their annotation is a type of configurations
+        (`ConfigType`, `Mapping`, `dict`).
 
         :param config: Mapping with `_target_` and arguments, or the object itself.
         :param config_path: Key of the configuration, for messages.
-        :param kwargs: Further arguments; those of the configuration come first where both name one.
-        :raises ConfigError: The value describes nothing of the wanted type, or its arguments do not fit.
+        :param kwargs: Further arguments; those of the configuration have priority.
+        :raises ConfigError: The value describes no object of the type, or its arguments do not fit.
         """
         config = plain_container(config, config_path)
         if isinstance(config, Mapping) and TARGET_KEY in config:
@@ -65,7 +65,7 @@ class Factory(Generic[BaseType]):
     def instantiate_collection(
         self, config: CollectionOfConfigType, *, config_path: str = "", **kwargs: Any
     ) -> dict[str | int, BaseType]:
-        """Builds several objects.
+        """Build several objects.
 
         :param config: Configurations or objects, as a list or by name. A name may also be a class, with the arguments
             as its value.
@@ -81,7 +81,7 @@ class Factory(Generic[BaseType]):
         return built
 
     def type_from_name(self, name: str | type[BaseType], *, config_path: str = "") -> type[BaseType]:
-        """The class with this name.
+        """Return the class with a name.
 
         :param name: Dotted path, or a class, which is only checked.
         :param config_path: Key of the configuration, for messages.
@@ -100,11 +100,11 @@ class Factory(Generic[BaseType]):
     def _accepts(self, value: Any) -> bool:
         try:
             return isinstance(value, self.base_type)
-        except TypeError:  # a typing construct rather than a class: nothing to check against
+        except TypeError:  # a typing construct, which cannot be checked
             return value is not None
 
     def _check_class(self, found: type, name: str, config_path: str) -> None:
-        is_checkable: Any = isinstance(self.base_type, type)  # it may be a typing construct as well
+        is_checkable: Any = isinstance(self.base_type, type)  # it may be a typing construct
         if is_checkable and not issubclass(found, self.base_type):
             raise ConfigError(f"{_prefix(config_path)}`{name}` is no {self._type_name}.")
 
@@ -127,7 +127,7 @@ class Factory(Generic[BaseType]):
         built = function(*positional, **arguments)
         if not self._accepts(built):
             raise ConfigError(
-                f"{_prefix(config_path)}`{target}` gave a {type(built).__name__}, but a {self._type_name} is needed."
+                f"{_prefix(config_path)}expected a {self._type_name}, but `{target}` returned a {type(built).__name__}."
             )
         return cast(BaseType, built)
 
@@ -138,14 +138,16 @@ class Factory(Generic[BaseType]):
         return cast(Callable[..., Any], found)
 
     def type_or_function(self, name: str, config_path: str = "") -> Any:
-        """What `_target_: name` stands for. Factories that know short names extend this."""
+        """Return the target of a name; factories with short names override this."""
         return locate(name, config_path)
 
 
 def plain_container(config: Any, config_path: str = "") -> Any:
-    """A configuration of OmegaConf as dictionaries and lists, with interpolations resolved; others unchanged.
+    """Convert a configuration of OmegaConf to dictionaries and lists with resolved interpolations.
 
-    :raises ConfigError: A value is missing, or an interpolation leads nowhere.
+    Other values are returned unchanged.
+
+    :raises ConfigError: A value is missing, or an interpolation cannot be resolved.
     """
     if not type(config).__module__.startswith("omegaconf."):
         return config
@@ -159,7 +161,7 @@ def plain_container(config: Any, config_path: str = "") -> Any:
 
 
 def _built(value: Any, takes_configuration: bool, config_path: str) -> Any:
-    """Builds what is nested in an argument, unless its receiver wants to do so itself."""
+    """Build nested configurations of an argument, unless its parameter takes the configuration."""
     value = plain_container(value, config_path)
     if takes_configuration:
         return value
@@ -175,7 +177,7 @@ def _built(value: Any, takes_configuration: bool, config_path: str) -> Any:
 def _check_arguments(
     function: Callable[..., Any], positional: Sequence[Any], arguments: dict[str, Any], config_path: str
 ) -> None:
-    """Names missing and unknown arguments, which Python's own message does one at a time and without the key."""
+    """Name all missing and unknown arguments with their key."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -204,7 +206,7 @@ def _argument_faults(signature: inspect.Signature, positional: Sequence[Any], ar
 
 
 def _shows_another_class(klass: type) -> bool:
-    """Whether instances say by themselves what they are (wrappers do): then only the built object can be checked."""
+    """Return whether the class overrides `__class__`, as wrappers do: then only the built object can be checked."""
     return any("__class__" in vars(base) for base in klass.__mro__[:-1])
 
 
@@ -237,13 +239,13 @@ _OFTEN_FOR_TYPE_CHECKERS: Mapping[str, Any] = {
     "Mapping": Mapping,
     "Dict": dict,
 }
-"""Types for configurations that modules often import for type checkers only."""
+"""Types of configurations that modules often import for type checking only."""
 
 
 class ParameterHints:
-    """The annotations of a function's or class's parameters.
+    """Annotations of the parameters of a function or class.
 
-    :param function: What is going to be called.
+    :param function: The function or class.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -253,7 +255,7 @@ class ParameterHints:
         self._rest = _name_of_keyword_rest(called)
 
     def takes_configuration(self, name: str) -> bool:
-        """Whether the parameter wants a configuration as it is, because it is annotated with such a type."""
+        """Return whether the annotation of a parameter is a type of configurations."""
         key = name if name in self._annotations else self._rest
         if key not in self._annotations:
             return False
@@ -262,7 +264,7 @@ class ParameterHints:
 
 
 class _Unknown(type):
-    """Stands for what is imported for type checkers only."""
+    """Metaclass of the placeholder for names that are imported for type checking only."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -278,7 +280,7 @@ class _UnknownType(metaclass=_Unknown):
 
 
 class _Names(dict[str, Any]):
-    """Names in an annotation: those of its module, Python's own, and a stand-in for what is not there at run time."""
+    """Names in an annotation: those of its module, builtins, and a placeholder for names missing at run time."""
 
     def __init__(self, module: Mapping[str, Any]) -> None:
         super().__init__()
@@ -292,7 +294,7 @@ class _Names(dict[str, Any]):
     def evaluate(self, annotation: str) -> Any:
         try:
             return eval(annotation, {}, self)
-        except Exception:  # no type at all
+        except Exception:  # no type
             return None
 
 
@@ -306,7 +308,7 @@ def _is_configuration(hint: Any) -> bool:
     if hint in _MAPPINGS or getattr(hint, "__module__", "").startswith("omegaconf"):
         return True
     if origin in _MAPPINGS:
-        # A dictionary of objects wants them built; one of anything, or of configurations, does not.
+        # a dictionary of objects needs them built; one of `Any` or of configurations does not
         return not arguments or arguments[-1] is Any or _is_configuration(arguments[-1])
     if origin in _SEQUENCES:
         return any(_is_configuration(argument) for argument in arguments)

@@ -1,4 +1,4 @@
-"""Files that are written completely or not at all, and whose checksum is compared when they are read."""
+"""Atomic writing of files, and checksums that are compared on reading."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from maze.core.errors import CheckpointError
 _LOGGER = logging.getLogger(__name__)
 
 TEMPORARY_PREFIX = ".maze-unfinished-"
-"""Marks files of a write that has not been completed."""
+"""Prefix of files of an incomplete write."""
 
 
 def atomic_write(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> None:
-    """Writes a file so that at any instant either the old content or the whole new content is there.
+    """Write a file atomically: at any time it has either the old content or the whole new content.
 
     :param path: The file; its directory must exist.
-    :param write: Writes the content into the binary file that it is given. If it raises, the old file stays.
+    :param write: Writes the content into a binary file. If it raises an error, the old file stays.
     """
     target = Path(path)
     descriptor, temporary = tempfile.mkstemp(prefix=f"{TEMPORARY_PREFIX}{target.name}-", dir=target.parent)
@@ -49,20 +49,20 @@ def atomic_write(path: str | os.PathLike[str], write: Callable[[BinaryIO], objec
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes | memoryview) -> None:
-    """Writes text (as UTF-8) or bytes with :func:`atomic_write`."""
+    """Write text (as UTF-8) or bytes with :func:`atomic_write`."""
     data = content.encode() if isinstance(content, str) else content
     atomic_write(path, lambda file: file.write(data))
 
 
 def csv_text(rows: Iterable[Iterable[object]], delimiter: str = ",") -> str:
-    """Rows of cells as lines of a table, quoted where they have to be."""
+    """Format rows of cells as lines of a CSV table."""
     text = io.StringIO(newline="")
     csv.writer(text, delimiter=delimiter, lineterminator="\n").writerows(rows)
     return text.getvalue()
 
 
 def read_json_object(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The object that a JSON file holds; empty where the file is missing, damaged, or holds something else."""
+    """Read a JSON object; empty if the file is missing, damaged, or holds another type."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -72,7 +72,7 @@ def read_json_object(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 @contextmanager
 def inside_directory(directory: str | os.PathLike[str]) -> Iterator[None]:
-    """Context in which relative paths start at a directory."""
+    """Context in which a directory is the working directory."""
     previous = Path.cwd()
     os.chdir(directory)
     try:
@@ -88,9 +88,9 @@ _ZIP_END, _ZIP_END_SIZE = b"PK\5\6", 22
 
 
 def write_sealed(path: str | os.PathLike[str], content: bytes | memoryview) -> None:
-    """Writes a pickle or a zip archive with its checksum, whole or not at all.
+    """Write a pickle or a zip archive with its checksum atomically.
 
-    The checksum stands behind a pickle's end, where `pickle.load` does not look, or is the comment of an archive.
+    The checksum follows the end of a pickle, where `pickle.load` ignores it, or is the comment of an archive.
 
     :param path: The file; its directory must exist.
     :param content: A pickle, or an archive without a comment.
@@ -103,14 +103,14 @@ def write_sealed(path: str | os.PathLike[str], content: bytes | memoryview) -> N
 
 
 def open_seal(content: bytes | bytearray, name: str) -> memoryview:
-    """Compares the checksum of a file with its content, and gives that content.
+    """Compare the checksum of a file with its content, and return that content.
 
-    Files without a checksum, which other programs write, pass; that they cannot be verified is logged once.
+    Files of other programs have no checksum and pass; a warning is logged once.
 
     :param content: All bytes of the file.
-    :param name: Of the file, for messages.
+    :param name: Name of the file, for messages.
     :return: The pickle without its checksum, or the whole archive.
-    :raises CheckpointError: The content is not what was written.
+    :raises CheckpointError: The checksum does not match.
     """
     view = memoryview(content)
     seal = _SEAL.fullmatch(view[-_SEAL_SIZE:])
@@ -119,49 +119,47 @@ def open_seal(content: bytes | bytearray, name: str) -> memoryview:
         return view
     inner = view[:-_SEAL_SIZE]
     if zlib.crc32(inner) != int(seal[1], 16):
-        raise CheckpointError(
-            f"{name} is damaged: its checksum is wrong, so it is not what was written. Use another copy of it."
-        )
+        raise CheckpointError(f"{name} is damaged: its checksum does not match its content. Use another copy of it.")
     return view if bytes(inner[:2]) == b"PK" else inner
 
 
 def is_sealed(content: bytes | bytearray) -> bool:
-    """Whether a pickle or an archive ends with a checksum; :func:`open_seal` compares it."""
+    """Return whether a pickle or an archive ends with a checksum; :func:`open_seal` compares it."""
     return _SEAL.fullmatch(memoryview(content)[-_SEAL_SIZE:]) is not None
 
 
 def seal_json(text: bytes) -> bytes:
-    """Adds the checksum of a JSON object's text to it, as its last entry, `crc32`."""
+    """Add the checksum of a JSON object's text as its last entry, `crc32`."""
     return text[:-1] + b', "crc32": "%08x"}' % zlib.crc32(text)
 
 
 def open_json(text: bytes, name: str) -> bytes:
-    """Compares the checksum that :func:`seal_json` has added; gives the text without it.
+    """Compare the checksum of :func:`seal_json`, and return the text without it.
 
     :param text: JSON object, with or without a checksum.
-    :param name: Where it comes from, for messages.
-    :raises CheckpointError: The text is not what was written.
+    :param name: Origin of the text, for messages.
+    :raises CheckpointError: The checksum does not match.
     """
     seal = _JSON_SEAL.search(text)
     if seal is None:
         return text
     inner = text[: seal.start()] + b"}"
     if zlib.crc32(inner) != int(seal[1], 16):
-        raise CheckpointError(f"{name} is damaged: its checksum is wrong, so it is not what was written.")
+        raise CheckpointError(f"{name} is damaged: its checksum does not match its content.")
     return inner
 
 
 @cache
 def _say_unverified() -> None:
-    """Once in a process: files of other programs are no fault."""
-    _LOGGER.warning("A file is read that has no checksum, as Maze did not write it: damage to it may go unnoticed.")
+    """Warn once per process."""
+    _LOGGER.warning("A file without a checksum, not written by Maze, is read: damage may go unnoticed.")
 
 
 def clean_stale_temporaries(directory: str | os.PathLike[str], min_age: float = 0.0) -> list[Path]:
-    """Removes what interrupted writes (a killed process) left behind.
+    """Remove files of interrupted writes (a killed process).
 
-    :param directory: Where to look, not below it.
-    :param min_age: Seconds since the last write; leaves the files of another process that is writing just now.
+    :param directory: The directory, without subdirectories.
+    :param min_age: Smallest age in seconds; younger files may belong to another process.
     :return: The removed files.
     """
     removed = []
@@ -175,7 +173,7 @@ def clean_stale_temporaries(directory: str | os.PathLike[str], min_age: float = 
 
 
 def _usual_mode(target: Path) -> int:
-    """The mode of the file that is replaced, or that of a newly created file (temporary files are private)."""
+    """Return the mode of the replaced file, or that of a new file (temporary files are private)."""
     try:
         return target.stat().st_mode & 0o7777
     except FileNotFoundError:
@@ -185,7 +183,7 @@ def _usual_mode(target: Path) -> int:
 
 
 def _sync_directory(directory: Path) -> None:
-    """Makes the renaming itself durable, where the system can."""
+    """Make the renaming durable, on POSIX systems."""
     if os.name != "posix":
         return
     descriptor = os.open(directory, os.O_RDONLY)

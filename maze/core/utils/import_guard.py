@@ -1,7 +1,7 @@
-"""Import guard: while a stored configuration is built, only known packages can be imported.
+"""Import guard: only known packages can be imported while a stored configuration is built.
 
-The second line of defence behind :mod:`maze.core.utils.stored_config`. It does not depend on how a text is spelt: a
-finder in front of all others sees every module that is about to be imported.
+The second line of defence after :mod:`maze.core.utils.stored_config`, independent of the spelling of texts: a finder
+before all others checks every import.
 """
 
 from __future__ import annotations
@@ -26,32 +26,31 @@ from maze.core.errors import CheckpointError
 _DISTRIBUTION = "maze-rl"
 OWN_PACKAGES = frozenset({"hydra_plugins", "maze", "maze_envs"})
 _TUTORIAL = "tutorial_maze_env"
-"""Shipped with Maze, in the place of a package of the user: it may be imported, and trusted as a whole."""
+"""Package of the tutorial, an example of a user's package: it may be imported, and trusted as a whole."""
 _FOR_DEVELOPERS = ("all", "dev", "dev-all", "docs")
-"""Extras of Maze that no run needs."""
+"""Extras of Maze that runs do not need."""
 NEVER_WHOLE = frozenset(
     {*OWN_PACKAGES, "builtins", "gymnasium", "hydra", "numpy", "omegaconf", "torch", *sys.stdlib_module_names}
 )
-"""Packages whose functions could do anything: naming one of their classes does not make all of them trusted."""
+"""Packages that are never trusted as a whole, because their functions can do anything."""
 _ACT_WHEN_IMPORTED = frozenset({"__hello__", "__phello__", "antigravity", "idlelib", "this", "turtledemo"})
-"""Modules of the standard library that do more than define names."""
+"""Modules of the standard library with side effects on import."""
 _ROOT = Path(__file__).resolve().parents[3]
 _REQUIREMENT = re.compile(r"\s*([\w.-]+)\s*(?:\[([^\]]*)\])?")
 _OF_EXTRA = re.compile(r"extra\s*==\s*['\"]([\w-]+)")
 
 
 class ForeignModuleError(CheckpointError, ModuleNotFoundError):
-    """A stored configuration makes Maze, or a library, import a module that is not known; also an import error."""
+    """A stored configuration causes the import of an unknown module; also an import error."""
 
 
 class ImportGuard:
     """Allows imports of Maze, its declared dependencies, the standard library and trusted packages.
 
-    Imports by code that is none of these are allowed as well: such code is the user's own, and it runs already. The
-    guard holds in the context (thread, task) that enters it, and in the environments that are made there. It can be
-    sent to other processes.
+    Imports by other code are allowed: it is the user's code, which runs already. The guard is active in the context
+    (thread, task) that enters it, and in the environments that are made there. It can be sent to other processes.
 
-    :param project: Directory that the user works in; no library is imported from there.
+    :param project: Working directory of the user; no library is imported from there.
     """
 
     def __init__(self, project: Path | None = None) -> None:
@@ -61,13 +60,13 @@ class ImportGuard:
 
     @property
     def is_armed(self) -> bool:
-        """Whether a stored configuration was read."""
+        """Whether a stored configuration has been read."""
         return bool(self._texts)
 
     def watch(self, directory: Path, texts: Iterable[tuple[str, Any]], trusted_packages: Iterable[str]) -> None:
-        """Guards what is built from a configuration.
+        """Guard the construction of a configuration.
 
-        :param directory: Directory of the run; no library is imported from there.
+        :param directory: The run directory; no library is imported from there.
         :param texts: Keys and values of the configuration.
         :param trusted_packages: Further packages that may be imported.
         """
@@ -77,9 +76,9 @@ class ImportGuard:
 
     @contextmanager
     def active(self) -> Iterator[ImportGuard]:
-        """Context in which the guard holds.
+        """Context in which the guard is active.
 
-        :raises ForeignModuleError: An import was refused, and what was to be built cannot do without the module.
+        :raises ForeignModuleError: A required import was refused.
         """
         if not sys.meta_path or sys.meta_path[0] is not _FINDER:
             sys.meta_path[:] = [_FINDER, *(finder for finder in sys.meta_path if finder is not _FINDER)]
@@ -96,7 +95,7 @@ class ImportGuard:
             _ACTIVE.reset(token)
 
     def spec_of(self, name: str, is_submodule: bool) -> ModuleSpec | None:
-        """Where a module is to be taken from; `None`: where Python finds it.
+        """Return the spec of a module; `None`: Python's default.
 
         :raises ForeignModuleError: The module may not be imported.
         """
@@ -110,13 +109,13 @@ class ImportGuard:
         return self._installed(name)
 
     def _installed(self, name: str) -> ModuleSpec | None:
-        """Where a library is installed, where the working directory or a run could be taken for that place."""
+        """Return the spec of an installed library, if the working or run directory is on the path."""
         near = [place for place in sys.path if self._is_near(place)]
         if not near:
             return None
         spec = PathFinder.find_spec(name, [place for place in sys.path if place not in near])
         if spec is None and PathFinder.find_spec(name, near) is not None:
-            raise self._refusal(name, "it lies in the working directory, and is no installed library")
+            raise self._refusal(name, "it is in the working directory, and is no installed library")
         return spec
 
     def _is_near(self, place: str) -> bool:
@@ -136,20 +135,20 @@ class ImportGuard:
 
 
 def trust_hint(package: str) -> str:
-    """How to allow a package of one's own; empty for those that are never trusted as a whole."""
+    """Explain how to trust a package; empty for those that are never trusted as a whole."""
     if package in NEVER_WHOLE or not package.isidentifier():
         return ""
     return f" If you trust it: --trust {package} on the command line, trusted_packages=[{package!r}] in Python."
 
 
 def current_guard() -> ImportGuard | None:
-    """The guard of this context."""
+    """Return the guard of this context."""
     return _ACTIVE.get()
 
 
 @contextmanager
 def imports_guarded(guard: ImportGuard | None = None) -> Iterator[ImportGuard]:
-    """Context with an import guard, for what is built from stored configurations that are read before or in it.
+    """Context with an import guard, for stored configurations that are read before or in it.
 
     :param guard: The guard; `None`: the one of the surrounding context, or a new one.
     """
@@ -180,9 +179,9 @@ def _cause(error: BaseException | None) -> ForeignModuleError | None:
 
 
 def _is_import_of_library(name: str, trusted: set[str]) -> bool:
-    """Whether a library (or Maze) imports a module, rather than the user's own code.
+    """Return whether a library (or Maze) imports a module, not the user's code.
 
-    The standard library imports on behalf of its callers. `importlib.util.find_spec` only looks for the module.
+    The standard library imports for its callers. `importlib.util.find_spec` only looks for the module.
     """
     frame: FrameType | None = inspect.currentframe()
     for _ in range(3):  # this function, the guard and the finder
@@ -208,11 +207,10 @@ def _is_library(package: str) -> bool:
 
 @cache
 def _modules_of_dependencies() -> frozenset[str]:
-    """Top-level modules of what Maze declares as its dependencies, and of what these depend on.
+    """Return the top-level modules of Maze's dependencies, direct and transitive.
 
-    All installed distributions count where Maze itself is not installed and declares nothing.
-
-    Metadata in the working directory, which may be a stranger's, is not read.
+    If Maze is not installed, all installed distributions count. Metadata in the working directory, which may be
+    untrusted, is not read.
     """
     places = [place for place in sys.path if place and (Path(place) == _ROOT or Path(place).resolve() != Path.cwd())]
     found: set[str] = set()
@@ -234,8 +232,8 @@ def _modules_of_dependencies() -> frozenset[str]:
                 extra[1] not in _FOR_DEVELOPERS if name == _DISTRIBUTION else extra[1] in extras
             )
             if is_wanted and (required := _REQUIREMENT.match(requirement)) is not None:
-                asked = frozenset(text.strip() for text in (required[2] or "").split(",") if text.strip())
-                waiting.append((required[1].lower(), asked))
+                required_extras = frozenset(text.strip() for text in (required[2] or "").split(",") if text.strip())
+                waiting.append((required[1].lower(), required_extras))
         found.update(_modules_of(distribution))
     return frozenset(found)
 

@@ -1,4 +1,4 @@
-"""What travels to other processes by value."""
+"""Pickling for other processes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from maze.core.errors import ConfigError
 
 
 def pickled(value: Any, what: str) -> bytes:
-    """Pickles what is to be sent to another process, or to another machine.
+    """Pickle an object for another process or machine.
 
-    :param value: What it is.
+    :param value: The object.
     :param what: Its name, for messages.
-    :raises ConfigError: It cannot be pickled; the message names the attribute because of which.
+    :raises ConfigError: It cannot be pickled; the message names the attribute that prevents it.
     """
     try:
         content: bytes = cloudpickle.dumps(value)
@@ -29,10 +29,10 @@ def pickled(value: Any, what: str) -> bytes:
 
 
 def unpicklable(value: Any, path: str = "") -> str:
-    """Names the innermost attribute that cannot be pickled.
+    """Name the innermost attribute that cannot be pickled.
 
     :param value: An object that cannot be pickled.
-    :param path: How it was reached.
+    :param path: Its attribute path.
     """
     name = f"{path} ({type(value).__name__})" if path else type(value).__name__
     parts: dict[str, Any] = {}

@@ -1,8 +1,8 @@
-"""Unpickling that makes nothing but data of named types.
+"""Safe loading: unpickling of data of known types only.
 
-A pickle names classes and functions and has them called. Here each name is looked up *before* anything is imported, and
-data is made by code of this package (:mod:`~maze.core.utils.pickle_reader`); everything else is refused with its name
-and the way to allow it.
+A pickle names classes and functions to call. Each name is looked up *before* an import, and objects are made by checked
+constructors (:mod:`~maze.core.utils.pickle_reader`); other names are refused in a message that explains how to allow
+them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PLAIN_BASES = (object, ABC, tuple, Enum, Generic, int, str)
 
 
 def register_safe_types(*types: type | str) -> None:
-    """Allow types of your own in every file that is loaded safely from now on, in this process.
+    """Allow further types in every file that is loaded safely in this process.
 
     :param types: Classes, their full names, or patterns like `my_project.envs.*` (all classes defined below a module).
     """
@@ -43,7 +43,7 @@ def register_safe_types(*types: type | str) -> None:
 
 
 def registered_safe_types() -> frozenset[str]:
-    """Names and patterns given to :func:`register_safe_types`."""
+    """Return the names and patterns of :func:`register_safe_types`."""
     return frozenset(_registered)
 
 
@@ -55,22 +55,21 @@ def safe_load(
     data_classes: Iterable[str] = (),
     own_packages: Iterable[str] = (),
 ) -> Any:
-    """Reads a pickle; by default only data of known types is made.
+    """Read a pickle; by default only data of known types.
 
-    Always allowed: containers, numbers, NumPy arrays and generators, gymnasium spaces, tensors, a few value types of
-    the standard library, and names of event interfaces (classes whose methods do nothing) that are imported already.
+    Always allowed: containers, numbers, NumPy arrays and generators, gymnasium spaces, tensors, some value types of the
+    standard library, and imported event interfaces (classes whose methods do nothing).
 
     :param file: Path or binary stream.
-    :param allowed: Further classes, full names, or patterns `package.module.*`. They are trusted: the file calls their
-        constructors with whatever it holds.
-    :param allow_pickle: Trust the file: allow everything, including code that runs while it is loaded.
-    :param hint: How the caller's user opts in, for the error message.
-    :param data_classes: Full names of classes whose instances are filled without calling anything of the class, and of
-        event interfaces, that are to be imported where a file names them. A pattern `package.*` stands for those
-        classes defined there that only store data and are derived from nothing but each other and listed classes.
-    :param own_packages: Packages of the user's own whose classes are filled in the same way as far as they only store
-        data, and are imported already.
-    :raises CheckpointError: The file cannot be read, is damaged, or holds something else than such data.
+    :param allowed: Further classes, full names, or patterns `package.module.*`. They are trusted: their constructors
+        are called with arguments from the file.
+    :param allow_pickle: Trust the file: allow everything, including the execution of code in it.
+    :param hint: How to allow a type, for the error message.
+    :param data_classes: Full names of classes whose instances are filled without calling code of the class, and of
+        event interfaces, which are imported if a file names them. A pattern `package.*` matches classes defined there
+        that only store data and are derived only from each other and listed classes.
+    :param own_packages: Packages of the user whose imported classes are filled in the same way if they only store data.
+    :raises CheckpointError: The file cannot be read, is damaged, or holds other data.
     """
     name = str(file) if isinstance(file, (str, Path)) else str(getattr(file, "name", "<stream>"))
     try:
@@ -87,23 +86,23 @@ def safe_load(
         raise
     except RefusedPickleError as error:
         raise CheckpointError(
-            f"{name}: {error}. It was not written by Maze, or not as it is; nothing in it was executed. If you trust "
-            "the whole file, pass `allow_pickle=True`."
+            f"{name}: {error}. The file was not written by Maze or was modified later. No code in it was executed. If "
+            "you trust the whole file, pass `allow_pickle=True`."
         ) from error
     except Exception as error:  # a damaged pickle can fail with nearly any type
         raise CheckpointError(
             f"{name}: is not a readable pickle ({type(error).__name__}: {error}). Expected a complete file written by "
-            "Maze; it may be cut off, damaged or of another kind."
+            "Maze; it may be truncated, damaged or of another kind."
         ) from error
 
 
 class _Names:
-    """What the names in a pickle stand for.
+    """Rules for the names in a pickle.
 
-    :param allowed: Classes, full names, or patterns `package.module.*` that the user trusts.
+    :param allowed: Trusted classes, full names, or patterns `package.module.*`.
     :param data_classes: Full names of data classes and event interfaces.
-    :param own_packages: Packages whose classes that only store data are filled.
-    :param way_in: How the caller's user opts in.
+    :param own_packages: Packages of the user with data classes.
+    :param way_in: How to allow a type, for messages.
     """
 
     def __init__(
@@ -118,7 +117,7 @@ class _Names:
         self._way_in = way_in
 
     def rule(self, module_name: str, qualified_name: str) -> Rule:
-        """The rule for a name, or an error that tells how to allow it."""
+        """Return the rule for a name, or raise an error that explains how to allow it."""
         full_name = f"{module_name}.{qualified_name}"
         rule = (
             plain_rules().get(full_name)
@@ -128,8 +127,8 @@ class _Names:
         )
         if rule is None:
             raise RefusedPickleError(
-                f"contains the type `{full_name}`, which is not on the list of types that are loaded from files (a "
-                f"pickle can run any code). If it is yours, allow it by name ({self._way_in})"
+                f"contains the type `{full_name}`, which is not allowed in files (a pickle can run any code). If it is "
+                f"yours, allow it by name ({self._way_in})"
             )
         return rule
 
@@ -141,7 +140,7 @@ class _Names:
         if not (is_listed or is_below_listed or is_event_of_listed or module_name in sys.modules):
             return None
         found = _look_up(module_name, qualified_name)
-        # only under the name of its definition: what a module has imported is somebody else's
+        # only under the name of its definition, not what another module has imported
         if isinstance(found, type) and _qualified_name(found) == full_name:
             is_own = module_name.partition(".")[0] in self._own_packages
             if is_own or (is_below_listed and self._is_derived_from_data(found)):
@@ -153,12 +152,12 @@ class _Names:
         return data_class(found) if is_listed and isinstance(found, type) else None
 
     def _is_derived_from_data(self, klass: type) -> bool:
-        """Whether a class is data by its bases too: no environment, policy or network."""
+        """Return whether the bases of a class are data, too: no environment, policy or network."""
         names = {_qualified_name(base) for base in klass.__mro__ if base not in _PLAIN_BASES}
         return all(name in self._data_classes or name.startswith(self._data_prefixes) for name in names)
 
     def _trusted_rule(self, found: Any, is_named: bool) -> Rule | None:
-        # By a pattern only what is defined there, not what such a module imports, and no functions but events.
+        # a pattern matches only definitions, not imports of such a module, and no functions but events
         if not is_named and not _qualified_name(found).startswith(self._prefixes):
             return None
         if isinstance(found, type):
@@ -175,7 +174,7 @@ def _tensor_rule(full_name: str) -> Rule | None:
 
 
 def _load_storage(content: Any) -> Any:
-    """What torch calls for the values of a tensor inside a pickle: a checkpoint within the file, read as one."""
+    """Read the values of a tensor in a pickle, which are a checkpoint in the file."""
     from maze.core.utils.checkpoint import read_storage
 
     return read_storage(content)
@@ -193,7 +192,7 @@ def _resolve(module_name: str, qualified_name: str) -> Any:
 
 
 def _look_up(module_name: str, qualified_name: str) -> Any:
-    """Like :func:`_resolve`, without running anything that an attribute access could run; None if there is nothing."""
+    """Look up a name without running code of attribute access; None: there is none."""
     try:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError:
@@ -204,7 +203,7 @@ def _look_up(module_name: str, qualified_name: str) -> Any:
 
 
 def _is_harmless_interface(found: Any) -> bool:
-    """Whether this is an event interface or one of its methods: they do nothing, so a pickle may name and call them."""
+    """Return whether this is an event interface or one of its methods, which do nothing."""
     if isinstance(found, FunctionType):
         owner, _, _ = found.__qualname__.rpartition(".")
         return bool(owner) and _does_nothing(found)

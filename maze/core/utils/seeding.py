@@ -1,4 +1,4 @@
-"""Random seeds: one source for all of a run."""
+"""Random seeds of a run."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _LARGEST_SEED = 2**31 - 1
 
 
 def set_seeds_globally(seed: int, set_cudnn_determinism: bool, info_txt: str) -> None:
-    """Seeds the global generators of Python, NumPy and torch.
+    """Seed the global generators of Python, NumPy and torch.
 
-    Maze's own components have generators of their own; this is for what users call.
+    Components of Maze have their own generators; the global ones are for user code.
 
     :param seed: The seed, within the range of NumPy's (32 bits).
-    :param set_cudnn_determinism: Whether to have cuDNN choose deterministic algorithms, which may be slower.
-    :param info_txt: Says in the log whose seeds these are.
+    :param set_cudnn_determinism: Whether cuDNN uses deterministic algorithms, which may be slower.
+    :param info_txt: Owner of the seeds, for the log.
     """
     import torch
 
@@ -41,10 +41,10 @@ def set_seeds_globally(seed: int, set_cudnn_determinism: bool, info_txt: str) ->
 
 
 def seeded_generator(seed: int | None, device: str = "cpu") -> torch.Generator:
-    """A source of random numbers for what an algorithm draws.
+    """Make a random generator for an algorithm.
 
-    :param seed: Its seed; `None` draws one from torch's global generator.
-    :param device: Where it draws.
+    :param seed: Its seed; `None`: sampled from torch's global generator.
+    :param device: Device of the generator.
     """
     import torch
 
@@ -54,28 +54,28 @@ def seeded_generator(seed: int | None, device: str = "cpu") -> torch.Generator:
 
 
 class MazeSeeding:
-    """Draws the seeds of all environments and agents of a run from two.
+    """Generator of the seeds of all environments and agents of a run.
 
-    :param env_seed: Seed of the environments' seeds; None draws one, which can be read from `env_global_seed`.
-    :param agent_seed: Seed of the agents' seeds; None draws one.
-    :param cudnn_determinism_flag: Whether the run asks cuDNN for deterministic algorithms.
+    :param env_seed: Seed of the environments' seeds; None: random, see `env_global_seed`.
+    :param agent_seed: Seed of the agents' seeds; None: random.
+    :param cudnn_determinism_flag: Whether the run uses deterministic algorithms of cuDNN.
     """
 
     def __init__(self, env_seed: int | None, agent_seed: int | None, cudnn_determinism_flag: bool) -> None:
         self.env_global_seed = _checked(env_seed, "env_seed")
-        """The seed that all environments' seeds come from."""
+        """Seed of the environments' seeds."""
         self.agent_global_seed = _checked(agent_seed, "agent_seed")
-        """The seed that all agents' seeds come from."""
+        """Seed of the agents' seeds."""
         self.cudnn_determinism_flag = cudnn_determinism_flag
-        """Whether the run asks cuDNN for deterministic algorithms."""
+        """Whether the run uses deterministic algorithms of cuDNN."""
         self.env_rng = np.random.RandomState(self.env_global_seed)
         self.agent_rng = np.random.RandomState(self.agent_global_seed)
 
     @classmethod
     def configured(cls, seeding: Mapping[str, Any] | None) -> MazeSeeding:
-        """The seeds that a run's section `seeding` asks for.
+        """Build the seeds from a run's section `seeding`.
 
-        :param seeding: `env_base_seed`, `agent_base_seed` and `cudnn_determinism_flag`, each of which may be missing.
+        :param seeding: `env_base_seed`, `agent_base_seed` and `cudnn_determinism_flag`, all optional.
         """
         values = seeding or {}
         flag = bool(values.get("cudnn_determinism_flag"))
@@ -83,19 +83,19 @@ class MazeSeeding:
 
     @staticmethod
     def generate_seed_from_random_state(rng: np.random.RandomState) -> int:
-        """Draws a seed that every generator takes: positive, 31 bits."""
+        """Sample a positive seed of 31 bits, valid for every generator."""
         return int(rng.randint(1, _LARGEST_SEED))
 
     def generate_env_instance_seed(self) -> int:
-        """The next environment's seed."""
+        """Return the next environment's seed."""
         return self.generate_seed_from_random_state(self.env_rng)
 
     def generate_agent_instance_seed(self) -> int:
-        """The next agent's seed."""
+        """Return the next agent's seed."""
         return self.generate_seed_from_random_state(self.agent_rng)
 
     def episode_seeds(self, n_episodes: int) -> list[tuple[int, int]]:
-        """The next seeds of the environment and of the agent, one pair for each episode."""
+        """Return the next seeds of environment and agent, one pair for each episode."""
         return [(self.generate_env_instance_seed(), self.generate_agent_instance_seed()) for _ in range(n_episodes)]
 
 

@@ -1,4 +1,4 @@
-"""Statistics of data that arrives bit by bit."""
+"""Running statistics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 class CumulativeMovingMeanStd:
-    """Mean and standard deviation of everything seen so far, without keeping it (Chan et al. 1979).
+    """Running mean and standard deviation (Chan et al. 1979).
 
     :param epsilon: Initial weight of a mean of 0 and a variance of 1; avoids a deviation of 0 after the first value.
         With 0 the statistics are those of the data alone.
@@ -26,7 +26,7 @@ class CumulativeMovingMeanStd:
         return np.sqrt(self.var)
 
     def update(self, new_data: np.ndarray | float) -> None:
-        """Takes new data into account.
+        """Add new data.
 
         An array has the shape `[n_samples, ...]`.
 
@@ -37,7 +37,7 @@ class CumulativeMovingMeanStd:
             self.merge(len(data), data.mean(axis=0), data.var(axis=0))
 
     def merge(self, count: float, mean: np.ndarray | float, var: np.ndarray | float) -> None:
-        """Takes further data into account of which only the statistics are known.
+        """Add the statistics of further data.
 
         :param count: Number of samples, above 0.
         :param mean: Their mean; a number, or `[...]` as the samples.

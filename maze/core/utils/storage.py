@@ -1,8 +1,8 @@
 """Run directories on shared storage: `s3://`, `gs://` and `file://`.
 
-A run works in a local directory. What has changed there is uploaded after each checkpoint, file by file and only as
-bytes that are complete: an object store shows an object when it is closed, an interrupted stream included. Earlier
-runs are fetched before they are read.
+A run works in a local directory. Changed files are uploaded after each checkpoint, each as complete bytes: an object
+store publishes an object when its stream is closed, also after an interrupt. Earlier runs are fetched before they are
+read.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ logger = logging.getLogger(__name__)
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://")
 _LOCAL = "file"
 _LARGE = ("trajectory_data", "event_logs", "action_records", "events.out.tfevents.*")
-"""What nobody needs who goes on with a run, or acts with its policy."""
+"""Files that resuming a run, or acting with its policy, does not need."""
 _BEGUN = ".hydra"
-"""Each run has this directory."""
+"""Directory that each run has."""
 
 _uploads: ContextVar[Uploads | None] = ContextVar("maze_uploads", default=None)
 
@@ -36,17 +36,17 @@ _origins: dict[str, str] = {}
 
 
 def is_url(place: object) -> bool:
-    """Whether a directory is named by a URL."""
+    """Return whether a directory is a URL."""
     return isinstance(place, str) and _URL.match(place) is not None
 
 
 class Store:
-    """A directory that a URL names.
+    """A directory on shared storage.
 
-    :param url: `s3://<bucket>/<path>`, `gs://...` or `file:///...`; credentials are those of the environment. What
-        follows a `?` are options of `pyarrow.fs`, such as `endpoint_override` and `region`.
-    :param key: Where it was configured, for messages.
-    :raises ConfigError: There is no such kind of storage, or what it needs is not installed.
+    :param url: `s3://<bucket>/<path>`, `gs://...` or `file:///...`; credentials are those of the environment. Options
+        of `pyarrow.fs`, such as `endpoint_override` and `region`, follow a `?`.
+    :param key: Key of the configuration, for messages.
+    :raises ConfigError: The kind of storage is unknown, or a package is not installed.
     """
 
     def __init__(self, url: str, key: str) -> None:
@@ -58,14 +58,13 @@ class Store:
             from pyarrow.fs import FileSystem
         except ImportError as error:
             raise ConfigError(
-                f"{key}: {url} needs pyarrow, which is not installed; it comes with an extra: "
-                f"{install_command('storage')}."
+                f"{key}: {url} needs pyarrow, which is not installed: {install_command('storage')}."
             ) from error
-        with self._explained("is no place that can be opened"):
+        with self._explained("cannot be opened"):
             self._files, self._root = FileSystem.from_uri(url)
 
     def names(self) -> dict[str, tuple[int, int]]:
-        """All files below it: size in bytes and time of the last change in nanoseconds, by their relative paths."""
+        """Return size in bytes and modification time in nanoseconds of all files, by relative path."""
         if self._files is None:
             root = Path(self._root)
             found = [path for path in root.rglob("*") if path.is_file()]
@@ -81,7 +80,7 @@ class Store:
         }
 
     def read(self, name: str) -> bytes:
-        """The content of a file."""
+        """Return the content of a file."""
         path = f"{self._root}/{name}"
         with self._explained("cannot be read"):
             if self._files is None:
@@ -91,7 +90,7 @@ class Store:
                 return content
 
     def write(self, name: str, content: bytes) -> None:
-        """Writes a file, whole or not at all."""
+        """Write a file atomically."""
         path = f"{self._root}/{name}"
         with self._explained("cannot be written to"):
             if self._files is None:
@@ -99,32 +98,32 @@ class Store:
                 write_whole(path, content)
                 return
             stream = self._files.open_output_stream(path)
-            stream.write(content)  # of bytes that are there: nothing of ours can fail in between
+            stream.write(content)  # complete bytes: no error of ours can interrupt the stream
             stream.close()
 
     def has_run(self) -> bool:
-        """Whether a run has begun there."""
+        """Return whether the directory holds a run."""
         return any(name.startswith(f"{_BEGUN}/") for name in self.names())
 
     def require_free(self) -> None:
-        """Raises unless files can be written there, and no run has done so.
+        """Check that the directory is writable and holds no run.
 
-        :raises ConfigError: One of the two.
+        :raises ConfigError: It is not, or it does.
         """
         probe = f".maze-writable-{uuid.uuid4().hex[:8]}"
         self.write(probe, b"")
-        with suppress(Exception):  # it does no harm
+        with suppress(Exception):  # a remaining file is harmless
             Path(f"{self._root}/{probe}").unlink() if self._files is None else self._files.delete_file(
                 f"{self._root}/{probe}"
             )
         if self.has_run():
             raise ConfigError(
-                f"{self._key}: {self.url} holds an earlier run already. Name another directory; input_dir={self.url} "
-                "resume=true goes on with that run."
+                f"{self._key}: {self.url} holds an earlier run already. Set another directory; input_dir={self.url} "
+                "resume=true resumes that run."
             )
 
     def fetch(self, directory: Path) -> None:
-        """Copies what belongs to a run's model and training into a local directory, as far as it is not there yet."""
+        """Copy the missing and changed files of a run's model and training into a local directory."""
         there = {
             name: state
             for name, state in self.names().items()
@@ -134,7 +133,7 @@ class Store:
             raise ConfigError(f"{self._key}: there is no run at {self.url}.")
         directory.mkdir(parents=True, exist_ok=True)
         for path in [path for path in directory.rglob("*") if path.is_file()]:
-            is_begun = path.name.startswith(TEMPORARY_PREFIX)  # by another process, that fetches the same
+            is_begun = path.name.startswith(TEMPORARY_PREFIX)  # of another process that fetches the same run
             if not is_begun and path.relative_to(directory).as_posix() not in there:
                 path.unlink(missing_ok=True)
         for name, (size, changed) in there.items():
@@ -155,26 +154,26 @@ class Store:
 
 
 class Uploads:
-    """Uploads what changes in the directory of a run.
+    """Uploads of changed files of a run directory.
 
     :param directory: The local directory.
-    :param store: Where it goes.
+    :param store: The shared storage.
     """
 
     def __init__(self, directory: Path, store: Store) -> None:
         self.directory, self._store = directory, store
         self._known: dict[Path, tuple[int, int]] = {}
         self.n_times = 0
-        """How often everything was uploaded."""
+        """Number of complete uploads."""
 
     def upload(self) -> None:
-        """Uploads what has changed since the last time, oldest changes first.
+        """Upload changed files, oldest changes first.
 
-        :raises ConfigError: Not all could be; the rest is tried again the next time.
+        :raises ConfigError: An upload failed; the next call retries it.
         """
         changed = []
         for path in self.directory.rglob("*"):
-            with suppress(FileNotFoundError):  # others clean up meanwhile
+            with suppress(FileNotFoundError):  # other processes may remove files
                 if path.is_file() and not path.name.startswith(TEMPORARY_PREFIX):
                     state = _state(path)
                     if self._known.get(path) != state:
@@ -188,12 +187,12 @@ class Uploads:
 
 
 def working_copy(url: str, below: Path, key: str) -> Uploads:
-    """A local directory to work in, with what a run has left at a URL, if there is one.
+    """Return the uploads of a local working directory, with the files of a run at a URL, if there is one.
 
     :param url: The URL.
-    :param below: Where such directories are.
-    :param key: Where it was configured, for messages.
-    :raises ConfigError: It cannot be read, or written to.
+    :param below: Parent of working directories.
+    :param key: Key of the configuration, for messages.
+    :raises ConfigError: The URL cannot be read or written to.
     """
     store, directory = Store(url, key), working_directory(url, below)
     if store.has_run():
@@ -205,12 +204,12 @@ def working_copy(url: str, below: Path, key: str) -> Uploads:
 
 @contextmanager
 def uploaded(uploads: Uploads | None) -> Iterator[None]:
-    """Context of a run whose directory is on shared storage: everything is there at its end.
+    """Context of a run on shared storage, which uploads all files at its end.
 
-    What a run leaves that has failed before its first checkpoint is not uploaded.
+    Files of a run that failed before its first checkpoint are not uploaded.
 
-    :param uploads: Where its files are, and where they go; `None`: they stay.
-    :raises CheckpointError: Not all of them could be uploaded.
+    :param uploads: The uploads; `None`: the run is local.
+    :raises CheckpointError: An upload failed.
     """
     if uploads is None:
         yield
@@ -231,22 +230,22 @@ def uploaded(uploads: Uploads | None) -> Iterator[None]:
 
 
 def upload_changes() -> None:
-    """Uploads what has changed in the run's directory, if that is on shared storage; failures are logged."""
+    """Upload changed files of the run directory, if it is on shared storage; failures are logged."""
     uploads = _uploads.get()
     if uploads is None:
         return
     try:
         uploads.upload()
     except ConfigError as error:
-        logger.warning("%s. It is tried again after the next checkpoint.", error)
+        logger.warning("%s. The upload is retried after the next checkpoint.", error)
 
 
 def local_copy(place: str, key: str) -> str:
-    """A local directory with what is in another place.
+    """Return a local directory with the files of a directory or URL.
 
-    :param place: A directory, which is returned as it is, or the URL of one, which is fetched.
-    :param key: Where it was configured, for messages.
-    :raises ConfigError: It cannot be read, or there is nothing.
+    :param place: A directory, which is returned unchanged, or a URL, which is fetched.
+    :param key: Key of the configuration, for messages.
+    :raises ConfigError: It cannot be read, or there is no run.
     """
     if not is_url(place):
         return place
@@ -259,15 +258,15 @@ def local_copy(place: str, key: str) -> str:
 
 
 def origin_of(directory: str) -> str:
-    """The URL that a directory of :func:`local_copy` was fetched from; other directories are what they are."""
+    """Return the URL of a directory of :func:`local_copy`; other directories are returned unchanged."""
     return _origins.get(directory, directory)
 
 
 def working_directory(url: str, below: Path) -> Path:
-    """The local directory that belongs to a URL.
+    """Return the local directory of a URL.
 
     :param url: The URL.
-    :param below: Where such directories are.
+    :param below: Parent of such directories.
     """
     parts = urlsplit(url)
     name = re.sub(r"[^\w.-]+", "-", f"{parts.scheme}-{parts.netloc}{parts.path}").strip("-")

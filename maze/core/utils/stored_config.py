@@ -1,9 +1,9 @@
-"""Stored configurations: those in the directories of earlier runs, which may come from untrusted sources.
+"""Stored configurations of earlier runs, which may come from untrusted sources.
 
-Building a configuration imports and calls what it names. Of a stored one only classes of known kinds are built. Each
-text is judged by what it does where it stands: Maze imports modules for `_target_`, for entries of `import`, for texts
+Building a configuration imports and calls the names in it. Only classes of known kinds are built from a stored one.
+Each text is checked by its effect: Maze imports modules for `_target_`, for entries of `import`, for texts
 `package.module.Name` and for texts `module:name`, and only if their parts are identifiers
-(:mod:`maze.core.utils.targets`). Any other text imports nothing.
+(:mod:`maze.core.utils.targets`). Other texts import nothing.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _KINDS = frozenset({
     "torch.nn.modules.module.Module",
     "torch.optim.optimizer.Optimizer",
 })
-"""A class is of a known kind if it, or a class that it derives from, is one of these."""
+"""Known kinds: these classes and their subclasses."""
 
 _FUNCTIONS = frozenset({
     "maze.interop.pettingzoo_env.make_pettingzoo_env",
@@ -67,12 +67,12 @@ _FUNCTIONS = frozenset({
     "maze_envs.robotics.pick_and_place.maze_env.flat_pick_and_place_env",
     "maze_envs.robotics.pick_and_place.maze_env.pick_and_place_env",
 })
-"""Functions that make environments."""
+"""Known functions that make environments."""
 # fmt: on
 
 _LIBRARIES = ("gymnasium", "maze", "maze_envs", "torch")
 _REGISTERS_ENVIRONMENTS = frozenset({"ale_py"})
-"""Packages that configurations of Maze have imported for the environments that they register."""
+"""Packages that configurations may import, because they register environments."""
 _IMPORTED_ON_DEMAND = ("maze", "maze_envs")
 _TORCH_MODULES = ("torch.nn.modules.", "torch.optim.")
 
@@ -80,20 +80,20 @@ _SPACE = re.compile(r"(gym|gymnasium)\.spaces\.\w+")
 _INTERPOLATION = re.compile(r"\$\{([^}]*)")
 _WHOLE_INTERPOLATION = re.compile(r"\$\{\s*([^}]*?)\s*\}")
 _IMPORTS = "import"
-"""Key of an environment's configuration for modules that are imported first."""
+"""Key of an environment's configuration with modules to import."""
 _SPACES = "action_space"
-"""Key of a spaces' class, which is taken from gymnasium, whatever module its path names."""
+"""Key of the class of a space, which is always one of gymnasium."""
 _WRITES_FILES = "RecordVideo"
 _RESOLVERS = ("now", "oc.dict.keys", "oc.dict.values", "oc.env", "oc.select")
 
 MOST_BYTES = 1 << 20
 _MOST_VALUES, _DEEPEST = 50_000, 50
 _LONGEST_RESOLVED, _LONGEST_CHAIN = 1 << 22, 50
-"""How many characters may come of interpolations, and of how many that refer to each other."""
+"""Largest number of characters of resolved interpolations, and largest depth of references."""
 _COST_OF_REFERENCE = 10
-"""As how many values an interpolation counts."""
+"""Number of values that an interpolation counts for."""
 _MOST_NAMED = 1_000
-"""How many different packages the texts of a configuration may seem to name."""
+"""Largest number of different packages that texts may name."""
 _MOST_DIGITS = 4_000
 
 _Key: TypeAlias = tuple[Any, ...]
@@ -101,28 +101,28 @@ _NOTHING: Any = object()
 
 
 class StoredText(NamedTuple):
-    """A value of a configuration that is no container, or a key."""
+    """A key, or a value that is no container."""
 
     key: str
-    """Where it stands."""
+    """Its position."""
     value: Any
     use: str = ""
-    """The key that says what it is used for: `_target_`, `import`, `action_space`; empty: an argument."""
+    """The key that determines its use: `_target_`, `import`, `action_space`; empty: an argument."""
 
 
 def refuse_foreign_targets(
     config: Any, path: Path, trusted_packages: Sequence[str] = (), way_out: str = "", section: str = ""
 ) -> None:
-    """Raises where a stored configuration names code that is neither known nor trusted.
+    """Raise a `CheckpointError` if a stored configuration names code that is neither known nor trusted.
 
-    Allowed are, at any depth: classes of known kinds (environments, wrappers, policies, networks, their parts) of Maze
-    and torch, the functions that make Maze's own environments, and whatever is defined in the trusted packages.
+    Allowed at any depth are classes of known kinds (environments, wrappers, policies, networks, their parts) of Maze
+    and torch, the functions that make Maze's environments, and all definitions of trusted packages.
 
-    :param config: The configuration, of plain containers, with interpolations resolved.
-    :param path: The file that it comes from.
-    :param trusted_packages: Packages of the user's own. Maze, torch, Python's own and a few others are never trusted as
-        a whole, even if they are named.
-    :param way_out: What to do instead of trusting the code.
+    :param config: The configuration as plain containers, with resolved interpolations.
+    :param path: Its file.
+    :param trusted_packages: Packages of the user. Maze, torch, the standard library and some others are never trusted
+        as a whole.
+    :param way_out: Alternative to trusting the code, for messages.
     :param section: Key of the configuration in the file.
     """
     trusted = tuple(package for package in trusted_packages if package not in NEVER_WHOLE)
@@ -149,11 +149,11 @@ def refuse_foreign_targets(
 
 
 def read_yaml(path: Path) -> Any:
-    """Reads a YAML file of bounded size as plain containers, as OmegaConf reads it, with libyaml where it is installed.
+    """Read a YAML file of bounded size as plain containers, as OmegaConf does, with libyaml if installed.
 
     :param path: The file.
-    :raises CheckpointError: It cannot be read; is too large or too deep; or repeats parts of itself by references, by
-        which a few lines can unfold to more than memory holds.
+    :raises CheckpointError: It cannot be read, is too large or too deep, or has aliases, by which a few lines can
+        expand to more than fits into memory.
     """
     try:
         with path.open("rb") as file:
@@ -163,7 +163,7 @@ def read_yaml(path: Path) -> Any:
         n_values = depth = 0
         for event in yaml.parse(content, _Loader):
             if isinstance(event, yaml.AliasEvent):
-                raise CheckpointError(f"{path} repeats parts of itself by references, which no run writes.")
+                raise CheckpointError(f"{path} holds YAML aliases, which no run writes.")
             n_values += isinstance(event, yaml.NodeEvent)
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if n_values > _MOST_VALUES or depth > _DEEPEST:
@@ -182,7 +182,7 @@ def _place(error: Exception) -> str:
 
 
 class _Loader(SafeLoader):
-    """Reads what OmegaConf writes: floats without a point, texts that look like dates, paths."""
+    """Loader of OmegaConf's format: floats without a point, texts that look like dates, paths."""
 
 
 def _refused_kind(loader: Any, node: yaml.Node) -> Any:
@@ -190,7 +190,7 @@ def _refused_kind(loader: Any, node: yaml.Node) -> Any:
 
 
 def _short_int(loader: Any, node: yaml.ScalarNode) -> Any:
-    """A whole number; those of very many digits take a time that grows with their square."""
+    """Read an integer; the time grows with the square of its number of digits."""
     if len(node.value) > _MOST_DIGITS:
         raise ValueError(f"a number of {len(node.value)} digits")
     return loader.construct_yaml_int(node)
@@ -212,11 +212,11 @@ _Loader.add_multi_constructor(
 
 
 def read_stored_config(path: Path, way_out: str = "") -> StoredConfig:
-    """Reads the configuration that a run has left; its interpolations are not resolved yet.
+    """Read the configuration of a run, without resolving its interpolations.
 
     :param path: The file.
-    :param way_out: What to do if it cannot be read.
-    :raises CheckpointError: It is no configuration, or calls functions to get values.
+    :param way_out: Alternative for messages.
+    :raises CheckpointError: It is no configuration, or has interpolations with other functions.
     """
     try:
         plain = read_yaml(path)
@@ -229,14 +229,14 @@ def read_stored_config(path: Path, way_out: str = "") -> StoredConfig:
             resolver, colon, _ = match[1].partition(":")
             if "$" in match[1] or (colon and resolver.strip() not in _RESOLVERS):
                 raise CheckpointError(
-                    f"{path} holds `{text.value[:200]}`, and stored configurations may only refer to other values in "
-                    f"them. Allowed functions: {', '.join(_RESOLVERS)}."
+                    f"{path} holds `{text.value[:200]}`, but interpolations of stored configurations may only refer to "
+                    f"other values. Allowed functions: {', '.join(_RESOLVERS)}."
                 )
     return StoredConfig(plain, path)
 
 
 class StoredConfig:
-    """A configuration whose interpolations are resolved within bounds of size and time.
+    """A configuration with bounded resolution of interpolations.
 
     :param plain: Plain containers.
     :param path: The file, for messages.
@@ -247,19 +247,19 @@ class StoredConfig:
         self.path = path
 
     def value(self, key: str = "") -> Any:
-        """A part of the configuration, with interpolations resolved; `None` where there is none.
+        """Return a part of the configuration with resolved interpolations; `None`: there is none.
 
-        :param key: Names with dots between them; empty: the whole configuration.
-        :raises CheckpointError: It refers to a value that does not exist, to itself, or to more than a run writes.
+        :param key: Names separated by dots; empty: the whole configuration.
+        :raises CheckpointError: It refers to a missing value, to itself, or exceeds the bounds.
         """
         try:
             return _Resolution(self).select(key.split(".") if key else [], default=None)
-        except (yaml.YAMLError, ValueError) as error:  # a default or a format that an interpolation holds
+        except (yaml.YAMLError, ValueError) as error:  # in a default or a format of an interpolation
             raise CheckpointError(f"{self.path}: {key} cannot be resolved ({error}).") from error
 
 
 class _Resolution:
-    """Resolves one part of a configuration; counts what comes of it."""
+    """Resolution of one part of a configuration, which counts values and characters."""
 
     def __init__(self, config: StoredConfig) -> None:
         self._root, self._path = config.plain, config.path
@@ -267,7 +267,7 @@ class _Resolution:
         self._open: set[_Key] = set()
 
     def select(self, names: Sequence[Any], default: Any = _NOTHING) -> Any:
-        """The value that names lead to, resolved."""
+        """Return the resolved value at a path of names."""
         node: Any = self._root
         key: _Key = ()
         for name in names:
@@ -286,7 +286,7 @@ class _Resolution:
         self._n_left -= 1
         self._length_left -= len(node) if isinstance(node, str) else 0
         if self._n_left < 0 or self._length_left < 0:
-            raise self._error(key, f"unfolds to more than {_MOST_VALUES} values or {_LONGEST_RESOLVED} characters")
+            raise self._error(key, f"expands to more than {_MOST_VALUES} values or {_LONGEST_RESOLVED} characters")
         if isinstance(node, dict):
             return {name: self._resolved(value, (*key, name)) for name, value in node.items()}
         if isinstance(node, list):
@@ -336,7 +336,7 @@ class _Resolution:
 
 
 def texts_of(node: Any, key: str = "", use: str = "") -> Iterator[StoredText]:
-    """All values in a configuration, at any depth, and its keys."""
+    """Yield all keys and values of a configuration, at any depth."""
     if isinstance(node, dict):
         for name, value in node.items():
             inner = f"{key}.{name}" if key else str(name)
@@ -353,19 +353,19 @@ def texts_of(node: Any, key: str = "", use: str = "") -> Iterator[StoredText]:
 
 
 def _objection(text: StoredText, trusted: tuple[str, ...], can_be_imported: Callable[[str], bool]) -> str:
-    """Why a text must not reach the code that builds the configuration; empty if nothing is wrong."""
+    """Return why a text must not reach the code that builds the configuration; empty: it may."""
     value = text.value
     if not isinstance(value, str):
         return "is no name" if text.use == TARGET_KEY or (text.use == _IMPORTS and value is not None) else ""
     if "${" in value:
-        return "would be resolved after it has been judged"
+        return "would be resolved after this check"
     if text.use == _IMPORTS:
         return _objection_to_module(value, trusted)
     module, colon, _ = value.partition(":")
     if text.use == TARGET_KEY:
-        # Short names are those of wrappers, which are looked up among Maze's own and imported ones.
+        # short names of wrappers are looked up among Maze's and imported ones
         return "" if value.isidentifier() else _objection_to_path(value, True, trusted, can_be_imported)
-    if colon and is_module_name(module):  # gymnasium and PettingZoo import the module that such an id begins with
+    if colon and is_module_name(module):  # gymnasium and PettingZoo import the module before the colon
         return _objection_to_module(module, trusted) if can_be_imported(module.partition(".")[0]) else ""
     is_harmless = "." not in value or is_file_name(value) or (text.use == _SPACES and _SPACE.fullmatch(value))
     return "" if is_harmless else _objection_to_path(value, False, trusted, can_be_imported)
@@ -373,7 +373,7 @@ def _objection(text: StoredText, trusted: tuple[str, ...], can_be_imported: Call
 
 def _objection_to_module(module: str, trusted: tuple[str, ...]) -> str:
     is_known = is_module_name(module) and module.partition(".")[0] in (*trusted, *_REGISTERS_ENVIRONMENTS)
-    return "" if is_known else "has a module imported"
+    return "" if is_known else "imports a module"
 
 
 def _objection_to_path(
@@ -396,18 +396,18 @@ def _objection_to(found: Any, path: str, trusted: tuple[str, ...]) -> str:
     own_path = _own_path(found)
     package = own_path.partition(".")[0]
     if package != path.partition(".")[0]:
-        return f"is {own_path}, found through what another module imports"
+        return f"is {own_path}, which another module imports"
     if package in trusted or own_path in _FUNCTIONS:
         return ""
     if not isinstance(found, type):
-        return "is a function, and functions are not called for a stored configuration"
+        return "is a function, which stored configurations may not call"
     if package == "torch" and not own_path.startswith(_TORCH_MODULES):
         return "is none of torch's networks, their parts or optimizers"
     return "" if any(_own_path(base) in _KINDS for base in found.__mro__) else "is of no known kind"
 
 
 def _find(path: str) -> Any:
-    """The object at a path, of a module's own names only; None if there is none. Imports modules of Maze alone."""
+    """Return the object at a path, if it is a name of a module; None: there is none. Imports only modules of Maze."""
     parts = path.split(".")
     for depth in range(len(parts) - 1, 0, -1):
         module = _module(".".join(parts[:depth]))
@@ -436,7 +436,7 @@ def _own_path(found: Any) -> str:
 
 
 def is_own_package(package: str) -> bool:
-    """Whether a package is the user's own code rather than an installed library, as far as its place tells.
+    """Return whether a package is user code, not an installed library, by its location.
 
     :param package: Name without dots; the package is not imported.
     """
@@ -450,7 +450,7 @@ def is_own_package(package: str) -> bool:
 
 
 def is_importable(package: str) -> bool:
-    """Whether there is a package or module of this name; nothing but its parents is imported to find out."""
+    """Return whether there is a package or module of this name; only its parents are imported."""
     if package in sys.modules:
         return True
     try:
@@ -460,5 +460,5 @@ def is_importable(package: str) -> bool:
 
 
 def _can_be_imported(package: str) -> bool:
-    """Whether a text may name a module: one that is installed, or lies in the working directory."""
+    """Return whether a text may name a module that is installed or in the working directory."""
     return is_importable(package) or PathFinder.find_spec(package, [""]) is not None

@@ -1,4 +1,4 @@
-"""Finds the classes and functions that configurations name, and refuses dangerous ones."""
+"""Lookup of the classes and functions that configurations name; dangerous ones are refused."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _FILE_SUFFIXES = frozenset({"csv", "jpg", "json", "npy", "npz", "pkl", "png", "p
 
 
 def is_file_name(path: str) -> bool:
-    """Whether something that could be a dotted path is the name of a file: those are never looked up as classes."""
+    """Return whether a text that may be a dotted path is a file name, which is never looked up."""
     return path.rpartition(".")[2] in _FILE_SUFFIXES
 
 
 def is_module_name(name: str) -> bool:
-    """Whether a text can be imported: identifiers with dots between them. Maze imports nothing else by its name."""
+    """Return whether a text can be imported: identifiers separated by dots."""
     return all(part.isidentifier() for part in name.split("."))
 
 
 def named_module(name: str, where: str) -> ModuleType:
-    """Imports a module that a configuration names.
+    """Import a module that a configuration names.
 
     :param name: Dotted name.
     :param where: Key of the configuration, for messages.
@@ -59,11 +59,11 @@ def named_module(name: str, where: str) -> ModuleType:
 
 
 def locate(path: str, where: str = "") -> Any:
-    """The object at a dotted path, such as `package.module.Class`.
+    """Return the object at a dotted path, such as `package.module.Class`.
 
     :param path: Module path and name(s) in it.
     :param where: Key of the configuration, for messages.
-    :raises ConfigError: There is nothing at the path, or configurations may not name it.
+    :raises ConfigError: There is no such object, or configurations may not name it.
     """
     refuse_forbidden_path(path, where)
     parts = path.split(".")
@@ -83,9 +83,9 @@ def locate(path: str, where: str = "") -> Any:
 
 
 def path_of(named: Any) -> str:
-    """The dotted path at which a class or function can be imported, here or in another process.
+    """Return the dotted path of a class or function, valid in other processes.
 
-    What a script defines itself is named by the script's file, since every process has another `__main__`.
+    Definitions of a script are named by its file, since every process has another `__main__`.
     """
     module = getattr(named, "__module__", None) or "builtins"
     if module == "__main__":
@@ -94,7 +94,7 @@ def path_of(named: Any) -> str:
 
 
 def _name_of_script() -> str | None:
-    """The name under which the running script can be imported; `None`: a notebook or a console has none."""
+    """Return the module name of the running script; `None`: a notebook or a console has none."""
     main = sys.modules["__main__"]
     spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     if spec is not None:  # python -m
@@ -104,9 +104,9 @@ def _name_of_script() -> str | None:
 
 
 def refuse_forbidden_path(path: str, where: str = "") -> None:
-    """Refuses targets that execute commands or code, or read and write files, by the path they are named by.
+    """Refuse targets that execute commands or code, or access files, by their path.
 
-    :raises ConfigError: It is one.
+    :raises ConfigError: The path is one of them.
     """
     if is_file_name(path):
         raise ConfigError(f"{_prefix(where)}`{path}` is the name of a file, not of a class or function.")
@@ -116,9 +116,9 @@ def refuse_forbidden_path(path: str, where: str = "") -> None:
 
 
 def refuse_forbidden_object(found: Any, path: str, where: str = "") -> None:
-    """Refuses such targets by what they are, under whatever name they were found.
+    """Refuse such targets by the object, found under any path.
 
-    :raises ConfigError: It is one, or a module.
+    :raises ConfigError: The object is one of them, or a module.
     """
     module = getattr(found, "__module__", None)
     name = getattr(found, "__qualname__", getattr(found, "__name__", ""))
@@ -141,7 +141,7 @@ def _import_deepest_module(parts: list[str], path: str, where: str) -> tuple[Mod
         except ForeignModuleError:
             raise
         except ModuleNotFoundError as error:
-            # Either this is not (yet) the module's name, or the module exists and something it needs does not.
+            # either this is no module, or the module exists and one of its imports does not
             if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
                 raise ConfigImportError(
                     f"{_prefix(where)}`{path}`: importing `{name}` failed, it needs the package `{error.name}`."

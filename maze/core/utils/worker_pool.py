@@ -93,12 +93,12 @@ class EnvWorkerError(WorkerError):
 
 
 class Worker:
-    """One worker process, seen from outside.
+    """One worker process, in the parent.
 
-    :param index: Counts the workers.
+    :param index: Index of the worker.
     :param rows: Its environments among all.
     :param process: The process.
-    :param channel: This end of its pipe.
+    :param channel: The parent's end of its pipe.
     """
 
     def __init__(self, index: int, rows: slice, process: Any, channel: Channel) -> None:
@@ -109,18 +109,18 @@ class Worker:
 
 
 class WorkerPool:
-    """Worker processes, each of which serves a host. The first failure of any of them ends them all and is raised.
+    """Worker processes, each of which serves a host. The first failure of a worker is raised and ends all workers.
 
-    After the start, each worker owes an answer to `open`: :meth:`gather` waits for it.
+    After the start, each worker answers to `open`: :meth:`gather` waits for it.
 
     :param hosts: What each worker serves.
-    :param rows: The environments of each among all, for messages; `None`: one each.
-    :param start_method: `forkserver`, `spawn` or `fork`; `None`: `forkserver` where there is one.
-    :param timeout: Seconds that a call may take; `None`: any time.
+    :param rows: The environments of each worker among all, for messages; `None`: one each.
+    :param start_method: `forkserver`, `spawn` or `fork`; `None`: `forkserver` if available.
+    :param timeout: Seconds that a call may take; `None`: no limit.
     """
 
     self_explanatory: tuple[type[MazeError], ...] = (NonFiniteError,)
-    """Errors of workers whose messages say where they come from; they are raised as they are."""
+    """Errors of workers whose messages name their origin; they are raised unchanged."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class WorkerPool:
 
     @property
     def is_open(self) -> bool:
-        """Whether the workers are there."""
+        """Whether the workers are running."""
         return bool(self._finalizer.still_active())
 
     def call(self, method: str, *arguments: Any, name: str = "", fd: int | None = None) -> list[Any]:
@@ -173,7 +173,7 @@ class WorkerPool:
         :param arguments: Its arguments.
         :param name: Name of the call in messages; by default that of the method.
         :param fd: A file descriptor that follows the arguments.
-        :return: What each returns.
+        :return: Results by worker.
         """
         self._check_open()
         code, content = messages.SHORT_CALLS.get(method), None
@@ -187,9 +187,9 @@ class WorkerPool:
         """Call a method of all hosts, at the same time.
 
         :param method: Name of the method.
-        :param arguments: The arguments of each host's.
+        :param arguments: Arguments by host.
         :param fd: A file descriptor that follows the arguments.
-        :return: What each returns.
+        :return: Results by worker.
         """
         self._check_open()
         contents = [messages.dumps((method, of_worker, fd is not None)) for of_worker in arguments]
@@ -222,7 +222,7 @@ class WorkerPool:
         """
         try:
             return self._gather(call)
-        except BaseException:  # an interrupt leaves answers in the pipes that later calls would take for theirs
+        except BaseException:  # after an interrupt, later calls would read the remaining answers
             self.close()
             raise
 
@@ -230,7 +230,7 @@ class WorkerPool:
         """Return what hosts have reported, in the order in which it arrived.
 
         :param wait: Whether to wait for a report if there is none.
-        :param call: What they do, for messages.
+        :param call: Work of the hosts, for messages.
         """
         self._check_open()
         received: list[tuple[Worker, Any]] = []
@@ -259,9 +259,9 @@ class WorkerPool:
 
     @timed(WAITING)
     def _events(self, timeout: float | None = None) -> list[tuple[int, int]]:
-        """What has come over the pipes.
+        """Wait for messages and return the events of the pipes.
 
-        :param timeout: Milliseconds to wait for it; `None`: any time.
+        :param timeout: Milliseconds; `None`: no limit.
         """
         try:
             return self._poll.poll(timeout)
@@ -299,8 +299,8 @@ class WorkerPool:
     def _check_open(self) -> None:
         if not self.is_open:
             raise WorkerError(
-                "This vector environment has been closed (by `close`, or because a worker failed or a call was "
-                "interrupted); make a new one."
+                "This vector environment is closed (by `close`, or because a worker failed or a call was interrupted). "
+                "Make a new one."
             )
 
     def _fail_raised(self, worker: Worker, call: str, failure: Failure) -> NoReturn:
@@ -319,7 +319,7 @@ class WorkerPool:
         raise error from cause if isinstance(cause, Exception) else None
 
     def _fail_dead(self, worker: Worker, call: str) -> NoReturn:
-        # an exception may have been reported just before the process ended, after other messages that were not read yet
+        # the process may have reported an exception before it ended, after messages that are not read yet
         with suppress(*GONE):
             while worker.channel.connection.poll(0):
                 code, payload = worker.channel.receive()
@@ -329,7 +329,7 @@ class WorkerPool:
         exit_code = worker.process.exitcode
         self.close()
         if exit_code is None:
-            raise self.error("closed its pipe but still runs", worker, call)
+            raise self.error("closed its pipe but is still running", worker, call)
         advice = "An environment, or a library it uses, ended the process."
         if exit_code < 0:
             advice = _ADVICE_FOR_SIGNALS.get(exit_code, "")
@@ -354,10 +354,10 @@ class WorkerPool:
 
 
 class ShareWorkers(WorkerPool):
-    """Worker processes that share items: each reports a result for every n-th item.
+    """Worker processes that share items: each worker reports a result for every n-th item.
 
     :param noun: Name of the workers in messages.
-    :param hosts: What they serve.
+    :param hosts: Host of each worker.
     :param n_items: Number of items.
     :param item: Text that names an item by its number, for messages (`in episode 3`).
     """
@@ -367,14 +367,14 @@ class ShareWorkers(WorkerPool):
     def __init__(self, noun: str, hosts: Sequence[Host], n_items: int, item: Callable[[int], str]) -> None:
         self._noun, self._n_items, self._item = noun, n_items, item
         self._n_done = [0] * len(hosts)
-        # Forking takes milliseconds and takes any object along, but it is not safe beside other threads.
+        # Forking takes milliseconds and needs no pickling, but it is not safe with other threads.
         can_fork = sys.platform == "linux" and threading.active_count() == 1
         super().__init__(hosts, start_method="fork" if can_fork else "spawn")
 
     def results(self, method: str) -> Iterator[tuple[int, Any]]:
-        """Yield the number and the result of each item, as they come; the workers end afterwards.
+        """Yield the number and the result of each item in the order of arrival; then end the workers.
 
-        :param method: A method of the hosts, which reports the results of its items in their order.
+        :param method: Method of the hosts that reports the results of its items in their order.
         """
         try:
             self.gather("start")
@@ -402,7 +402,7 @@ class ShareWorkers(WorkerPool):
 
 
 class SharedMemory:
-    """A mapped file without a name, which nothing can leave behind; the mapping ends with the last array on it."""
+    """A mapped file without a name, so it cannot remain on disk; the mapping ends with the last array on it."""
 
     def __init__(self, fd: int, size: int) -> None:
         self.fd = fd
@@ -413,10 +413,10 @@ class SharedMemory:
 
 
 def map_memory(size: int, fd: int | None = None) -> SharedMemory:
-    """Memory that other processes can map as well: zeros at first, and no page of it exists before it is touched.
+    """Map memory that other processes can map as well. It is zero-initialised, and pages are allocated on first access.
 
     :param size: Number of bytes.
-    :param fd: Memory of another process; by default new memory is created.
+    :param fd: Memory of another process; `None`: create new memory.
     """
     size = max(size, mmap.PAGESIZE)
     if fd is None:
@@ -440,7 +440,7 @@ def n_available_cores() -> int:
 
 
 def env_slices(n_envs: int, n_workers: int) -> Iterator[slice]:
-    """Consecutive environments for each worker, as evenly as possible.
+    """Yield consecutive environments for each worker, as even as possible.
 
     :param n_envs: Number of environments.
     :param n_workers: Number of workers, at most `n_envs`.
@@ -453,9 +453,9 @@ def env_slices(n_envs: int, n_workers: int) -> Iterator[slice]:
 def process_context(start_method: str | None, modules: Sequence[str] = ()) -> Any:
     """Return the context that starts worker processes.
 
-    :param start_method: `forkserver`, `spawn` or `fork`; `None`: `forkserver` where there is one.
-    :param modules: What the fork server imports for them, once.
-    :raises ConfigError: The operating system cannot start processes in this way.
+    :param start_method: `forkserver`, `spawn` or `fork`; `None`: `forkserver` if available.
+    :param modules: Modules that the fork server imports once for all workers.
+    :raises ConfigError: The operating system does not support this start method.
     """
     if not hasattr(select, "poll"):
         raise ConfigError(
@@ -468,21 +468,21 @@ def process_context(start_method: str | None, modules: Sequence[str] = ()) -> An
         hint = " Without processes there is SequentialDistributedActors." if start_method == "dummy" else ""
         raise ConfigError(f"start_method: expected one of {', '.join(available)}, found {start_method!r}.{hint}")
     context = multiprocessing.get_context(start_method)
-    # The server imports the worker once for all; it must not import the user's script, and torch only if a worker does.
+    # The server must not import the user's script, and torch only if a worker needs it.
     preload(context, modules)
     return context
 
 
 @contextmanager
 def _starting(is_fork: bool) -> Iterator[None]:
-    """Keeps a starting process from importing the user's script again.
+    """Prevent a starting process from importing the user's script again.
 
-    Hosts travel by value, so no worker needs it: scripts need no `__main__` guard, and what they import at their top
-    (torch, usually) costs the workers nothing. A forked process imports nothing.
+    Hosts are pickled by value, so no worker needs the script: scripts need no `__main__` guard, and workers do not
+    import the modules of the script (usually torch). A forked process imports nothing.
     """
     if is_fork:
         with warnings.catch_warnings():
-            # Python counts the idle threads of numerical libraries, which survive a fork well.
+            # Python counts the idle threads of numerical libraries, which are safe to fork.
             warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
             yield
         return
@@ -499,7 +499,7 @@ def _starting(is_fork: bool) -> Iterator[None]:
 def _end_workers(workers: list[Worker]) -> None:
     """End processes: ask, then kill. Returns within five seconds."""
     for worker in workers:
-        with suppress(*GONE, BlockingIOError):  # a worker that has stopped reading is ended by force
+        with suppress(*GONE, BlockingIOError):  # a worker that does not read is killed below
             os.set_blocking(worker.channel.fd, False)
             worker.channel.send(messages.CLOSE)
     _wait(workers, _CLOSE_SECONDS)
@@ -519,8 +519,8 @@ def _wait(workers: list[Worker], seconds: float) -> None:
 
 
 def _report_late_failure(worker: Worker) -> None:
-    """Logs what went wrong while the environments were being closed."""
-    with suppress(OSError, EOFError):  # the last message may have been cut short
+    """Log failures that occurred while the environments were closed."""
+    with suppress(OSError, EOFError):  # the last message may be incomplete
         while worker.channel.connection.poll(0):
             code, payload = worker.channel.receive()
             if code == messages.FAILED:

@@ -1,4 +1,4 @@
-"""Worker processes, seen from inside: the protocol of their pipe, and the loop that serves a host.
+"""Worker processes, child side: the protocol of the pipe and the loop that serves a host.
 
 A message is one byte, followed by a payload for those codes that carry one. The common step of a vector environment is
 one byte each way. The parent's side is :mod:`maze.core.utils.worker_pool`.
@@ -28,7 +28,7 @@ from maze.utils.process import depend_on_parent, use_one_thread
 
 # to the worker
 CALL = b"A"  # payload: method, arguments, whether a file descriptor follows; it is answered
-TELL = b"T"  # the same; it is not answered
+TELL = b"T"  # the same, without an answer
 CLOSE = b"C"
 SHORT_CALLS = {"step": b"S", "reset": b"R"}
 """Frequent calls without arguments."""
@@ -40,22 +40,22 @@ FAILED = b"f"  # payload: Failure
 _WITH_PAYLOAD = frozenset({CALL, TELL, RESULT, FAILED})
 _METHODS = {code: method for method, code in SHORT_CALLS.items()}
 GONE = (BrokenPipeError, ConnectionResetError, EOFError)
-"""Errors that mean that the process at the other end of the pipe has ended."""
+"""Errors that occur when the process at the other end of the pipe has ended."""
 _GRACE_SECONDS = 2.0
-"""Seconds in which a worker whose parent is gone may notice it by itself."""
+"""Seconds in which a worker may end by itself after its parent has ended."""
 
 
 class Host:
     """An object in a worker process whose methods the parent calls.
 
-    A host that works ahead sets :attr:`has_work`: then :meth:`advance` runs between messages, and its results travel by
+    A host that works ahead sets :attr:`has_work`: then :meth:`advance` runs between messages and sends its results with
     :attr:`report`.
     """
 
     sends_in_background: ClassVar[bool] = False
-    """Whether a thread sends answers and reports, so that the work continues while the parent does not read."""
+    """Whether a thread sends answers and reports, so that work continues while the parent does not read."""
     report: Callable[[Any], None]
-    """Sends a result that answers no call."""
+    """Sends a result without a call."""
 
     @property
     def has_work(self) -> bool:
@@ -64,11 +64,11 @@ class Host:
 
     @property
     def env_index(self) -> int | None:
-        """The environment that is stepped or reset, for messages."""
+        """Index of the current environment, for messages."""
         return None
 
     def open(self) -> Any:
-        """Build what the host works with; what it returns is the first answer."""
+        """Build the objects of the host; the result is the first answer."""
 
     def method(self, name: str) -> Callable[..., Any]:
         """Return the method that a call names."""
@@ -84,19 +84,19 @@ class Host:
 
 
 class ReportingQueue(Protocol):
-    """Takes the reports of a worker."""
+    """Receives the reports of a worker."""
 
     def put(self, item: Any, /) -> None: ...
 
 
 class Failure(NamedTuple):
-    """An exception on its way to another process.
+    """An exception in a form for other processes.
 
     :param text: Type and message.
     :param traceback: The formatted original traceback.
-    :param pickled: The exception itself, if it survives pickling.
-    :param env_index: The environment that was being worked on, if known.
-    :param place: Where exactly, if known.
+    :param pickled: The pickled exception, if it can be pickled.
+    :param env_index: Index of the environment in which it occurred, if known.
+    :param place: Exact place of the exception, if known.
     """
 
     text: str
@@ -125,7 +125,7 @@ class Channel:
         self.send_pickled(code, dumps(payload) if code in _WITH_PAYLOAD else None)
 
     def send_pickled(self, code: bytes, content: bytes | None) -> None:
-        """Send a message whose payload is pickled already (which may fail, and must do so before anything is sent)."""
+        """Send a message with a pickled payload; pickling may fail and therefore precedes sending."""
         os.write(self.fd, code)
         if content is not None:
             self.connection.send_bytes(content)
@@ -134,7 +134,7 @@ class Channel:
         """Wait for a message.
 
         :return: Code and payload.
-        :raises EOFError: The other side is gone.
+        :raises EOFError: The process at the other end has ended.
         """
         try:
             code = os.read(self.fd, 1)
@@ -145,7 +145,7 @@ class Channel:
         return code, pickle.loads(self.connection.recv_bytes()) if code in _WITH_PAYLOAD else None
 
     def flush(self) -> None:
-        """Wait until everything is sent; a channel sends at once."""
+        """Do nothing: a channel sends immediately."""
 
     def close(self) -> None:
         """Close this end."""
@@ -153,9 +153,9 @@ class Channel:
 
 
 class Outbox:
-    """Sends messages in a thread of its own.
+    """Sends messages in a thread.
 
-    :param channel: The channel; from now on nothing else sends over it.
+    :param channel: The channel; nothing else may send over it.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -173,22 +173,22 @@ class Outbox:
         self._messages.put((code, dumps(payload) if code in _WITH_PAYLOAD else None))
 
     def flush(self) -> None:
-        """Wait until all is sent, or the other side is gone; nothing can be sent afterwards."""
+        """Wait until everything is sent or the other process has ended; nothing can be sent afterwards."""
         self._messages.put(None)
         self._thread.join()
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError):  # the other side is gone; the serving loop notices
+        with contextlib.suppress(OSError):  # the other process has ended; the serving loop notices
             while (message := self._messages.get()) is not None:
                 self._channel.send_pickled(*message)
 
 
 def run_worker(connection: Connection, host: Host | bytes, inherited: list[Connection]) -> None:
-    """Serve a host until the parent closes the worker or is gone. This is what a worker process runs.
+    """Serve a host until the parent closes the worker or ends. The main function of a worker process.
 
     :param connection: End of the pipe to the parent.
     :param host: The host, pickled unless the process was forked.
-    :param inherited: Connections that came along when the process was forked, and must not be held open.
+    :param inherited: Connections that a forked process has inherited and has to close.
     """
     depend_on_parent()
     for other in inherited:
@@ -218,7 +218,7 @@ def run_worker(connection: Connection, host: Host | bytes, inherited: list[Conne
                 raise
         finally:
             if served is not None:
-                with contextlib.suppress(Exception):  # after a failure, another one is of no interest
+                with contextlib.suppress(Exception):  # only the first failure is reported
                     served.close()
 
 
@@ -249,14 +249,14 @@ def _answer(sender: Channel | Outbox, answer: Any) -> None:
 def _leave_with_parent(fd: int) -> None:
     """End the process soon after the other side of the pipe is closed, even if an environment hangs."""
     poll = select.poll()
-    poll.register(fd, 0)  # only the hang-up
+    poll.register(fd, 0)  # hang-up only
     poll.poll()
     time.sleep(_GRACE_SECONDS)
     os._exit(1)
 
 
 def dumps(value: Any) -> bytes:
-    """Pickle by reference where that works (fast), by value where it does not (classes of scripts and notebooks)."""
+    """Pickle by reference (fast), or by value if that fails (classes of scripts and notebooks)."""
     try:
         return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     except Exception:  # pickling runs code of the objects, which may raise anything
@@ -264,10 +264,10 @@ def dumps(value: Any) -> bytes:
 
 
 def failure_of(error: BaseException, env_index: int | None) -> Failure:
-    """Prepare an exception for the trip; an exception that cannot be pickled survives as type name and text.
+    """Convert an exception for another process; if it cannot be pickled, only its type name and text are kept.
 
     :param error: The exception.
-    :param env_index: The environment that was being worked on, if known.
+    :param env_index: Index of the environment in which it occurred, if known.
     """
     place = ""
     if isinstance(error, EnvironmentFailedError) and error.__cause__ is not None:
@@ -277,7 +277,7 @@ def failure_of(error: BaseException, env_index: int | None) -> Failure:
 
 
 def exception_of(failure: Failure) -> BaseException | None:
-    """Return the exception that came from the other process, where it can be restored here."""
+    """Return the exception of the other process; `None`: it cannot be unpickled."""
     try:
         return pickle.loads(failure.pickled) if failure.pickled is not None else None
     except Exception:  # unpickling runs code of the exception, which may raise anything

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Union
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -10,10 +10,9 @@ from gymnasium import spaces
 
 from maze.core.annotations import override
 from maze.core.env.structured_env import StepKeyType
-from maze.core.env.structured_env_spaces_mixin import StructuredEnvSpacesMixin
 from maze.core.errors import EnvironmentContractError
 from maze.core.wrappers.gym_spaces import entries_of, packed, parts_of
-from maze.core.wrappers.wrapper import ActionWrapper, EnvType, ObservationWrapper, Wrapper
+from maze.core.wrappers.wrapper import ActionWrapper, ObservationWrapper, Wrapper
 
 
 class DictActionWrapper(ActionWrapper[gymnasium.Env[Any, Any]]):
@@ -59,7 +58,7 @@ class DictObservationWrapper(ObservationWrapper[gymnasium.Env[Any, Any]]):
         return dict(parts_of(self._kind, self.observation_space, observation))
 
 
-class NoDictActionWrapper(ActionWrapper[Union[EnvType, StructuredEnvSpacesMixin]]):
+class NoDictActionWrapper(ActionWrapper[Any]):
     """Replace dictionary action spaces by their only entry.
 
     :param env: The environment to wrap; each sub-step's action space has one entry.
@@ -73,19 +72,16 @@ class NoDictActionWrapper(ActionWrapper[Union[EnvType, StructuredEnvSpacesMixin]
     @property
     def action_space(self) -> spaces.Space[Any]:
         """The only entry of the action space of the actor that acts next."""
-        env: Any = self.env
-        return _only_entry(env.action_space, "action")
+        return _only_entry(self.env.action_space, "action")
 
     @property
     def action_spaces_dict(self) -> dict[StepKeyType, spaces.Space[Any]]:
         """The only entry of each sub-step's action space."""
-        env: Any = self.env
-        return {step_key: _only_entry(space, "action") for step_key, space in env.action_spaces_dict.items()}
+        return {step_key: _only_entry(space, "action") for step_key, space in self.env.action_spaces_dict.items()}
 
     @override(ActionWrapper)
     def action(self, action: np.ndarray) -> dict[str, np.ndarray]:
-        env: Any = self.env
-        return {self._only_key if self._only_key is not None else self._keys[env.actor_id().step_key]: action}
+        return {self._only_key if self._only_key is not None else self._keys[self.env.actor_id().step_key]: action}
 
     @override(ActionWrapper)
     def reverse_action(self, action: dict[str, np.ndarray]) -> np.ndarray:
@@ -93,7 +89,7 @@ class NoDictActionWrapper(ActionWrapper[Union[EnvType, StructuredEnvSpacesMixin]
         return only_action
 
 
-class NoDictObservationWrapper(ObservationWrapper[Union[EnvType, StructuredEnvSpacesMixin]]):
+class NoDictObservationWrapper(ObservationWrapper[Any]):
     """Replace dictionary observation spaces by their only entry.
 
     :param env: The environment to wrap; each sub-step's observation space has one entry.
@@ -107,14 +103,12 @@ class NoDictObservationWrapper(ObservationWrapper[Union[EnvType, StructuredEnvSp
     @property
     def observation_space(self) -> spaces.Space[Any]:
         """The only entry of the observation space of the actor that acts next."""
-        env: Any = self.env
-        return _only_entry(env.observation_space, "observation")
+        return _only_entry(self.env.observation_space, "observation")
 
     @property
     def observation_spaces_dict(self) -> dict[StepKeyType, spaces.Space[Any]]:
         """The only entry of each sub-step's observation space."""
-        env: Any = self.env
-        return {key: _only_entry(space, "observation") for key, space in env.observation_spaces_dict.items()}
+        return {key: _only_entry(space, "observation") for key, space in self.env.observation_spaces_dict.items()}
 
     @override(ObservationWrapper)
     def observation(self, observation: Any) -> Any:
@@ -122,7 +116,7 @@ class NoDictObservationWrapper(ObservationWrapper[Union[EnvType, StructuredEnvSp
         return only_observation
 
 
-class NoDictSpacesWrapper(NoDictActionWrapper[EnvType]):
+class NoDictSpacesWrapper(NoDictActionWrapper):
     """Replace dictionary spaces, of actions and observations, by their only entry.
 
     For frameworks without dictionary spaces. It is a :class:`NoDictActionWrapper` around a
@@ -132,7 +126,7 @@ class NoDictSpacesWrapper(NoDictActionWrapper[EnvType]):
     """
 
     def __init__(self, env: Any) -> None:
-        self._observations: NoDictObservationWrapper[Any] = NoDictObservationWrapper(env)
+        self._observations: NoDictObservationWrapper = NoDictObservationWrapper(env)
         super().__init__(self._observations)
 
     @property
@@ -168,7 +162,7 @@ def _only_entry(space: Any, what: str) -> spaces.Space[Any]:
     return entry
 
 
-class SortedSpacesWrapper(Wrapper[Union[EnvType, StructuredEnvSpacesMixin]]):
+class SortedSpacesWrapper(Wrapper[Any]):
     """Sort the entries of all dictionary spaces by name, for components that depend on their order.
 
     :param env: The environment to wrap.
@@ -179,26 +173,22 @@ class SortedSpacesWrapper(Wrapper[Union[EnvType, StructuredEnvSpacesMixin]]):
     @property
     def action_space(self) -> spaces.Dict:
         """Action space of the actor that acts next."""
-        env: Any = self.env
-        return _sorted(env.action_space)
+        return _sorted(self.env.action_space)
 
     @property
     def observation_space(self) -> spaces.Dict:
         """Observation space of the actor that acts next."""
-        env: Any = self.env
-        return _sorted(env.observation_space)
+        return _sorted(self.env.observation_space)
 
     @property
     def action_spaces_dict(self) -> dict[StepKeyType, spaces.Dict]:
         """Action space of each sub-step."""
-        env: Any = self.env
-        return {key: _sorted(space) for key, space in env.action_spaces_dict.items()}
+        return {key: _sorted(space) for key, space in self.env.action_spaces_dict.items()}
 
     @property
     def observation_spaces_dict(self) -> dict[StepKeyType, spaces.Dict]:
         """Observation space of each sub-step."""
-        env: Any = self.env
-        return {key: _sorted(space) for key, space in env.observation_spaces_dict.items()}
+        return {key: _sorted(space) for key, space in self.env.observation_spaces_dict.items()}
 
 
 def _sorted(space: spaces.Dict) -> spaces.Dict:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
 from maze.core.annotations import override
 from maze.core.env.simulated_env_mixin import Future
-from maze.core.env.structured_env import StructuredEnv
 from maze.core.env.time_env_mixin import TimeEnvMixin
 from maze.core.errors import ConfigValueError
-from maze.core.wrappers.wrapper import EnvType, Wrapper
+from maze.core.wrappers.wrapper import Wrapper
 
 
-class RandomResetWrapper(Wrapper[Union[StructuredEnv, EnvType]]):
+class RandomResetWrapper(Wrapper[Any]):
     """Take a random number of random environment steps at the beginning of each episode.
 
     Skipped steps count for the environment time. If the episode ends meanwhile, skipping continues in the next one.
@@ -46,8 +45,7 @@ class RandomResetWrapper(Wrapper[Union[StructuredEnv, EnvType]]):
         self._rng = np.random.RandomState(seed)
         for space in self._action_spaces.values():
             space.seed(int(self._rng.randint(2**31 - 1)))
-        env: Any = self.env
-        env.seed(seed)
+        self.env.seed(seed)
 
     @override(Wrapper)
     def reset(self) -> Any:
@@ -60,8 +58,7 @@ class RandomResetWrapper(Wrapper[Union[StructuredEnv, EnvType]]):
 
     def _skip_env_step(self) -> tuple[Any, bool]:
         """Take the random sub-steps of one environment step."""
-        env: Any = self.env
-        get_time = env.get_env_time if isinstance(env, TimeEnvMixin) else None
+        get_time = self.env.get_env_time if isinstance(self.env, TimeEnvMixin) else None
         time_before = None if get_time is None else get_time()
         while True:
             observation, _, done, _ = self._env_step(self._sample_action())
@@ -72,11 +69,10 @@ class RandomResetWrapper(Wrapper[Union[StructuredEnv, EnvType]]):
         spaces = self._action_spaces
         if len(spaces) == 1:
             return next(iter(spaces.values())).sample()
-        env: Any = self.env
-        return spaces[env.actor_id().step_key].sample()
+        return spaces[self.env.actor_id().step_key].sample()
 
     @override(Wrapper)
-    def clone_from(self, env: RandomResetWrapper[Any], future: Future = "same") -> None:
+    def clone_from(self, env: RandomResetWrapper, future: Future = "same") -> None:
         super().clone_from(env, future)
         self._rng.set_state(env._rng.get_state())
         self._action_spaces = copy.deepcopy(env._action_spaces)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Union
+from typing import Any
 
 from maze.core.annotations import override
-from maze.core.env.structured_env import StructuredEnv
 from maze.core.env.time_env_mixin import TimeEnvMixin
 from maze.core.errors import ConfigValueError
-from maze.core.wrappers.wrapper import EnvType, Wrapper
+from maze.core.wrappers.wrapper import Wrapper
 
 _MODES = ("sticky", "noop")
 
 
-class StepSkipWrapper(Wrapper[Union[StructuredEnv, EnvType]]):
+class StepSkipWrapper(Wrapper[Any]):
     """Repeat the action of the agent for several environment steps; its reward is the sum over these steps.
 
     In the skipped steps all actors repeat their actions, or do nothing. Skipping ends with the episode, and at the turn
@@ -51,7 +50,7 @@ class StepSkipWrapper(Wrapper[Union[StructuredEnv, EnvType]]):
 
     @override(Wrapper)
     def step(self, action: Any) -> Any:
-        env: Any = self.env
+        env = self.env
         knows_time = isinstance(env, TimeEnvMixin)
         time = env.get_env_time() if knows_time else 0
         self._actions = {**self._actions, env.actor_id(): action}
@@ -78,5 +77,4 @@ class StepSkipWrapper(Wrapper[Union[StructuredEnv, EnvType]]):
     def _skipping_action(self, actor: Any) -> Any:
         if self.skip_mode == "sticky":
             return self._actions[actor]
-        env: Any = self.env
-        return env.action_conversion_dict[actor.step_key].noop_action()
+        return self.env.action_conversion_dict[actor.step_key].noop_action()

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, ClassVar, Union
+from typing import Any, ClassVar
 
 from maze.core.annotations import override
 from maze.core.env.base_env import TRUNCATION_KEY, BaseEnv
 from maze.core.env.time_env_mixin import TimeEnvMixin
 from maze.core.errors import ConfigError, ConfigValueError
-from maze.core.wrappers.wrapper import EnvType, Wrapper
+from maze.core.wrappers.wrapper import Wrapper
 from maze.utils.timeout import Timeout
 
 
-class TimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]], BaseEnv):
+class TimeLimitWrapper(Wrapper[Any], BaseEnv):
     """Truncate episodes after a number of environment steps.
 
     An episode that terminates in its last permitted step is not truncated. Sub-steps do not count; for environments
@@ -29,7 +29,7 @@ class TimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]], BaseEnv):
 
     TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper.TRANSIENT, "_get_env_time", "_context")
 
-    def __init__(self, env: BaseEnv | EnvType, max_episode_steps: int | None = None) -> None:
+    def __init__(self, env: Any, max_episode_steps: int | None = None) -> None:
         self.set_max_episode_steps(max_episode_steps)
         self._elapsed_steps = 0
         self.n_cut_off = 0
@@ -40,9 +40,8 @@ class TimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]], BaseEnv):
     @override(Wrapper)
     def _bind(self) -> None:
         super()._bind()
-        env: Any = self.env
-        self._get_env_time = env.get_env_time if isinstance(env, TimeEnvMixin) else None
-        self._context = getattr(env, "context", None) if not self._is_gymnasium else None
+        self._get_env_time = self.env.get_env_time if isinstance(self.env, TimeEnvMixin) else None
+        self._context = getattr(self.env, "context", None) if not self._is_gymnasium else None
 
     def set_max_episode_steps(self, max_episode_steps: int | None) -> None:
         """Set the limit, valid from the next step on.
@@ -87,16 +86,14 @@ class TimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]], BaseEnv):
 
     @override(BaseEnv)
     def seed(self, seed: Any) -> None:
-        env: Any = self.env
-        if self._is_gymnasium and not hasattr(env, "seed"):
+        if self._is_gymnasium and not hasattr(self.env, "seed"):
             self._next_seed = seed  # gymnasium is seeded at the next reset
         else:
-            env.seed(seed)
+            self.env.seed(seed)
 
     @override(BaseEnv)
     def close(self) -> None:
-        env: Any = self.env
-        env.close()
+        self.env.close()
 
 
 def _cut_off(result: Any) -> Any:
@@ -110,7 +107,7 @@ def _cut_off(result: Any) -> Any:
     return observation, reward, True, info
 
 
-class CallTimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]]):
+class CallTimeLimitWrapper(Wrapper[Any]):
     """Raise a `TimeoutError` in a step or reset that takes too long; its traceback shows the position.
 
     Native code is interrupted when it returns to Python, not before. The limit applies in the main thread of a process
@@ -123,7 +120,7 @@ class CallTimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]]):
     keeps_observations_and_actions = True
     records_only = True
 
-    def __init__(self, env: BaseEnv | EnvType, seconds: float) -> None:
+    def __init__(self, env: Any, seconds: float) -> None:
         self.seconds = checked_time_limit("seconds", seconds)
         super().__init__(env)
 

@@ -285,7 +285,7 @@ def model_graph(inference_block: InferenceBlock, title: str) -> ModelGraph:
         text = "\n".join(_wrapped(line.strip()) for line in repr(block).splitlines() if line.strip())
         if n_parameters:
             text += f"\n{n_parameters:,} parameters ({share:.1%})"
-        # By the root, so that small shares can still be told apart.
+        # the root makes small shares distinguishable
         nodes[f"block {name}"] = GraphNode(text, is_block=True, depth=share**0.5)
         edges += [(f"tensor {key}", f"block {name}") for key in block.in_keys]
         edges += [(f"block {name}", f"tensor {key}") for key in block.out_keys if key not in inference_block.in_keys]

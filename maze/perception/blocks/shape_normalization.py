@@ -47,7 +47,7 @@ class ShapeNormalizationBlock(PerceptionBlock, ABC):
 
     @abstractmethod
     def normalized_forward(self, block_input: TensorDict) -> TensorDict:
-        """Computes the output tensors of inputs with exactly one batch dimension.
+        """Compute the output tensors of inputs with exactly one batch dimension.
 
         :param block_input: Holds exactly `in_keys`, each tensor with its number of `in_num_dims` dimensions.
         :return: A tensor for each of `out_keys`, with its number of `out_num_dims` dimensions.
@@ -124,7 +124,7 @@ class ShapeNormalizationBlock(PerceptionBlock, ABC):
         )
 
     def _raise_if_shapes_differ(self, block_input: Mapping[str, torch.Tensor], cause: RuntimeError) -> None:
-        """Says which input does not have its declared shape, where that explains why the layers failed."""
+        """Raise an error that names the input whose shape differs from the declared one."""
         for (key, num_dims), shape in zip(self._in_dims, self.in_shapes, strict=True):
             expected = tuple(shape[len(shape) - (num_dims - 1) :])
             found = tuple(block_input[key].shape[1:])

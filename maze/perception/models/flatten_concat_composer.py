@@ -1,4 +1,4 @@
-"""Flatten-and-concatenate models for flat vectors, and models that follow from the spaces for everything else."""
+"""Composer of flatten-and-concatenate models for flat vectors, and of derived models for other spaces."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 class FlattenConcatModelComposer(BaseModelComposer):
-    """Builds the networks that are named, as long as flattening and concatenating does justice to the spaces.
+    """Build the configured networks, if flattening and concatenating suits the spaces.
 
-    Otherwise, where the networks are those of `flatten_concat`, an
-    :class:`~maze.perception.models.auto_model_composer.AutoModelComposer` takes over, with their widths and activation,
-    and with a critic for each sub-step: where observations are more than flat vectors, where one of them is an action
-    mask, or where there are sub-steps without a network. :meth:`save_models` says so.
+    Otherwise, if the networks are those of `flatten_concat`, an
+    :class:`~maze.perception.models.auto_model_composer.AutoModelComposer` replaces them, with their widths and
+    activation, and with a critic for each sub-step: if observations are no flat vectors, if one of them is an action
+    mask, or if sub-steps have no network. :meth:`save_models` reports it.
 
     :param action_spaces_dict: Action spaces by step key.
     :param observation_spaces_dict: Observation spaces by step key.
@@ -56,7 +56,7 @@ class FlattenConcatModelComposer(BaseModelComposer):
         given = (action_spaces_dict, observation_spaces_dict, agent_counts_dict, distribution_mapper_config)
         networks = flat_networks(policy)
         self.handed_over = _more_than_flat(action_spaces_dict, observation_spaces_dict, networks) if networks else ""
-        """Why the model follows from the spaces; empty: it does not."""
+        """Why the model is derived from the spaces; empty: it is not."""
         self._composer: BaseModelComposer
         if self.handed_over:
             self._composer = AutoModelComposer(
@@ -92,7 +92,7 @@ def _more_than_flat(
     observation_spaces_dict: Mapping[StepKeyType, spaces.Dict],
     networks: Sequence[Any],
 ) -> str:
-    """What flattening and concatenating would not do justice to."""
+    """Describe why flattening and concatenating does not suit the spaces; empty: it does."""
     for step_key, step in observation_spaces_dict.items():
         for key, space in step.spaces.items():
             if not is_flat({step_key: spaces.Dict({key: space})}):
@@ -107,7 +107,7 @@ def _more_than_flat(
 
 
 def _settings(network: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of the model that takes over, as far as a network says them."""
+    """Return the settings of the derived model that a network determines."""
     settings: dict[str, Any] = {}
     if network.get("hidden_units"):
         settings["hidden_units"] = list(network["hidden_units"])

@@ -71,7 +71,7 @@ def only_network(networks: Any, where: str) -> tuple[Any, Any]:
 
 
 def build(base_type: type[T], config: Any, where: str, **arguments: Any) -> T:
-    """Instantiates a configuration, or passes an object through.
+    """Instantiate a configuration, or return a given object.
 
     :param where: Place in the configuration, for messages.
     :param arguments: Arguments that the configuration need not state; what it states has priority.

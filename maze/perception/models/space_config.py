@@ -72,7 +72,7 @@ class SpacesConfig:
         return found
 
     def require_same(self, env: Any, origin: str | Path) -> None:
-        """Raises a `CheckpointError` that names what differs, where a model of these spaces cannot act.
+        """Raise a `CheckpointError` that names the differences, if a model of these spaces cannot act.
 
         :param env: The environment.
         :param origin: Where the model comes from.

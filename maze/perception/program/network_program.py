@@ -1,24 +1,21 @@
-"""Networks as programs: the operations of a forward pass, read once and run by several interpreters.
+"""Networks as programs: the operations of a forward pass, read once and run in NumPy.
 
 A module describes its `forward` by a method `describe_forward(reader, inputs)`, which adds the operations of `forward`
 to a :class:`ProgramReader`, from the places of its inputs to those of its outputs. Networks that cannot be described
 (other layers, hooks, a replaced `forward`) have no program; callers use the module itself.
 
-:mod:`~maze.perception.program.numpy_networks` runs programs in NumPy, for one or for many sets of parameters,
-:mod:`~maze.perception.program.network_program` in torch, with gradients.
+:mod:`~maze.perception.program.numpy_networks` runs programs, for one or for many sets of parameters.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.modules import module as _module
 
 from maze.perception.activations import Tanh
@@ -42,8 +39,6 @@ class Linear:
     source: Place
     target: Place
     layer: nn.Linear
-    parameters: Mapping[str, Any] = field(compare=False)
-    """Those of the layer; found faster here than as attributes of a module."""
 
 
 @dataclass(frozen=True)
@@ -56,18 +51,15 @@ class Activation:
 
 
 class Function(Protocol):
-    """A function of tensors without parameters. It leaves its arguments as they are; equal ones compute the same."""
-
-    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
-        """Return the result `[..., *shape]`, for any leading batch dimensions."""
+    """A function without parameters, which does not change its arguments."""
 
     def in_numpy(self, *arrays: Array) -> Array:
-        """Return the same for arrays."""
+        """Return the result `[..., *shape]`, for any leading batch dimensions."""
 
 
 @dataclass(frozen=True)
 class FunctionPair:
-    """A function that is given twice, see :class:`Function`."""
+    """A function for tensors and for arrays, see :class:`Function`."""
 
     in_torch: Callable[..., torch.Tensor]
     in_numpy: Callable[..., Array]
@@ -87,12 +79,9 @@ Operation: TypeAlias = Linear | Activation | Apply
 
 @dataclass(frozen=True)
 class Flatten:
-    """Joins the last `n_dims` dimensions to one; 0 adds a dimension of size one."""
+    """Join the last `n_dims` dimensions to one; 0 adds a dimension of size one."""
 
     n_dims: int
-
-    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
-        return tensors[0].flatten(-self.n_dims) if self.n_dims else tensors[0].unsqueeze(-1)
 
     def in_numpy(self, *arrays: Array) -> Array:
         shape = arrays[0].shape
@@ -101,12 +90,9 @@ class Flatten:
 
 @dataclass(frozen=True)
 class Unflatten:
-    """Gives the last dimension a shape."""
+    """Give the last dimension a shape."""
 
     shape: tuple[int, ...]
-
-    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
-        return tensors[0].reshape(*tensors[0].shape[:-1], *self.shape)
 
     def in_numpy(self, *arrays: Array) -> Array:
         result: Array = arrays[0].reshape(*arrays[0].shape[:-1], *self.shape)
@@ -115,12 +101,9 @@ class Unflatten:
 
 @dataclass(frozen=True)
 class Concatenate:
-    """Joins tensors along an axis that is counted from the end (negative)."""
+    """Join tensors along an axis that is counted from the end (negative)."""
 
     axis: int
-
-    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
-        return torch.cat(tensors, dim=self.axis)
 
     def in_numpy(self, *arrays: Array) -> Array:
         return np.concatenate(arrays, axis=self.axis)
@@ -172,7 +155,7 @@ class ProgramReader:
         if kind is nn.Identity:
             return source
         if isinstance(layer, nn.Linear) and kind is nn.Linear:
-            return self._add(Linear(source, self._new_place(), layer, vars(layer)["_parameters"]))
+            return self._add(Linear(source, self._new_place(), layer))
         if kind in ACTIVATIONS and not getattr(layer, "inplace", False):
             return self._add(Activation(source, self._new_place(), layer))
         raise _UnreadableError
@@ -232,7 +215,7 @@ _HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_
 
 
 class ModuleWatch:
-    """Detects changes of a network's computation, other than of its parameters."""
+    """Detect changes of a network's computation, other than of its parameters."""
 
     def __init__(self, network: nn.Module) -> None:
         self._attributes = [vars(module) for module in network.modules()]
@@ -281,60 +264,6 @@ def _describes_itself(module_type: type[Any]) -> bool:
 TensorDict = dict[str, Tensor]
 
 
-class JointEvaluation:
-    """Evaluates networks on the same input, such as the twins of a critic.
-
-    For the batches that off-policy learning draws, a good part of a network's time goes into calling its modules and
-    into preparing the input. Programs need no calls, and share what they do before their first layer. Networks of
-    which one cannot be read are called one after the other.
-
-    :param networks: The networks, which may train on.
-    """
-
-    def __init__(self, networks: Sequence[nn.Module]) -> None:
-        self._networks = list(networks)
-        self._read()
-
-    def is_of(self, networks: Iterable[nn.Module]) -> bool:
-        """Return whether these are still the networks."""
-        return all(map(operator.is_, self._networks, networks))
-
-    def __call__(self, inputs: Mapping[str, Tensor]) -> list[TensorDict]:
-        """Return the outputs of each network by key.
-
-        :param inputs: With any leading batch dimensions.
-        """
-        if any(not program.modules.are_unchanged() for program in self._programs):
-            self._read()
-        if self._programs:
-            try:
-                return self._run_programs(inputs)
-            except (KeyError, RuntimeError):
-                pass  # the networks raise better messages
-        return [network(inputs) for network in self._networks]
-
-    def _run_programs(self, inputs: Mapping[str, Tensor]) -> list[TensorDict]:
-        first = self._programs[0]
-        shared: list[Any] = [None] * max(program.n_places for program in self._programs)
-        for key, place in first.inputs.items():
-            tensor = inputs[key]
-            shared[place] = tensor if tensor.is_floating_point() else tensor.float()
-        _run(first.operations[: self._n_shared], shared)
-        outputs = []
-        for program in self._programs:
-            places = shared.copy()
-            _run(program.operations[self._n_shared :], places)
-            outputs.append({key: places[place] for key, place in program.outputs.items()})
-        return outputs
-
-    def _read(self) -> None:
-        programs = [read_program(network) for network in self._networks]
-        readable = [program for program in programs if program is not None]
-        is_common = len(readable) == len(programs) and all(one.inputs == readable[0].inputs for one in readable)
-        self._programs = readable if is_common else []
-        self._n_shared = _n_shared_operations(self._programs)
-
-
 class TorchPopulation:
     """One network of any kind with many sets of parameters, mapped over them by `torch.func.vmap`.
 
@@ -377,25 +306,3 @@ class TorchPopulation:
             for (slots, name, _), parameter in zip(self._slots, replaced, strict=True):
                 slots[name] = parameter
         return {key: value.squeeze(0) for key, value in outputs.items()}
-
-
-def _n_shared_operations(programs: Sequence[Program]) -> int:
-    """Return how many operations at the beginning are the same for all programs."""
-    n_shared = 0
-    for operations in zip(*(program.operations for program in programs), strict=False):
-        if any(operation != operations[0] for operation in operations):
-            break
-        n_shared += 1
-    return n_shared
-
-
-def _run(operations: Iterable[Operation], at: list[Any]) -> None:
-    """Fill the places of all results."""
-    for operation in operations:
-        match operation:
-            case Linear(source, target, _, parameters):
-                at[target] = functional.linear(at[source], parameters["weight"], parameters["bias"])
-            case Activation(source, target, layer):
-                at[target] = layer.forward(at[source])
-            case Apply(sources, target, function):
-                at[target] = function.in_torch(*[at[source] for source in sources])

@@ -1,4 +1,4 @@
-"""Deploying an agent: the documented examples, episodes, candidates, errors, and what is left behind: nothing."""
+"""Deployment of an agent: documented examples, episodes, candidates, errors, threads and restored environments."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_closing_completes_the_running_episode() -> None:
     deployment.close(STATE, 1.0, False, {})
     deployment.close()
     assert deployment.n_episodes == 1
-    with pytest.raises(DeploymentError, match=r"act: this deployment is closed\. Make another one"):
+    with pytest.raises(DeploymentError, match=r"act: this deployment is closed\. Create another one"):
         deployment.act(STATE, 0, False, {})
     with pytest.raises(DeploymentError, match="finish_episode: this deployment is closed"):
         deployment.finish_episode()
@@ -176,7 +176,7 @@ def test_an_episode_that_is_not_over_when_it_is_finished_was_cut_off(
     assert given == info  # what belongs to the caller stays as it is
 
 
-def test_a_wrapper_that_ends_the_episode_says_so_and_the_next_one_can_begin() -> None:
+def test_a_wrapper_that_ends_the_episode_is_reported_and_the_next_episode_can_begin() -> None:
     env = TimeLimitWrapper.wrap(GymMazeEnv("CartPole-v1"), max_episode_steps=3)
     with AgentDeployment(DummyCartPolePolicy(), env) as deployment:
         for _ in range(2):
@@ -274,7 +274,7 @@ def test_a_number_of_candidates_that_is_none_is_refused(number: Any) -> None:
 # -- wrong use -------------------------------------------------------------------------------------------------------
 
 
-def test_acting_when_the_episode_is_over_says_what_to_do_and_harms_nothing() -> None:
+def test_acting_after_the_end_of_the_episode_is_refused_without_effect() -> None:
     with cartpole() as deployment:
         deployment.act(STATE, 0, False, {})
         with pytest.raises(DeploymentError, match=r"finish_episode\(maze_state, reward, done, info\)"):
@@ -285,8 +285,8 @@ def test_acting_when_the_episode_is_over_says_what_to_do_and_harms_nothing() -> 
 
 
 WRONG_ARGUMENTS: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"reward": None}, EnvironmentContractError, "after 1 actions of the episode: `reward` must be the number"),
-    ({"reward": "1"}, EnvironmentContractError, "`reward` must be the number"),
+    ({"reward": None}, EnvironmentContractError, "after 1 actions of the episode: `reward` must be a number"),
+    ({"reward": "1"}, EnvironmentContractError, "`reward` must be a number"),
     ({"reward": float("nan")}, NonFiniteError, "after 1 actions of the episode: `reward` is nan"),
     ({"info": [1]}, EnvironmentContractError, "`info` must be a mapping or None"),
     ({"events": ["cut"]}, EnvironmentContractError, "`events` must hold EventRecords, got 'cut'"),
@@ -310,7 +310,7 @@ def test_wrong_arguments_are_refused_before_anything_happens(
 
 WRONG_STATES: list[tuple[Any, type[Exception], str]] = [
     (None, EnvironmentContractError, r"cannot convert a state of type NoneType .*shape \(\), expected \(4,\)"),
-    ((STATE, {}), EnvironmentContractError, r"looks like \(observation, info\)"),
+    ((STATE, {}), EnvironmentContractError, r"is probably \(observation, info\)"),
     ({"step": 1}, EnvironmentContractError, r"expected values of dtype float32, .*found \{'step': 1\}"),
     (np.zeros(3), EnvironmentContractError, r"`observation` has the shape \(3,\), expected \(4,\)"),
     (np.array([0, np.inf, 0, 0]), NonFiniteError, "observation `observation` is not finite"),
@@ -345,14 +345,14 @@ def test_an_environment_serves_one_deployment_at_a_time() -> None:
     second.close()
 
 
-def test_what_the_real_system_holds_is_not_looked_for_in_the_environment() -> None:
+def test_attributes_of_the_simulation_are_refused() -> None:
     class Peeking(LastStep):
         def step(self, action: Any) -> Any:
             return self.env.core_env.inventory
 
     with (
         AgentDeployment(DummyCartPolePolicy(), Peeking(GymMazeEnv("CartPole-v1"))) as deployment,
-        pytest.raises(AttributeError, match="no attribute `inventory`: a deployed agent knows of the real system only"),
+        pytest.raises(AttributeError, match="no attribute `inventory`: a deployed agent has only the reported states"),
     ):
         deployment.act(STATE, 0, False, {})
 
@@ -424,7 +424,7 @@ def test_an_exception_of_the_caller_leaves_nothing_behind() -> None:
     assert env.core_env is simulation
 
 
-def test_a_deployment_that_nobody_holds_on_to_ends() -> None:
+def test_a_deployment_without_references_ends() -> None:
     env = GymMazeEnv("CartPole-v1")
     simulation = env.core_env
     deployment = AgentDeployment(DummyCartPolePolicy(), env)
@@ -472,7 +472,7 @@ def test_two_threads_cannot_act_at_once_and_closing_waits() -> None:
     assert len(actions) == 1
 
 
-def test_closing_beside_an_action_that_takes_too_long_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_during_a_long_action_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("maze.core.agent_deployment.agent_deployment.END_TIMEOUT", 0.05)
     policy = Slow()
     deployment = cartpole(policy)
@@ -521,7 +521,7 @@ def test_a_process_ends_although_a_deployment_was_not_closed(tmp_path: Path) -> 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_fork_of_the_process_is_told_that_it_has_no_thread() -> None:
+def test_a_fork_of_the_process_cannot_use_the_deployment() -> None:
     with cartpole() as deployment:
         deployment.act(STATE, 0, False, {})
         pid = os.fork()
@@ -529,7 +529,7 @@ def test_a_fork_of_the_process_is_told_that_it_has_no_thread() -> None:
             try:
                 deployment.act(STATE, 1.0, False, {})
             except DeploymentError as error:
-                os._exit(42 if "cannot be used in a fork" in str(error) else 1)
+                os._exit(42 if "cannot be used in its fork" in str(error) else 1)
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 42
         deployment.act(STATE, 1.0, False, {})
@@ -596,7 +596,7 @@ def test_a_training_run_is_deployed_with_its_statistics(trained: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["state_dict.pt", "spaces_config.pkl", ".hydra/config.yaml"])
-def test_what_a_run_lacks_is_named(trained: Path, tmp_path: Path, name: str) -> None:
+def test_missing_files_of_a_run_are_named(trained: Path, tmp_path: Path, name: str) -> None:
     shutil.copytree(trained, tmp_path / "run")
     (tmp_path / "run" / name).unlink()
     with pytest.raises(CheckpointError, match=f"is not the directory of a training run: there is no {name}"):

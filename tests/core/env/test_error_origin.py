@@ -104,7 +104,7 @@ BROKEN = {
 
 @pytest.fixture(autouse=True)
 def statistics_of_their_own():
-    """Steps that fail leave statistics behind that nobody else is to finish."""
+    """Failed steps leave no unfinished statistics for later tests."""
     with StatsContext():
         yield
 

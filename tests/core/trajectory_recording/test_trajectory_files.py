@@ -365,7 +365,7 @@ def test_trajectories_of_the_shipped_environments_are_loaded_without_permission(
 
 
 class Level:
-    """A state that nobody registers."""
+    """A state of an unregistered type."""
 
     def __init__(self, value):
         self.value = value

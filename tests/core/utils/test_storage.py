@@ -84,7 +84,7 @@ class TestUploads:
         store.refused = {"latest.pt"}
         with uploaded(Uploads(here, store)):
             upload_changes()
-            assert "latest.pt is refused. It is tried again" in caplog.text
+            assert "latest.pt is refused. The upload is retried" in caplog.text
             store.refused = set()
         assert files_below(tmp_path / "there").keys() == {"latest.pt", "sub/config.yaml"}
 
@@ -286,7 +286,7 @@ class TestBuckets:
         with uploaded(uploads):
             upload_changes()
             assert "cannot be written to" in caplog.text
-            assert "It is tried again" in caplog.text
+            assert "The upload is retried" in caplog.text
             assert objects(server, "run")["latest.pt"] == b"weights"
             server.is_cut = lambda method, bucket, key: False
         assert objects(server, "run") == files_below(here)

@@ -142,7 +142,7 @@ def test_masks_in_the_info_or_by_a_method_become_observations():
     shown.action_masks = lambda: [True, False]
     assert action_mask_name(shown) == "action_masks"
     shown = Shown(spaces.Discrete(4))
-    shown.action_mask = lambda state: [True, False]  # nobody knows the state
+    shown.action_mask = lambda state: [True, False]  # the state is unknown
     shown.valid_action_mask = lambda mode=None: [True, False]
     assert action_mask_name(shown) == "valid_action_mask"
 

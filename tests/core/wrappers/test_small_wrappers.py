@@ -92,7 +92,7 @@ def test_time_limit_works_around_gymnasium_environments():
         (True, {"TimeLimit.truncated": False}, False),
         (True, {}, False),
         (False, {"TimeLimit.truncated": True}, False),
-        (True, {"truncated": True}, False),  # only the one key tells
+        (True, {"truncated": True}, False),  # only this key counts
     ],
 )
 def test_truncation_is_read_from_one_key(done, info, truncated):

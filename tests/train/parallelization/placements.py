@@ -41,14 +41,14 @@ def differing(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> l
     return [place for place in one.keys() | other.keys() if not torch.equal(one[place], other[place])]
 
 
-def told_by(placement: Any, name: str, n_envs: int = 3) -> list[Any]:
-    """What environments of a placement tell of two rollouts and an evaluation, and in which state they end."""
+def recorded_by(placement: Any, name: str, n_envs: int = 3) -> list[Any]:
+    """Return the results of two rollouts and an evaluation with a placement, and the final state."""
     env = placement.vector_env(ENVS[name], n_envs, None)
     env.seed(list(range(n_envs)))
     policy = make_policy(ENVS[name])
     generator = RolloutGenerator(env, record_logits=True)
     columns = generator.allocate(6, policy)
-    told: list[Any] = []
+    results: list[Any] = []
     for _ in range(2):
         generator.collect(policy, columns)
         finals = [(entry[:3], _listed(entry[3])) for entry in sorted(columns.final_observations, key=lambda e: e[:2])]
@@ -56,20 +56,20 @@ def told_by(placement: Any, name: str, n_envs: int = 3) -> list[Any]:
             key: [_listed(part.observations), _listed(part.actions), _listed(part.logits), _listed(part.valid)]
             for key, part in columns.substeps.items()
         }
-        told += [arrays, finals, _listed(columns.rewards), _listed(columns.actor_rewards), columns.last_actor_ids]
-        told += [_listed(columns.terminated), _listed(columns.truncated), columns.actor_sequence]
-    told.append(_listed(env.state_dict()["environments"]))
+        results += [arrays, finals, _listed(columns.rewards), _listed(columns.actor_rewards), columns.last_actor_ids]
+        results += [_listed(columns.terminated), _listed(columns.truncated), columns.actor_sequence]
+    results.append(_listed(env.state_dict()["environments"]))
     env.clear_epoch_stats()
     env.play_episodes(policy, np.array([2, *[1] * (n_envs - 1)]), False)
     env.write_epoch_stats()
     learned = [(key, value) for key, value in env.epoch_stats.last_stats.items() if not _is_of_cluster(key)]
-    told += [sorted(map(str, learned)), _listed(policy.rng_state()["numpy"])]
+    results += [sorted(map(str, learned)), _listed(policy.rng_state()["numpy"])]
     env.close()
-    return told
+    return results
 
 
 def _is_of_cluster(key: Any) -> bool:
-    """What actors did says nothing of what came of it."""
+    """Whether a statistic is about the work of actors, which differs between equal runs."""
     return str(key.event.__qualname__).startswith("ClusterEvents")
 
 

@@ -1,4 +1,4 @@
-"""Runs a training on a cluster with a fault, and prints what it says.
+"""Run on a cluster with a fault and print the output.
 
     python ray_fault_cluster.py token|head <directory>
 

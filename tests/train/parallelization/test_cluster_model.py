@@ -39,7 +39,7 @@ def test_the_first_fragments_by_hand() -> None:
     even = Cluster(actors=10, step_ms=5, fragment=100)
     assert even.collecting_seconds() == pytest.approx(0.5)
     assert Cluster(actors=10, step_ms=5, wait_for=0.9).n_samples == 900
-    # of two actors, whoever is first is waited for; while the other one goes on, no time is lost
+    # wait for the first of two actors; the other one continues meanwhile, so no time is lost
     one = Cluster(actors=2, step_ms=5, sigma=1, wait_for=0.5)
     first, second = one.fragment_seconds()[0]
     assert Cluster(actors=2, step_ms=5, sigma=1).collecting_seconds() > one.collecting_seconds()

@@ -307,7 +307,7 @@ def test_a_failing_actor_becomes_one_error_at_once(fault, expected):
 def collect_slowly(actors: SubprocDistributedActors) -> None:
     for _ in range(5):
         actors.collect_batch()
-        time.sleep(0.5)  # after the first batch the actors have failed, and there are rollouts that nobody has read
+        time.sleep(0.5)  # the actors fail after the first batch, with unread rollouts in their pipes
         actors.broadcast_updated_policy(actors.policy.state_dict())
 
 

@@ -10,7 +10,7 @@ import pytest
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.train.parallelization.placement import InProcess, Processes, placement_of
-from tests.train.parallelization.placements import differing, told_by, trained
+from tests.train.parallelization.placements import differing, recorded_by, trained
 from tests.train.parallelization.toy_policies import ENVS, make_policy
 
 
@@ -18,13 +18,13 @@ from tests.train.parallelization.toy_policies import ENVS, make_policy
 def test_groups_in_processes_tell_what_groups_in_this_process_tell(name: str) -> None:
     here, elsewhere = InProcess(), Processes()
     here.env_groups = elsewhere.env_groups = 2
-    assert told_by(here, name) == told_by(elsewhere, name)
+    assert recorded_by(here, name) == recorded_by(elsewhere, name)
 
 
 def test_the_grouping_decides_what_is_drawn() -> None:
     together, apart = InProcess(), InProcess()
     apart.env_groups = 2
-    assert told_by(together, "flat") != told_by(apart, "flat")
+    assert recorded_by(together, "flat") != recorded_by(apart, "flat")
 
 
 def test_a_group_of_one_is_stepped_as_ever() -> None:

@@ -1,4 +1,4 @@
-"""Not waiting for all, in virtual time: what it gains, whoever the actors are."""
+"""Rollouts that do not wait for all actors, in virtual time: gain in throughput."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLAN = RolloutPlan(50, with_logits=True, keeps_terminal=False, begins=False)
 
 
 class VirtualPool:
-    """Actors whose fragments take lognormal steps of virtual time, and what they are asked for."""
+    """Actors whose fragments take lognormal steps of virtual time; records their calls."""
 
     def __init__(self, n_actors: int, n_steps: int, sigma: float) -> None:
         self.n_actors = self.n_first = n_actors
@@ -53,7 +53,7 @@ class VirtualPool:
 
 
 class VirtualGroups:
-    """Groups in such actors; their rollouts are empty."""
+    """Groups in virtual actors, with empty rollouts."""
 
     def __init__(self, pool: VirtualPool) -> None:
         self.pool, self.submit = pool, pool.submit

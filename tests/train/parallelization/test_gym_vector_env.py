@@ -41,7 +41,7 @@ ACTIONS = LogStatsKey(DiscreteActionEvents.action, None, ("substep_0", "action")
 
 
 class Masked(gymnasium.Env[Any, Any]):
-    """Counts up by the action; an odd count allows but one action, which `info` tells; 20 and more is the end."""
+    """Adds the action to a count; an odd count allows one action only, see `info`; ends at 20 or more."""
 
     observation_space = spaces.Box(0, 100, (1,), np.float32)
     action_space = spaces.Discrete(3)
@@ -103,7 +103,7 @@ class Counters(VectorEnv[Any, Any, Any]):
 
 
 class KeepsItself(Counters):
-    """Has something that nobody else can keep, and methods for it."""
+    """Has state that the wrapper cannot save, and methods to save it."""
 
     def __init__(self, num_envs: int) -> None:
         super().__init__(num_envs)
@@ -391,7 +391,7 @@ def test_what_cannot_be_kept_begins_new_episodes_and_says_why():
         assert list(problems) == [0, 1]
         assert reason in problems[1]
         other.reset()
-        env.reset()  # both go on with the seed that comes next
+        env.reset()  # both continue with the next derived seed
         assert seen_in(other, 9, np.random.default_rng(5)) == seen_in(env, 9, np.random.default_rng(5))
 
 

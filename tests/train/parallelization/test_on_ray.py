@@ -1,4 +1,4 @@
-"""Trainings on a cluster of two machines (nodes of Ray on this one): same results, and what vanishes is replaced."""
+"""Runs on a cluster of two nodes on this machine: equal results, replacement of lost actors and nodes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from maze.train.parallelization.on_ray.session import ray_session, require_ray
 from maze.train.parallelization.placement import InProcess
 from tests.cli.sweep_stub import write_root_config
 from tests.s3_server import S3Server, StoredObject
-from tests.train.parallelization.placements import differing, told_by, trained
+from tests.train.parallelization.placements import differing, recorded_by, trained
 from tests.train.parallelization.toy_envs import counting_env, random_walk_env, slow_third_env
 from tests.train.parallelization.toy_policies import ENVS, make_policy
 
@@ -63,7 +63,7 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Two nodes of two CPUs; whoever asks for Ray in this process is given them."""
+    """Cluster of two nodes with two CPUs each; all tests of this module use it."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -149,7 +149,7 @@ class TestSameResults:
         there, here = placement(), InProcess()
         here.env_groups = 2
         for name in ENVS:
-            assert told_by(there, name) == told_by(here, name), name
+            assert recorded_by(there, name) == recorded_by(here, name), name
 
     @pytest.mark.parametrize("name", SMALL)
     def test_trainings_end_with_the_same_tensors(self, cluster: Any, tmp_path: Path, name: str) -> None:
@@ -158,10 +158,10 @@ class TestSameResults:
         there = trained(tmp_path / "ray", *options, "runner=ray", "runner.env_groups=2", "runner.address=auto")
         assert len(here) > 10
         # what the actors did belongs to the statistics, and to nothing that is learned
-        told = (tmp_path / "ray" / "progress.csv").read_text()
+        output = (tmp_path / "ray" / "progress.csv").read_text()
         for what in ("actor_restarts", "actors_busy", "calls_per_second_of_node", "learner_waiting"):
-            assert what in told
-        assert "object_store_megabytes" in told
+            assert what in output
+        assert "object_store_megabytes" in output
         assert not differing(here, there)
 
     def test_impala_trains_and_goes_on(self, cluster: Any, tmp_path: Path) -> None:
@@ -251,13 +251,13 @@ class TestFirstFragments:
                 seen[number] += of_env
         late = [age for age in env._ages if age]
         assert late
-        if max_age:  # each fragment goes on where the one before ended, and comes once
+        if max_age:  # each fragment continues the one before and is delivered once
             for times_of_env in seen.values():
                 assert times_of_env == list(range(len(times_of_env)))
             assert len(seen[3]) >= 5
         env.write_epoch_stats()
-        told = {str(key.event.__name__): value for key, value in env.epoch_stats.last_stats.items()}
-        assert told["fragments_dropped"] == (len(late) if max_age == 0 else 0)
+        output = {str(key.event.__name__): value for key, value in env.epoch_stats.last_stats.items()}
+        assert output["fragments_dropped"] == (len(late) if max_age == 0 else 0)
 
     def test_ppo_learns_from_them(self, cluster: Any, tmp_path: Path) -> None:
         where = ["runner=ray", "runner.env_groups=3", "runner.address=auto", "runner.placement.wait_for=0.6"]
@@ -375,7 +375,7 @@ class TestFailures:
             assert [task.result for task in pool.finished(tasks, 3)] == [0, 1, 2]
             assert pool.work.n_restarts == 1
             lose(extra)
-            pool._limits.start_timeout = 2.0  # nobody replaces it
+            pool._limits.start_timeout = 2.0  # no free CPUs for the replacement
             with pytest.raises(ConfigError, match=r"1 of 3 actors have not started yet.*limit is 2 seconds"):
                 pool.call("echo", "say", [(1,), (2,), (3,)])
         finally:
@@ -604,23 +604,23 @@ class TestBadInput:
 @pytest.mark.long
 @pytest.mark.ray
 def test_a_cluster_that_wants_a_token_says_so(tmp_path: Path) -> None:
-    told = run_on_cluster_of_its_own(tmp_path, "token")
-    assert "RAY_AUTH_TOKEN" in told
-    assert told.count("ConfigError") == 1
+    output = run_on_cluster_of_its_own(tmp_path, "token")
+    assert "RAY_AUTH_TOKEN" in output
+    assert output.count("ConfigError") == 1
 
 
 @has_ray
 @pytest.mark.long
 @pytest.mark.ray
 def test_a_head_that_disappears_ends_the_run_with_its_state(tmp_path: Path) -> None:
-    told = run_on_cluster_of_its_own(tmp_path, "head")
-    assert "The head of the Ray cluster at" in told
-    assert "Its state is saved" in told
+    output = run_on_cluster_of_its_own(tmp_path, "head")
+    assert "The head node of the Ray cluster at" in output
+    assert "Its state is saved" in output
     assert (tmp_path / "run" / "latest.pt").is_file()
 
 
 def run_on_cluster_of_its_own(directory: Path, fault: str) -> str:
-    """What a training says on a cluster with this fault; the cluster is a process that ends with what it started."""
+    """Return the output of a run on a cluster with this fault, in a separate process group."""
     command = [sys.executable, str(Path(__file__).parent / "ray_fault_cluster.py"), fault, str(directory)]
     found = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert found.returncode == 0, found.stdout + found.stderr

@@ -57,11 +57,11 @@ def observed(env, out):
 
 
 def play(env, out, rng, n_ticks):
-    told = []
+    results = []
     for _ in range(n_ticks):
         env.step(sampled_actions(env, rng), out=out)
-        told.append((env.actor_ids(), observed(env, out), env.rewards.tolist(), env.terminated.tolist()))
-    return told
+        results.append((env.actor_ids(), observed(env, out), env.rewards.tolist(), env.terminated.tolist()))
+    return results
 
 
 def begun(env):
@@ -258,7 +258,7 @@ def test_steps_of_wrappers_that_draw_at_reset_are_played_again():
 
 
 def test_an_environment_that_is_not_deterministic_is_named_and_begins_a_new_episode():
-    env = SequentialVectorEnv([counting_env] * 2)  # counts its episodes since it was made, whatever its seed
+    env = SequentialVectorEnv([counting_env] * 2)  # counts episodes since its creation, independent of the seed
     env.seed([1, 2])
     play(env, begun(env), np.random.default_rng(0), 4)
     other = SequentialVectorEnv([counting_env] * 2)

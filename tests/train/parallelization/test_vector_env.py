@@ -169,11 +169,11 @@ def test_finished_episodes_are_reported_with_their_environment(env_class):
     env = env_class([partial(counting_env, endings) for endings in ENDINGS])
     env.reset()
     assert env.finished_episodes == {}
-    told = []
+    results = []
     for _ in range(4):
         env.step(moves(0, 0, 0))
-        told.append(returns_of(env.finished_episodes))
-    assert told == [{0: 1.0}, {0: 1.0, 2: 3.0}, {0: 1.0, 1: 6.0}, {0: 1.0, 2: 3.0}]
+        results.append(returns_of(env.finished_episodes))
+    assert results == [{0: 1.0}, {0: 1.0, 2: 3.0}, {0: 1.0, 1: 6.0}, {0: 1.0, 2: 3.0}]
     env.reset()
     assert returns_of(env.finished_episodes) == {1: 1.0}  # cut short in its first step
     env.step(moves(0, 0, 0))
@@ -343,12 +343,12 @@ FACTORIES = {
 
 
 def trajectory(env: Any, n_ticks: int) -> list[Any]:
-    """Everything a vector environment tells, with seeded actions."""
+    """Return all results of a vector environment with seeded actions."""
     env.seed(list(range(10, 10 + env.n_envs)))
     rng = np.random.default_rng(3)
     out = zeros(env.observation_spaces_dict, (env.n_envs,), "observation")
     env.reset(out=out)
-    told = []
+    results = []
     for _ in range(n_ticks):
         _, rewards, dones, infos = env.step(sampled_actions(env, rng), out=out)
         rows = [
@@ -361,12 +361,12 @@ def trajectory(env: Any, n_ticks: int) -> list[Any]:
             for index, final in env.final_observations.items()
         }
         actor_rewards = env.actor_rewards and [None if r is None else r.tolist() for r in env.actor_rewards]
-        told.append((env.actor_ids(), rows, rewards.tolist(), flags, finals, infos, actor_rewards))
-    told.append(env.get_env_time().tolist())
-    told.append(env.is_actor_done().tolist())
+        results.append((env.actor_ids(), rows, rewards.tolist(), flags, finals, infos, actor_rewards))
+    results.append(env.get_env_time().tolist())
+    results.append(env.is_actor_done().tolist())
     env.write_epoch_stats()
-    told.append(env.epoch_stats.last_stats)
-    return told
+    results.append(env.epoch_stats.last_stats)
+    return results
 
 
 @pytest.mark.parametrize("name", FACTORIES)
@@ -385,14 +385,14 @@ def test_sequential_and_subprocess_environments_give_identical_trajectories(name
 
 def test_sub_policies_are_chosen_by_each_environment_for_itself():
     env = SequentialVectorEnv([hierarchical_env] * 4)
-    told = trajectory(env, 30)
-    differing = [actors for actors, *_ in told[:30] if len(set(actors)) > 1]
+    results = trajectory(env, 30)
+    differing = [actors for actors, *_ in results[:30] if len(set(actors)) > 1]
     assert len(differing) > 10
 
 
 def test_agents_come_and_go():
-    told = trajectory(SequentialVectorEnv([coming_and_going_env] * 2), 60)
-    agents = {actor.agent_id for actors, *_ in told[:60] for actor in actors}
+    results = trajectory(SequentialVectorEnv([coming_and_going_env] * 2), 60)
+    agents = {actor.agent_id for actors, *_ in results[:60] for actor in actors}
     assert agents == {0, 1, 2, 3}
 
 

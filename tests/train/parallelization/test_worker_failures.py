@@ -1,4 +1,4 @@
-"""What a worker can do wrong is done here for real, and ends in one error that says what happened."""
+"""Real faults of worker processes: each ends in one error that names the worker and the cause."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_failing_worker_becomes_one_error_at_once(fault, expected):
     assert (error.worker_index, error.env_indices, error.call) == (1, [2, 3], "step")
     assert seconds < 4.0
     assert_all_gone(env)
-    with pytest.raises(WorkerError, match="has been closed"):
+    with pytest.raises(WorkerError, match="environment is closed"):
         env.step(MOVES)
 
 
@@ -108,15 +108,15 @@ from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVect
 from tests.train.parallelization.toy_envs import counting_env
 
 os.setpgrp()
-told = []
-signal.signal(signal.SIGTERM, lambda *_: told.append("SIGTERM"))
+received = []
+signal.signal(signal.SIGTERM, lambda *_: received.append("SIGTERM"))
 env = SubprocVectorEnv([partial(counting_env, ((100, "terminated"),))] * 2, start_method="forkserver")
 env.reset()
 os.killpg(os.getpgrp(), signal.SIGTERM)  # what a job scheduler does
 for _ in range(20):
     env.step({"move": np.zeros(2, np.int64)})
 env.close()
-print(*told)
+print(*received)
 """
 
 
@@ -408,7 +408,7 @@ def test_workers_leave_when_their_parent_is_killed(case, tmp_path):
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process exists and is not just a zombie that nobody has waited for."""
+    """Whether the process exists and is no zombie."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii") as file:
             return file.read().rsplit(")", 1)[1].split()[0] != "Z"

@@ -101,7 +101,7 @@ class CountingCoreEnv(ToyCoreEnv):
         length, way = self.endings[self.episode % len(self.endings)]
         self.is_over = self.time == length
         info = {"TimeLimit.truncated": True} if self.is_over and way == "truncated" else {}
-        if self.is_over and way == "both":  # a careless environment says it terminated, and nothing of truncation
+        if self.is_over and way == "both":  # an environment that reports termination and denies truncation
             info = {"TimeLimit.truncated": False}
         return self.get_maze_state(), reward, self.is_over, info
 

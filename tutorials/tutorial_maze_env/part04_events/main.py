@@ -1,4 +1,4 @@
-"""Acts at random and prints the statistics of events and KPIs."""
+"""Act at random and print the statistics of events and KPIs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tutorial_maze_env.part04_events.env.maze_env import maze_env_factory
 
 
 def main() -> None:
-    """Takes fifteen random actions."""
+    """Take fifteen random actions."""
     env = LogStatsWrapper(
         maze_env_factory(max_pieces_in_inventory=200, raw_piece_size=(100, 100), static_demand=(30, 15)),
         logging_prefix="main",

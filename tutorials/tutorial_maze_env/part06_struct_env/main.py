@@ -1,4 +1,4 @@
-"""Takes one step of each structured environment and prints the spaces of its sub-steps."""
+"""Take one step of each structured environment and print the spaces of its sub-steps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tutorial_maze_env.part06_struct_env.env.struct_env_masked import struct_env
 
 
 def show_sub_steps(struct_env: StructuredCutting2DEnvironment) -> None:
-    """Takes the two sub-steps of the first step at random."""
+    """Take the two sub-steps of the first step at random."""
     observation = struct_env.reset()
     for number in (1, 2):
         print(f"action_space {number}:      {struct_env.action_space}")
@@ -17,7 +17,7 @@ def show_sub_steps(struct_env: StructuredCutting2DEnvironment) -> None:
 
 
 def main() -> None:
-    """Shows the environment without masks, then the one with masks."""
+    """Show the environment without masks, then the one with masks."""
     for factory in (struct_env_factory, masked_struct_env_factory):
         show_sub_steps(factory(max_pieces_in_inventory=200, raw_piece_size=(100, 100), static_demand=[(30, 15)]))
 

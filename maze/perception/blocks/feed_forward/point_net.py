@@ -44,7 +44,7 @@ class PointwiseLayers(nn.Module):
 
 
 class AlignmentNet(nn.Module):
-    """Predicts from a point set the matrix that aligns its points (Qi et al. 2017, section 4.2)."""
+    """Predict from a point set the matrix that aligns its points (Qi et al. 2017, section 4.2)."""
 
     def __init__(self, n_features: int, embedding_dim: int, non_lin: type[nn.Module], use_batch_norm: bool) -> None:
         super().__init__()

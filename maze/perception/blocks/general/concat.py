@@ -12,7 +12,7 @@ from maze.perception.program.network_program import Places, ProgramReader
 
 
 class ConcatenationBlock(PerceptionBlock):
-    """Concatenates its inputs in the order of `in_keys`; one input passes through unchanged.
+    """Concatenate the inputs in the order of `in_keys`; one input passes through unchanged.
 
     :param concat_dim: The axis to join; negative, or counted with one batch dimension at 0.
     :raises ConfigError: The shapes differ in another dimension.

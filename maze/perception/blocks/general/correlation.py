@@ -10,7 +10,7 @@ from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDic
 
 
 class CorrelationBlock(PerceptionBlock):
-    """Multiplies two inputs element by element.
+    """Multiply two inputs element by element.
 
     Inputs `(..., features)` whose shapes are equal or broadcast; output of their common shape, or with `reduce`
     without the last dimension: the inner product of the feature vectors.

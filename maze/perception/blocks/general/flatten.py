@@ -9,7 +9,7 @@ from maze.perception.program.network_program import Places, ProgramReader
 
 
 class FlattenBlock(PerceptionBlock):
-    """Joins the last `num_flatten_dims` dimensions to one.
+    """Join the last `num_flatten_dims` dimensions to one.
 
     :param num_flatten_dims: Number of dimensions to join; 0 gives a scalar a dimension of size one.
     :raises ConfigError: The input has fewer dimensions.

@@ -14,7 +14,7 @@ from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDic
 
 
 class FunctionalBlock(PerceptionBlock):
-    """Applies a function.
+    """Apply a function.
 
     A block that is to be pickled needs a function of a module, not a lambda.
 

@@ -8,7 +8,7 @@ from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 
 
 class GlobalAveragePoolingBlock(ShapeNormalizationBlock):
-    """Averages each channel over the image.
+    """Average each channel over the image.
 
     Input `(batch, channels, height, width)`, output `(batch, channels)`.
     """

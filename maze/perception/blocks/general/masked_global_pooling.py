@@ -11,7 +11,7 @@ from maze.perception.blocks.tensor_functions import axis_from_end, check_pooling
 
 
 class MaskedGlobalPoolingBlock(PerceptionBlock):
-    """Pools features over one or more dimensions, without those that are masked.
+    """Pool unmasked features over one or more dimensions.
 
     The optional second input is the mask, positive where features count. It has the shape of the features, or that of
     their first dimensions: a mask `(n,)` for features `(n, f)`. Where nothing counts the result is zero.

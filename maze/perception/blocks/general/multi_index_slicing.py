@@ -12,7 +12,7 @@ from maze.perception.blocks.tensor_functions import axis_from_end, index_from_st
 
 
 class MultiIndexSlicingBlock(PerceptionBlock):
-    """Selects indices along one dimension, which stays (see :class:`SliceBlock` for the one that drops it).
+    """Select indices along one dimension and keep it (:class:`SliceBlock` drops it).
 
     :param select_dim: The axis; negative, or counted with one batch dimension at 0.
     :param select_idxs: The index or indices, in the order of the result.

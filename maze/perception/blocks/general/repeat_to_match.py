@@ -11,7 +11,7 @@ from maze.perception.blocks.tensor_functions import axis_from_end
 
 
 class RepeatToMatchBlock(PerceptionBlock):
-    """Repeats its first input along one axis as often as the second input is long there.
+    """Repeat the first input along one axis to the size of the second input there.
 
     An input with one dimension less than the second gets the axis first; otherwise its size there must be 1. Features
     `(f,)` next to `(n, g)` become `(n, f)` with `repeat_at_idx=1`, ready to be concatenated.

@@ -8,7 +8,7 @@ from maze.perception.blocks.tensor_functions import axis_from_end, index_from_st
 
 
 class SliceBlock(PerceptionBlock):
-    """Selects one index of a dimension, and drops the dimension.
+    """Select one index of a dimension and drop the dimension.
 
     :param slice_dim: The axis; negative, or counted with one batch dimension at 0.
     :param slice_idx: The index; negative: from the end.

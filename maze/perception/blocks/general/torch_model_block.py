@@ -14,7 +14,7 @@ from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 
 
 class TorchModelBlock(ShapeNormalizationBlock):
-    """Gives a plain PyTorch network shape inference and any number of leading batch dimensions.
+    """Wrap a PyTorch network with shape inference and any number of leading batch dimensions.
 
     :param net: Maps a dictionary of tensors with `in_keys` to a dictionary of tensors with `out_keys`.
     """

@@ -32,7 +32,7 @@ class LinearOutputBlock(ShapeNormalizationBlock):
         return {self.out_keys[0]: self.net(block_input[self.in_keys[0]])}
 
     def set_bias(self, bias: float | np.ndarray) -> None:
-        """Sets the bias, such as to start with rare actions (see `weight_init.compute_sigmoid_bias`).
+        """Set the bias, such as to start with rare actions (see `weight_init.compute_sigmoid_bias`).
 
         Several values have the shape `[output_units]`.
 

@@ -16,7 +16,7 @@ from maze.perception.weight_init import make_module_init_normc
 
 
 class FlattenConcatBaseNet(nn.Module):
-    """Flattens and concatenates the observations and feeds them to dense layers, each followed by `non_lin`.
+    """Flatten and concatenate the observations and process them by dense layers, each followed by `non_lin`.
 
     :param obs_shapes: Shapes of the observations, without batch dimensions, in the order of concatenation.
     :param hidden_units: Width of each dense layer.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class BaseStateActionCriticComposer(CriticComposerInterface):
-    """Builds a state-action critic; a derived class sets `_critic`. Its networks get two arguments:
+    """Build a state-action critic; a derived class sets `_critic`. Its networks get two arguments:
 
     * `obs_shapes`: shapes of the observations and, unless all action heads are `Discrete`, of the encoded actions;
     * `q_value_shapes`: shapes of what the network returns, by key: `<head>_q_values` for each head where all are
@@ -87,7 +87,7 @@ def q_network_shapes(
 
 
 class SharedStateActionCriticComposer(BaseStateActionCriticComposer):
-    """Builds a critic whose one pair of networks judges the actions of all sub-steps together.
+    """Build a critic whose pair of networks values the actions of all sub-steps together.
 
     :param observation_spaces_dict: Observation spaces by step key.
     :param action_spaces_dict: Action spaces by step key.
@@ -117,7 +117,7 @@ class SharedStateActionCriticComposer(BaseStateActionCriticComposer):
 
 
 class StepStateActionCriticComposer(BaseStateActionCriticComposer):
-    """Builds a critic with a pair of networks for each sub-step.
+    """Build a critic with a pair of networks for each sub-step.
 
     :param observation_spaces_dict: Observation spaces by step key.
     :param action_spaces_dict: Action spaces by step key.

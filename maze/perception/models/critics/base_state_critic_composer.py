@@ -24,7 +24,7 @@ NETWORKS = "model.critic.networks"
 
 
 class BaseStateCriticComposer(CriticComposerInterface):
-    """Builds a state critic. A derived class sets `_critic`.
+    """Build a state critic. A derived class sets `_critic`.
 
     :param observation_spaces_dict: Observation spaces by step key.
     :param agent_counts_dict: Number of agents by step key; -1: it changes.
@@ -59,7 +59,7 @@ class BaseStateCriticComposer(CriticComposerInterface):
 
 
 class StepNetworksCriticComposer(BaseStateCriticComposer):
-    """Builds a critic of one network for each sub-step.
+    """Build a critic of one network for each sub-step.
 
     :param observation_spaces_dict: Observation spaces by step key.
     :param agent_counts_dict: Number of agents by step key; -1: it changes.
@@ -80,7 +80,7 @@ class StepNetworksCriticComposer(BaseStateCriticComposer):
 
 
 class StepStateCriticComposer(StepNetworksCriticComposer):
-    """Builds a critic with one network for each sub-step.
+    """Build a critic with one network for each sub-step.
 
     The arguments are those of :class:`StepNetworksCriticComposer`.
     """
@@ -89,7 +89,7 @@ class StepStateCriticComposer(StepNetworksCriticComposer):
 
 
 class DeltaStateCriticComposer(StepNetworksCriticComposer):
-    """Builds a critic that predicts the first sub-step's value and the others' differences from it.
+    """Build a critic that predicts the first sub-step's value and the others' differences from it.
 
     The arguments are those of :class:`StepNetworksCriticComposer`.
     """
@@ -98,7 +98,7 @@ class DeltaStateCriticComposer(StepNetworksCriticComposer):
 
 
 class SharedStateCriticComposer(BaseStateCriticComposer):
-    """Builds a critic whose one network values all sub-steps and agents of an environment step together.
+    """Build a critic whose one network values all sub-steps and agents of an environment step together.
 
     :param observation_spaces_dict: Observation spaces by step key.
     :param agent_counts_dict: Number of agents by step key; -1: it changes.

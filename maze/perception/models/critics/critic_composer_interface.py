@@ -1,4 +1,4 @@
-"""What a critic composer is."""
+"""Interface of critic composers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class CriticComposerInterface(ABC):
-    """Builds a critic for the spaces of an environment."""
+    """Build a critic for the spaces of an environment."""
 
     @property
     @abstractmethod

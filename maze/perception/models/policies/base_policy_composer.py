@@ -1,4 +1,4 @@
-"""What a policy composer is."""
+"""Base of policy composers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class BasePolicyComposer(ABC):
-    """Builds a policy for the spaces of an environment. A derived class sets `_policy`.
+    """Build a policy for the spaces of an environment. A derived class sets `_policy`.
 
     :param action_spaces_dict: Action spaces by step key.
     :param observation_spaces_dict: Observation spaces by step key.

@@ -1,4 +1,4 @@
-"""Composes policies that draw their actions from distributions."""
+"""Compose policies that draw their actions from distributions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WHERE = "model.policy.networks"
 
 
 class ProbabilisticPolicyComposer(BasePolicyComposer):
-    """Builds one network for each sub-step, with `obs_shapes` and `action_logits_shapes` as arguments.
+    """Build one network for each sub-step, with `obs_shapes` and `action_logits_shapes` as arguments.
 
     :param action_spaces_dict: Action spaces by step key.
     :param observation_spaces_dict: Observation spaces by step key.

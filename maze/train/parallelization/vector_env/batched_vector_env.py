@@ -19,6 +19,7 @@ from maze.core.errors import EnvironmentContractError
 from maze.core.log_events.monitoring_events import DiscreteActionEvents
 from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator
 from maze.train.parallelization.vector_env.batched_stats import BatchedEpisodeStats, StatColumn
+from maze.train.parallelization.vector_env.env_batch import actions_at
 from maze.train.parallelization.vector_env.replay_log import RESEED_AFTER, derived_seed, states_for
 from maze.train.parallelization.vector_env.structured_vector_env import (
     FinalObservation,
@@ -85,11 +86,8 @@ class BatchedVectorEnv(StructuredVectorEnv):
             raise EnvironmentContractError("`reset` has to be called before the first `step`.")
         simulation = self.simulation
         step_key = simulation.step_keys[simulation.substep]
-        of_step = actions.get(step_key)
-        given = of_step if of_step is not None and isinstance(of_step, Mapping) else actions
-        taken = {}
-        for head in self._heads[step_key]:
-            taken[head.name] = head.column(given)
+        given = actions_at(step_key, actions)
+        taken = {head.name: head.column(given) for head in self._heads[step_key]}
         self._paused = simulation.autoreset_pending
         rewards, terminated, truncated = simulation.advance(taken)
         self._is_complete = is_complete = simulation.substep == 0
@@ -108,9 +106,7 @@ class BatchedVectorEnv(StructuredVectorEnv):
         else:
             self._finished = _NONE_FINISHED
         self.autoreset_pending = simulation.autoreset_pending
-        observations: Any = (
-            out if out is not None else zeros(self._observation_spaces_dict, (self.n_envs,), "observation")
-        )
+        observations: Any = out if out is not None else self._new_arrays()
         simulation.observe(observations[simulation.step_keys[simulation.substep]])
         if out is None:
             return self._returned(observations, self._infos)
@@ -136,9 +132,7 @@ class BatchedVectorEnv(StructuredVectorEnv):
             self._stats.begin(everyone)
         self.autoreset_pending = self.simulation.autoreset_pending
         self._is_reset, self._is_restored = True, False
-        observations: Any = (
-            out if out is not None else zeros(self._observation_spaces_dict, (self.n_envs,), "observation")
-        )
+        observations: Any = out if out is not None else self._new_arrays()
         self.simulation.observe(observations[self.simulation.step_keys[self.simulation.substep]])
         return out if out is not None else self._fresh(observations)
 

@@ -264,7 +264,7 @@ class EnvBatch:
         casts = self._casts[step_key]
         columns = [(key, column, column.dtype, casts[key]) for key, column in out[step_key].items()]
         rewards, last = self.rewards, self._last
-        taken = self._columns(step_key, _of_step(step_key, actions))
+        taken = self._columns(step_key, actions_at(step_key, actions))
         self._log.append(taken)
         infos: list[dict[Any, Any]] = []
         index = 0
@@ -288,11 +288,8 @@ class EnvBatch:
 
     def _step_structured(self, actions: Mapping[Any, Any], out: Out) -> list[dict[Any, Any]]:
         step_keys = {actor.step_key for actor in self.actor_ids}
-        if len(step_keys) == 1:
-            step_key = next(iter(step_keys))
-            taken = {step_key: self._columns(step_key, _of_step(step_key, actions))}
-        else:
-            taken = {step_key: self._columns(step_key, self._actions_at(step_key, actions)) for step_key in step_keys}
+        is_common = len(step_keys) == 1
+        taken = {key: self._columns(key, actions_at(key, actions, is_common)) for key in step_keys}
         self._log.append(([actor.step_key for actor in self.actor_ids], taken))
         by_key = {step_key: split_rows(columns) for step_key, columns in taken.items()}
         self.actor_rewards = None
@@ -320,15 +317,6 @@ class EnvBatch:
             infos.append(info)
         self._n_checks_left = max(0, self._n_checks_left - 1)
         return infos
-
-    def _actions_at(self, step_key: StepKeyType, actions: Mapping[Any, Any]) -> Mapping[str, Any]:
-        if step_key not in actions:
-            raise EnvironmentContractError(
-                f"The environments are at different sub-steps, one of them at {step_key!r}; expected actions by "
-                f"sub-step key, found the keys {list(actions)}."
-            )
-        of_step: Mapping[str, Any] = actions[step_key]
-        return of_step
 
     def _columns(self, step_key: StepKeyType, actions: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Return copies of the actions: the replay log and environments keep them."""
@@ -544,10 +532,23 @@ def other_spaces(reference: Any, env: Any) -> tuple[str, Any, Any]:
     return "", None, None
 
 
-def _of_step(step_key: StepKeyType, actions: Mapping[Any, Any]) -> Mapping[str, Any]:
-    """Return the actions of a sub-step of all environments, given directly or by sub-step key."""
+def actions_at(step_key: StepKeyType, actions: Mapping[Any, Any], is_common: bool = True) -> Mapping[str, Any]:
+    """Return the actions of a sub-step.
+
+    :param step_key: The sub-step.
+    :param actions: Actions by sub-step key; directly by action key if all environments are at the same sub-step.
+    :param is_common: Whether all environments are at the same sub-step.
+    :raises EnvironmentContractError: There are no actions for the sub-step.
+    """
     nested = actions.get(step_key)
-    return nested if isinstance(nested, Mapping) else actions
+    if isinstance(nested, Mapping):
+        return nested
+    if is_common:
+        return actions
+    raise EnvironmentContractError(
+        f"The environments are at different sub-steps, one of them at {step_key!r}; expected actions by sub-step key, "
+        f"found the keys {list(actions)}."
+    )
 
 
 def is_flat_env(env: Any) -> bool:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from maze.core.annotations import override
-from maze.core.env.space_arrays import zeros
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.train.parallelization.vector_env.env_batch import EnvBatch
@@ -82,9 +81,6 @@ class SequentialVectorEnv(BatchVectorEnv):
     @override(BatchVectorEnv)
     def _call_each(self, method: str, by_env: list[Any]) -> list[Any]:
         return self._call(method, by_env)
-
-    def _new_arrays(self) -> Any:
-        return zeros(self._observation_spaces_dict, (self.n_envs,), "observation")
 
 
 def vectorized(generator: Any) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.annotations import override
+from maze.core.env.space_arrays import zeros
 from maze.core.env.structured_env import ActorID, StepKeyType, StructuredEnv
 from maze.core.env.structured_env_spaces_mixin import StructuredEnvSpacesMixin
 from maze.core.env.time_env_mixin import TimeEnvMixin
@@ -286,6 +287,10 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
                     continue
                 self.episode_budget[env_index] -= 1
             self.epoch_stats.receive(stats)
+
+    def _new_arrays(self) -> Arrays:
+        """Return new arrays `[n_envs, ...]` for the observations of a step."""
+        return zeros(self._observation_spaces_dict, (self.n_envs,), "observation")
 
     def _returned(
         self, observations: Arrays, infos: list[dict[Any, Any]]

@@ -9,13 +9,13 @@ import cloudpickle
 import numpy as np
 
 from maze.core.annotations import override
-from maze.core.env.space_arrays import Arrays, ArraySpec, SpacesDict, action_column, array_specs, copy_rows, zeros
+from maze.core.env.space_arrays import Arrays, ArraySpec, SpacesDict, action_column, array_specs, copy_rows
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStats
 from maze.core.utils.worker_pool import WorkerPool, env_slices, map_memory, n_available_cores
 from maze.core.utils.worker_process import Host
-from maze.train.parallelization.vector_env.env_batch import ActorSpaces, EnvBatch, check_same_spaces
+from maze.train.parallelization.vector_env.env_batch import ActorSpaces, EnvBatch, actions_at, check_same_spaces
 from maze.train.parallelization.vector_env.structured_vector_env import (
     BatchVectorEnv,
     FinalObservation,
@@ -290,14 +290,7 @@ class SubprocVectorEnv(BatchVectorEnv):
     def _write_actions(self, actions: Mapping[Any, Any]) -> None:
         step_keys = {actor.step_key for actor in self._actor_ids} if not self.is_flat else {self._actor_ids[0].step_key}
         for step_key in step_keys:
-            given = actions.get(step_key)
-            if not isinstance(given, Mapping):
-                given = actions
-                if len(step_keys) > 1:
-                    raise EnvironmentContractError(
-                        f"The environments are at different sub-steps, one of them at {step_key!r}; expected actions "
-                        f"by sub-step key, found the keys {list(actions)}."
-                    )
+            given = actions_at(step_key, actions, len(step_keys) == 1)
             for key, shared in self._shared.actions[step_key].items():
                 shared[...] = action_column(given, step_key, key, shared.shape, shared.dtype)
 
@@ -325,7 +318,7 @@ class SubprocVectorEnv(BatchVectorEnv):
         return infos
 
     def _read_observations(self, out: Any) -> Any:
-        target = out if out is not None else zeros(self._observation_spaces_dict, (self.n_envs,), "observation")
+        target = out if out is not None else self._new_arrays()
         copy_rows(self._shared.observations, target, self._actor_ids[:1] if self.is_flat else self._actor_ids)
         return target
 

@@ -347,8 +347,7 @@ class ReplayTrainer(EpochTrainer, ABC):
             start = time.perf_counter()
             batch = self.workers.sample_transitions(self.model.device)
             sampling += time.perf_counter() - start
-            with self.products.for_batch(len(batch.terminated)):
-                self._learn_from(batch)
+            self._learn_from(batch)
         stats.add_time("time_sampling_from_buffer", sampling)
 
     def _learn_observation_statistics(self) -> None:

@@ -20,7 +20,6 @@ from maze.train.trainers.common.learning import UpdateStats
 from maze.train.trainers.common.observation_statistics import ObservationStatistics
 from maze.train.trainers.common.training_session import TrainingSession
 from maze.train.utils.freed_memory import freed_memory_kept
-from maze.train.utils.matrix_products import MatrixProducts
 from maze.train.utils.plain_state import (
     STATE_FORMAT,
     Part,
@@ -188,7 +187,6 @@ class EpochTrainer(Trainer, ABC):
         model.to(resolve_device(self.config.device, "algorithm.device", type(self.config).device))
         self.observation_statistics = ObservationStatistics(model)
         """Statistics of observations that networks normalize; a part of their weights."""
-        self.products = MatrixProducts(model.parameters())
         """Context for what is computed of a batch."""
         self.evaluator = evaluator
         self.model_selection = model_selection

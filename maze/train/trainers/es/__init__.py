@@ -22,7 +22,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a documented name when it is used: the configuration alone must not import torch."""
+    """Import a documented name on first use: the configuration alone must not import torch."""
     if name in __all__:
         for module in ("es_algorithm_config", "es_events", "es_shared_noise_table", "es_runners", "es_trainer"):
             found = getattr(importlib.import_module(f"{__name__}.{module}"), name, None)

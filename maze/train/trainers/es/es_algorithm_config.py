@@ -12,7 +12,7 @@ from maze.train.trainers.common.model_selection.selection_criterion import Selec
 
 
 def default_optimizer() -> dict[str, Any]:
-    """Configuration of the optimizer."""
+    """Return the default configuration of the optimizer."""
     return {"_target_": "maze.train.trainers.es.optimizers.adam.Adam", "step_size": 0.01}
 
 
@@ -23,16 +23,16 @@ class ESAlgorithmConfig(AlgorithmConfig):
     trainer = "maze.train.trainers.es.es_trainer.ESTrainer"
 
     n_rollouts_per_update: int = 10
-    """Smallest number of episodes per update; they come in mirrored pairs, so an odd number is rounded up."""
+    """Minimum number of episodes per update; they come in mirrored pairs, so an odd number is rounded up."""
 
     n_timesteps_per_update: int = 0
-    """Smallest number of environment steps per update; an update has the episodes and the steps asked for."""
+    """Minimum number of environment steps per update; an update reaches both minimums."""
 
     max_steps: int = 0
-    """Episodes are cut off after this number of environment steps; 0: never."""
+    """Episodes are truncated after this number of environment steps; 0: never."""
 
     optimizer: Any = field(default_factory=default_optimizer)
-    """What turns the estimated gradient into a step, as an object or its configuration."""
+    """Optimizer of the estimated gradient, as an object or its configuration."""
 
     l2_penalty: float = 0.005
     """Weight of the penalty on the squared norm of the parameters."""
@@ -41,20 +41,20 @@ class ESAlgorithmConfig(AlgorithmConfig):
     """Standard deviation of the perturbations of the parameters."""
 
     policy_wrapper: Any = None
-    """Configuration of a policy around the trained one, which it gets as `torch_policy`; `null`: none."""
+    """Configuration of a policy that wraps the trained policy (its argument `torch_policy`); `null`: none."""
 
     patience: int = field(default=0, kw_only=True)
-    """Number of evaluations without a better one after which training stops; 0 never stops early."""
+    """Number of evaluations without improvement after which training stops; 0: no early stopping."""
 
     objective: str | None = field(default=None, kw_only=True)
-    """Statistic or KPI of the evaluation that the best model is chosen by, such as `kpi/waste`; `null`: the mean
-    return. The gradient follows the returns in any case."""
+    """Statistic or KPI of the evaluation that selects the best model, such as `kpi/waste`; `null`: the mean return.
+    The gradient always follows the returns."""
 
     maximize: bool = field(default=True, kw_only=True)
-    """Whether more of the objective is better."""
+    """Whether larger values of the objective are better."""
 
     constraints: Sequence[str] = field(default_factory=list, kw_only=True)
-    """What has to hold for the best model, such as `invalid_cut <= 0`."""
+    """Constraints on the statistics of the best model, such as `invalid_cut <= 0`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,8 +63,8 @@ class ESAlgorithmConfig(AlgorithmConfig):
             self.require_integer(name, minimum=0)
         if self.n_rollouts_per_update == 0 and self.n_timesteps_per_update == 0:
             raise ConfigError(
-                "algorithm: `n_rollouts_per_update` and `n_timesteps_per_update` are both 0, so an update would have "
-                "nothing to learn from; set one of them."
+                "algorithm: `n_rollouts_per_update` and `n_timesteps_per_update` are both 0; an update would have no "
+                "episodes; set one of them."
             )
         self.require_number("l2_penalty", 0.0)
         self.require_number("noise_stddev", 0.0, above=True)

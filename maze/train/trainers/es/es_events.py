@@ -10,7 +10,7 @@ from maze.core.log_stats.event_decorators import define_epoch_stats, define_stat
 
 
 class ESEvents(ABC):
-    """What the trainer reports about each update."""
+    """Statistics of each update."""
 
     @define_epoch_stats(np.mean)
     @define_stats_grouping("policy_id")
@@ -20,11 +20,11 @@ class ESEvents(ABC):
     @define_epoch_stats(np.mean)
     @define_stats_grouping("policy_id")
     def policy_norm(self, policy_id: int, value: float) -> None:
-        """Norm of the parameters that the update started from."""
+        """Norm of the parameters before the update."""
 
     @define_epoch_stats(np.mean)
     def real_time(self, value: float) -> None:
-        """Seconds that the update took, its rollouts included."""
+        """Duration of the update in seconds, including its rollouts."""
 
     @define_epoch_stats(np.mean)
     def update_ratio(self, value: float) -> None:

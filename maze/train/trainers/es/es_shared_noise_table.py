@@ -1,4 +1,4 @@
-"""Random numbers that all processes know, so that a perturbation can be named by a single integer."""
+"""Table of random numbers shared by all processes: a perturbation is identified by its position in the table."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from maze.core.errors import ConfigError
 from maze.core.utils.worker_pool import map_memory
 
 _CHUNK = 8192
-"""How many numbers are drawn at once: enough to spread the cost of setting up the generator."""
+"""Number of values drawn at once, large enough to amortise the set-up of the generator."""
 
 
 class SharedNoiseTable:
-    """Standard normal numbers that depend on nothing but `seed` and their position.
+    """Standard normal numbers that are determined by `seed` and their position.
 
-    The table is ready at once: numbers are drawn when they are first looked at, a chunk at a time, and take up memory
-    from then on. Every process draws the chunks that it needs by itself, into the same memory where that is shared:
-    all of them write the same numbers, so that none has to wait for another.
+    Numbers are drawn in chunks on first access and occupy memory from then on. Each process draws the chunks that it
+    needs, into shared memory if there is any. All processes write the same numbers, so no synchronisation is needed.
 
-    :param count: Number of numbers.
+    :param count: Size of the table.
     :param seed: Seed of the table.
-    :param fd: Memory of another process; by default new memory is created.
-    :raises ConfigError: The table has no room for a number.
+    :param fd: Memory of another process; `None`: create new memory.
+    :raises ConfigError: The size is below 1.
     """
 
     def __init__(self, count: int = 250000000, *, seed: int = 0, fd: int | None = None) -> None:
@@ -33,7 +32,7 @@ class SharedNoiseTable:
         self.seed = seed
         n_chunks = -(-count // _CHUNK)
         self.memory = map_memory(4 * _CHUNK * n_chunks, fd)
-        """Its descriptor gives another process access."""
+        """Its file descriptor gives another process access."""
         self._numbers: np.ndarray = np.ndarray(_CHUNK * n_chunks, np.float32, buffer=self.memory.map)
         self._is_drawn = np.zeros(n_chunks, np.bool_)
         self._philox = np.random.Philox(key=seed)
@@ -41,10 +40,10 @@ class SharedNoiseTable:
         self._start = self._philox.state
 
     def get(self, i: int, dim: int) -> np.ndarray:
-        """Numbers from a position on; behind the last one follows the first.
+        """Return numbers from a position on; the table is circular.
 
         :param i: Position.
-        :param dim: How many.
+        :param dim: Number of values.
         :return: float32 `[dim]`, read-only.
         :raises ConfigError: The table is shorter than one perturbation.
         :raises IndexError: The position is outside of the table.
@@ -69,14 +68,14 @@ class SharedNoiseTable:
         return numbers
 
     def sample_index(self, rng: np.random.RandomState) -> int:
-        """Draws a position.
+        """Sample a position.
 
-        :param rng: Generator to draw from.
+        :param rng: Random generator.
         """
         return int(rng.randint(0, self.count))
 
     def _draw(self, chunk: int) -> None:
-        state: Any = dict(self._start)  # with an empty buffer, whatever was drawn before
+        state: Any = dict(self._start)  # with an empty buffer
         state["state"] = {**self._start["state"], "counter": np.array([0, chunk, 0, 0], np.uint64)}
         self._philox.state = state
         place = self._numbers[chunk * _CHUNK : (chunk + 1) * _CHUNK]
@@ -84,7 +83,7 @@ class SharedNoiseTable:
         self._is_drawn[chunk] = True
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy draws the same numbers into memory of its own."""
+        """Return size and seed: a copy draws the same numbers into its own memory."""
         return {"count": self.count, "seed": self.seed}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

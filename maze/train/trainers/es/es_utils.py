@@ -1,4 +1,4 @@
-"""The mathematics of evolution strategies, and policies as vectors of parameters."""
+"""Gradient estimate of evolution strategies, and policies as flat parameter vectors."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
 
 _NUMBERS_AT_ONCE = 1 << 24
-"""Perturbations are summed up in blocks of at most this many numbers (64 MiB)."""
+"""Maximum size of a block of perturbations in a sum (64 MiB)."""
 
 
 def centered_ranks(returns: np.ndarray) -> np.ndarray:
-    """Ranks of the returns, scaled to [-0.5, 0.5]; equal returns share the mean of their ranks.
+    """Return the ranks of the returns, scaled to [-0.5, 0.5]; equal returns get their mean rank.
 
-    Only the order of the returns counts, so that a single extreme episode cannot dominate an update. Were ties broken
-    by position, an update in which all episodes are equally good would follow pure noise.
+    With ranks, a single extreme episode cannot dominate an update. If ties were broken by position, an update with
+    equal returns would follow noise.
 
     :param returns: Finite numbers of any shape.
-    :return: float64, in the shape of the returns. They sum to zero.
+    :return: float64 in the shape of the returns, with sum zero.
     """
     flat = np.asarray(returns, np.float64).ravel()
     if flat.size < 2:
@@ -40,14 +40,14 @@ def centered_ranks(returns: np.ndarray) -> np.ndarray:
 def es_gradient(
     noise_table: SharedNoiseTable, noise_indices: Sequence[int], returns: np.ndarray, n_parameters: int
 ) -> np.ndarray:
-    """The estimated gradient of the rank-shaped return (Salimans et al. 2017), to be followed upwards.
+    """Return the gradient estimate of the rank-shaped return (Salimans et al. 2017), for ascent.
 
     With perturbations e_k, their mirror images, and shaped returns u+ and u-: the sum of (u+ - u-) e_k, divided by the
-    number of episodes. As the scale of ranks is arbitrary, it is not divided by the standard deviation of the noise.
+    number of episodes. It is not divided by the standard deviation of the noise, since the scale of ranks is arbitrary.
 
-    :param noise_table: Holds the perturbations.
-    :param noise_indices: Where each pair's perturbation is.
-    :param returns: `[n_pairs, 2]`: of the policies with the perturbation added and subtracted.
+    :param noise_table: The noise table.
+    :param noise_indices: Position of the perturbation of each pair.
+    :param returns: `[n_pairs, 2]`: with the perturbation added and subtracted.
     :param n_parameters: Dimension of a perturbation.
     :return: float32 `[n_parameters]`.
     """
@@ -64,20 +64,20 @@ def es_gradient(
 
 
 def trained_parameters(policy: TorchModel) -> list[torch.Tensor]:
-    """The parameters that are perturbed and updated: all but the frozen ones (`requires_grad=False`).
+    """Return the parameters that are perturbed and updated: all except frozen ones (`requires_grad=False`).
 
-    :return: Each with the shape that it has in its network, `[...]`.
+    :return: Parameters in their own shapes `[...]`.
     """
     return [parameter for parameter in policy.parameters() if parameter.requires_grad]
 
 
 def n_trained_parameters(policy: TorchModel) -> int:
-    """Number of scalars that are perturbed and updated."""
+    """Return the number of scalars that are perturbed and updated."""
     return sum(parameter.numel() for parameter in trained_parameters(policy))
 
 
 def get_flat_parameters(policy: TorchModel) -> torch.Tensor:
-    """A copy of the trained parameters in one vector, on the CPU, in the order of `policy.parameters()`.
+    """Return a copy of the trained parameters as one vector on the CPU, in the order of `policy.parameters()`.
 
     :return: `[n_parameters]`.
     """
@@ -86,8 +86,7 @@ def get_flat_parameters(policy: TorchModel) -> torch.Tensor:
 
 
 def get_flat_weights(policy: TorchModel) -> torch.Tensor:
-    """What a policy acts by, for those who play its episodes: the trained parameters, and what running normalization
-    subtracts and divides by.
+    """Return everything that determines the actions of a policy: trained parameters and normalization statistics.
 
     :return: float32 `[n_parameters + n_statistics]`.
     """
@@ -96,10 +95,10 @@ def get_flat_weights(policy: TorchModel) -> torch.Tensor:
 
 
 def set_flat_statistics(policy: TorchModel, flat: np.ndarray) -> None:
-    """Writes what running normalization subtracts and divides by into a policy, in place.
+    """Write normalization statistics into a policy, in place.
 
     :param policy: The policy.
-    :param flat: What follows the parameters in :func:`get_flat_weights`, float32 `[n_statistics]`.
+    :param flat: The part of :func:`get_flat_weights` after the parameters, float32 `[n_statistics]`.
     """
     offset = 0
     for buffer in ObservationStatistics(policy).acting_buffers():
@@ -109,11 +108,11 @@ def set_flat_statistics(policy: TorchModel, flat: np.ndarray) -> None:
 
 
 def set_flat_parameters(policy: TorchModel, flat_params: torch.Tensor) -> None:
-    """Writes a vector of parameters into a policy, in place.
+    """Write a vector of parameters into a policy, in place.
 
     :param policy: The policy.
-    :param flat_params: As :func:`get_flat_parameters` returns it, `[n_parameters]`.
-    :raises ValueError: It has another length.
+    :param flat_params: Result of :func:`get_flat_parameters`, `[n_parameters]`.
+    :raises ValueError: The length of the vector is wrong.
     """
     n_parameters = n_trained_parameters(policy)
     if flat_params.shape != (n_parameters,):

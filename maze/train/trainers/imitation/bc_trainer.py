@@ -194,9 +194,8 @@ class BCTrainer(EpochTrainer):
     def _learn_from(self, observations: Any, actions: Any, actor_ids: Any) -> None:
         self.policy.train()
         networks = {("policy_grad_norm", actor): self.policy.network_for(actor) for actor in actor_ids}
-        with self.products.for_batch(self.config.batch_size):
-            loss = self.loss.calculate_loss(self.policy, observations, actions, actor_ids, self.imitation_events)
-            norms = gradient_step(Losses(loss), TorchOptimizer(self.optimizer, networks))
+        loss = self.loss.calculate_loss(self.policy, observations, actions, actor_ids, self.imitation_events)
+        norms = gradient_step(Losses(loss), TorchOptimizer(self.optimizer, networks))
         for (event, actor), network in networks.items():
             l2_norms = torch.stack([torch.linalg.vector_norm(p.detach()) for p in network.parameters()])
             self.imitation_events.policy_l2_norm(actor[0], actor[1], float(torch.linalg.vector_norm(l2_norms)))

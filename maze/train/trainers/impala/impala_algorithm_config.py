@@ -17,24 +17,23 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
     trainer = "maze.train.trainers.impala.impala_trainer.IMPALA"
 
     n_rollout_steps: int = 100
-    """Number of environment steps of a rollout; actors take over the newest policy between two rollouts."""
+    """Number of environment steps of a rollout; actors update their policy between two rollouts."""
 
     entropy_coef: float = 0.01
     """Weight of the entropy bonus that keeps the policy exploring."""
 
     device: str = "cpu"
-    """Where the learner trains: `cpu`, `cuda`, or `cuda:<index>`. Actors always use the CPU."""
+    """Device of the learner: `cpu`, `cuda`, or `cuda:<index>`. Actors always use the CPU."""
 
     queue_out_of_sync_factor: float = 1.0
-    """Times `actors_batch_size` this is the number of finished rollouts that may wait for the learner. No rollout is
-    older than `queue_out_of_sync_factor + num_actors / actors_batch_size` policy updates (rounded up) when the
-    learner uses it."""
+    """Maximum number of finished rollouts that wait for the learner, in units of `actors_batch_size`. The maximum age
+    of a rollout in policy updates is `queue_out_of_sync_factor + num_actors / actors_batch_size` (rounded up)."""
 
     actors_batch_size: int = 8
-    """Number of rollouts that the learner combines for an update."""
+    """Number of rollouts of an update."""
 
     num_actors: int = 8
-    """Number of actors; each has a process of its own with the `local` runner."""
+    """Number of actors; with the `local` runner each is a process."""
 
     vtrace_clip_rho_threshold: float | None = 1.0
     """Limit of the importance weights of the value targets (rho bar in the paper); `null`: unlimited."""
@@ -46,14 +45,14 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
     """Evaluates the policy after each epoch, for the selection of the best model and for early stopping."""
 
     gae_lambda: float = field(default=1.0, kw_only=True)
-    """Decay of V-trace's traces (its lambda): 1 is the paper's estimator, smaller values have less variance."""
+    """Decay of the traces of V-trace (its lambda): 1 is the estimator of the paper, smaller values reduce variance."""
 
     advantage_normalization: bool = field(default=False, kw_only=True)
-    """Whether the advantages of each batch are shifted and scaled to mean 0 and standard deviation 1."""
+    """Whether to normalize the advantages of each batch to mean 0 and standard deviation 1."""
 
     envs_per_actor: int = field(default=1, kw_only=True)
-    """Number of environments that an actor steps together. The policy is asked once for all of them, which pays where
-    environments are cheap; each rollout then has that many times more steps."""
+    """Number of environments that an actor steps together with one forward pass, which is faster for cheap
+    environments. The number of steps of a rollout is multiplied by it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

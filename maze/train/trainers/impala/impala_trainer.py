@@ -31,9 +31,9 @@ class IMPALA(ActorCritic):
     """Learns from rollouts that actors collect with slightly older policies (Espeholt et al. 2018).
 
     :param algorithm_config: Hyperparameters.
-    :param rollout_generator: The actors; they are started and stopped with the training.
-    :param model: See :class:`~maze.train.trainers.common.actor_critic.actor_critic_trainer.ActorCritic`, as for the
-        others.
+    :param rollout_generator: The actors; the trainer starts and stops them.
+    :param model: See :class:`~maze.train.trainers.common.actor_critic.actor_critic_trainer.ActorCritic`, also for the
+        other parameters.
     """
 
     config_class: ClassVar[type[ActorCriticConfig]] = ImpalaAlgorithmConfig
@@ -104,11 +104,10 @@ class IMPALA(ActorCritic):
         self._columns = batch.columns
         collected = time.perf_counter()
         valued = self._valued(batch.columns)
-        asked = time.perf_counter()
-        with self.products.for_batch(valued.n_rows):
-            losses = self._losses(valued)
-            computed = time.perf_counter()
-            self._gradient_step(losses)
+        valued_at = time.perf_counter()
+        losses = self._losses(valued)
+        computed = time.perf_counter()
+        self._gradient_step(losses)
         self.observation_statistics.learn(batch.columns)
         self.rollout_generator.broadcast_updated_policy(self.model.policy.state_dict())
         done = time.perf_counter()
@@ -119,8 +118,8 @@ class IMPALA(ActorCritic):
         events, percent = self._impala_events, 100.0 / (done - start)
         events.time_dequeuing_actors(batch.waiting_time, batch.waiting_time * percent)
         events.time_collecting_actors(collected - start, (collected - start) * percent)
-        events.time_learner_rollout(asked - collected, (asked - collected) * percent)
-        events.time_loss_computation(computed - asked, (computed - asked) * percent)
+        events.time_learner_rollout(valued_at - collected, (valued_at - collected) * percent)
+        events.time_loss_computation(computed - valued_at, (computed - valued_at) * percent)
         events.time_backprob(done - computed, (done - computed) * percent)
         events.estimated_queue_sizes(batch.queue_size_before, batch.queue_size_after)
         for lag in batch.policy_lags:
@@ -128,10 +127,10 @@ class IMPALA(ActorCritic):
 
     @override(ActorCritic)
     def _valued(self, columns: RolloutColumns) -> RolloutBatch:
-        """The batch with its targets.
+        """Return the batch with its targets.
 
-        Actors act in evaluation mode. Importance weights and bootstraps are computed in it too, so that they compare
-        like with like; where the mode makes a difference, the loss needs outputs of its own.
+        Actors use evaluation mode, so importance weights and bootstrap values are computed in evaluation mode too. If
+        the outputs of the networks depend on the mode, the loss evaluates them again in training mode.
         """
         if not self._has_modes:
             self.model.train()

@@ -1,7 +1,7 @@
 """V-trace (Espeholt et al. 2018): targets and advantages from rollouts of an older policy, as pure functions.
 
-Everything is time-major, `[n_steps, n_envs]`, and without gradients. `rho` is the ratio of the probabilities that
-the learning (target) policy and the policy that acted (behaviour) give to an action.
+All tensors are time-major, `[n_steps, n_envs]`, and without gradients. `rho` is the importance weight: the ratio of the
+probabilities of an action under target policy (learner) and behaviour policy (actor).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TorchActionType = dict[str, Tensor]
 
 
 MAX_LOG_RHO = 80.0
-"""Larger importance weights would overflow float32; where there is no threshold, they are limited to exp(80)."""
+"""Upper limit of log importance weights without a threshold: larger weights would overflow float32."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class VTrace(ReturnFunction):
         terminated, truncated = trajectories.terminated, trajectories.truncated
         discounts = torch.full(terminated.shape, self.gamma, device=terminated.device)
         trace_lambda: Tensor | float = self.trace_lambda
-        if trajectories.step_complete is not None:  # sub-steps of the same environment step belong to the same time
+        if trajectories.step_complete is not None:  # sub-steps of an environment step are not discounted
             discounts = torch.where(trajectories.step_complete, discounts, 1.0)
             trace_lambda = torch.where(
                 trajectories.step_complete if trajectories.acts is None else trajectories.acts, trace_lambda, 1.0
@@ -74,37 +74,37 @@ class VTrace(ReturnFunction):
 
 
 class VTraceReturns(NamedTuple):
-    """What V-trace gives for one stream of values."""
+    """Result of V-trace for one trajectory of values."""
 
     vs: Tensor
     """Targets of the values."""
     pg_advantages: Tensor
-    """What the gradients of the log-probabilities are weighted with, importance weight included."""
+    """Weights of the policy gradient, including the importance weight."""
 
 
 class VTraceFromLogitsReturns(NamedTuple):
-    """What V-trace gives for the sub-steps of structured environment steps."""
+    """Result of V-trace for the sub-steps of structured environment steps."""
 
     vs: list[Tensor]
-    """Targets, for each stream of values."""
+    """Targets, for each trajectory of values."""
     pg_advantages: list[Tensor]
     """Weights of the policy gradient, for each sub-step."""
     log_rhos: list[Tensor]
-    """Logarithm of the importance weight of each sub-step's own action."""
+    """Log importance weights of the actions of each sub-step."""
     behaviour_action_log_probs: list[TorchActionType]
-    """By sub-step and action head."""
+    """Log-probabilities of the actions under the behaviour policy, by sub-step and action head."""
     target_action_log_probs: list[TorchActionType]
-    """By sub-step and action head."""
+    """Log-probabilities of the actions under the target policy, by sub-step and action head."""
 
 
 def log_probs_from_logits_and_actions_and_spaces(
     policy_logits: list[TorchActionType], actions: list[TorchActionType], distribution_mapper: DistributionMapper
 ) -> tuple[list[TorchActionType], list[DictProbabilityDistribution]]:
-    """Log-probabilities of actions under the distributions that logits describe.
+    """Return the log-probabilities of actions under the distributions of logits.
 
     :param policy_logits: For each sub-step the logits of each action head.
     :param actions: For each sub-step the action of each head.
-    :param distribution_mapper: Knows the distribution of each head.
+    :param distribution_mapper: Maps action heads to distributions.
     :return: For each sub-step the log-probabilities by head, and the distributions.
     """
     distributions = [distribution_mapper.logits_dict_to_distribution(logits, 1.0) for logits in policy_logits]
@@ -114,10 +114,10 @@ def log_probs_from_logits_and_actions_and_spaces(
 def get_log_rhos(
     target_action_log_probs: list[TorchActionType], behaviour_action_log_probs: list[TorchActionType]
 ) -> list[Tensor]:
-    """Logarithm of the importance weight of each sub-step's action: the sum over its action heads.
+    """Return the log importance weights of the actions of each sub-step: sums over the action heads.
 
-    :param target_action_log_probs: For each sub-step the log-probabilities by head under the learning policy.
-    :param behaviour_action_log_probs: The same under the policy that acted.
+    :param target_action_log_probs: For each sub-step the log-probabilities by head under the target policy.
+    :param behaviour_action_log_probs: The same under the behaviour policy.
     :return: Each `[n_steps, n_envs]`.
     """
     return [
@@ -140,18 +140,18 @@ def from_importance_weights(
     final_values: Tensor | None = None,
     trace_lambda: Tensor | float = 1.0,
 ) -> VTraceReturns:
-    """V-trace targets and advantages (Espeholt et al. 2018, equation 1 and section 4.2).
+    """Return V-trace targets and advantages (Espeholt et al. 2018, equation 1 and section 4.2).
 
-    :param log_rhos: Logarithms of the importance weights, `[n_steps, n_envs]` as all but `bootstrap_value`.
-    :param discounts: Discount of what follows each step; 0 where the episode terminated.
+    :param log_rhos: Log importance weights, `[n_steps, n_envs]` like all other arguments except `bootstrap_value`.
+    :param discounts: Discount factor after each step; 0 where the episode terminated.
     :param rewards: Reward of each step.
     :param values: V of the observation before each step.
     :param bootstrap_value: V of the observation after the last step, `[n_envs]`.
-    :param clip_rho_threshold: Limit of the importance weights of the temporal differences; `None`: unlimited.
+    :param clip_rho_threshold: Upper limit of the importance weights of temporal differences; `None`: no limit.
     :param clip_pg_rho_threshold: The same for the advantages.
-    :param truncated: The episode was cut off after the step: it is bootstrapped, and nothing of the next one enters.
+    :param truncated: The episode was truncated after the step: its return is bootstrapped from its final observation.
     :param final_values: V of the final observation where `truncated`; ignored elsewhere.
-    :param trace_lambda: Decay of the traces; 1 is the paper's estimator, 0 looks one step ahead.
+    :param trace_lambda: Decay of the traces; 1: the estimator of the paper, 0: one-step targets.
     """
     rhos = log_rhos.clamp(max=MAX_LOG_RHO).exp()
     clipped_rhos = _clipped(rhos, clip_rho_threshold)
@@ -160,11 +160,11 @@ def from_importance_weights(
         traces = traces.masked_fill(truncated, 0.0)
 
     def following(of_steps: Tensor) -> Tensor:
-        """What is bootstrapped from, where a later step has `of_steps`."""
+        """Return the values after each step, for values `of_steps` before each step."""
         result = torch.cat([of_steps[1:], bootstrap_value.unsqueeze(0)])
         if truncated is not None and final_values is not None:
             result = torch.where(truncated, final_values, result)
-        return result.masked_fill(discounts == 0.0, 0.0)  # after a termination it need not even be finite
+        return result.masked_fill(discounts == 0.0, 0.0)  # values after a termination may not be finite
 
     deltas = clipped_rhos * (rewards + discounts * following(values) - values)
     vs = values + _decayed_sums(deltas, traces)
@@ -190,23 +190,23 @@ def from_logits(
     final_values: list[Tensor] | None = None,
     trace_lambda: float = 1.0,
 ) -> VTraceFromLogitsReturns:
-    """V-trace for the sub-steps of structured environment steps.
+    """Return V-trace targets and advantages for the sub-steps of structured environment steps.
 
-    Logits are `[n_steps, n_envs, *logits_shape]` by head, everything else `[n_steps, n_envs]`.
+    Logits are `[n_steps, n_envs, *logits_shape]` by head, all other tensors `[n_steps, n_envs]`.
 
-    :param behaviour_policy_logits: For each sub-step the logits of the policy that acted, by action head.
-    :param target_policy_logits: The same of the learning policy.
+    :param behaviour_policy_logits: For each sub-step the logits of the behaviour policy by action head.
+    :param target_policy_logits: The same for the target policy.
     :param actions: For each sub-step the action of each head.
-    :param distribution_mapper: Knows the distribution of each head.
-    :param discounts: See :func:`from_importance_weights`; one for each environment step, as the rewards.
+    :param distribution_mapper: Maps action heads to distributions.
+    :param discounts: See :func:`from_importance_weights`; one for each environment step, like the rewards.
     :param rewards: Reward of each environment step.
-    :param values: A single stream of values for whole environment steps, or one for each sub-step.
-    :param bootstrap_value: For each stream V of the observation after the last step.
+    :param values: One trajectory of values for whole environment steps, or one for each sub-step.
+    :param bootstrap_value: For each trajectory V of the observation after the last step.
     :param clip_rho_threshold: See :func:`from_importance_weights`.
     :param clip_pg_rho_threshold: See :func:`from_importance_weights`.
-    :param device: Where it is computed; `None`: where the tensors are.
+    :param device: Device of the computation; `None`: that of the tensors.
     :param truncated: See :func:`from_importance_weights`.
-    :param final_values: For each stream; see :func:`from_importance_weights`.
+    :param final_values: For each trajectory; see :func:`from_importance_weights`.
     :param trace_lambda: See :func:`from_importance_weights`.
     """
     if device is not None:
@@ -244,21 +244,21 @@ def from_logits(
 
 
 def log_rhos_of_streams(log_rhos: Sequence[Tensor], is_over: Tensor, n_streams: int) -> list[Tensor]:
-    """Importance weights of whole environment steps, as each stream of values sees them.
+    """Return the log importance weights of whole environment steps for each trajectory of values.
 
-    From one value of a sub-step to its next, all sub-steps act once: the later ones of the same environment step, and
-    the earlier ones of the next, unless the episode ends in between.
+    Between two values of the same sub-step, each sub-step acts once: the later sub-steps of the same environment step,
+    and the earlier ones of the next, unless the episode ends in between.
 
     :param log_rhos: For each sub-step `[n_steps, n_envs]`.
     :param is_over: The episode ended with the step.
-    :param n_streams: 1: values belong to whole environment steps; otherwise the number of sub-steps.
+    :param n_streams: Number of trajectories of values: 1 for whole environment steps, or the number of sub-steps.
     """
     trajectories = []
     for stream in range(n_streams):
         total = torch.stack(list(log_rhos[stream:])).sum(0)
         if stream:
             earlier = torch.stack(list(log_rhos[:stream])).sum(0)
-            # what follows the last step is not recorded
+            # the step after the last one is not recorded
             total = total + torch.cat([earlier[1:], torch.zeros_like(earlier[:1])]).masked_fill(is_over, 0.0)
         trajectories.append(total)
     return trajectories
@@ -269,7 +269,7 @@ def _clipped(rhos: Tensor, threshold: float | None) -> Tensor:
 
 
 def _decayed_sums(deltas: Tensor, factors: Tensor) -> Tensor:
-    """`result[t] = deltas[t] + factors[t] * result[t + 1]`; in NumPy, which starts a small operation much faster."""
+    """Return `result[t] = deltas[t] + factors[t] * result[t + 1]`; NumPy has less overhead for small operations."""
     sums = deltas.cpu().numpy().copy()
     decay = factors.cpu().numpy()
     for step in range(len(sums) - 2, -1, -1):

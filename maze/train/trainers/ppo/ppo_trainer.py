@@ -23,13 +23,12 @@ class PPO(ActorCritic):
 
     @override(ActorCritic)
     def _optimize(self, batch: RolloutBatch) -> None:
-        with self.products.for_batch(self.config.batch_size):
-            for _ in range(self.config.n_optimization_epochs):
-                for minibatch in batch.shuffled(self.config.batch_size, self.generator):
-                    losses = self._losses(minibatch)
-                    if self._has_moved_too_far(losses):
-                        return
-                    self._gradient_step(losses)
+        for _ in range(self.config.n_optimization_epochs):
+            for minibatch in batch.shuffled(self.config.batch_size, self.generator):
+                losses = self._losses(minibatch)
+                if self._has_moved_too_far(losses):
+                    return
+                self._gradient_step(losses)
 
     @override(ActorCritic)
     def _policy_loss(self, log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor) -> SurrogateLoss:

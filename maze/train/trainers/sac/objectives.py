@@ -31,7 +31,6 @@ from maze.core.utils.seeding import seeded_generator
 from maze.distributions.gaussian import DiagonalGaussianProbabilityDistribution
 from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDistribution
 from maze.distributions.utils import sample_with, space_bounds, tensor_clamp
-from maze.perception.program.network_program import JointEvaluation
 from maze.train.trainers.common.learning import Key, mean_of
 from maze.train.trainers.common.replay_buffer.transitions import TensorDict, TransitionBatch
 
@@ -315,7 +314,6 @@ class SACNetworks:
             self.critic.only_discrete_spaces[self.critic_key(position)] for position in range(len(actors))
         ]
         self._check_distributions()
-        self._policy_networks = [JointEvaluation([self.policy.network_for(actor)]) for actor in actors]
         self.generator = seeded_generator(seed, model.device)
 
     def critic_key(self, position: int) -> Key:
@@ -324,8 +322,7 @@ class SACNetworks:
 
     def draw(self, position: int, observation: TensorDict) -> ActionDraw:
         """Actions of an actor, with gradients."""
-        network = self._policy_networks[position]
-        output = self.policy.substep_output_by(lambda x: network(x)[0], observation, self.actors[position])
+        output = self.policy.compute_substep_policy_output(observation, self.actors[position])
         return draw_actions(output, self.spaces[position], self.generator, not self.all_discrete[position])
 
     def soft_value(

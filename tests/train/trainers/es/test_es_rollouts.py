@@ -1,4 +1,4 @@
-"""Rollouts of perturbed policies: batched, one after another and in worker processes they are the same."""
+"""Rollouts of perturbed policies: batched, sequential and in worker processes, with equal results."""
 
 import itertools
 import os
@@ -121,7 +121,7 @@ def test_networks_that_share_parameters_share_the_perturbation():
     assert shared.parameters.shape[1] == policy.num_params == n_before - 4
 
 
-def test_mirrored_policies_meet_the_same_environment_with_opposite_perturbations():
+def test_mirrored_policies_use_the_same_environment_seed_with_opposite_perturbations():
     seeds = EpisodeSeeds(NOISE, 1, 2)
     schedule = RolloutSchedule(seeds, update=4, n_evaluations=0, n_rollouts=4, n_timesteps=0)
     plus, minus, other = (schedule.next_training() for _ in range(3))
@@ -176,11 +176,11 @@ def test_statistics_are_those_of_the_episodes():
         assert result.returns == [6.0] * len(result.lengths)
 
 
-def test_more_results_than_announced_can_be_had():
+def test_more_results_than_announced_are_available():
     assert len(played(dummy(counting_env), build_policy(counting_env()), 12, n_rollouts=2)) == 12
 
 
-def test_a_policy_of_another_kind_is_asked_one_episode_at_a_time():
+def test_a_policy_of_another_class_plays_one_episode_at_a_time():
     policy = build_policy(counting_env())
 
     class Contrarian(type(policy)):
@@ -234,7 +234,7 @@ def test_workers_give_the_results_of_a_single_process(workers):
 
 
 def normalizing(env, in_numpy=True):
-    """A policy that has seen something already."""
+    """Return a policy with learned normalization statistics."""
     if in_numpy:
         policy = recurrent_model(env, recurrence=False, normalize_observations=True).policy
     else:
@@ -252,8 +252,8 @@ def learned(policy, env, seed):
     ObservationStatistics(policy).learn_from(seen)
 
 
-def told(results):
-    """What results say was observed, bit for bit."""
+def observed_statistics(results):
+    """Return the observation statistics of results, as bytes."""
     return [
         {name: (count, mean.tobytes(), variance.tobytes()) for name, (count, mean, variance) in each.items()}
         for result in results
@@ -264,14 +264,14 @@ def told(results):
 @pytest.mark.parametrize(
     ("make_env", "in_numpy"), [(cartpole, True), (cartpole, False), (random_walk_env, True), (hierarchical_env, False)]
 )
-def test_what_perturbed_policies_have_seen_is_the_same_in_any_company(make_env, in_numpy):
+def test_observation_statistics_do_not_depend_on_the_batch(make_env, in_numpy):
     policy = normalizing(make_env(), in_numpy)
     together, few, one_by_one = dummy(make_env), dummy(make_env, concurrency=2), dummy(make_env)
     one_by_one.players.current = SingleEpisodePlayer(one_by_one.env, policy, NOISE)
     results = played(together, policy, 5)
     assert isinstance(together.players.current, EpisodeBatch)
     assert [len(result.observed) for result in results] == [0, 0, 2, 2, 2], "evaluations teach nothing"
-    assert told(played(few, policy, 5)) == told(results)
+    assert observed_statistics(played(few, policy, 5)) == observed_statistics(results)
     for one, other in zip(played(one_by_one, policy, 5), results, strict=True):
         for mine, its in zip(one.observed, other.observed, strict=True):
             assert mine.keys() == its.keys()
@@ -288,15 +288,15 @@ def test_workers_normalize_by_what_was_learned_last(workers):
     for update in range(2):
         expected = played(here, policy, 5, update=update)
         results = played(workers, policy, 5, update=update)
-        assert (summary(results), told(results)) == (summary(expected), told(expected))
+        assert (summary(results), observed_statistics(results)) == (summary(expected), observed_statistics(expected))
         summaries.append(summary(played(here, policy, 5, update=0)))
         learned(policy, cartpole(), update + 1)
-    assert summaries[0] != summaries[1], "otherwise the test says little"
+    assert summaries[0] != summaries[1], "the statistics must have an effect"
 
 
-def test_policies_without_statistics_tell_nothing():
+def test_policies_without_normalization_report_no_statistics():
     policy = build_policy(cartpole())
-    assert told(played(dummy(cartpole), policy, 4)) == []
+    assert observed_statistics(played(dummy(cartpole), policy, 4)) == []
 
 
 def test_sums_of_rows_are_the_statistics_of_their_episodes():
@@ -323,7 +323,7 @@ def test_sums_of_rows_are_the_statistics_of_their_episodes():
     np.testing.assert_allclose(rows.of(0)["far"][1], moved.mean(0, dtype=float), rtol=1e-12)
 
 
-def test_episodes_that_nobody_waits_for_do_not_disturb_the_next_update(workers):
+def test_discarded_episodes_do_not_affect_the_next_update(workers):
     policy = build_policy(cartpole())
     played(workers, policy, 1, n_rollouts=64)
     assert summary(played(workers, policy, 5, update=1)) == summary(played(dummy(cartpole), policy, 5, update=1))

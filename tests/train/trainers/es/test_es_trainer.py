@@ -160,7 +160,7 @@ def test_the_policy_that_the_last_update_led_to_is_evaluated_too():
     assert len(selection.judged) == 3
     assert torch.equal(selection.judged[-1][1], get_flat_parameters(trainer.policy))
     trainer.train(rollouts_of(cartpole), n_epochs=1, model_selection=selection)
-    assert len(selection.judged) == 4  # what is known of the policy by then is not told again
+    assert len(selection.judged) == 4  # a known evaluation is not reported twice
 
 
 def test_without_evaluations_the_episodes_of_the_training_say_how_good_the_policy_is():

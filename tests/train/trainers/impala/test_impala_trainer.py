@@ -1,4 +1,4 @@
-"""IMPALA's hyperparameters, life cycle and runners, on tiny trainings."""
+"""IMPALA's hyperparameters, life cycle and runners, on tiny runs."""
 
 from __future__ import annotations
 

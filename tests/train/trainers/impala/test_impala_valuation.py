@@ -90,7 +90,7 @@ def test_importance_weights_compare_the_learning_policy_with_the_recorded_logits
     assert part.advantages[0].tolist() == pytest.approx([0.5 * (1 + GAMMA * (20 + second) - 10), second])
     assert part.old_log_probs[0].exp().tolist() == pytest.approx([0.5, 0.25])
     assert not part.advantages[0].requires_grad
-    assert part.outputs[1].values[0].requires_grad  # asked once, for targets and for the loss
+    assert part.outputs[1].values[0].requires_grad  # evaluated once, for targets and for the loss
 
 
 TWO_SUBSTEPS = [(FIRST, 10.0), (SECOND, 3.0), (FIRST, 20.0), (SECOND, 4.0)]
@@ -150,7 +150,7 @@ def test_an_episode_that_ends_within_a_step_is_followed_sub_step_by_sub_step(is_
 
 
 def test_actors_with_own_rewards_weigh_all_decisions_up_to_their_next():
-    """The second actor's second decision was half as likely under the learner: rho = 1/2, also for who waits for it."""
+    """The second actor's second action has half the probability under the learner: rho = 1/2 for both actors."""
     ticks = [(FIRST, 10.0), (SECOND, 20.0), (SECOND, 30.0), (FIRST, 40.0)]
     logits = [ON_POLICY, ON_POLICY, [0.0, 0.0], ON_POLICY]
     columns = build_columns(ticks, (SECOND, 50.0), actor_rewards=[1, 2, 3, 4], logits=logits, n_keys=2)

@@ -17,7 +17,6 @@ from maze.core.errors import ConfigError, NonFiniteError
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.distributions.gaussian import DiagonalGaussianProbabilityDistribution
 from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDistribution
-from maze.perception.program import network_program
 from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch
 from maze.train.trainers.sac import sac_trainer
 from maze.train.trainers.sac.objectives import check_distributions, critic_targets
@@ -206,33 +205,6 @@ def structured_batch(n=8):
         n_substeps=torch.where(torch.arange(n) == 5, 1, 2),
         has_next_step=torch.arange(n) != 3,
     )
-
-
-@pytest.mark.parametrize(
-    ("make", "batch"),
-    [
-        (flat_learner, flat_batch()),
-        (structured_learner, structured_batch()),
-        (lambda **config: structured_learner("Shared", **config), structured_batch()),
-    ],
-    ids=["flat", "a critic for each sub-step", "shared critic"],
-)
-def test_the_fast_path_learns_what_the_plain_formula_does(monkeypatch, make, batch):
-    config = {"lr": 0.01, "tau": 0.1, "max_grad_norm": 1.0}
-    fast = make(**config)
-    terms = [[value.item() for _, _, value in terms_of(fast.update(batch))] for _ in range(5)]
-    with monkeypatch.context() as patched:
-        patched.setattr(network_program, "read_program", lambda network: None)
-        patched.delattr(SquashedGaussianProbabilityDistribution, "rsample_with_log_prob")
-        plain = make(**config)
-        expected = [[value.item() for _, _, value in terms_of(plain.update(batch))] for _ in range(5)]
-    for ours, theirs in zip(terms, expected, strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5)
-    for ours, theirs in zip(fast.model.parameters(), plain.model.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-    for key, pair in fast.critic.target_networks.items():
-        for ours, theirs in zip(pair.parameters(), plain.critic.target_networks[key].parameters(), strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 def nobody_cut(n=8):

@@ -30,26 +30,26 @@ class Inventory:
         return len(self.pieces)
 
     def store_piece(self, piece: Size) -> None:
-        """Adds a piece."""
+        """Add a piece."""
         if self.is_full():
             self.discard_piece()
         self.pieces.append(piece)
 
     def discard_piece(self) -> Size:
-        """Throws the oldest piece away. Raw pieces are spared as long as there is anything else."""
+        """Throw the oldest piece away; raw pieces only if there are no others."""
         oldest = next((index for index, piece in enumerate(self.pieces) if piece != self.raw_piece_size), 0)
         return self.pieces.pop(oldest)
 
     def replenish_piece(self) -> None:
-        """Adds a raw piece."""
+        """Add a raw piece."""
         self.store_piece(self.raw_piece_size)
 
     def cut(self, maze_action: Cutting2DMazeAction, ordered_piece: Size) -> bool:
-        """Cuts a piece to size and puts what is left of it back on stock.
+        """Cut a piece to size and return the rest to the stock.
 
-        :param maze_action: Which piece, and how.
+        :param maze_action: The piece and the cut.
         :param ordered_piece: The size to cut.
-        :return: Whether there is such a piece, and it is large enough. If not, nothing happens.
+        :return: Whether the piece exists and is large enough; otherwise the stock is unchanged.
         """
         wanted = ordered_piece[::-1] if maze_action.rotate else ordered_piece
         if not 0 <= maze_action.piece_id < self.size():

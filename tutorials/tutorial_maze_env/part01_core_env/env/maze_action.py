@@ -1,4 +1,4 @@
-"""What can be done with a piece."""
+"""Actions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is on stock and what is ordered."""
+"""States."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws cuts and stocks."""
+"""Draw cuts and stocks."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Cutting2DEnvironment(MazeEnv[CoreEnv]):
 def maze_env_factory(
     max_pieces_in_inventory: int, raw_piece_size: tuple[int, int], static_demand: tuple[int, int]
 ) -> Cutting2DEnvironment:
-    """Builds the trainable environment from the parameters of the simulation, see `Cutting2DCoreEnvironment`."""
+    """Build the trainable environment from the parameters of the simulation, see `Cutting2DCoreEnvironment`."""
     return Cutting2DEnvironment(
         Cutting2DCoreEnvironment(max_pieces_in_inventory, raw_piece_size, static_demand),
         ActionConversion(max_pieces_in_inventory),

@@ -33,5 +33,5 @@ class Inventory(Part01Inventory):
         self.inventory_events.piece_replenished()
 
     def log_step_statistics(self) -> None:
-        """Reports the number of pieces; called once per step."""
+        """Report the number of pieces; called once per step."""
         self.inventory_events.pieces_in_inventory(self.size())

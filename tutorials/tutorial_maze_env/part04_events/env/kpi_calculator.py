@@ -1,4 +1,4 @@
-"""What the problem's owner wants to know."""
+"""Key performance indicators."""
 
 from __future__ import annotations
 

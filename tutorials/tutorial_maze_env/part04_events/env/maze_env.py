@@ -12,7 +12,7 @@ from .core_env import Cutting2DCoreEnvironment
 def maze_env_factory(
     max_pieces_in_inventory: int, raw_piece_size: tuple[int, int], static_demand: tuple[int, int]
 ) -> Cutting2DEnvironment:
-    """Builds the trainable environment from the parameters of the simulation, see `Cutting2DCoreEnvironment`."""
+    """Build the trainable environment from the parameters of the simulation, see `Cutting2DCoreEnvironment`."""
     return Cutting2DEnvironment(
         Cutting2DCoreEnvironment(max_pieces_in_inventory, raw_piece_size, static_demand),
         ActionConversion(max_pieces_in_inventory),

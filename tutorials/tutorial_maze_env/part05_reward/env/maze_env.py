@@ -13,7 +13,7 @@ from .core_env import Cutting2DCoreEnvironment
 def maze_env_factory(
     max_pieces_in_inventory: int, raw_piece_size: tuple[int, int], static_demand: tuple[int, int]
 ) -> Cutting2DEnvironment:
-    """Builds the trainable environment from the parameters of the simulation, see `Cutting2DCoreEnvironment`."""
+    """Build the trainable environment from the parameters of the simulation, see `Cutting2DCoreEnvironment`."""
     reward_aggregator = DefaultRewardAggregator(invalid_action_penalty=-2, raw_piece_usage_penalty=-1)
     return Cutting2DEnvironment(
         Cutting2DCoreEnvironment(max_pieces_in_inventory, raw_piece_size, static_demand, reward_aggregator),

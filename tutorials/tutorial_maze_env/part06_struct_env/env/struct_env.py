@@ -149,7 +149,7 @@ class StructuredCutting2DEnvironment(Wrapper[MazeEnv[Any]], StructuredEnv, Struc
     def get_observation_and_action_dicts(
         self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
     ) -> ObservationsAndActions:
-        """Divides a recorded step of the flat environment; needs both its state and its action."""
+        """Divide a recorded step of the flat environment; needs both its state and its action."""
         if maze_state is None or maze_action is None:
             raise EnvironmentContractError(
                 f"{type(self).__name__}: state and action are needed together, because the observation of sub-step "
@@ -173,5 +173,5 @@ class StructuredCutting2DEnvironment(Wrapper[MazeEnv[Any]], StructuredEnv, Struc
 def struct_env_factory(
     max_pieces_in_inventory: int, raw_piece_size: tuple[int, int], static_demand: Sequence[tuple[int, int]]
 ) -> StructuredCutting2DEnvironment:
-    """Builds the structured environment from the parameters of the simulation, see `Cutting2DCoreEnvironment`."""
+    """Build the structured environment from the parameters of the simulation, see `Cutting2DCoreEnvironment`."""
     return StructuredCutting2DEnvironment(maze_env_factory(max_pieces_in_inventory, raw_piece_size, static_demand))

@@ -1,4 +1,4 @@
-"""The cutting problem with two sub-steps, and masks for what is impossible."""
+"""The cutting problem with two sub-steps and masks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .struct_env import CUTTING, SELECTION, Observation, StructuredCutting2DEnvi
 
 
 class MaskedStructuredCutting2DEnvironment(StructuredCutting2DEnvironment):
-    """Tells the agent which pieces are large enough, and then how the order fits into the selected one.
+    """Masks pieces that are too small, and rotations that do not fit into the selected one.
 
     :param maze_env: The flat environment.
     """
@@ -56,6 +56,6 @@ class MaskedStructuredCutting2DEnvironment(StructuredCutting2DEnvironment):
 def struct_env_factory(
     max_pieces_in_inventory: int, raw_piece_size: tuple[int, int], static_demand: Sequence[tuple[int, int]]
 ) -> MaskedStructuredCutting2DEnvironment:
-    """Builds the masked environment from the parameters of the simulation, see `Cutting2DCoreEnvironment`."""
+    """Build the masked environment from the parameters of the simulation, see `Cutting2DCoreEnvironment`."""
     flat_env = maze_env_factory(max_pieces_in_inventory, raw_piece_size, static_demand)
     return MaskedStructuredCutting2DEnvironment(flat_env)

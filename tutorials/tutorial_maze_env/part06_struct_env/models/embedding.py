@@ -1,4 +1,4 @@
-"""What the networks of a sub-step have in common."""
+"""Embeddings shared by the networks of a sub-step."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _LENGTH_UNIT = 20.0
 
 
 def in_length_units(lengths: torch.Tensor) -> torch.Tensor:
-    """Brings lengths to the scale of network inputs."""
+    """Bring lengths to the scale of network inputs."""
     return lengths / _LENGTH_UNIT
 
 
 def piece_embedding(obs_shapes: Shapes, non_lin: NonLinearity, hidden_units: Sequence[int]) -> Blocks:
-    """Embeds each piece on stock together with the order: `pieces` of shape `(slots, hidden_units[-1])`."""
+    """Embed each piece on stock together with the order: `pieces` of shape `(slots, hidden_units[-1])`."""
     blocks = _scaled(obs_shapes, "inventory", "ordered_piece")
     stock, order = blocks["inventory_scaled"].out_shapes()[0], blocks["ordered_piece_scaled"].out_shapes()[0]
     blocks["order_repeated"] = RepeatToMatchBlock(
@@ -39,7 +39,7 @@ def piece_embedding(obs_shapes: Shapes, non_lin: NonLinearity, hidden_units: Seq
 
 
 def cut_embedding(obs_shapes: Shapes, non_lin: NonLinearity, hidden_units: Sequence[int]) -> Blocks:
-    """Embeds the selected piece together with the order: `cut` of shape `(hidden_units[-1],)`."""
+    """Embed the selected piece together with the order: `cut` of shape `(hidden_units[-1],)`."""
     keys = ("selected_piece", "ordered_piece")
     blocks = _scaled(obs_shapes, *keys)
     in_keys = [f"{key}_scaled" for key in keys]

@@ -249,8 +249,7 @@ class ActorCritic(EpochTrainer, ABC):
 
     def _optimize(self, batch: RolloutBatch) -> None:
         """Learn from a rollout."""
-        with self.products.for_batch(batch.n_rows):
-            self._gradient_step(self._losses(batch))
+        self._gradient_step(self._losses(batch))
 
     def _losses(self, batch: RolloutBatch) -> ActorCriticLosses:
         """Return the objective: policy loss, entropy bonus and value loss, summed over sub-steps."""

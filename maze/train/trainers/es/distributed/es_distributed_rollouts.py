@@ -1,4 +1,4 @@
-"""Where the trainer gets its rollouts from."""
+"""Rollouts of perturbed policies: interface, schedule of the episodes and results."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ _TRAINING, _EVALUATION = 0, 1
 
 
 class Episode(NamedTuple):
-    """An episode to be played."""
+    """An episode of an update."""
 
     number: int
-    """Counts the episodes of an update, in the order of their results."""
+    """Index of the episode in the update, in the order of results."""
     noise_index: int | None
-    """Position of the perturbation in the noise table; `None`: the policy as it is."""
+    """Position of the perturbation in the noise table; `None`: the unperturbed policy."""
     sign: int
     """1: the perturbation is added, -1: it is subtracted; 0: there is none."""
     env_seed: int | None
-    """Seed of the environment; `None`: it goes on with its generator as it is."""
+    """Seed of the environment; `None`: the environment is not seeded."""
 
     @staticmethod
     def unperturbed(number: int = 0, env_seed: int | None = None) -> Episode:
-        """An episode of the policy itself."""
+        """Return an episode of the unperturbed policy."""
         return Episode(number, None, 0, env_seed)
 
     def __str__(self) -> str:
-        """Which episode it is, in messages."""
+        """Return the name of the episode in messages."""
         seeded = "" if self.env_seed is None else f", seeded with {self.env_seed}"
         if self.noise_index is None:
             return f"an episode of the policy itself{seeded}"
@@ -49,24 +49,24 @@ class Episode(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of an episode."""
+    """Result of an episode."""
 
     stats: LogStats
     episode_return: float
     n_steps: int
     observed: Moments | None = None
-    """Statistics of what was observed; `None`: nobody learns from that."""
+    """Observation statistics; `None`: they are not needed."""
 
     def encoded(self, encoder: StatsEncoder) -> tuple[EncodedStats, float, int, Moments | None]:
-        """The same for another process."""
+        """Return the fields with encoded statistics, for another process."""
         return encoder.encode(self.stats), *self[1:]
 
 
 class EpisodeSeeds:
-    """Perturbations and environment seeds as functions of update and number: no other episode influences them.
+    """Perturbations and environment seeds as functions of update and number, independent of other episodes.
 
-    Both policies of a mirrored pair meet the same environment seed, so that their returns differ by what the
-    perturbation does and less by luck.
+    Both policies of a mirrored pair use the same environment seed: common random numbers reduce the variance of the
+    difference of their returns.
 
     :param shared_noise: The noise table.
     :param agent_seed: Seed of the perturbations.
@@ -79,12 +79,12 @@ class EpisodeSeeds:
         self._env_seed = env_seed
 
     def noise_index(self, update: int, pair: int) -> int:
-        """Perturbation of a mirrored pair."""
+        """Return the position of the perturbation of a mirrored pair in the noise table."""
         sequence = np.random.SeedSequence((self._agent_seed, update, pair))
         return self.shared_noise.sample_index(np.random.RandomState(np.random.MT19937(sequence)))
 
     def env_seed(self, update: int, purpose: int, number: int) -> int | None:
-        """Seed of a pair's environments, or of an evaluation's."""
+        """Return the environment seed of a mirrored pair or of an evaluation."""
         if self._env_seed is None:
             return None
         sequence = np.random.SeedSequence((self._env_seed, update, purpose, number))
@@ -92,13 +92,13 @@ class EpisodeSeeds:
 
 
 class RolloutSchedule:
-    """Hands out the episodes of one update, and puts their outcomes in order.
+    """Schedules the episodes of one update and orders their outcomes.
 
-    :param seeds: Where perturbations and environment seeds come from.
+    :param seeds: Perturbations and environment seeds.
     :param update: Number of the update.
-    :param n_evaluations: Number of episodes of the policy itself.
-    :param n_rollouts: Smallest number of training episodes.
-    :param n_timesteps: Smallest number of environment steps in them.
+    :param n_evaluations: Number of episodes of the unperturbed policy.
+    :param n_rollouts: Minimum number of training episodes.
+    :param n_timesteps: Minimum number of environment steps in them.
     """
 
     def __init__(self, seeds: EpisodeSeeds, update: int, n_evaluations: int, n_rollouts: int, n_timesteps: int) -> None:
@@ -115,34 +115,34 @@ class RolloutSchedule:
         self._next_result = 0
         self._outcomes: dict[int, tuple[Episode, Outcome]] = {}
         self.n_in_flight = 0
-        """Number of episodes that were handed out and have not ended."""
+        """Number of scheduled episodes that have not ended."""
 
     @property
     def needs_evaluation(self) -> bool:
-        """Whether evaluations are left to be handed out."""
+        """Whether there are evaluations to schedule."""
         return self._next_evaluation < self._n_evaluations
 
     @property
     def needs_training(self) -> bool:
-        """Whether training episodes should be started, judging by the lengths of those that have ended."""
+        """Whether to schedule further training episodes, estimated from the lengths of finished ones."""
         if self._mirrored is not None or self._n_pairs < self._n_pairs_wanted:
             return True
         if self._n_timesteps == 0 or self._n_steps_done >= self._n_timesteps:
             return False
         if self._n_training_done == 0:
-            return True  # nothing is known yet
+            return True  # no length is known yet
         mean_length = self._n_steps_done / self._n_training_done
         return mean_length * 2 * self._n_pairs < self._n_timesteps
 
     def next_evaluation(self) -> Episode:
-        """Hands out an episode of the policy itself."""
+        """Schedule an episode of the unperturbed policy."""
         number = self._next_evaluation
         self._next_evaluation += 1
         self.n_in_flight += 1
         return Episode.unperturbed(number, self._seeds.env_seed(self._update, _EVALUATION, number))
 
     def next_training(self) -> Episode:
-        """Hands out an episode of a perturbed policy, whether or not one is needed."""
+        """Schedule an episode of a perturbed policy, whether or not one is needed."""
         self.n_in_flight += 1
         if self._mirrored is not None:
             episode, self._mirrored = self._mirrored, None
@@ -159,15 +159,15 @@ class RolloutSchedule:
         return episode
 
     def next_episode(self) -> Episode | None:
-        """Hands out the next episode, evaluations first; `None`: no more are needed, as far as is known."""
+        """Schedule the next episode, evaluations first; `None`: no episode is needed now."""
         if self.needs_evaluation:
             return self.next_evaluation()
-        if self.needs_training or self.n_in_flight == 0:  # somebody wants more than was announced
+        if self.needs_training or self.n_in_flight == 0:  # the caller requests more episodes than it announced
             return self.next_training()
         return None
 
     def record(self, episode: Episode, outcome: Outcome) -> None:
-        """Takes the outcome of an episode."""
+        """Record the outcome of an episode."""
         self.n_in_flight -= 1
         if episode.sign:
             self._n_training_done += 1
@@ -175,7 +175,7 @@ class RolloutSchedule:
         self._outcomes[episode.number] = (episode, outcome)
 
     def results(self) -> Iterator[ESRolloutResult]:
-        """Results that are complete, as are all before them."""
+        """Yield complete results, in their order."""
         while True:
             is_eval = self._next_result < self._n_evaluations
             numbers = [self._next_result] if is_eval else [self._next_result, self._next_result + 1]
@@ -192,9 +192,9 @@ class RolloutSchedule:
 
 
 class ESRolloutResult:
-    """Episodes: of one or more mirrored pairs of perturbed policies, or of the policy itself.
+    """Episodes of one or more mirrored pairs of perturbed policies, or of the unperturbed policy.
 
-    :param is_eval: Whether the policy itself was rolled out.
+    :param is_eval: Whether the episodes are of the unperturbed policy.
     """
 
     def __init__(self, is_eval: bool) -> None:
@@ -202,23 +202,23 @@ class ESRolloutResult:
         self.noise_indices: list[int] = []
         """Positions of the perturbations in the noise table, one for each pair; empty for an evaluation."""
         self.episode_stats: list[LogStats] = []
-        """Statistics by episode. Of a pair, first come those with the perturbation added, then with it subtracted."""
+        """Statistics by episode; in a pair, the episode with the added perturbation comes first."""
         self.returns: list[float] = []
         """Sums of rewards, in the same order."""
         self.lengths: list[int] = []
         """Numbers of environment steps, in the same order."""
         self.observed: list[Moments] = []
-        """Statistics of what was observed, of those episodes that running normalization learns from."""
+        """Observation statistics of the episodes that running normalization learns from."""
 
     def add_episode(
         self, stats: LogStats, episode_return: float, n_steps: int, observed: Moments | None = None
     ) -> None:
-        """Adds an episode.
+        """Add an episode.
 
         :param stats: Its statistics.
         :param episode_return: Sum of its rewards.
         :param n_steps: Number of its environment steps.
-        :param observed: Statistics of what was observed in it; `None`: nobody learns from that.
+        :param observed: Its observation statistics; `None`: they are not needed.
         """
         self.episode_stats.append(stats)
         self.returns.append(episode_return)
@@ -228,7 +228,7 @@ class ESRolloutResult:
 
 
 class ESDistributedRollouts(ABC):
-    """Evaluates perturbed policies, here or elsewhere."""
+    """Evaluates perturbed policies."""
 
     @abstractmethod
     def generate_rollouts(
@@ -238,41 +238,41 @@ class ESDistributedRollouts(ABC):
         noise_stddev: float,
         normalization_stats: Any,
     ) -> Generator[ESRolloutResult, None, None]:
-        """Yields evaluations of the policy first, and then pairs of perturbed policies for as long as it is asked.
+        """Yield evaluations of the policy first, and then pairs of perturbed policies without end.
 
-        :param policy: The policy that is perturbed; it does not change meanwhile.
-        :param max_steps: Episodes are cut off after this number of environment steps; `None`: never.
+        :param policy: The policy to perturb; it must not change during the iteration.
+        :param max_steps: Episodes are truncated after this number of environment steps; `None`: never.
         :param noise_stddev: Standard deviation of the perturbations.
-        :param normalization_stats: Statistics for observation normalization, for environments that want them.
+        :param normalization_stats: Statistics for environments with observation normalization.
         """
 
     def prepare_update(self, update: int, n_rollouts: int, n_timesteps: int) -> None:
-        """Tells what the coming call of :meth:`generate_rollouts` is for; nothing needs to be done about it.
+        """Announce the next call of :meth:`generate_rollouts`; implementations may ignore it.
 
-        :param update: Number of the update. The same update of two trainings with the same seeds gets the same
-            episodes, also if one of them was resumed in between.
-        :param n_rollouts: Smallest number of training episodes that will be asked for.
-        :param n_timesteps: Smallest number of environment steps in them.
+        :param update: Number of the update. The same update of two runs with the same seeds has the same episodes, also
+            if one of them was resumed.
+        :param n_rollouts: Minimum number of training episodes.
+        :param n_timesteps: Minimum number of environment steps in them.
         """
         return
 
     def report_work(self, statistics: LogStatsAggregator) -> None:
-        """Adds what the processes of a cluster have done for an update; there is none here.
+        """Add what the actors of a cluster have done to the statistics; without a cluster, do nothing.
 
-        :param statistics: Those of the epoch.
+        :param statistics: Statistics of the epoch.
         """
         return
 
     def close(self) -> None:
-        """Releases environments and processes."""
+        """Release environments and processes."""
         return
 
 
 class ScheduledRollouts(ESDistributedRollouts, ABC):
-    """Rollouts that are the same wherever their episodes are played, since those follow from seeds.
+    """Rollouts whose episodes are determined by seeds, so that all execution backends give the same results.
 
-    :param seeds: Where perturbations and environment seeds come from.
-    :param n_eval_rollouts: Number of episodes of the policy itself for each update.
+    :param seeds: Perturbations and environment seeds.
+    :param n_eval_rollouts: Number of episodes of the unperturbed policy in each update.
     """
 
     def __init__(self, seeds: EpisodeSeeds, n_eval_rollouts: int) -> None:
@@ -285,6 +285,6 @@ class ScheduledRollouts(ESDistributedRollouts, ABC):
         self._update, self._n_rollouts, self._n_timesteps = update, n_rollouts, n_timesteps
 
     def _next_schedule(self) -> RolloutSchedule:
-        """The episodes of the coming update; another one follows, also if nobody prepares it."""
+        """Return the schedule of the next update; its number increases also without :meth:`prepare_update`."""
         self._update += 1
         return RolloutSchedule(self._seeds, self._update - 1, self.n_eval_rollouts, self._n_rollouts, self._n_timesteps)

@@ -1,4 +1,4 @@
-"""An environment that rolls out perturbed policies by itself, one after another."""
+"""Wrapper that plays episodes of perturbed policies."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class ESAbortException(Exception):  # noqa: N818  (users catch it by this name)
-    """Ends an episode whose outcome is no longer wanted."""
+    """Ends an episode whose outcome is not needed any more."""
 
 
 class ESRolloutWorkerWrapper(Wrapper[Any]):
-    """Rolls out a policy as it is, or a mirrored pair of perturbed policies.
+    """Plays episodes of an unperturbed policy or of a mirrored pair of perturbed policies.
 
-    :param env: The environment; statistics are added where it has none.
+    :param env: The environment; an environment without statistics is wrapped.
     :param shared_noise: The noise table.
     :param agent_instance_seed: Seed of the perturbations.
     """
@@ -37,15 +37,15 @@ class ESRolloutWorkerWrapper(Wrapper[Any]):
         self.shared_noise = shared_noise
         self.rng = np.random.RandomState(agent_instance_seed)
         self.max_steps: int | None = None
-        """Episodes are cut off after this number of environment steps; `None`: never."""
+        """Episodes are truncated after this number of environment steps; `None`: never."""
         self._is_aborted = False
 
     def set_abort(self) -> None:
-        """Has the coming step, and all after it, raise :class:`ESAbortException`."""
+        """Make the next step and all following steps raise :class:`ESAbortException`."""
         self._is_aborted = True
 
     def clear_abort(self) -> None:
-        """Allows steps again."""
+        """Allow steps again."""
         self._is_aborted = False
 
     @override(Wrapper)
@@ -55,17 +55,17 @@ class ESRolloutWorkerWrapper(Wrapper[Any]):
         return self._env_step(action)
 
     def rollout(self, policy: Any) -> None:
-        """Plays one episode; its statistics are the environment's last episode statistics."""
+        """Play one episode; its statistics become the last episode statistics of the environment."""
         play_episode(self, policy, self.max_steps, Episode.unperturbed())
 
     def generate_evaluation(self, policy: Any) -> ESRolloutResult:
-        """Plays an episode with the policy as it is."""
+        """Play an episode of the unperturbed policy."""
         result = ESRolloutResult(is_eval=True)
         result.add_episode(*play_episode(self, policy, self.max_steps, Episode.unperturbed()))
         return result
 
     def generate_training(self, policy: Any, noise_stddev: float) -> ESRolloutResult:
-        """Plays two episodes: with a perturbation added to the parameters, and with it subtracted.
+        """Play two episodes: with a perturbation added to the parameters, and with it subtracted.
 
         :param policy: The policy; its parameters are restored afterwards.
         :param noise_stddev: Standard deviation of the perturbation.

@@ -17,8 +17,8 @@ class Adam(Optimizer):
     """Adam (Kingma & Ba 2015).
 
     :param step_size: Learning rate.
-    :param beta1: Decay of the mean of the gradients.
-    :param beta2: Decay of the mean of their squares.
+    :param beta1: Decay of the moving average of the gradients.
+    :param beta2: Decay of the moving average of their squares.
     :param epsilon: Added to the root of the mean square.
     """
 

@@ -1,4 +1,4 @@
-"""What turns gradients into steps."""
+"""Base of optimizers for gradients that torch has not computed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Optimizer(ABC):
-    """Steps down gradients that were not computed by torch. :meth:`setup` comes before the first :meth:`update`."""
+    """Gradient descent with gradients from outside torch. :meth:`setup` has to be called before :meth:`update`."""
 
     def __init__(self) -> None:
         self.dim = 0
@@ -27,15 +27,15 @@ class Optimizer(ABC):
         self.policy: TorchModel | None = None
 
     def setup(self, policy: TorchModel) -> None:
-        """Prepares for optimizing a policy, from the first step on."""
+        """Set the policy and reset the state of the optimizer."""
         self.policy = policy
         self.dim = n_trained_parameters(policy)
         self.t = 0
 
     def update(self, global_gradient: np.ndarray) -> float:
-        """Changes the policy's parameters.
+        """Update the parameters of the policy.
 
-        :param global_gradient: Gradient of what is to be minimised, `[dim]`.
+        :param global_gradient: Gradient of the loss, `[dim]`.
         :return: Norm of the step, relative to the norm of the parameters.
         """
         assert self.policy is not None, "setup comes first"
@@ -48,32 +48,32 @@ class Optimizer(ABC):
 
     @abstractmethod
     def _compute_step(self, gradient: np.ndarray) -> np.ndarray:
-        """What is added to the parameters.
+        """Return the step that is added to the parameters.
 
         :param gradient: float32 `[dim]`.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to continue exactly, in tensors and numbers."""
+        """Return the complete state, as tensors and numbers."""
         return {"t": self.t, **{name: torch.from_numpy(value.copy()) for name, value in self._moments().items()}}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continues from a state that :meth:`state_dict` returned.
+        """Restore a state from :meth:`state_dict`.
 
-        :raises CheckpointError: An entry has another shape.
+        :raises CheckpointError: An entry has the wrong shape.
         """
         moments = self._moments()
         for name, value in moments.items():
             found = tuple(state_dict[name].shape) if name in state_dict else "nothing"
             if found != value.shape:
                 raise CheckpointError(
-                    f"The optimizer's `{name}` does not fit: expected the shape {value.shape}, found {found}. Use the "
-                    "optimizer and model that the training was saved with."
+                    f"State `{name}` of the optimizer: expected the shape {value.shape}, found {found}. Use the "
+                    "optimizer and model of the saved run."
                 )
         self.t = int(state_dict["t"])
         for name, value in moments.items():
             value[:] = state_dict[name].numpy()
 
     def _moments(self) -> dict[str, np.ndarray]:
-        """The arrays `[dim]` that the optimizer keeps."""
+        """Return the moment arrays `[dim]` of the optimizer."""
         return {}

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class SGD(Optimizer):
-    """Gradient descent along an exponential mean of the gradients.
+    """Gradient descent along an exponential moving average of the gradients.
 
     :param step_size: Learning rate.
-    :param momentum: Decay of the mean; 0: only the latest gradient counts.
+    :param momentum: Decay of the average; 0: plain gradient descent.
     """
 
     def __init__(self, step_size: float, momentum: float = 0.9) -> None:
