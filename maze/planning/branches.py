@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -74,6 +74,9 @@ class Branches(ABC):
 
     :param gamma: Discount factor of the returns, per environment step.
     """
+
+    most_rows: ClassVar[int] = 4096
+    """So many branches are worth forking at once: more arrays do not fit into the processor's cache."""
 
     def __init__(self, gamma: float = 1.0) -> None:
         self.gamma = gamma
@@ -204,6 +207,8 @@ class SingleBranches(Branches):
     :param env: The environment to copy, with its wrappers; it is not stepped.
     :param gamma: Discount factor.
     """
+
+    most_rows = 32
 
     def __init__(self, env: Any, gamma: float = 1.0) -> None:
         super().__init__(gamma)

@@ -33,10 +33,11 @@ class Given:
         self.means, self.noise, self.common = means, noise, common
         self.n_decisions = 0
 
-    def __call__(self, source: Any, rows: Any, scenarios: Any, actions: Any, seed: Any) -> np.ndarray:
+    def __call__(self, source: Any, rows: Any, scenarios: Any, first: Any, seed: Any) -> np.ndarray:
         self.n_decisions += 5 * len(rows)
         returns = []
-        for scenario, action in zip(scenarios, actions, strict=True):
+        for scenario, which in zip(scenarios, first.which, strict=True):
+            action = first.actions[which]
             shared = np.random.default_rng((seed, scenario)).normal() * self.common
             own = np.random.default_rng((seed, scenario, action["a"])).normal() * self.noise
             returns.append(self.means[action["a"]] + shared + own)
