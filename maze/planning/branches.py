@@ -37,6 +37,7 @@ class Group:
         count.
     :param observations: Arrays `[n_rows, ...]` by key, or a dictionary for each branch.
     :param envs: Their environments, for policies that need one; `None`: there are arrays only.
+    :param arrays: The arrays that make up the states, `[n_rows, ...]` by name, where there are no environments.
     """
 
     def __init__(
@@ -45,8 +46,10 @@ class Group:
         rows: np.ndarray,
         observations: Mapping[str, np.ndarray] | Sequence[Mapping[str, Any]],
         envs: Sequence[Any] | None = None,
+        arrays: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        self.actor_id, self.rows, self.observations, self.envs = actor_id, rows, observations, envs
+        self.actor_id, self.rows, self.observations = actor_id, rows, observations
+        self.envs, self._arrays = envs, arrays or {}
 
     def stacked(self) -> Mapping[str, np.ndarray]:
         """The observations, arrays `[n_rows, ...]` by key."""
@@ -54,6 +57,12 @@ class Group:
             return self.observations
         first, *_ = self.observations
         return {key: np.stack([np.asarray(each[key]) for each in self.observations]) for key in first}
+
+    def maze_state(self, index: int) -> Any:
+        """The state of one of the branches, as a single environment has it."""
+        if self.envs is not None:
+            return self.envs[index].get_maze_state()
+        return {name: np.array(array[index]) for name, array in self._arrays.items()}
 
     def single(self, index: int) -> Mapping[str, Any]:
         """The observation of one of the branches."""
@@ -156,7 +165,8 @@ class ArrayBranches(Branches):
         out, _ = self._buffers_of(simulation)
         simulation.observe(out)
         actor = ActorID(simulation.step_keys[simulation.substep], 0)
-        return [Group(actor, np.arange(n_rows), {key: array[:n_rows] for key, array in out.items()})]
+        seen = {key: array[:n_rows] for key, array in out.items()}
+        return [Group(actor, np.arange(n_rows), seen, arrays=simulation.arrays())]
 
     @override(Branches)
     def step(self, decisions: Sequence[tuple[Group, Actions]]) -> None:

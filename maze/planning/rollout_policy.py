@@ -283,7 +283,7 @@ class _Simulation:
         base, self._horizon = policy.base, policy.horizon
         self._pool: WorkerPool | None = None
         self._branches: Branches | None = None
-        self._arrays = None if base.needs_env() or base.needs_state() else simulation_of(env)
+        self._arrays = None if base.needs_env() else simulation_of(env)
         decisions, seconds = policy.budget
         value = policy.value
         simulate: Any = None
@@ -395,16 +395,15 @@ def acting(policy: Policy) -> Callable[[Group], Actions]:
         return lambda group: compute_actions(group.stacked(), group.actor_id, deterministic=True)
 
     def act(group: Group) -> Actions:
-        envs: Sequence[Any] = group.envs if group.envs is not None else [None] * len(group.rows)
         return [
             policy.compute_action(
                 group.single(index),
-                env.get_maze_state() if needs_state else None,
-                env if needs_env else None,
+                group.maze_state(index) if needs_state else None,
+                group.envs[index] if needs_env and group.envs is not None else None,
                 group.actor_id,
                 deterministic=True,
             )
-            for index, env in enumerate(envs)
+            for index in range(len(group.rows))
         ]
 
     return act
