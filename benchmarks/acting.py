@@ -57,7 +57,7 @@ def build_policy(model: str, torch_only: bool = False) -> TorchPolicy:
 
 
 def main() -> None:
-    """Measure and prints."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     n_rounds = 100 if parser.parse_args().quick else 1000

@@ -1,4 +1,4 @@
-"""Models that follow from the spaces beside those that were written for an environment.
+"""Compare `model=auto` with models written for an environment.
 
 Each shipped environment, the tutorial's and the example project's train with their own model configuration and with
 `model=auto`, with the same algorithm, hyper-parameters, number of environment steps and seeds, through the command line

@@ -1,4 +1,4 @@
-"""Environments that are stepped at once in arrays: their speed, and that of training with them.
+"""Speed of batched simulators and of training with them.
 
 Simulations written for many (lost sales, the criss-cross network) beside one environment after the other, stepping and
 learning with 64 of them and with the settings of their experiments; gymnasium's CartPole in NumPy with 256 members, raw

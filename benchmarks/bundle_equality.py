@@ -1,4 +1,4 @@
-"""A policy bundle beside the policy that it was made of, on recorded states.
+"""Compare policy bundles with their policies on recorded states.
 
 For each case a policy is trained for a moment, exported, and loaded from the file. Then the trained policy acts in its
 environment, and the bundle is shown what the raw environment shows, one observation after the other:
@@ -82,7 +82,7 @@ N_DRAWS, N_DRAWN_STATES, N_BINS = 4000, 5, 8
 
 
 class Difference(NamedTuple):
-    """What a bundle does differently."""
+    """Differences between bundle and policy."""
 
     n_states: int
     n_actions: int
@@ -155,7 +155,7 @@ def raw_action(action: Any, operations: Operations, actor: ActorID) -> Any:
 
 
 def compared(bundle: PolicyBundle, run: Path, n_states: int, seed: int = 1) -> Difference:
-    """Let the trained policy act, and shows the bundle what it was shown.
+    """Let the trained policy act and pass its observations to the bundle.
 
     :param bundle: Made of the run.
     :param run: The run.
@@ -229,7 +229,7 @@ def same(found: Any, expected: Any) -> bool:
 def draw_p_values(
     bundle: PolicyBundle, policy: TorchPolicy, actor: Any, batch: Any, inputs: Any, states: Any, seed: int
 ) -> list[float]:
-    """Draw many actions in one state from both, and compares how often they fall where."""
+    """Sample many actions of both in one state and compare their frequencies."""
     many = {key: np.repeat(value, N_DRAWS, axis=0) for key, value in batch.items()}
     states = {key: np.repeat(value, N_DRAWS, axis=0) for key, value in states.items()}
     run = StepRun({key: torch.from_numpy(array) for key, array in states.items()})

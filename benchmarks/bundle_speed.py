@@ -1,4 +1,4 @@
-"""What a decision of a policy bundle costs beside onnxruntime's own call of the same network.
+"""Time of a decision of a policy bundle relative to onnxruntime's call of the same network.
 
 Medians of batches that take turns (processor time of the one thread), for two layers of 64 units and one observation:
 `onnxruntime` is its `run` on an input that is ready, `act` is everything from the raw observation to the raw action.

@@ -1,4 +1,4 @@
-"""How fast a cluster of Ray would collect, and what would limit it.
+"""Model of the throughput of a Ray cluster and its limits.
 
     python benchmarks/cluster_model.py --actors 128 --step-ms 5 --sigma 1
 

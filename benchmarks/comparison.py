@@ -1,4 +1,4 @@
-"""How few episodes tell two policies apart, with common episodes and without.
+"""Number of episodes that distinguish two policies, common and separate.
 
 Two policies cut pieces of random sizes in cutting-2D: the greedy one, and one that now and then cuts from the largest
 piece, by which it uses about three per cent more raw pieces. Both play the same episodes; the difference is judged as

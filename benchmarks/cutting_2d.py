@@ -1,4 +1,4 @@
-"""What sub-steps and action masks are worth: flat, structured and masked policies against a heuristic.
+"""Effect of sub-steps and action masks: flat, structured and masked policies and a heuristic.
 
 Trains the three variants of the tutorial's cutting problem with the same algorithm, hyper-parameters and number of
 environment steps, several seeds each, through the command line as a user would. The saved policies and the greedy

@@ -124,7 +124,7 @@ def record(make_env: Callable[[], Any], policy: Any, n_states: int, max_steps: i
 
 
 def n_differences(deployment: AgentDeployment, episodes: list[list[list[Any]]]) -> tuple[int, int]:
-    """Number of states, and of those in which another action is taken than recorded."""
+    """Return the number of states, and of states with other actions than recorded."""
     n_states = n_different = 0
     for seed, episode in enumerate(episodes):
         deployment.policy.seed(seed)
@@ -172,7 +172,7 @@ def _n_files() -> int:
 
 
 def endurance(n_episodes: int) -> dict[str, Any]:
-    """What episodes, and deployments, leave behind after as many that warmed up."""
+    """Return threads, descriptors and memory after episodes and deployments, relative to a warm-up."""
     env = gym_env("CartPole-v1")()
     policy = network_policy(env)
     state = np.zeros(4, np.float32)
@@ -263,7 +263,7 @@ def latency(n_rounds: int, n_calls: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run everything and prints it."""
+    """Run and print all measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of everything")
     parser.add_argument("--json", type=Path, help="also write the figures into this file")

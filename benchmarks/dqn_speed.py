@@ -1,4 +1,4 @@
-"""DQN: updates per second beside stable-baselines3, in one run.
+"""DQN: updates per second relative to stable-baselines3, in one run.
 
 Both train CartPole-v1 with one environment step and one update each, batches of 128, networks of two hidden layers of
 256 units with ReLU, the same learning rate, exploration and targets that follow every 250 updates, on one torch thread.
@@ -115,7 +115,7 @@ def stable_baselines3() -> Contender:
 
 
 def main() -> None:
-    """Measure and prints."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
     parser.add_argument("--double", action="store_true", help="Maze with double Q-learning")

@@ -1,4 +1,4 @@
-"""What a Maze environment costs beyond the gymnasium environment inside it.
+"""Time of a Maze environment relative to its gymnasium environment.
 
 Every variant takes the same number of CartPole-v1 steps with random actions, resets included. Variants take turns, so
 that other work on the machine hits all of them; the table shows medians and their ratios to the bare environment.

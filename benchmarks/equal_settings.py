@@ -161,7 +161,7 @@ def linear_layers(*modules: nn.Module) -> list[nn.Linear]:
 
 @torch.no_grad()
 def copy_layers(sources: list[nn.Linear], targets: list[nn.Linear]) -> None:
-    """Copie weights; several last layers of the source lie one after the other in the last one of the target."""
+    """Copy weights; the last layers of the source are concatenated in the last layer of the target."""
     for source, target in zip(sources, targets[:-1], strict=False):
         target.load_state_dict(source.state_dict())
     heads = sources[len(targets) - 1 :]
@@ -315,7 +315,7 @@ class Run:
 
 
 def train(run: Run, directory: Path) -> None:
-    """Train in this process and keeps the episodes."""
+    """Train in this process and store the episodes."""
     torch.set_num_threads(1)
     record = TRAIN[run.framework](TASKS[run.task], run.seed, run.init)
     unfinished = run.file(directory).with_suffix(".part")
@@ -324,7 +324,7 @@ def train(run: Run, directory: Path) -> None:
 
 
 def train_all(runs: list[Run], directory: Path, n_processes: int) -> None:
-    """Train what is not there yet, each run in a process of its own."""
+    """Train missing runs, each in a process of its own."""
     waiting = [run for run in runs if not run.file(directory).exists()]
     playing: dict[subprocess.Popen[bytes], Run] = {}
     while waiting or playing:
@@ -433,7 +433,7 @@ def write_page(page: Path, results: Path) -> None:
 
 
 def main() -> None:
-    """Train, and prints what came of it."""
+    """Train and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algorithms", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--seeds", type=int, default=10, help="number of seeds, 0 and up")

@@ -1,4 +1,4 @@
-"""How surely the gate stops a policy that is 3 % worse, and how surely it lets one pass that is not.
+"""Decisions of the gate for a policy that is 3 % worse and for one that is not.
 
 Policies cut pieces of random sizes in cutting-2D: the greedy one; one that now and then cuts from the largest piece,
 which costs about 3 % more raw pieces; and one that is equally good, as it errs just as often as

@@ -1,4 +1,4 @@
-"""The documented imitation example, and fine-tuning after it: does the policy keep what was cloned?
+"""The documented imitation example and fine-tuning: returns relative to the clone.
 
 For each seed: three episodes of the heuristic, behavioural cloning with half of their steps kept for validation, and
 fine-tuning with PPO and with SAC by the shipped experiments, all through the command line. Every policy of the

@@ -1,4 +1,4 @@
-"""IMPALA: environment steps per second, learner included, with two actors beside one process and beside A2C.
+"""IMPALA: environment steps per second, learner included: two actors, one process, A2C, RLlib.
 
 All contenders learn CartPole-v1 with the same two-layer 64-unit networks; each update takes 2 rollouts of 100 steps.
 

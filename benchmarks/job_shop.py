@@ -1,4 +1,4 @@
-"""Job shops: rules and trained dispatchers on Taillard's instances, beside published figures; the cost of a decision.
+"""Job shops: heuristics, trained dispatchers and published figures on Taillard's instances; time of a decision.
 
     python benchmarks/job_shop.py outputs/<run> [outputs/<other seed> ...]   # gaps to the best known makespans
     python benchmarks/job_shop.py --sizes 15x15 --samples 0                  # rules only

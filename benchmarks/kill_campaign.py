@@ -1,4 +1,4 @@
-"""Kill trainings at random moments, resumes them, and compares the results with undisturbed runs.
+"""Kill runs at random times, resume them, and compare the results with undisturbed runs.
 
     python benchmarks/kill_campaign.py --kills 200 --seed 0
 
@@ -77,7 +77,7 @@ NOT_COMPARED = ("log_step", "update_statistics", "statistics")
 
 @dataclass
 class Finished:
-    """A process that has ended."""
+    """A finished process."""
 
     status: int
     seconds: float
@@ -87,7 +87,7 @@ class Finished:
 
 @dataclass
 class Tally:
-    """What has happened so far."""
+    """Results so far."""
 
     kills: Counter[str] = field(default_factory=Counter)
     exact: int = 0
@@ -142,7 +142,7 @@ def _become_command(arguments: tuple[str, ...], directory: Path, log: Path) -> N
 
 
 def unreadable(directory: Path) -> list[str]:
-    """What is wrong with the files of a run."""
+    """Return the defects of the files of a run."""
     problems = []
     for path in sorted(directory.rglob("*")):
         if not path.is_file() or path.name.startswith(".maze-unfinished"):  # swept up by the next run
@@ -185,7 +185,7 @@ def differences(expected: Path, found: Path) -> list[str]:
 def case(
     name: str, arguments: tuple[str, ...], reference: Path, seconds: float, rng: random.Random, tally: Tally
 ) -> None:
-    """Kill one training, once or several times, and compares what becomes of it."""
+    """Kill one run, once or several times, and compare its result."""
     directory = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=reference.parent))
     resumed_from: Path | None = None
     outputs, story = [], []

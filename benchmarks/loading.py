@@ -1,4 +1,4 @@
-"""What it costs to verify a checkpoint when it is read: `python -m benchmarks.loading`.
+"""Time of verifying a checkpoint when it is read: `python -m benchmarks.loading`.
 
 Compares `load_state`, which compares the checksum and reads the values by an interpreter of its own, with `torch.load`
 of the same file, which verifies nothing; medians of runs in turn, and quotients of them.

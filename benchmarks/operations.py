@@ -1,4 +1,4 @@
-"""The operations problems beside their exact values, rules and published figures: one training per setting and seed.
+"""Operations problems: trained policies, exact values, heuristics and published figures; one run per setting and seed.
 
 Trainings are the shipped experiments through the command line, inventory problems with a warm start from their best
 rule. The long-run average cost of what they learned is computed exactly where the states can be listed (inventory,
@@ -118,7 +118,7 @@ FINISHED = "benchmark.json"
 
 
 def train(training: Training) -> None:
-    """One training in a process of its own, unless it has been done already.
+    """Run a training in a process of its own, unless it is finished.
 
     :raises SystemExit: It failed, or another one, with other settings, was done in its directory.
     """
@@ -445,7 +445,7 @@ def simulated(
 
 
 def bin_packing(setting: str, seeds: Sequence[int], directory: Path, overrides: Sequence[str]) -> Rows:
-    """Excess over the lower bound in percent, on 200 instances that no training has seen.
+    """Excess over the lower bound in percent, on 200 unseen instances.
 
     A setting `uniform,500:weibull,500` is judged by other items than it was trained with, and one that ends with
     ` drawn` by actions that are drawn instead of the most probable ones.
@@ -527,7 +527,7 @@ def row_of(rows: Rows) -> Row:
 
 
 def main() -> None:
-    """Train, evaluates and prints the table."""
+    """Train, evaluate and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("problem", choices=PROBLEMS)
     parser.add_argument("--settings", nargs="*", help="of the table; all by default")

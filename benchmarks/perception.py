@@ -211,7 +211,7 @@ def measure(functions: dict[str, Callable[[], object]], n_rounds: int, n_calls: 
 
 
 def main() -> None:
-    """Measure and prints."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--candidates", action="store_true", help="policies that choose among candidates")

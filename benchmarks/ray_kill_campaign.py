@@ -1,4 +1,4 @@
-"""Kill actors of Ray and whole machines again and again while trainings and rollouts run on a small cluster.
+"""Kill actors of Ray and machines repeatedly while runs and rollouts use a small cluster.
 
     python benchmarks/ray_kill_campaign.py ppo --every 20 --actors 8 --epochs 60 --minutes 10 --reach 475
     python benchmarks/ray_kill_campaign.py --minutes 2                 # all four, shortly

@@ -1,4 +1,4 @@
-"""Memory of the learner and of Ray's object store while fragments come and go: neither may grow.
+"""Memory of the learner and of Ray's object store during a run: neither may grow.
 
     python benchmarks/ray_memory.py                      # 500 updates each, IMPALA once more with a slow learner
     python benchmarks/ray_memory.py --updates 100 --actors 2 slow
@@ -111,7 +111,7 @@ SECTIONS = {"ppo": (synchronous, 0.0), "impala": (asynchronous, 0.0), "slow": (a
 
 
 def main() -> int:
-    """Measure and prints; 1: something has grown."""
+    """Measure and print; 1: something has grown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="*", default=list(SECTIONS), help=", ".join(SECTIONS))
     parser.add_argument("--actors", type=int, default=2)

@@ -1,4 +1,4 @@
-"""What actors of Ray collect, as a share of what their environments could do alone, and beside worker processes.
+"""Throughput of Ray actors relative to their environments alone and to worker processes.
 
     python benchmarks/ray_scale.py sleeping                  # steps of 5 ms, one environment an actor, 32 actors
     python benchmarks/ray_scale.py sleeping --actors 2 4 8 16 32      # one after the other, beside the model
@@ -352,7 +352,7 @@ OF_SLEEPING = ("sleeping", "first")
 
 
 def main() -> None:
-    """Measure and prints."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="+", choices=list(SECTIONS))
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""How much has to be read to get from an algorithm's configuration to its gradient step.
+"""Amount of code from an algorithm's configuration to its gradient step.
 
 The rule, the same for both libraries: start where the configuration points to (the configuration's class, the classes
 that its runner's file names), and follow every import, also those inside functions and those by name in a text such as

@@ -1,4 +1,4 @@
-"""What the report of a run costs its training: CartPole with PPO, with the report and without it.
+"""Cost of the report: PPO on CartPole with and without it.
 
 Trainings alternate between the two, with the same seeds and everything else that a run writes, in one process. Printed
 are the ratio of their CPU times (medians), and the share of the time that the trainings with a report spent in its

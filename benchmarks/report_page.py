@@ -1,4 +1,4 @@
-"""How quickly pages open and move in a browser: the report of a long run, and the page of a long episode.
+"""Opening and scrolling times in a browser: report of a long run, HTML player of a long episode.
 
 The report has 1,000 epochs with 200 statistics; the episode has 10,000 steps with a picture and a decision in each.
 Both are opened in Chromium, several times, each time with nothing cached. Printed are medians: the size of the file;
@@ -115,7 +115,7 @@ def write_episode(path: Path) -> None:
 
 
 def measured(browser: Any, path: Path, movements: dict[str, str], n_frames: int) -> dict[str, float]:
-    """Open a page once and moves in it."""
+    """Open a page once and scroll it."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
     session = context.new_cdp_session(page)

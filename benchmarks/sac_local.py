@@ -1,4 +1,4 @@
-"""SAC with its environments in worker processes (`runner=local`) beside the same in one process (`runner=dev`).
+"""SAC with environments in worker processes (`runner=local`) and in one process (`runner=dev`).
 
 An environment's step burns a millisecond of CPU time. All trainings step two environments with the same seeds. With
 `runner=local` the workers collect the next rollouts while the networks learn from those before; with
@@ -114,7 +114,7 @@ def measure(n_steps: int, n_updates: int, n_rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure and prints."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, nargs="+", default=[10], help="steps of each environment per update")
     parser.add_argument("--updates", type=int, default=100, help="updates in a round")

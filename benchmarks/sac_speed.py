@@ -1,4 +1,4 @@
-"""SAC: updates per second beside stable-baselines3, in one run.
+"""SAC: updates per second relative to stable-baselines3, in one run.
 
 Both train Pendulum-v1 with one environment step and one update each, batches of 256, networks of two hidden layers of
 256 units with ReLU, squashed Gaussian, tuned entropy coefficient and the same learning rates, on one torch thread. Maze
@@ -107,7 +107,7 @@ def stable_baselines3() -> Contender:
 
 
 def main() -> None:
-    """Measure and prints."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
     parser.add_argument("--json", type=Path, help="file for the results")

@@ -1,4 +1,4 @@
-"""An hour of trouble for `maze-serve`, compressed: what is lost, what is answered wrongly, what memory it costs.
+"""Soak test of `maze-serve`: lost requests, wrong answers and memory under failures.
 
 Four policies that each prefer another action and say so in a way of their own take turns under one name: the action
 tells which bundle has decided, and each answer names its bundle. Meanwhile 100 sessions come and go, clients hang up in
@@ -59,7 +59,7 @@ MOST_GROWTH_MIB = 16.0
 
 
 class Soak:
-    """What goes on, and what has become of it.
+    """State and results of the test.
 
     :param url: The server.
     :param bundles: Files of the policies that take turns; the first is at work.
@@ -165,7 +165,7 @@ class Soak:
         time.sleep(0.002)
 
     def send_nonsense(self, rng: random.Random) -> None:
-        """Send what has to be refused, and is refused for what it is."""
+        """Send invalid requests and check their error codes."""
         kinds = [
             (b"{", 400),
             (b'{"observation":[NaN,0,0,0]}', 400),

@@ -1,4 +1,4 @@
-"""Requests per second and latency of `maze-serve`, beside FastAPI and beside clients that attack it.
+"""Requests per second and latency of `maze-serve`: alone, relative to FastAPI, and under attacks.
 
 Each server runs alone on one core, its clients on another one: 32 connections, each of which sends its next request as
 soon as it has its answer. The peers are two FastAPI endpoints: one returns a constant, one runs the same ONNX network

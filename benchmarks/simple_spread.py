@@ -48,7 +48,7 @@ class AgentsSideBySide(VecEnv):
         self._actions = actions.reshape(len(self._envs), len(self._agents))
 
     def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """Step all environments; those that are over begin anew."""
+        """Step all environments and reset finished ones."""
         rows, rewards, dones, infos = [], [], [], []
         for index, (env, actions) in enumerate(zip(self._envs, self._actions, strict=True)):
             seen, earned, terminated, truncated, _ = env.step(dict(zip(self._agents, actions.tolist(), strict=True)))
@@ -104,7 +104,7 @@ def mean_return(model: PPO, seed: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Train and prints."""
+    """Train and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=400_000, help="environment steps")

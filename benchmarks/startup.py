@@ -1,4 +1,4 @@
-"""How long it takes until something happens: imports, help, `RunContext`, the first environment step, the first line.
+"""Start-up times: imports, help, `RunContext`, first environment step, first line.
 
 Each figure is the median of several fresh processes, which take turns where they are compared. `--trainings` looks at
 the first line of every trainer where a step of the environment takes a second.

@@ -1,4 +1,4 @@
-"""What the benchmarks of environments share: variants that take turns stepping CartPole-v1 with the same actions.
+"""Shared code of environment benchmarks: variants that alternately step CartPole-v1 with the same actions.
 
 Variants take turns, so that other work on the machine hits all of them.
 """

@@ -1,4 +1,4 @@
-"""What sub-steps cost: structured environments per sub-step against flat ones per step.
+"""Time of sub-steps of structured environments relative to steps of flat ones.
 
 The tutorial's cutting problem, flat and with two sub-steps, is stepped in a vector environment with statistics, as in
 training. The runs alternate on the same core; medians are printed. The time of the simulation counts in both: it acts

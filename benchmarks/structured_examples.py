@@ -1,4 +1,4 @@
-"""What structure is worth in the example environments: agents that come and go, and a hierarchy of tasks.
+"""Effect of structure in two example environments: agents that come and go, and a hierarchy.
 
 For each environment the structured experiment and the flat one train with the same algorithm, hyper-parameters, layers
 and number of environment steps, several seeds each, through the command line as a user would. The saved policies act in

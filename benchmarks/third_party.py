@@ -1,4 +1,4 @@
-"""Environments of other packages, one command each, and what their policies reach.
+"""Environments of other packages: one command each, with returns.
 
 Every example is one `maze-run -cn conf_train`. What is printed was reached in the run's own evaluation, whose episodes
 training never saw; the number of them is part of the command. Examples whose package is not installed are left out.

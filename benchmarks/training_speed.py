@@ -1,4 +1,4 @@
-"""PPO and A2C: environment steps per second beside stable-baselines3 and beside the floor, in one run.
+"""PPO and A2C: environment steps per second relative to stable-baselines3 and to a minimal script, in one run.
 
 All contenders do the same work: 8 environments in process (CartPole-v1, or another), separate two-layer 64-unit tanh
 networks, Adam, one torch thread. PPO: 128 steps, minibatches of 256, 4 epochs. A2C: 100 steps, one update per rollout.

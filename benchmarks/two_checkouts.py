@@ -1,4 +1,4 @@
-"""Trainings and rollouts of this checkout beside those of another one, such as an earlier commit.
+"""Compare runs and rollouts of this checkout with those of another one, such as an earlier commit.
 
     git worktree add ../before <commit>
     python benchmarks/two_checkouts.py ../before                   # all
@@ -91,7 +91,7 @@ def measured(checkout: Path, work: Work) -> float:
 
 
 def main() -> None:
-    """Measure and prints."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", type=Path, help="directory of the other checkout")
     parser.add_argument("names", nargs="*", help=f"what is run: {', '.join(WORK)}; all by default")

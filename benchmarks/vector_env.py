@@ -1,4 +1,4 @@
-"""How fast vector environments are, against gymnasium's and against the environments themselves.
+"""Speed of vector environments relative to gymnasium's and to the environments themselves.
 
 All figures are ratios of runs that alternate with one another on the same machine; medians are printed.
 

@@ -1,4 +1,4 @@
-"""What a stack of wrappers costs, compared with a raw step of gymnasium's CartPole.
+"""Time of stacks of wrappers relative to a raw step of gymnasium's CartPole.
 
 Every variant takes the same number of CartPole-v1 steps with random actions, resets included. Variants take turns, so
 that other work on the machine hits all of them; the table shows medians and their ratios to the bare environment.

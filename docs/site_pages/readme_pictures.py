@@ -1,4 +1,4 @@
-"""Take the pictures of the README from a real run: a report, the trajectory player and a model.
+"""Take the pictures of the guide on inspecting results from a real run: report, HTML player and model.
 
 `python docs/site_pages/readme_pictures.py docs/pictures` needs Chromium and the extra `dev-all`. It trains a
 policy that orders goods for a minute.
@@ -23,7 +23,7 @@ COLORS = 128
 
 
 def main(arguments: list[str]) -> int:
-    """Train, opens the pages, and writes the pictures into the first directory; a second one names a run to take."""
+    """Train, open the pages, and write the pictures into the first argument; the second one names an existing run."""
     from playwright.sync_api import sync_playwright
 
     from maze.maze_cli import main as maze_run

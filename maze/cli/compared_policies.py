@@ -15,6 +15,7 @@ from maze.cli.run_summary import algorithm_name
 from maze.cli.stored_model import packages_trusted_by
 from maze.core.errors import ConfigError, did_you_mean
 from maze.core.rollout.recording import TRAJECTORY_DIR
+from maze.core.trajectory_recording.datasets.minari_data import PREFIX as MINARI
 from maze.core.utils.config_utils import read_config
 from maze.core.utils.factory import TARGET_KEY
 from maze.core.utils.files import read_json_object
@@ -42,6 +43,8 @@ def complete_policies(cfg: DictConfig, project: Path, overrides: Sequence[str]) 
     """
     named = {override.lstrip("+~").partition("=")[0].partition(".")[0] for override in overrides}
     reader = PolicyReader(cfg, project, named)
+    if isinstance(cfg.get("data"), str) and not cfg.data.startswith(MINARI):
+        cfg.data = str(project / cfg.data)
     if is_gate(cfg):
         _complete_gate(cfg, project)
         reader.where = " or ".join(GATE)
@@ -116,7 +119,8 @@ class PolicyReader:
         """Return a label and the configuration, with `trainings` if there are several."""
         if isinstance(entry, Mapping):
             if "base" in entry:
-                return _ROLLOUT, self.planned({**self._option(_ROLLOUT), **entry})
+                option = "exploring" if "epsilon" in entry else _ROLLOUT
+                return option, self.planned({**self._option(option), **entry})
             if TARGET_KEY in entry or _GROUP in entry:
                 return str(entry.get(TARGET_KEY, _GROUP)).rpartition(".")[2], dict(entry)
             if len(entry) == 1:

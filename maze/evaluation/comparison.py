@@ -290,7 +290,7 @@ def _range_text(estimate: Estimate) -> str:
 def _means_figure(comparison: Comparison, measure: str) -> str:
     dots = [played.measures[measure].mean(axis=0) for played in comparison.played]
     rows = [(row.policy, row.mean) for row in comparison.rows_of(measure)]
-    return _figure("Episodes, and their mean with its interval", rows, dots, None)
+    return intervals_figure("Episodes, and their mean with its interval", rows, dots, None)
 
 
 def _differences_figure(comparison: Comparison, measure: str) -> str:
@@ -298,16 +298,19 @@ def _differences_figure(comparison: Comparison, measure: str) -> str:
     centre = reference.measures[measure].mean(axis=0)
     dots = [played.measures[measure].mean(axis=0) - centre for played in others]
     rows = [(row.policy, row.difference) for row in comparison.rows_of(measure) if row.difference is not None]
-    return _figure(f"Difference from {reference.name} in the same episode", rows, dots, 0.0) if rows else ""
+    return intervals_figure(f"Difference from {reference.name} in the same episode", rows, dots, 0.0) if rows else ""
 
 
-def _figure(
-    title: str,
-    rows: list[tuple[str, Estimate]],
-    dots: list[Values],
-    line: float | None,
+def intervals_figure(
+    title: str, rows: Sequence[tuple[str, Estimate]], dots: Sequence[Values], line: float | None
 ) -> str:
-    """Draw a row for each policy: episodes as dots, the mean with its interval as a bar."""
+    """Draw a row for each estimate: its interval as a bar, and single values as dots.
+
+    :param title: Caption.
+    :param rows: Names and estimates.
+    :param dots: Values of the episodes of each row, `[n]`, possibly none.
+    :param line: Where a vertical line is drawn; `None`: nowhere.
+    """
     values = np.concatenate([*dots, [end for _, estimate in rows for end in estimate], [] if line is None else [line]])
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
     if not high > low:
@@ -328,7 +331,7 @@ def _figure(
         y = _ROW * index + (_ROW + _NAME) / 2
         colour = f"var(--c{(index + (line is not None)) % 10})"
         parts.append(f'<text x="{_SIDE}" y="{_ROW * index + _NAME - 4}">{html.escape(_cut(name))}</text>')
-        shown = points[:: -(-len(points) // _N_DOTS)]
+        shown = points[:: max(1, -(-len(points) // _N_DOTS))]
         # Fixed vertical offsets, so that equal values do not hide each other.
         offsets = (np.arange(len(shown)) * 0.618 % 1.0 - 0.5) * (_ROW - _NAME) * 0.7
         parts += [

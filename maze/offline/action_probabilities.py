@@ -16,6 +16,7 @@ from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
+from maze.core.utils.factory import ConfigType, Factory
 from maze.distributions.dict import DictProbabilityDistribution
 from maze.distributions.utils import sample_with
 
@@ -125,15 +126,18 @@ class Mixture:
 class ExploringPolicy(Policy):
     """Takes the action of another policy, or with probability `epsilon` any allowed action.
 
-    :param base: A heuristic or a policy.
+    :param base: A heuristic or a policy, or its configuration.
     :param epsilon: Probability of a random action, in [0, 1].
     :param action_spaces_dict: Action spaces by step key; exploration needs `Discrete` heads.
     """
 
-    def __init__(self, base: Policy, epsilon: float, action_spaces_dict: Mapping[Any, spaces.Dict]) -> None:
+    def __init__(
+        self, base: Policy | ConfigType, epsilon: float, action_spaces_dict: Mapping[Any, spaces.Dict]
+    ) -> None:
         if not 0.0 <= epsilon <= 1.0:
             raise ConfigError(f"ExploringPolicy: expected `epsilon` in [0, 1], found {epsilon}.")
-        self.base, self.epsilon, self.action_spaces_dict = base, epsilon, dict(action_spaces_dict)
+        self.base: Policy = Factory(Policy).instantiate(base, config_path="policy.base")  # type: ignore[type-abstract]
+        self.epsilon = epsilon
         self._random = RandomPolicy(dict(action_spaces_dict))
         self._rng = np.random.default_rng()
 

@@ -152,15 +152,15 @@ def _ratio(numerator: Array, denominator: Array) -> Array:
     return np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator > 0)
 
 
-def _simplex_minimum(matrix: Array, n_iterations: int = 500) -> Array:
-    """Mixture `x` (not negative, sum 1) that minimises `x' A x`, by exponentiated gradients.
+def _simplex_minimum(matrix: Array) -> Array:
+    """Mixture `x` (not negative, sum 1) that minimises `x' A x`.
 
     :param matrix: Symmetric, positive semidefinite, `[n, n]`.
     """
+    from scipy.optimize import nnls
+
     n = len(matrix)
-    mixture = np.full(n, 1.0 / n)
-    step = 1.0 / max(float(np.abs(matrix).max()), 1e-300)
-    for _ in range(n_iterations):
-        mixture *= np.exp(-step * (matrix @ mixture))
-        mixture /= mixture.sum()
-    return mixture
+    scale = max(float(np.trace(matrix)) / n, 1e-300)
+    root = np.linalg.cholesky(matrix / scale + 1e-9 * np.eye(n)).T
+    mixture, _ = nnls(np.concatenate([root, np.full((1, n), 1e3)]), np.append(np.zeros(n), 1e3))
+    return np.asarray(mixture / mixture.sum())

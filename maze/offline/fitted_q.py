@@ -16,6 +16,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from maze.core.agent.flat_adam import FlatAdam
 from maze.core.agent.policy import Policy
 from maze.core.agent.torch_state_action_critic import encode_action
 from maze.core.env.structured_env import StepKeyType
@@ -182,7 +183,7 @@ def _trained(
     discounts = data.discounts(gamma)
     scale = float(np.abs(data.rewards).std() + np.abs(data.rewards).mean()) / max(1.0 - min(gamma, 0.99), 1e-2) or 1.0
     rewards = torch.from_numpy((data.rewards / scale).astype(np.float32))
-    optimizer = torch.optim.Adam([p for network in networks.values() for p in network.parameters()], lr=config.lr)
+    optimizer = FlatAdam(networks, config.lr, eps=1e-8)
     targets = torch.zeros(len(data))
     rows_of = {key: torch.from_numpy(data.rows[data.positions(key)]) for key in inputs}
     positions = {key: torch.from_numpy(data.positions(key)) for key in inputs}

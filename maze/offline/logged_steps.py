@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
 from maze.core.env.base_env import is_truncated
 from maze.core.env.structured_env import ActorID, StepKeyType
@@ -15,6 +16,7 @@ from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDa
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 
 Array = np.ndarray[Any, Any]
+_HINT = "Was it recorded in another environment, or with other wrappers?"
 PROPENSITY = "propensity"
 """Key of a recorded step's `info` with the probability (density) of the joint action under the behaviour policy."""
 
@@ -117,6 +119,30 @@ class LoggedSteps:
         arranged[np.arange(arranged.shape[1]) < lengths[:, None]] = values
         return arranged
 
+    def require_spaces(
+        self, observation_spaces: Mapping[StepKeyType, spaces.Dict], action_spaces: Mapping[StepKeyType, spaces.Dict]
+    ) -> None:
+        """Refuse logs of another environment, or of other wrappers.
+
+        :param observation_spaces: Observation spaces by step key.
+        :param action_spaces: Action spaces by step key.
+        :raises ConfigError: Names the sub-step and the entry that does not fit.
+        """
+        for key, table in self.tables.items():
+            if key not in action_spaces:
+                raise ConfigError(f"Logged data: sub-step {key!r} is unknown; there are {list(action_spaces)}. {_HINT}")
+            fields = (("observation", table.observations, observation_spaces), ("action", table.actions, action_spaces))
+            for kind, columns, spaces_dict in fields:
+                space = spaces_dict[key].spaces
+                if set(columns) != set(space):
+                    raise ConfigError(
+                        f"Logged data, sub-step {key!r}: expected the {kind} entries {sorted(space)}, found "
+                        f"{sorted(columns)}. {_HINT}"
+                    )
+                for name, values in columns.items():
+                    if problem := _column_problem(values, space[name]):
+                        raise ConfigError(f"Logged data, sub-step {key!r}, {kind} `{name}`: {problem}. {_HINT}")
+
     def _episodes(self) -> Array:
         return np.repeat(np.arange(self.n_episodes), self.lengths)
 
@@ -127,12 +153,9 @@ class LoggedSteps:
         :param dataset: Its steps need rewards and done flags; `info["propensity"]` is read where there is one.
         :raises ConfigError: A step has no reward, or there are no steps.
         """
-        episodes = (
-            [record for index in indices for record in _with_positions(dataset, index)]
-            for indices in dataset.trajectory_references
-            if len(indices)
+        return cls.of_episodes(
+            episode for indices in dataset.trajectory_references for episode in _split(dataset, indices)
         )
-        return cls.of_episodes(episodes)
 
     @classmethod
     def of_episodes(cls, episodes: Iterable[Sequence[tuple[int, SpacesRecord]]]) -> LoggedSteps:
@@ -148,8 +171,17 @@ class LoggedSteps:
         return builder.build()
 
 
-def _with_positions(dataset: InMemoryDataset, index: int) -> list[tuple[int, SpacesRecord]]:
-    return [(index, record) for record in dataset.step_records[index].substep_records]
+def _split(dataset: InMemoryDataset, indices: Iterable[int]) -> Iterable[list[tuple[int, SpacesRecord]]]:
+    """Yield the episodes of a trajectory; it holds several where the recording went on after an end."""
+    episode: list[tuple[int, SpacesRecord]] = []
+    for index in indices:
+        records = dataset.step_records[index].substep_records
+        episode += [(index, record) for record in records]
+        if records[-1].done:
+            yield episode
+            episode = []
+    if episode:
+        yield episode
 
 
 class _Builder:
@@ -238,6 +270,21 @@ def _stacked(entries: Sequence[Mapping[str, Any]], key: StepKeyType) -> dict[str
             f"Logged data, sub-step {key!r}: expected the same entries with the same shapes in all decisions "
             f"({error}). The log seems to hold decisions of several environments."
         ) from error
+
+
+def _column_problem(values: Array, space: spaces.Space[Any]) -> str:
+    """Return what does not fit; empty: all values are of the space, apart from the bounds of boxes."""
+    if values.shape[1:] != space.shape:
+        return f"expected values of shape {space.shape}, found {values.shape[1:]}"
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        return f"expected finite values, found {values[~np.isfinite(values)].flat[0]}"
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        n_choices = getattr(space, "n" if isinstance(space, spaces.Discrete) else "nvec", 2)
+        choices = values - getattr(space, "start", 0)
+        outside = (choices < 0) | (choices >= n_choices)
+        if outside.any():
+            return f"expected values of {space}, found {values[outside].flat[0]} in row {np.argwhere(outside)[0][0]}"
+    return ""
 
 
 def actor_of(step_key: StepKeyType, agent_id: int) -> ActorID:

@@ -29,6 +29,8 @@ from maze.distributions.samplers import (
 from maze.serve.bundle_file import (
     ARRAYS,
     DESCRIPTION,
+    NEXT_STATE,
+    STATE,
     BundleError,
     loaded,
     parsed_json,
@@ -50,8 +52,6 @@ _TOLERANCE = 1e-4
 
 SMALL_NETWORK = 2**22
 """Bytes of a graph below which one thread is as fast as several."""
-STATE, NEXT_STATE = "state/", "next_state/"
-"""Prefixes of the names of hidden states in a graph, before a step and after it."""
 
 
 class BundledNetwork:

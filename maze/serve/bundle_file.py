@@ -26,6 +26,8 @@ Array = np.ndarray[Any, Any]
 
 FORMAT, FORMAT_VERSION = "maze-policy-bundle", 1
 MANIFEST, DESCRIPTION, ARRAYS = "manifest.json", "bundle.json", "arrays.bin"
+STATE, NEXT_STATE = "state/", "next_state/"
+"""Prefixes of the names of hidden states in a graph, before a step and after it."""
 MOST_MEMBERS = 1000
 _MEMBER = re.compile(r"bundle\.json|arrays\.bin|networks/\d{1,4}\.onnx")
 _PREFIX = "maze-sha256:"

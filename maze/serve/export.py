@@ -24,8 +24,7 @@ from maze.core.errors import ConfigImportError, MazeError, install_command
 from maze.core.utils.files import read_json_object
 from maze.perception.blocks.recurrent.recurrent_cell import StepRun, recurrent_cells, running
 from maze.report.progress import read_progress
-from maze.serve.bundle import NEXT_STATE, STATE
-from maze.serve.bundle_file import ARRAYS, DESCRIPTION, ArrayWriter, packed
+from maze.serve.bundle_file import ARRAYS, DESCRIPTION, NEXT_STATE, STATE, ArrayWriter, packed
 from maze.serve.pipeline import StepKey
 from maze.serve.recording import Recording, record
 from maze.serve.wrappers_as_data import Operations, operations_of, space_as_data

@@ -173,6 +173,28 @@ def test_policies_that_need_a_simulator_are_refused() -> None:
         estimate({"c": NeedsEnv()}, log(), ACTION_SPACES)
 
 
+def test_a_log_of_another_environment_is_refused_with_its_place() -> None:
+    seen = {
+        "pick": spaces.Dict(step=spaces.Box(0, 9, (1,)), item_mask=spaces.Box(0, 1, (3,))),
+        "place": spaces.Dict(item=spaces.Box(0, 1, (3,))),
+    }
+    data = log(20)
+    data.require_spaces(seen, ACTION_SPACES)
+    for wrong, message in (
+        (
+            {**ACTION_SPACES, "pick": spaces.Dict(item=spaces.Discrete(2))},
+            "action `item`: expected values of .*found 2",
+        ),
+        ({**ACTION_SPACES, "pick": spaces.Dict(box=spaces.Discrete(3))}, r"entries \['box'\], found \['item'\]"),
+        ({"place": ACTION_SPACES["place"]}, "sub-step 'pick' is unknown"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            data.require_spaces(seen, wrong)
+    data.tables["pick"].observations["step"][3] = np.nan
+    with pytest.raises(ConfigError, match="sub-step 'pick', observation `step`: expected finite values, found nan"):
+        data.require_spaces(seen, ACTION_SPACES)
+
+
 def test_impossible_probabilities_are_refused_with_their_place() -> None:
     records = episode(np.random.default_rng(0), 1)
     records[1][1].info["propensity"] = 0.0

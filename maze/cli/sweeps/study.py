@@ -47,10 +47,11 @@ class ChecksummedJournal(BaseJournalBackend):
         """Number of the line that was read last."""
         self._is_held = True
         self._unwritten: list[bytes] = []
-        self._locked: IO[bytes] = open(path, "ab+")  # noqa: SIM115 (closed with the study)
+        if not path.exists():
+            path.touch()
+        self._locked: IO[bytes] = open(path, "rb")  # noqa: SIM115 (closed with the study)
         try:
             self._lock()
-            self._locked.seek(0)
             whole, newline, _ = self._locked.read().rpartition(b"\n")
             self._lines = whole.split(b"\n") if newline else []
             self._size = len(whole + newline)

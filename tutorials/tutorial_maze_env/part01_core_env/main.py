@@ -7,7 +7,7 @@ from tutorial_maze_env.part01_core_env.env.maze_action import Cutting2DMazeActio
 
 
 def main() -> None:
-    """Run the simulation and prints what each step gives."""
+    """Run the simulation and print the result of each step."""
     core_env = Cutting2DCoreEnvironment(max_pieces_in_inventory=200, raw_piece_size=(100, 100), static_demand=(30, 15))
     core_env.reset()
     for _ in range(15):

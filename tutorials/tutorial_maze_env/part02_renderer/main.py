@@ -1,4 +1,4 @@
-"""Cut the first piece on stock, fifteen times, and shows each cut."""
+"""Cut the first piece in stock fifteen times and show each cut."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tutorial_maze_env.part02_renderer.env.maze_action import Cutting2DMazeActio
 
 
 def main() -> None:
-    """Run the simulation, draws each state with the coming cut, and prints what each step gives."""
+    """Run the simulation, draw each state with its cut, and print the result of each step."""
     core_env = Cutting2DCoreEnvironment(max_pieces_in_inventory=200, raw_piece_size=(100, 100), static_demand=(30, 15))
     maze_state = core_env.reset()
     for _ in range(15):

@@ -6,7 +6,7 @@ from tutorial_maze_env.part03_maze_env.env.maze_env import maze_env_factory
 
 
 def main() -> None:
-    """Take fifteen random actions and prints what each step gives."""
+    """Take fifteen random actions and print the result of each step."""
     env = maze_env_factory(max_pieces_in_inventory=10, raw_piece_size=(100, 100), static_demand=(30, 15))
     env.reset()
     for _ in range(15):

@@ -1,4 +1,4 @@
-"""Act at random and prints the statistics of events and KPIs."""
+"""Act at random and print the statistics of events and KPIs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Act at random and prints statistics; the reward comes from the aggregator."""
+"""Act at random and print statistics; the reward comes from the aggregator."""
 
 from __future__ import annotations
 

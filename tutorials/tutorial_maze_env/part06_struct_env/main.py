@@ -1,4 +1,4 @@
-"""Take one step of each structured environment and prints the spaces of its sub-steps."""
+"""Take one step of each structured environment and print the spaces of its sub-steps."""
 
 from __future__ import annotations
 

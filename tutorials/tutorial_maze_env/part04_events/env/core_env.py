@@ -53,7 +53,7 @@ class Cutting2DCoreEnvironment(CoreEnv):
         return self.get_maze_state(), reward, False, {}
 
     def _fulfil_order(self, maze_action: Cutting2DMazeAction) -> float:
-        """Cut, has a raw piece delivered if one was used, and gives the reward."""
+        """Cut, replace a used raw piece, and return the reward."""
         if maze_action.piece_id >= self.inventory.size():
             self.cutting_events.invalid_piece_selected()
             return 0

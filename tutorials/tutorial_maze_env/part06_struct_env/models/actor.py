@@ -56,7 +56,7 @@ class PieceSelectionPolicyNet(PolicyNet):
     :param action_logits_shapes: Shapes of the logits.
     :param non_lin: Activation.
     :param hidden_units: Widths of the hidden layers.
-    :param use_masking: Whether `inventory_mask` says which pieces can be selected.
+    :param use_masking: Whether to apply `inventory_mask`.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class CuttingPolicyNet(PolicyNet):
     :param action_logits_shapes: Shapes of the logits.
     :param non_lin: Activation.
     :param hidden_units: Widths of the hidden layers.
-    :param use_masking: Whether `cutting_mask` says how the order fits into the piece.
+    :param use_masking: Whether to apply `cutting_mask`.
     """
 
     def __init__(

@@ -1,0 +1,202 @@
+"""Runner and HTML report of `maze-run -cn conf_estimate`: returns of policies, estimated from logged episodes."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+
+from maze.core.annotations import override
+from maze.core.errors import ConfigError
+from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
+from maze.core.trajectory_recording.datasets.trajectory_processor import IdentityWithNextObservationTrajectoryProcessor
+from maze.core.utils.factory import CollectionOfConfigType
+from maze.evaluation.comparison import aligned, intervals_figure
+from maze.evaluation.runners import EvaluationRunner, require_policies, runs_of, write_files
+from maze.offline.estimate import (
+    BEHAVIOUR,
+    ESTIMATORS,
+    EstimationConfig,
+    PolicyEstimate,
+    estimate,
+    log_probabilities,
+)
+from maze.offline.logged_steps import LoggedSteps
+from maze.report.page import Cell, Page, fact_list, number_text, page_section, table
+from maze.runner import Runner
+from maze.utils.process import use_one_thread
+
+ESTIMATES_FILE, PAGE_FILE = "estimates.csv", "report.html"
+_HEADER = ("policy", "estimator", "estimate", "95 %", "effective episodes", "largest weight", "without support")
+
+
+@dataclass
+class EstimationRunner(EvaluationRunner):
+    """Estimate the discounted return of policies from logged episodes, without playing any.
+
+    Writes `estimates.csv` and `report.html`, and prints the table.
+
+    :param policies: As for :class:`~maze.evaluation.runners.ComparisonRunner`.
+    :param data: Logged episodes: a trajectory file, a directory of them, or a Minari data set (`minari:<id>`).
+    :param behaviour: Name of the entry of `policies` that acted in the log, which gives the probabilities of the logged
+        actions; `None`: they are read from the log, where it has any.
+    :param gamma: Discount factor per environment step.
+    :param estimators: Names of the estimators; `None`: all.
+    :param n_bootstrap: Number of bootstrap samples of the episodes.
+    :param min_effective_episodes: Estimates that weight episodes are refused below this effective sample size.
+    :param max_unsupported: Largest accepted share of decisions without support in the log.
+    """
+
+    policies: CollectionOfConfigType
+    data: str
+    behaviour: str | None = None
+    gamma: float = 0.99
+    estimators: Sequence[str] | None = None
+    n_bootstrap: int = 200
+    min_effective_episodes: float = 50.0
+    max_unsupported: float = 0.1
+    estimates: list[PolicyEstimate] = field(default_factory=list, init=False)
+    """The result of :meth:`run`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_policies(self.policies)
+        policies: Any = self.policies
+        self._entries = {str(name): runs_of(entry)[0] for name, entry in policies.items()}
+        if self.behaviour is not None and self.behaviour not in self._entries:
+            raise ConfigError(
+                f"runner.behaviour: expected the name of one of the policies ({', '.join(self._entries)}), found "
+                f"{self.behaviour!r}."
+            )
+
+    @override(Runner)
+    def run(self, **kwargs: Any) -> None:
+        use_one_thread()  # small matrices: more threads only compete
+        config = EstimationConfig(
+            gamma=self.gamma,
+            estimators=tuple(self.estimators or ESTIMATORS),
+            n_bootstrap=self.n_bootstrap,
+            min_effective_episodes=self.min_effective_episodes,
+            max_unsupported=self.max_unsupported,
+            greedy=self.deterministic,
+            seed=self.maze_seeding.agent_global_seed,
+        )
+        logs = {name: self._logged(entry) for name, entry in self._entries.items()}
+        if self.behaviour is not None:
+            data, policy, env = logs[self.behaviour]
+            propensities = np.exp(log_probabilities(data, policy, env.action_spaces_dict))
+            if impossible := int((propensities == 0).sum()):
+                raise ConfigError(
+                    f"runner.behaviour: {self.behaviour} would never have taken {impossible} of the {len(data)} logged "
+                    f"actions. Name the policy that acted, with its exploration (policy=exploring)."
+                )
+            for log, _, _ in logs.values():
+                log.propensities = propensities
+        found: list[PolicyEstimate] = []
+        for name, (data, policy, env) in logs.items():
+            behaviour, *others = estimate({name: policy}, data, env.action_spaces_dict, config)
+            found += others if found else [behaviour, *others]
+        data = next(iter(logs.values()))[0]
+        self.estimates = found
+        print("\n".join(aligned([_HEADER, *(_cells(entry) for entry in found)])), flush=True)
+        for text in dict.fromkeys(entry.refusal for entry in found if entry.refusal):
+            print(f"Refused: {text}", flush=True)
+        write_files({PAGE_FILE: estimation_page(found, data, datetime.now()).text(), ESTIMATES_FILE: _as_csv(found)})
+
+    def _logged(self, entry: Mapping[str, Any]) -> tuple[LoggedSteps, Any, Any]:
+        """Return the log as the policy of an entry observes it, the policy and its environment."""
+        env, policy = self.built(entry)
+        dataset = InMemoryDataset(
+            input_data=self.data,
+            conversion_env_factory=lambda: env,
+            trajectory_processor=IdentityWithNextObservationTrajectoryProcessor(),
+        )
+        data = LoggedSteps.of_dataset(dataset)
+        data.require_spaces(env.observation_spaces_dict, env.action_spaces_dict)
+        return data, policy, env
+
+
+def _cells(entry: PolicyEstimate) -> tuple[str, ...]:
+    value = "refused" if entry.refusal else f"{entry.estimate.value:.4g}"
+    interval = f"[{entry.estimate.low:.4g}, {entry.estimate.high:.4g}]" if entry.estimate.is_known else ""
+    numbers = (
+        "" if np.isnan(number) else text.format(number)
+        for number, text in (
+            (entry.effective_episodes, "{:.0f}"),
+            (entry.largest_weight, "{:.1%}"),
+            (entry.unsupported, "{:.0%}"),
+        )
+    )
+    return (entry.policy, entry.estimator, value, interval, *numbers)
+
+
+def _as_csv(entries: Sequence[PolicyEstimate]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    intervals = ("estimate", "low", "high", "bernstein_low", "bernstein_high")
+    writer.writerow(
+        ["policy", "estimator", *intervals, "effective_episodes", "largest_weight", "unsupported", "refusal"]
+    )
+    for entry in entries:
+        intervals = (*entry.estimate, *(entry.bernstein or ("", "")))
+        weighting = (entry.effective_episodes, entry.largest_weight, entry.unsupported)
+        writer.writerow([entry.policy, entry.estimator, *intervals, *weighting, entry.refusal])
+    return text.getvalue()
+
+
+def estimation_page(entries: Sequence[PolicyEstimate], data: LoggedSteps, written: datetime) -> Page:
+    """Build the HTML report: estimates of each policy beside the return of the log.
+
+    :param entries: The estimates.
+    :param data: The log.
+    :param written: Time that the page shows.
+    """
+    policies = [name for name in dict.fromkeys(entry.policy for entry in entries) if name != BEHAVIOUR]
+    lengths = data.lengths
+    facts = [
+        ("Episodes", str(data.n_episodes)),
+        ("Decisions", f"{len(data)} ({lengths.min()} to {lengths.max()} in an episode)"),
+        ("Truncated episodes", f"{int(data.truncated.sum())}; they continue in estimates with fitted values only"),
+        ("Probabilities of the actions", "unknown" if np.isnan(data.propensities).any() else "known"),
+    ]
+    return Page(
+        title="Estimates of " + (" / ".join(policies) if len(policies) <= 4 else f"{len(policies)} policies"),
+        subtitle=f"discounted return of an episode, estimated from {data.n_episodes} logged episodes",
+        note=f"written {written:%Y-%m-%d %H:%M:%S}; 95 % intervals by bootstrap over episodes; effective episodes: "
+        "number of equally weighted episodes that the weighted ones are worth (Kish 1965)",
+        sections=[
+            page_section("Log", facts=fact_list(facts)),
+            *(_policy_section(name, entries) for name in policies),
+        ],
+    )
+
+
+def _policy_section(policy: str, entries: Sequence[PolicyEstimate]) -> str:
+    own = [entry for entry in entries if entry.policy in (policy, BEHAVIOUR)]
+    shown = [(_label(entry), entry.estimate) for entry in own if not entry.refusal]
+    figure = intervals_figure("Estimates with their 95 % intervals", shown, [np.empty(0)] * len(shown), None)
+    return page_section(policy, figure, facts=table((*_HEADER[1:], "refused because"), _rows(own)))
+
+
+def _rows(entries: Sequence[PolicyEstimate]) -> Iterator[list[Cell]]:
+    for entry in entries:
+        given = entry.estimate
+        interval = f"{number_text(given.low)} to {number_text(given.high)}" if given.is_known else ""
+        yield [
+            _label(entry),
+            None if entry.refusal else given.value,
+            interval,
+            None if np.isnan(entry.effective_episodes) else entry.effective_episodes,
+            "" if np.isnan(entry.largest_weight) else f"{entry.largest_weight:.1%}",
+            "" if np.isnan(entry.unsupported) else f"{entry.unsupported:.0%}",
+            entry.refusal,
+        ]
+
+
+def _label(entry: PolicyEstimate) -> str:
+    return "logged episodes" if entry.policy == BEHAVIOUR else entry.estimator

@@ -1,0 +1,42 @@
+"""`maze-run -cn conf_estimate` on a recorded rollout."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from maze.maze_cli import main
+
+CARTPOLE = "maze.core.agent.dummy_cartpole_policy.DummyCartPolePolicy"
+OLD = "{base: dummy_cartpole, epsilon: 0.5}"
+
+
+def test_a_recorded_rollout_is_evaluated_for_other_policies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    record = ["policy=exploring", "policy.base=dummy_cartpole", "policy.epsilon=0.5"]
+    runner = ["runner=sequential", "runner.n_episodes=80", "runner.max_episode_steps=4"]
+    common = ["env.name=CartPole-v1", "log_base_dir=log"]
+    assert main(["-cn", "conf_rollout", *common, *record, *runner, "runner.record_trajectory=true"]) == 0
+    run = next(Path("log").glob("*/*/trajectory_data")).parent
+    command = ["-cn", "conf_estimate", *common, f"data={run}", "runner.n_bootstrap=20"]
+    capfd.readouterr()
+    policies = f"policies={{old: {OLD}, random: random, cautious: {{_target_: {CARTPOLE}}}}}"
+    assert main([*command, policies, "behaviour=old", "runner.gamma=1.0", "runner.min_effective_episodes=20"]) == 0
+    text = next(Path("log").glob("estimate*/*/estimates.csv")).read_text()
+    rows = list(csv.DictReader(text.splitlines()))
+    found = {(row["policy"], row["estimator"]): row for row in rows}
+    assert float(found["old", "is"]["estimate"]) == pytest.approx(4.0)  # four steps, reward 1 each
+    assert float(found["random", "pdis"]["low"]) <= 4.0 <= float(found["random", "pdis"]["high"])
+    assert float(found["cautious", "wis"]["effective_episodes"]) == pytest.approx(80 * 0.75**4, abs=8)
+    page = next(Path("log").glob("estimate*/*/report.html")).read_text()
+    assert "80" in page
+    assert main([*command, policies, "behaviour=old", "runner.estimators=[wis]"]) == 0
+    assert "Refused: The weighted episodes are worth" in capfd.readouterr().out
+    assert main([*command, policies, "behaviour=older"]) == 1
+    assert "expected the name of one of the policies (old, random, cautious), found 'older'" in capfd.readouterr().err
+    assert main([*command, policies, "behaviour=cautious"]) == 1
+    assert "cautious would never have taken" in capfd.readouterr().err
