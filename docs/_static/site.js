@@ -11,6 +11,12 @@ document.addEventListener("DOMContentLoaded", () => {
     }
     list.replaceWith(parameters);
   }
+  // Empty cells of headers, as pandas writes them, are no headers.
+  for (const each of document.querySelectorAll("th")) {
+    if (!each.textContent.trim()) {
+      each.replaceWith(document.createElement("td"));
+    }
+  }
   // The keyboard can scroll whatever is wider than the page.
   for (const each of document.querySelectorAll(".highlight pre, .highlight, .table-wrapper, .drawing, .chart")) {
     if (each.scrollWidth > each.clientWidth) {
