@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import sys
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from maze.planning.branches import ArrayBranches
 from maze.planning.planner import BranchSimulator, Planner
 from maze.planning.rollout_policy import RolloutPolicy, acting
 from maze.report.estimates import Estimate, mean_interval
+from maze_envs.common.array_policy import ArrayPolicy
 from maze_envs.inventory.exact import lost_sales_cost
 from maze_envs.inventory.lost_sales import BaseStockPolicy, LostSales, LostSalesEnv
 from maze_envs.scheduling.job_shop import JobShops
@@ -42,10 +44,10 @@ SETTINGS = [
 ]
 PROBLEMS: dict[str, tuple[str, dict[str, Any], str | dict[str, Any], dict[str, Any]]] = {
     "dispatching": (
-        "logistics/dispatching/conf/env/dispatching_flat",
+        "logistics/dispatching/conf/env/dispatching",
         {},
-        {"_target_": "maze.core.agent.random_policy.RandomPolicy"},  # no heuristic is shipped
-        {"horizon": 12, "scenarios": 16, "candidates": 12},
+        {"_target_": "benchmarks.planning.NearestOrder"},
+        {"horizon": 12, "scenarios": 16},
     ),
     "cutting_2d": (
         "logistics/cutting_2d/conf/env/cutting_2d",
@@ -73,8 +75,16 @@ PROBLEMS: dict[str, tuple[str, dict[str, Any], str | dict[str, Any], dict[str, A
     ),
 }
 """By name the environment, its changes, the base policy and the arguments of the rollout policy."""
-_STEPS = {"dispatching": 20, "cutting_2d": 20}
+_STEPS = {"dispatching": 160, "cutting_2d": 20}
 """Steps of an episode, where the problem has no end of its own."""
+
+
+class NearestOrder(ArrayPolicy):
+    """Each idle vehicle takes the nearest order that is left."""
+
+    def choose(self, observation: Mapping[str, np.ndarray], step_key: object) -> dict[str, np.ndarray]:
+        nearness = np.append(observation["orders"][..., 1], np.zeros((len(observation["orders"]), 1)), axis=1)
+        return {"order": np.where(observation["order_mask"] > 0, 1.0 + nearness, 0.0).argmax(axis=1)}
 
 
 def lost_sales(settings: list[str], scenarios: int) -> None:
@@ -205,7 +215,8 @@ def problems(names: list[str], n_episodes: int) -> None:
 def problem_of(name: str) -> tuple[EnvFactory, Policy, dict[str, Any]]:
     """What makes the environment of a problem, its base policy, and the arguments of the rollout policy."""
     file, changes, base, arguments = PROBLEMS[name]
-    config: Any = OmegaConf.create({"env": {**read_config(ENVS / f"{file}.yaml"), **changes}})
+    config: Any = OmegaConf.create({"env": OmegaConf.load(ENVS / f"{file}.yaml")})
+    config.env.update(changes)
     make = EnvFactory(OmegaConf.to_container(config, resolve=True)["env"])
     base_config = read_config(ENVS / f"{base}.yaml") if isinstance(base, str) else base
     return make, build_policy(base_config, {"action_spaces_dict": make().action_spaces_dict}), arguments

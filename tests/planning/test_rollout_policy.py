@@ -22,6 +22,7 @@ from maze.planning.planner import Planner
 from maze.planning.rollout_policy import PlanningEvents, RolloutPolicy, candidate_actions
 from maze_envs.inventory.dual_sourcing import DualIndexPolicy, DualSourcingEnv
 from maze_envs.inventory.lost_sales import BaseStockPolicy, LostSalesEnv
+from maze_envs.logistics.dispatching.maze_env import dispatching_env
 from maze_envs.packing.bin_packing import BinPackingEnv, PackingRule
 from maze_envs.queueing.network import PriorityPolicy, QueueingEnv
 from maze_envs.scheduling.job_shop import JobShopEnv
@@ -181,6 +182,26 @@ def test_planning_is_the_same_through_single_environments_and_processes() -> Non
         policy.close()
     np.testing.assert_allclose(found[1].differences, found[2].differences)
     assert len(found[0].actions) == len(found[1].actions) == 21
+
+
+def test_several_agents_and_continuous_actions_are_planned_in_copies_of_single_environments() -> None:
+    vehicles = dispatching_env()
+    agents = RolloutPolicy(RandomPolicy(vehicles.action_spaces_dict), horizon=2, scenarios=8, candidates=4)
+    vehicles.seed(1)
+    agents.seed(1)
+    observation = vehicles.reset()
+    for _ in range(3):
+        found = agents.plan(observation, vehicles)
+        assert 1 <= len(found.actions) <= 4
+        observation = vehicles.step(found.action)[0]
+    pendulum = GymMazeEnv("Pendulum-v1")
+    pendulum.seed(1)
+    observation = pendulum.reset()
+    continuous = RolloutPolicy(RandomPolicy(pendulum.action_spaces_dict), horizon=4, candidates=5)
+    continuous.seed(1)
+    values = continuous.plan(observation, pendulum)
+    assert len(values.actions) == 5
+    assert len({float(action["action"][0]) for action in values.actions}) == 5
 
 
 def test_events_tell_what_planning_cost_and_gained() -> None:
