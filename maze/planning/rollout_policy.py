@@ -6,7 +6,6 @@ import copy
 import itertools
 import multiprocessing
 import pickle
-import re
 import time
 import warnings
 from abc import ABC
@@ -24,7 +23,7 @@ from maze.core.env.batched_maze_env import SingleCoreEnv
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.log_stats.event_decorators import define_episode_stats, define_epoch_stats, define_step_stats
-from maze.core.utils.config_utils import positive_number, whole_number
+from maze.core.utils.config_utils import duration, positive_number, whole_number
 from maze.core.utils.factory import ConfigType, Factory, plain_container
 from maze.core.utils.worker_pool import WorkerPool
 from maze.core.utils.worker_process import Host
@@ -38,14 +37,13 @@ from maze.planning.branches import (
     simulation_of,
     stack_of,
 )
-from maze.planning.planner import ActionValues, BranchSimulator, Candidates, Planner, Simulator
+from maze.planning.planner import ActionValues, BranchSimulator, Candidates, FirstActions, Planner, Simulator
 from maze.utils.env_checks.acting import has_chance
 
 if TYPE_CHECKING:
     from maze.core.env.maze_env import ActionType
     from maze.core.env.observation_conversion import ObservationType
 
-_SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0}
 _MOST_SCENARIOS = 2**14
 _SCENARIOS = 128
 
@@ -192,6 +190,11 @@ class RolloutPolicy(Policy):
         self._simulator = _Simulation(self, layers[0], chance)
         self._layers = layers
 
+    @property
+    def n_simulated(self) -> int:
+        """Decisions simulated in the environment that the policy acts in."""
+        return 0 if self._simulator is None else self._simulator.n_decisions
+
     def close(self) -> None:
         """Release the copies and the worker processes."""
         if self._simulator is not None:
@@ -238,7 +241,7 @@ class RolloutPolicy(Policy):
         if list(map(id, layers)) != list(map(id, self._layers)):
             self.bind(env)
         assert self._simulator is not None
-        started, done_before = time.perf_counter(), self._simulator.n_decisions
+        started, done_before = time.perf_counter(), self.n_simulated
         actor = env.actor_id() if actor_id is None else actor_id
         act = self.base.compute_action
         needs = (env.get_maze_state() if self.base.needs_state() else None, env if self.base.needs_env() else None)
@@ -255,7 +258,7 @@ class RolloutPolicy(Policy):
                 f"policy.budget: too small for one scenario of {len(actions)} candidates; the base policy acts.",
                 stacklevel=2,
             )
-        self._report(env, found, self._simulator.n_decisions - done_before, time.perf_counter() - started)
+        self._report(env, found, self.n_simulated - done_before, time.perf_counter() - started)
         return found
 
     def _report(self, env: Any, found: ActionValues, n_decisions: int, seconds: float) -> None:
@@ -280,7 +283,7 @@ class _Simulation:
         base, self._horizon = policy.base, policy.horizon
         self._pool: WorkerPool | None = None
         self._branches: Branches | None = None
-        self._arrays = None if base.needs_env() or base.needs_state() else simulation_of(env)
+        self._arrays = None if base.needs_env() else simulation_of(env)
         decisions, seconds = policy.budget
         value = policy.value
         simulate: Any = None
@@ -351,11 +354,11 @@ class _BranchHost(Host):
         self._simulate = BranchSimulator(branches, acting(self._base), horizon, _of_group(value))
 
     def simulate(
-        self, source: bytes, rows: np.ndarray, scenarios: np.ndarray, actions: Candidates, seed: int | None
+        self, source: bytes, rows: np.ndarray, scenarios: np.ndarray, first: FirstActions, seed: int | None
     ) -> tuple[np.ndarray, int]:
         """Return the returns of branches and the number of simulated decisions."""
         done_before = self._simulate.n_decisions
-        returns = self._simulate(pickle.loads(source), rows, scenarios, actions, seed)
+        returns = self._simulate(pickle.loads(source), rows, scenarios, first, seed)
         return returns, self._simulate.n_decisions - done_before
 
 
@@ -366,12 +369,16 @@ class _ProcessSimulator:
         self._pool, self.n_decisions = pool, 0
 
     def __call__(
-        self, source: Any, rows: np.ndarray, scenarios: np.ndarray, actions: Candidates, seed: int | None
+        self, source: Any, rows: np.ndarray, scenarios: np.ndarray, first: FirstActions, seed: int | None
     ) -> np.ndarray:
         content, n_workers = pickle.dumps(source), len(self._pool.workers)
         parts = [slice(index, None, n_workers) for index in range(n_workers)]
         answers = self._pool.call_each(
-            "simulate", [(content, rows[part], scenarios[part], actions[part], seed) for part in parts]
+            "simulate",
+            [
+                (content, rows[part], scenarios[part], FirstActions(first.actions, first.which[part]), seed)
+                for part in parts
+            ],
         )
         returns = np.empty(len(rows))
         for part, (of_part, n_decisions) in zip(parts, answers, strict=True):
@@ -388,16 +395,15 @@ def acting(policy: Policy) -> Callable[[Group], Actions]:
         return lambda group: compute_actions(group.stacked(), group.actor_id, deterministic=True)
 
     def act(group: Group) -> Actions:
-        envs: Sequence[Any] = group.envs if group.envs is not None else [None] * len(group.rows)
         return [
             policy.compute_action(
                 group.single(index),
-                env.get_maze_state() if needs_state else None,
-                env if needs_env else None,
+                group.maze_state(index) if needs_state else None,
+                group.envs[index] if needs_env and group.envs is not None else None,
                 group.actor_id,
                 deterministic=True,
             )
-            for index, env in enumerate(envs)
+            for index in range(len(group.rows))
         ]
 
     return act
@@ -493,12 +499,6 @@ def _budget(budget: int | str | None) -> tuple[int | None, float | None]:
     """A budget in decisions and in seconds, one of which is `None`."""
     if budget is None:
         return None, None
-    match = re.fullmatch(r"\s*(\d+\.?\d*)\s*(ms|s|min)\s*", budget) if isinstance(budget, str) else None
-    if match is not None and float(match[1]) > 0:
-        return None, float(match[1]) * _SECONDS[match[2]]
     if isinstance(budget, str) and not budget.strip().isdigit():
-        raise ConfigError(
-            f"policy.budget: expected a number of simulated decisions, or a time such as 50ms, 2s or 1min, found "
-            f"{budget!r}."
-        )
+        return None, duration("policy.budget", budget)
     return whole_number("policy.budget", int(budget), at_least=1), None
