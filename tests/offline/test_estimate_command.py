@@ -31,7 +31,9 @@ def test_a_recorded_rollout_is_evaluated_for_other_policies(
     found = {(row["policy"], row["estimator"]): row for row in rows}
     assert float(found["old", "is"]["estimate"]) == pytest.approx(4.0)  # four steps, reward 1 each
     assert float(found["random", "pdis"]["low"]) <= 4.0 <= float(found["random", "pdis"]["high"])
-    assert float(found["cautious", "wis"]["effective_episodes"]) == pytest.approx(80 * 0.75**4, abs=13)  # three standard deviations
+    assert float(found["cautious", "wis"]["effective_episodes"]) == pytest.approx(
+        80 * 0.75**4, abs=13
+    )  # three standard deviations
     page = next(Path("log").glob("estimate*/*/report.html")).read_text()
     assert "80" in page
     assert main([*command, policies, "behaviour=old", "runner.estimators=[wis]"]) == 0

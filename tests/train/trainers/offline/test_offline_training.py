@@ -73,10 +73,10 @@ def structured_log(n_episodes: int = 200) -> LoggedSteps:
 def valve_log(n_episodes: int = 500) -> LoggedSteps:
     """One decision; openings around 1, of which those near 3 are the best."""
     rng = np.random.default_rng(0)
-    openings = rng.normal(1.0, 1.5, (n_episodes, 1)).clip(-2, 6).astype(np.float32)
+    openings = rng.normal(1.0, 2.5, (n_episodes, 1)).clip(-2, 6).astype(np.float32)
     observed = {"load": np.ones(1, np.float32)}
     return LoggedSteps.of_episodes(
-        [(0, SpacesRecord(ActorID(0, 0), observed, {"valve": opening}, -float((opening[0] - 3) ** 2), True, {}))]
+        [(0, SpacesRecord(ActorID(0, 0), observed, {"valve": opening}, -0.1 * float((opening[0] - 3) ** 2), True, {}))]
         for opening in openings
     )
 
