@@ -93,6 +93,7 @@ class PolicyEstimate:
     :param largest_weight: Largest share of one episode in the sum of the weights.
     :param unsupported: Share of the policy's decisions whose actions the log cannot contain.
     :param refusal: Why there is no estimate, and what would help; empty: there is one.
+    :param samples: Estimates in the bootstrap samples, which are the same for all policies and estimators.
     """
 
     policy: str
@@ -103,6 +104,7 @@ class PolicyEstimate:
     largest_weight: float
     unsupported: float
     refusal: str = ""
+    samples: Array = field(default_factory=lambda: np.empty(0), repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -254,6 +256,7 @@ def _entry(
         effective,
         largest,
         weighting.unsupported,
+        samples=sampled,
     )
 
 
