@@ -23,12 +23,14 @@ _DATASETS = "maze.core.trajectory_recording.datasets"
 _SHIPPED = {
     "a2c": f"{_TRAINERS}.a2c.a2c_algorithm_config.A2CAlgorithmConfig",
     "bc": f"{_TRAINERS}.imitation.bc_algorithm_config.BCAlgorithmConfig",
+    "dcl": f"{_TRAINERS}.dcl.dcl_config.DCLConfig",
     "dqn": f"{_TRAINERS}.dqn.dqn_algorithm_config.DQNAlgorithmConfig",
     "es": f"{_TRAINERS}.es.es_algorithm_config.ESAlgorithmConfig",
     "impala": f"{_TRAINERS}.impala.impala_algorithm_config.ImpalaAlgorithmConfig",
     "ppo": f"{_TRAINERS}.ppo.ppo_algorithm_config.PPOAlgorithmConfig",
     "sac": f"{_TRAINERS}.sac.sac_algorithm_config.SACAlgorithmConfig",
     "sacfd": f"{_TRAINERS}.sac.sac_algorithm_config.SACAlgorithmConfig",
+    "self_labelling": f"{_TRAINERS}.self_labelling.self_labelling_config.SelfLabellingConfig",
 }
 
 

@@ -31,8 +31,10 @@ Candidates = Sequence[Mapping[str, Any]]
 class Simulator(Protocol):
     """Simulates branches whose first actions are given, in this process or in others."""
 
-    n_decisions: int
-    """Sub-steps simulated so far."""
+    @property
+    def n_decisions(self) -> int:
+        """Sub-steps simulated so far."""
+        ...
 
     def __call__(
         self,
