@@ -6,7 +6,7 @@
     python benchmarks/job_shop.py --train 3 --keep runs --jobs 2 --markdown docs/benchmarks/job_shop.md
     python benchmarks/job_shop.py --train 3 --keep runs --experiment small large --sizes 20x20
     python benchmarks/job_shop.py outputs/<run> --temperatures 1 2 3 4       # of samples, compared on random instances
-    python benchmarks/job_shop.py --speed                                    # a decision through Maze and without
+    python benchmarks/job_shop.py --speed [outputs/<run>]                    # a decision; best of 64 in a batch
 
 Runs come from `maze-run -cn conf_train +experiment=job_shop_ppo`, or are trained here: `--train` so many seeds with the
 arguments that `EXPERIMENTS` names and `--overrides`. Those that are finished in `--keep` are not trained again.
@@ -36,8 +36,11 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 from benchmarks.operations import Training, interval, seconds_of, train
 from benchmarks.page_tables import markdown_table, write_table
 from maze.core.agent.serialized_torch_policy import SerializedTorchPolicy
+from maze.core.rollout.rollout_runner import RolloutRunner
+from maze.core.rollout.solve import Search, solve
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
-from maze_envs.scheduling.job_shop import JobShopEnv, JobShops, solve
+from maze.perception.models.auto_model_composer import AutoModelComposer
+from maze_envs.scheduling.job_shop import JobShopEnv, JobShops
 from maze_envs.scheduling.rules import RULES, DispatchingRule
 from maze_envs.scheduling.taillard import Instance, generate, instances_of, lower_bound
 
@@ -65,7 +68,13 @@ def gaps(policy: Any, size: str, n_samples: int = 1) -> np.ndarray:
     """Gaps to the best known makespans in percent, one for each instance; of the best of `n_samples` schedules."""
     instances = instances_of(size)
     best = np.array([one.best_known for one in instances])
-    return np.asarray(100 * (solve(policy, instances, n_samples).makespans.min(axis=1) / best - 1))
+    return np.asarray(100 * (makespans(policy, instances, n_samples) / best - 1))
+
+
+def makespans(policy: Any, instances: list[Instance], n_samples: int) -> np.ndarray:
+    """The best of `n_samples` makespans of each instance."""
+    found = solve(policy, JobShopEnv(instances=instances, only_choices=True), n_samples=n_samples)
+    return np.asarray(found.kpis["makespan"])
 
 
 def compared_temperatures(
@@ -80,8 +89,8 @@ def compared_temperatures(
         bounds = np.array([lower_bound(one.durations, one.machines) for one in instances])
         for run in runs:
             for temperature in temperatures:
-                makespans = solve(load(run, weights, temperature), instances, n_samples).makespans.min(axis=1)
-                mean = float(100 * (makespans / bounds - 1).mean())
+                found_here = makespans(load(run, weights, temperature), instances, n_samples)
+                mean = float(100 * (found_here / bounds - 1).mean())
                 found.setdefault(f"temperature {temperature:g}", {}).setdefault(size, []).append(mean)
                 print(f"{run.name}, {size}, temperature {temperature:g}: {mean:.2f} %", flush=True)
     return found
@@ -191,6 +200,27 @@ def speed(rounds: int, n_decisions: int = 600) -> dict[str, float]:
     }
 
 
+def batch_speed(runs: list[Path], n_samples: int, rounds: int) -> dict[str, float]:
+    """CPU seconds of the best of many schedules of a 15x15 instance, its replay included: in a batch, and one by one.
+
+    Without a run, an untrained network of the same size.
+    """
+    env = JobShopEnv(instances="ta01", only_choices=True)
+    network = {"_target_": "maze.perception.models.policies.ProbabilisticPolicyComposer"}
+    spaces = env.action_spaces_dict, env.observation_spaces_dict, env.agent_counts_dict
+    untrained = AutoModelComposer(*spaces, policy=network, hidden_units=[128, 64], attention=False).policy
+    policy: Any = load(runs[0], "state_dict.pt", 1.0) if runs else untrained
+    seconds: dict[str, list[float]] = {"batch_s": [], "one_by_one_s": []}
+    for number in range(rounds):
+        for name, concurrency in (("batch_s", None), ("one_by_one_s", 1)):
+            search = Search(best_of=n_samples, concurrency=concurrency, clairvoyant=True)
+            begin = time.process_time()
+            plays, seeds = RolloutRunner.best_plays(env, policy, [(0, number)], search)
+            RolloutRunner.run_interaction_loop(env, plays, 1, episode_seeds=seeds)
+            seconds[name].append(time.process_time() - begin)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="*", type=Path)
@@ -214,10 +244,12 @@ def main() -> None:
     arguments = parser.parse_args()
     found: dict[str, Any]
     if arguments.speed:
-        found = speed(arguments.rounds)
+        found = speed(arguments.rounds) | batch_speed(arguments.runs, arguments.samples, arguments.rounds)
         print(
             f"a decision (15x15): {found['bare_us']:.0f} us in the simulator, {found['through_maze_us']:.0f} us "
-            f"through Maze with statistics, {found['ratio']:.2f} times as long"
+            f"through Maze with statistics, {found['ratio']:.2f} times as long\nbest of {arguments.samples} (15x15): "
+            f"{found['batch_s']:.3f} CPU s in a batch, {found['one_by_one_s']:.3f} one by one, "
+            f"{found['one_by_one_s'] / found['batch_s']:.1f} times as long"
         )
     else:
         sizes = [size for name in arguments.sizes for size in (LARGE if name == "large" else (name,))]

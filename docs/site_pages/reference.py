@@ -19,6 +19,7 @@ OVERVIEW: dict[str, dict[str, str]] = {
         "maze.api": "`RunContext`: train, evaluate, compare and roll out policies from Python.",
         "maze.core.rollout": "Rollout runners, and the rollout generator that trainers use.",
         "maze.evaluation": "Comparison of policies, release gate, decision inspection and replay.",
+        "maze.planning": "Policies that simulate candidates before each decision.",
         "maze.core.agent_deployment": "`AgentDeployment`: act in a system that calls the agent.",
         "maze.serve": "Policy bundles, the decision server and its client.",
         "maze.interop": "Export to gymnasium and PettingZoo; models of stable-baselines3.",

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maze.api.config_loader import LoadedRun
-from maze.api.process_state import GlobalGenerators, hydra_config, output
+from maze.api.process_state import GlobalGenerators, hydra_config, hydra_session, output
+from maze.cli.compared_policies import complete_base
 from maze.cli.run_directory import claim_directory
 from maze.cli.run_info import write_run_info
 from maze.cli.stored_model import use_stored_run
@@ -88,6 +89,8 @@ def roll_out(loaded: LoadedRun, project: Path, silent: bool) -> pd.DataFrame:
     start = time.perf_counter()
     with inside_run(loaded, directory, silent, GlobalGenerators(), StatsContext()):
         try:
+            with hydra_session():
+                complete_base(cfg, Path(project))
             use_stored_run(cfg, [*loaded.arguments[2:], *loaded.placed])
             write_run_info(directory, cfg, project, loaded.arguments)
             runner = Factory(RolloutRunner).instantiate(cfg.runner, config_path="runner")  # type: ignore[type-abstract]

@@ -205,6 +205,55 @@ def choice_probabilities(head: HeadDescription, logits: Array, temperature: floa
     return [weight / weight.sum() for weight in weights]
 
 
+def probabilities_of(head: HeadDescription, logits: Array, actions: Array, temperature: float = 1.0) -> Array | None:
+    """Return the probability (density) of one action for each row; None where it has no formula here (beta).
+
+    :param logits: `[batch, ...]`.
+    :param actions: `[batch, *space.shape]`.
+    :param temperature: Below 1 sharpens the distribution, above 1 flattens it.
+    :return: `[batch]`.
+    """
+    flat, chosen = logits.reshape(len(logits), -1).astype(np.float64), actions.reshape(len(actions), -1)
+    if head["distribution"] == "bernoulli":
+        ones = 0.5 + 0.5 * np.tanh(0.5 * flat / temperature)
+        return np.asarray(np.where(chosen > 0, ones, 1.0 - ones).prod(1))
+    if head["distribution"] in ("gaussian", "squashed_gaussian"):
+        return _gaussian_density(head, logits.astype(np.float64), chosen.astype(np.float64), temperature)
+    sizes = categorical_sizes(head)
+    if not sizes:
+        return None
+    found, rows = np.ones(len(flat)), np.arange(len(flat))
+    for component, part in enumerate(np.split(flat / temperature, np.cumsum(sizes)[:-1], axis=1)):
+        weights = np.exp(part - part.max(1, keepdims=True))
+        found *= weights[rows, chosen[:, component]] / weights.sum(1)
+    return found
+
+
+def _gaussian_density(head: HeadDescription, logits: Array, actions: Array, temperature: float) -> Array:
+    mean, log_std = (part.reshape(len(logits), -1) for part in np.split(logits, 2, axis=-1))
+    is_squashed = head["distribution"] == "squashed_gaussian"
+    log_std = np.clip(log_std, MIN_LOG_STD, MAX_LOG_STD_BEFORE_SQUASHING if is_squashed else MAX_LOG_STD)
+    log_std += 0.5 * math.log(temperature)
+    log_jacobian = np.zeros_like(actions)
+    if is_squashed:
+        low, half = head["low"].reshape(-1), 0.5 * (head["high"] - head["low"]).reshape(-1).astype(np.float64)
+        inside = np.clip((actions - low) / half - 1.0, -1.0 + _EPS, 1.0 - _EPS)
+        actions, log_jacobian = np.arctanh(inside), np.log(half * (1.0 - inside**2))
+    errors = (actions - mean) / np.exp(log_std)
+    log_density = -0.5 * errors**2 - log_std - 0.5 * math.log(2.0 * math.pi) - log_jacobian
+    return np.asarray(np.exp(log_density.sum(1)))
+
+
+def uniform_logits(head: HeadDescription, logits: Array) -> Array:
+    """Return the logits of the uniform distribution over the actions that no mask excludes.
+
+    :param logits: `[batch, ...]`; masked ones are the smallest finite number or minus infinity.
+    """
+    if head["distribution"] == "bernoulli":
+        return np.zeros_like(logits)
+    return np.where(logits > np.finfo(logits.dtype).min, np.zeros_like(logits), logits)
+
+
 def most_probable(factors: Sequence[Array], n_best: int | None) -> list[tuple[tuple[int, ...], float]]:
     """Return the most probable combinations of independent choices, best first, with their probabilities.
 

@@ -12,6 +12,7 @@ from maze.console.runs import Progress
 from maze.core.agent.policy import Policy
 from maze.core.annotations import override
 from maze.core.env.faults import USER_CODE_ERRORS, Place, fail
+from maze.core.env.instance_set import ordered_seeds
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.reward import RewardAggregatorInterface
 from maze.core.errors import ConfigError
@@ -19,11 +20,12 @@ from maze.core.log_events.kpi_calculator import KpiCalculator
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.rendering.trajectory_page import write_trajectory_page
 from maze.core.rollout.recording import TRAJECTORY_DIR
-from maze.core.rollout.rollout_runner import EpisodeSeeds, RolloutRunner
+from maze.core.rollout.rollout_runner import RolloutRunner
+from maze.core.rollout.solve import EpisodeSeeds
 from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord, load_trajectories
 from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
-from maze.core.utils.config_utils import whole_number
+from maze.core.utils.config_utils import count_instances, whole_number
 from maze.core.utils.factory import CollectionOfConfigType, ConfigType, Factory
 from maze.core.utils.files import write_whole
 from maze.core.utils.seeding import MazeSeeding
@@ -86,6 +88,10 @@ class EvaluationRunner(Runner):
             self._cfg.env, wrappers, self.max_episode_steps, entry["policy"], input_dir
         )
 
+    def episode_seeds(self, n_episodes: int) -> list[tuple[int, int]]:
+        """Return the seeds of environment and agent of each episode; with an instance set, in its order."""
+        return ordered_seeds(self.maze_seeding.episode_seeds(n_episodes), count_instances(self._cfg.get("env")))
+
     def wrappers_of(self, entry: Mapping[str, Any]) -> Any:
         """Return the wrappers that a policy acts in: its own, by default those of the configuration."""
         return entry["wrappers"] if entry.get("wrappers") is not None else self._cfg.get("wrappers") or {}
@@ -123,7 +129,7 @@ class ComparisonRunner(EvaluationRunner):
     def setup(self, cfg: DictConfig) -> None:
         super().setup(cfg)
         self._rewards: dict[str, list[str]] = {}
-        self._seeds = self.maze_seeding.episode_seeds(self.n_episodes)
+        self._seeds = self.episode_seeds(self.n_episodes)
 
     @override(Runner)
     def run(self, **kwargs: Any) -> None:
@@ -235,7 +241,7 @@ class InspectionRunner(EvaluationRunner):
 
     def _chosen_seeds(self, acting: Mapping[str, Any]) -> tuple[int, int]:
         """Return the seeds of the environment and of the agent in the episode that is shown."""
-        seeds = self.maze_seeding.episode_seeds(self.n_episodes)
+        seeds = self.episode_seeds(self.n_episodes)
         if len(seeds) == 1:
             return seeds[0]
         env, policy = self.built(acting)

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from maze.core.agent.policy import Policy
+from maze.core.agent.policy import SPACES, Policy, build_policy
 from maze.core.agent.random_policy import RandomPolicy, masked_heads
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
-from maze.core.utils.factory import ConfigType, Factory
+from maze.core.utils.factory import ConfigType
 from maze.distributions.dict import DictProbabilityDistribution
 from maze.distributions.utils import sample_with
 
@@ -136,7 +136,7 @@ class ExploringPolicy(Policy):
     ) -> None:
         if not 0.0 <= epsilon <= 1.0:
             raise ConfigError(f"ExploringPolicy: expected `epsilon` in [0, 1], found {epsilon}.")
-        self.base: Policy = Factory(Policy).instantiate(base, config_path="policy.base")  # type: ignore[type-abstract]
+        self.base = build_policy(base, {SPACES[0]: action_spaces_dict}, "policy.base")
         self.epsilon = epsilon
         self._random = RandomPolicy(dict(action_spaces_dict))
         self._rng = np.random.default_rng()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -39,6 +39,7 @@ class Group:
         count.
     :param observations: Arrays `[n_rows, ...]` by key, or a dictionary for each branch.
     :param envs: Their environments, for policies that need one; `None`: there are arrays only.
+    :param arrays: The arrays that make up the states, `[n_rows, ...]` by name, where there are no environments.
     """
 
     def __init__(
@@ -47,8 +48,10 @@ class Group:
         rows: np.ndarray,
         observations: Mapping[str, np.ndarray] | Sequence[Mapping[str, Any]],
         envs: Sequence[Any] | None = None,
+        arrays: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        self.actor_id, self.rows, self.observations, self.envs = actor_id, rows, observations, envs
+        self.actor_id, self.rows, self.observations = actor_id, rows, observations
+        self.envs, self._arrays = envs, arrays or {}
 
     def stacked(self) -> Mapping[str, np.ndarray]:
         """The observations, arrays `[n_rows, ...]` by key."""
@@ -56,6 +59,12 @@ class Group:
             return self.observations
         first, *_ = self.observations
         return {key: np.stack([np.asarray(each[key]) for each in self.observations]) for key in first}
+
+    def maze_state(self, index: int) -> Any:
+        """The state of one of the branches, as a single environment has it."""
+        if self.envs is not None:
+            return self.envs[index].get_maze_state()
+        return {name: np.array(array[index]) for name, array in self._arrays.items()}
 
     def single(self, index: int) -> Mapping[str, Any]:
         """The observation of one of the branches."""
@@ -76,6 +85,9 @@ class Branches(ABC):
 
     :param gamma: Discount factor of the returns, per environment step.
     """
+
+    most_rows: ClassVar[int] = 4096
+    """So many branches are worth forking at once: more arrays do not fit into the processor's cache."""
 
     def __init__(self, gamma: float = 1.0) -> None:
         self.gamma = gamma
@@ -198,7 +210,8 @@ class ArrayBranches(Branches):
         out, _ = self._buffers_of(simulation)
         simulation.observe(out)
         actor = ActorID(simulation.step_keys[simulation.substep], 0)
-        return [Group(actor, np.arange(n_rows), {key: array[:n_rows] for key, array in out.items()})]
+        seen = {key: array[:n_rows] for key, array in out.items()}
+        return [Group(actor, np.arange(n_rows), seen, arrays=simulation.arrays())]
 
     @override(Branches)
     def step(self, decisions: Sequence[tuple[Group, Actions]]) -> None:
@@ -248,6 +261,8 @@ class SingleBranches(Branches):
     :param env: The environment to copy, with its wrappers; it is not stepped.
     :param gamma: Discount factor.
     """
+
+    most_rows = 32
 
     def __init__(self, env: Any, gamma: float = 1.0) -> None:
         super().__init__(gamma)

@@ -10,15 +10,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from scipy.special import stdtrit
 
 from maze.planning.branches import Actions, Branches, Group
 
-_MOST_ROWS = 4096
-"""So many branches are stepped together: more do not fit into the processor's cache."""
 _MIN_SCENARIOS = 2
 _ROUND_WITH_CHANCE, _ROUND_WITHOUT = 8, 2
 """Scenarios of the first round: few say nothing about the spread; two show that chance makes no difference."""
@@ -26,6 +24,22 @@ _ROUND_WITH_CHANCE, _ROUND_WITHOUT = 8, 2
 
 Candidates = Sequence[Mapping[str, Any]]
 """Actions of one actor, by action head."""
+
+
+class FirstActions(NamedTuple):
+    """Actions of branches, which have few different ones.
+
+    :param actions: The different actions.
+    :param which: For each branch the index of its action, `[n_rows]`.
+    """
+
+    actions: Candidates
+    which: np.ndarray
+
+    def of(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Arrays `[n_rows, ...]` with the actions of some branches."""
+        which = self.which[rows]
+        return {key: np.stack([np.asarray(each[key]) for each in self.actions])[which] for key in self.actions[0]}
 
 
 class Simulator(Protocol):
@@ -37,19 +51,14 @@ class Simulator(Protocol):
         ...
 
     def __call__(
-        self,
-        source: Any,
-        rows: np.ndarray,
-        scenarios: np.ndarray,
-        actions: Sequence[Mapping[str, Any]],
-        seed: int | None,
+        self, source: Any, rows: np.ndarray, scenarios: np.ndarray, first: FirstActions, seed: int | None
     ) -> np.ndarray:
         """Return the returns of branches, `[n_rows]`.
 
         :param source: The states, see :meth:`~maze.planning.branches.Branches.fork`.
         :param rows: For each branch the index of its state.
         :param scenarios: For each branch its scenario.
-        :param actions: For each branch the action of its first sub-step.
+        :param first: For each branch the action of its first sub-step.
         :param seed: Seed of the scenarios; `None`: the true future, see :meth:`~maze.planning.branches.Branches.fork`.
         """
         ...
@@ -80,31 +89,23 @@ class BranchSimulator:
         return self.branches.n_decisions
 
     def __call__(
-        self,
-        source: Any,
-        rows: np.ndarray,
-        scenarios: np.ndarray,
-        actions: Sequence[Mapping[str, Any]],
-        seed: int | None,
+        self, source: Any, rows: np.ndarray, scenarios: np.ndarray, first: FirstActions, seed: int | None
     ) -> np.ndarray:
         """See :class:`Simulator`."""
         returns = np.empty(len(rows))
-        for start in range(0, len(rows), _MOST_ROWS):
-            part = slice(start, start + _MOST_ROWS)
-            returns[part] = self._simulated(source, rows[part], scenarios[part], actions[part], seed)
+        for start in range(0, len(rows), self.branches.most_rows):
+            part = slice(start, start + self.branches.most_rows)
+            returns[part] = self._simulated(
+                source, rows[part], scenarios[part], FirstActions(first.actions, first.which[part]), seed
+            )
         return returns
 
     def _simulated(
-        self,
-        source: Any,
-        rows: np.ndarray,
-        scenarios: np.ndarray,
-        actions: Sequence[Mapping[str, Any]],
-        seed: int | None,
+        self, source: Any, rows: np.ndarray, scenarios: np.ndarray, first: FirstActions, seed: int | None
     ) -> np.ndarray:
         branches = self.branches
         branches.fork(source, rows, scenarios, seed)
-        branches.step([(group, [actions[row] for row in group.rows.tolist()]) for group in branches.observe()])
+        branches.step([(group, first.of(group.rows)) for group in branches.observe()])
         while groups := branches.observe(self.horizon):
             branches.step([(group, self._act(group)) for group in groups])
         returns: np.ndarray = branches.returns.copy()
@@ -215,16 +216,13 @@ class Planner:
                 trial.halve()
         return [trial.result() for trial in trials]
 
-    def _sample(self, source: Any, trials: Sequence[_Trial], first: int, n_new: int, seed: int | None) -> None:
+    def _sample(self, source: Any, trials: Sequence[_Trial], n_used: int, n_new: int, seed: int | None) -> None:
         """Simulate new scenarios for what is left of each decision."""
-        rows: list[int] = []
-        actions: list[Mapping[str, Any]] = []
-        for trial in trials:
-            for candidate in (0, *trial.left):
-                rows.append(trial.row)
-                actions += [trial.actions[candidate]] * n_new
-        scenarios = np.tile(np.arange(first, first + n_new), len(rows))
-        returns = self.simulate(source, np.repeat(rows, n_new), scenarios, actions, seed).reshape(-1, n_new)
+        rows = [trial.row for trial in trials for _ in (0, *trial.left)]
+        actions = [trial.actions[candidate] for trial in trials for candidate in (0, *trial.left)]
+        scenarios = np.tile(np.arange(n_used, n_used + n_new), len(rows))
+        given = FirstActions(actions, np.repeat(np.arange(len(rows)), n_new))
+        returns = self.simulate(source, np.repeat(rows, n_new), scenarios, given, seed).reshape(-1, n_new)
         start = 0
         for trial in trials:
             stop = start + 1 + len(trial.left)

@@ -38,7 +38,7 @@ from maze.planning.branches import (
     simulation_of,
     stack_of,
 )
-from maze.planning.planner import ActionValues, BranchSimulator, Candidates, Planner, Simulator
+from maze.planning.planner import ActionValues, BranchSimulator, Candidates, FirstActions, Planner, Simulator
 
 if TYPE_CHECKING:
     from maze.core.env.maze_env import ActionType
@@ -184,6 +184,11 @@ class RolloutPolicy(Policy):
         self._simulator = _Simulation(self, layers[0], chance)
         self._layers = layers
 
+    @property
+    def n_simulated(self) -> int:
+        """Decisions simulated in the environment that the policy acts in."""
+        return 0 if self._simulator is None else self._simulator.n_decisions
+
     def close(self) -> None:
         """Release the copies and the worker processes."""
         if self._simulator is not None:
@@ -230,7 +235,7 @@ class RolloutPolicy(Policy):
         if list(map(id, layers)) != list(map(id, self._layers)):
             self.bind(env)
         assert self._simulator is not None
-        started, done_before = time.perf_counter(), self._simulator.n_decisions
+        started, done_before = time.perf_counter(), self.n_simulated
         actor = env.actor_id() if actor_id is None else actor_id
         act = self.base.compute_action
         needs = (env.get_maze_state() if self.base.needs_state() else None, env if self.base.needs_env() else None)
@@ -247,7 +252,7 @@ class RolloutPolicy(Policy):
                 f"policy.budget: too small for one scenario of {len(actions)} candidates; the base policy acts.",
                 stacklevel=2,
             )
-        self._report(env, found, self._simulator.n_decisions - done_before, time.perf_counter() - started)
+        self._report(env, found, self.n_simulated - done_before, time.perf_counter() - started)
         return found
 
     def _report(self, env: Any, found: ActionValues, n_decisions: int, seconds: float) -> None:
@@ -272,7 +277,7 @@ class _Simulation:
         base, self._horizon = policy.base, policy.horizon
         self._pool: WorkerPool | None = None
         self._branches: Branches | None = None
-        self._arrays = None if base.needs_env() or base.needs_state() else simulation_of(env)
+        self._arrays = None if base.needs_env() else simulation_of(env)
         decisions, seconds = policy.budget
         value = policy.value
         simulate: Any = None
@@ -343,11 +348,11 @@ class _BranchHost(Host):
         self._simulate = BranchSimulator(branches, acting(self._base), horizon, _of_group(value))
 
     def simulate(
-        self, source: bytes, rows: np.ndarray, scenarios: np.ndarray, actions: Candidates, seed: int | None
+        self, source: bytes, rows: np.ndarray, scenarios: np.ndarray, first: FirstActions, seed: int | None
     ) -> tuple[np.ndarray, int]:
         """Return the returns of branches and the number of simulated decisions."""
         done_before = self._simulate.n_decisions
-        returns = self._simulate(pickle.loads(source), rows, scenarios, actions, seed)
+        returns = self._simulate(pickle.loads(source), rows, scenarios, first, seed)
         return returns, self._simulate.n_decisions - done_before
 
 
@@ -358,12 +363,16 @@ class _ProcessSimulator:
         self._pool, self.n_decisions = pool, 0
 
     def __call__(
-        self, source: Any, rows: np.ndarray, scenarios: np.ndarray, actions: Candidates, seed: int | None
+        self, source: Any, rows: np.ndarray, scenarios: np.ndarray, first: FirstActions, seed: int | None
     ) -> np.ndarray:
         content, n_workers = pickle.dumps(source), len(self._pool.workers)
         parts = [slice(index, None, n_workers) for index in range(n_workers)]
         answers = self._pool.call_each(
-            "simulate", [(content, rows[part], scenarios[part], actions[part], seed) for part in parts]
+            "simulate",
+            [
+                (content, rows[part], scenarios[part], FirstActions(first.actions, first.which[part]), seed)
+                for part in parts
+            ],
         )
         returns = np.empty(len(rows))
         for part, (of_part, n_decisions) in zip(parts, answers, strict=True):
@@ -380,16 +389,15 @@ def acting(policy: Policy) -> Callable[[Group], Actions]:
         return lambda group: compute_actions(group.stacked(), group.actor_id, deterministic=True)
 
     def act(group: Group) -> Actions:
-        envs: Sequence[Any] = group.envs if group.envs is not None else [None] * len(group.rows)
         return [
             policy.compute_action(
                 group.single(index),
-                env.get_maze_state() if needs_state else None,
-                env if needs_env else None,
+                group.maze_state(index) if needs_state else None,
+                group.envs[index] if needs_env and group.envs is not None else None,
                 group.actor_id,
                 deterministic=True,
             )
-            for index, env in enumerate(envs)
+            for index in range(len(group.rows))
         ]
 
     return act

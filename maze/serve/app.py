@@ -42,8 +42,17 @@ _ACT_IN_SESSION: Fields = {**_OPTIONS, "step": _INTEGER}
 _BEGIN: Fields = {"seed": _INTEGER, "policy": _TEXT}
 _RESET: Fields = {"seed": _INTEGER}
 _CHANGE: Fields = {"weight": ((int, float), "a number"), "shadow": _BOOL}
+_OUTCOME: Fields = {
+    "reward": ((int, float), "a number"),
+    "done": _BOOL,
+    "truncated": _BOOL,
+    "kpis": ((dict,), "an object of numbers"),
+    "events": ((list,), "a list"),
+}
 _ACT: Fields = {
     **_OPTIONS,
+    "episode": _TEXT,
+    "step": _INTEGER,
     **_BEGIN,
     "observations": _ANY,
     "state": ((dict,), "an object"),
@@ -230,6 +239,7 @@ class Application:
                 Route("/act/{step_key}", self._act, methods=["POST"]),
                 Route("/sessions/{session}/act", self._act_in, methods=["POST"]),
                 Route("/sessions/{session}/act/{step_key}", self._act_in, methods=["POST"]),
+                Route("/decisions/{decision}/outcome", self._report, methods=["POST"]),
                 Route("/sessions", self._begin, methods=["POST"]),
                 Route("/sessions/{session}/reset", self._reset, methods=["POST"]),
                 Route("/sessions/{session}", self._end, methods=["DELETE"]),
@@ -369,7 +379,8 @@ class Application:
                 fields = _parsed(request, body, _ACT)
                 options, name = _options(fields, request), fields.get("policy")
                 if "observation" in fields:
-                    carried = Carried(fields.get("state"), bool(fields.get("episode_start")))
+                    place = (fields.get("episode") or "", fields.get("step") or 0)
+                    carried = Carried(fields.get("state"), bool(fields.get("episode_start")), *place)
                     policy = self.policies.chosen(name, carried.bundle)
                     seed = fields.get("seed")
                     pending = self.policies.decide(policy, fields["observation"], options, seed, carried)
@@ -431,6 +442,12 @@ class Application:
                 raise invalid("`observation` is missing.")
             options, step = _options(fields, request), fields.get("step")
             return _json(await self.policies.decide_in(session, fields["observation"], options, step))
+
+    async def _report(self, request: Request) -> Response:
+        self._client(request)
+        decision, fields = request.path_params["decision"], await self._fields(request, _OUTCOME)
+        self.policies.report(decision, fields)
+        return _json({"decision": decision}, 202)
 
     async def _begin(self, request: Request) -> Response:
         self._client(request)

@@ -91,6 +91,16 @@ class PolicyClient:
         reply = self.post(_path("/act", step_key), {"observations": list(observations), **options})
         return [_answer({**reply, **each}) for each in reply["decisions"]]
 
+    def report(self, decision: str, reward: float, **outcome: Any) -> None:
+        """Report the outcome of a decision, also long after it; a repeated report changes nothing.
+
+        :param decision: Identifier of the decision, from its answer.
+        :param reward: Reward between this decision and the next one.
+        :param outcome: `done` and `truncated` at the end of an episode; `kpis` (numbers by name), `events` (a list).
+        :raises ServerError: The server keeps no decision log, or refuses a value.
+        """
+        self.post(f"/decisions/{decision}/outcome", {"reward": reward, **outcome})
+
     def session(self, seed: int | None = None, policy: str | None = None) -> ClientSession:
         """Begin an episode: the server keeps stacked observations and hidden states.
 

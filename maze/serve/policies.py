@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import random
+import re
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ from maze.serve.served import (
 _LOGGER = logging.getLogger(__name__)
 
 LARGEST_SEED = 2**63 - 1
+_DECISION = re.compile(r"[0-9a-f]{8}-[0-9]{1,18}")
 Pending = asyncio.Future[dict[str, Any]] | dict[str, Any]
 """A response, or the future of one."""
 Shadowing = tuple[Served, PolicySession, np.random.Generator | None]
@@ -304,7 +307,8 @@ class Policies:
             seed = secrets.randbits(62) if seed is None else checked_seed(seed)
             rng = seeded_generator(seed)
         name, written = self._next_decision(), self._written(rng)
-        query = Query(acting, actor, inputs, rng, options.ranked, states, name, observation, written_rng=written)
+        place: dict[str, Any] = {"named": carried.episode, "n": carried.n, "written_rng": written}
+        query = Query(acting, actor, inputs, rng, options.ranked, states, name, observation, **place)
         pending = policy.decide(query)
         if len(self._served) > 1:
             shadows = [
@@ -345,8 +349,8 @@ class Policies:
         try:
             rng = None if options.deterministic else acting.rng
             name, written = self._next_decision(), self._written(rng)
-            place = (session.episode, session.n_steps, written)
-            query = Query(acting, actor, inputs, rng, options.ranked, acting.states, name, observation, *place)
+            place: dict[str, Any] = {"episode": session.episode, "n": session.n_steps, "written_rng": written}
+            query = Query(acting, actor, inputs, rng, options.ranked, acting.states, name, observation, **place)
             pending = session.policy.decide(query)
             shadows = [(each, own, None if rng is None else own.rng) for each, own in session.shadows]
             session.shadowing = self._shadow(shadows, query, pending)
@@ -365,6 +369,27 @@ class Policies:
             session.last_use = time.monotonic()
         session.n_steps += 1
         return session.latest
+
+    def report(self, decision: str, outcome: Mapping[str, Any]) -> None:
+        """Write the outcome of a decision to the log, also long after the decision; it is joined when the log is read.
+
+        :param decision: Identifier of the decision.
+        :param outcome: `reward`, and perhaps `done`, `truncated`, `kpis`, `events`.
+        :raises RefusedError: There is no log, or a value is invalid.
+        """
+        if self._log is None:
+            raise RefusedError(409, "no_log", "Outcomes are kept in the decision log: start with --decision-log.")
+        if not _DECISION.fullmatch(decision):
+            raise RefusedError(404, "unknown_decision", f"{decision!r:.60} is no identifier of a decision.")
+        reward = outcome.get("reward")
+        if reward is None or not math.isfinite(reward):
+            raise invalid(f"`reward` must be a finite number, got {reward!r:.60}.")
+        kpis = outcome.get("kpis") or {}
+        if not all(type(value) in (int, float) and math.isfinite(value) for value in kpis.values()):
+            raise invalid("`kpis` must have finite numbers only.")
+        self.metrics.outcomes.inc()
+        line = {"kind": "outcome", "time": round(time.time(), 6), "decision": decision}
+        self._log.write(as_json({**line, **{name: value for name, value in outcome.items() if value is not None}}))
 
     def _next_decision(self) -> str:
         self._n_decisions += 1

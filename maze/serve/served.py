@@ -14,8 +14,9 @@ import numpy as np
 import orjson
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from maze.core.errors import MazeError, did_you_mean
-from maze.serve.bundle import PolicyBundle, PolicySession
+from maze.core.errors import ConfigError, MazeError, did_you_mean
+from maze.distributions.samplers import Sampler, probabilities_of, sampler_of, uniform_logits
+from maze.serve.bundle import BatchActions, PolicyBundle, PolicySession, StepSpec
 from maze.serve.decision_log import DecisionLog, encoded
 from maze.serve.drift import DriftGuard, DriftLimits
 from maze.serve.pipeline import Actor, packed
@@ -62,7 +63,7 @@ class Options(NamedTuple):
 
 
 class Carried(NamedTuple):
-    """Hidden state that a request carries, because the server keeps none for it.
+    """Hidden state and place in an episode that a request carries, because the server keeps none for it.
 
     :param state: The state returned with the previous decision; None: there is none.
     :param episode_start: Whether an episode starts with this observation, which sets hidden states to zero.
@@ -70,6 +71,10 @@ class Carried(NamedTuple):
 
     state: Any = None
     episode_start: bool = False
+    episode: str = ""
+    """Name of the episode for the decision log; empty: none."""
+    n: int = 0
+    """Number of the decision in the episode."""
 
     @property
     def bundle(self) -> str | None:
@@ -96,6 +101,8 @@ class Settings:
     fallback: Fallback | None = None
     provided: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     """Code that bundles need, by its name in their cards."""
+    explore: float = 0.0
+    """Probability, for each action head, of an action drawn uniformly from the allowed ones."""
 
 
 class Query(NamedTuple):
@@ -118,6 +125,8 @@ class Query(NamedTuple):
     """As received."""
     episode: str = ""
     """Episode of a session in the decision log; empty: no session."""
+    named: str = ""
+    """Episode as the client names it in a request without a session; empty: it names none."""
     n: int = 0
     """Number of the decision in its episode."""
     written_rng: Any = None
@@ -129,6 +138,7 @@ class Query(NamedTuple):
         return {
             "decision": self.decision,
             "episode": self.episode,
+            **({"client_episode": self.named} if self.named else {}),
             "n": self.n,
             "agent_id": self.actor[1],
             "observation": self.observation,
@@ -147,6 +157,7 @@ class Metrics:
         self.events = self._counter("maze_events", "Events of the server.", "event")
         for event in ("swap", "fallback", "refused", "expired_session", "failed_housekeeping"):
             self.events.labels(event)
+        self.outcomes = self._counter("maze_outcomes", "Reported outcomes of decisions.")
         self.shadow_decisions = self._counter(
             "maze_shadow_decisions", "Decisions of shadows, compared with the returned ones.", "policy", "result"
         )
@@ -320,6 +331,9 @@ class Served:
         # Without stacks and repeated actions, one session for each sub-step serves all clients. Missing code is an
         # error here.
         self._converters = {key: self.session() for key in bundle.steps}
+        self._exploring = np.random.default_rng()
+        if settings.explore:
+            self._uniform = {step.step_key: _uniform_samplers(name, step) for step in bundle.steps.values()}
 
     def session(self, seed: int | None = None) -> PolicySession:
         """Begin an episode."""
@@ -448,14 +462,45 @@ class Served:
             step_key, inputs, agent_id=agent_id, deterministic=deterministic, rngs=rngs, ranked=ranked, states=states
         )
         self._metrics.batch_sizes.labels(self.name).observe(len(rows))
+        more: dict[str, Any] = {}
+        if self._log is not None or self._settings.explore:
+            more = self._probabilities(step_key, answer, rows, deterministic)
         if self._log is not None:
             arrays = {"inputs": inputs, "actions": answer.actions, **({"states": states} if states else {})}
             parts = {part: {name: encoded(array) for name, array in each.items()} for part, each in arrays.items()}
-            self._record("decided", step_key, rows, network_of=agent_id, **parts)
+            self._record("decided", step_key, rows, network_of=agent_id, weight=self.weight, **more, **parts)
         return [
             (answer.row(index), answer.ranked[index] if ranked else (), answer.states_of(index))
             for index in range(len(rows))
         ]
+
+    def _probabilities(
+        self, step_key: str | int, answer: BatchActions, rows: Sequence[Query], deterministic: bool
+    ) -> dict[str, Any]:
+        """Explore, in place, and return the probabilities of the actions with the rows that explored."""
+        n_rows, explored = len(rows), np.zeros(len(rows), np.bool_)
+        explore = self._settings.explore * np.array([not row.is_shadow for row in rows])
+        probabilities: dict[str, list[float] | None] = {}
+        for name, logits in answer.logits.items():
+            head, actions = self.bundle.steps[step_key].heads[name].description, answer.actions[name]
+            is_certain = deterministic or head.get("is_greedy")
+            chosen = np.zeros(n_rows, np.bool_)
+            if explore.any():
+                chosen = self._exploring.random(n_rows) < explore
+                drawn = self._uniform[step_key][name](uniform_logits(head, logits), self._exploring, 1.0)
+                answer.actions[name] = np.where(chosen.reshape(-1, *[1] * (drawn.ndim - 1)), drawn, actions)
+                explored |= chosen
+            taken = answer.actions[name]
+            found = (
+                (taken == actions).reshape(n_rows, -1).all(1).astype(np.float64)
+                if is_certain
+                else probabilities_of(head, logits, taken)
+            )
+            if found is not None and explore.any():
+                even = probabilities_of(head, uniform_logits(head, logits), taken)
+                found = (1.0 - explore) * found + explore * np.asarray(even)
+            probabilities[name] = None if found is None else found.tolist()
+        return {"probabilities": probabilities, **({"explored": explored.tolist()} if explored.any() else {})}
 
     def finished(self, query: Query, decision: Any) -> dict[str, Any]:
         """The response for a decision; a session keeps the next hidden states."""
@@ -506,6 +551,21 @@ class Served:
             "drift": [entry._asdict() for entry in self.guard.entries],
             "card": bundle.card,
         }
+
+
+def _uniform_samplers(policy: str, step: StepSpec) -> dict[str, Sampler]:
+    """The samplers of exploration, by head.
+
+    :raises ConfigError: A head is continuous.
+    """
+    discrete = ("categorical", "multi_categorical", "bernoulli")
+    continuous = [name for name, head in step.heads.items() if head.description["distribution"] not in discrete]
+    if continuous:
+        raise ConfigError(
+            f"--explore: policy {policy!r} has the continuous action heads {continuous}, of which no uniform action "
+            f"is drawn. Sample its actions instead (`deterministic`: false)."
+        )
+    return {name: sampler_of({**head.description, "is_greedy": False}) for name, head in step.heads.items()}
 
 
 def _stacked(rows: Sequence[Mapping[str, Array]]) -> dict[str, Array]:

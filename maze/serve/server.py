@@ -76,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--decision-log", metavar="DIRECTORY")
     add("--log-file-size", type=float, default=64.0, metavar="MIB")
     add("--log-files", type=int, default=16, help="maximum number; the oldest are deleted")
+    add("--explore", type=float, default=0.0, metavar="SHARE", help="share of actions drawn from all allowed ones")
     add("--replay", metavar="LOG", help="repeat the decisions of a log and compare, without serving")
     return parser
 
@@ -221,6 +222,8 @@ def _settings(options: argparse.Namespace, provided: Provided) -> Settings:
     for name in _POSITIVE:
         if not getattr(options, name) > 0:
             raise ConfigError(f"--{name.replace('_', '-')} must be above 0, got {getattr(options, name)}.")
+    if not 0.0 <= options.explore <= 1.0:
+        raise ConfigError(f"--explore must lie in [0, 1], got {options.explore}.")
     window = options.drift_window
     return Settings(
         max_batch=options.max_batch,
@@ -236,6 +239,7 @@ def _settings(options: argparse.Namespace, provided: Provided) -> Settings:
         on_drift=options.on_drift,
         fallback=None if options.fallback is None else fallback_of(options.fallback),
         provided=provided,
+        explore=options.explore,
     )
 
 

@@ -11,7 +11,8 @@ from maze.core.agent.policy import Policy
 from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError, ConfigImportError, install_command
-from maze_envs.scheduling.job_shop import JobShops, solve
+from maze.core.rollout.solve import solve
+from maze_envs.scheduling.job_shop import JobShopEnv, JobShops
 from maze_envs.scheduling.rules import DispatchingRule
 from maze_envs.scheduling.taillard import Instance, lower_bound
 
@@ -49,7 +50,8 @@ def cp_sat_schedule(
         raise ConfigImportError(f"CP-SAT needs OR-Tools: {install_command('ortools')} ({error}).") from error
     if not seconds > 0:
         raise ConfigError(f"seconds: expected a time limit above 0 for CP-SAT, found {seconds}.")
-    by_rule = solve(DispatchingRule("MWKR"), [Instance("", durations, machines, 0)]).starts[0]
+    shop = {"durations": durations[None], "machines": machines[None]}
+    by_rule = solve(DispatchingRule("MWKR"), JobShopEnv(instances=shop, only_choices=True)).states["starts"][0]
     model, horizon = cp_model.CpModel(), int((by_rule + durations).max())
     starts: list[list[Any]] = []
     on_machine: dict[int, list[Any]] = {}
@@ -90,11 +92,9 @@ def dispatched_makespan(instance: Instance, starts: np.ndarray) -> int:
     :param instance: The instance.
     :param starts: When operations start in the schedule, `[n_jobs, n_machines]`.
     """
-    jobs, machines = instance.durations.shape
-    shops = JobShops(1, jobs, machines, only_choices=True)
-    row = np.zeros(1, np.int64)
-    shops.load(0, instance)
-    shops.clear(row)
+    machines = instance.durations.shape[1]
+    shops = JobShops(1, instances=[instance], only_choices=True)
+    shops.begin(np.zeros(1, np.int64))
     seen = {key: np.zeros((1, *(space.shape or ())), np.float32) for key, space in shops.observation_spaces[0].items()}
     is_over = shops.next_operation.min() >= machines
     while not is_over:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from abc import ABC
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -22,11 +22,11 @@ from gymnasium import spaces
 from maze.core.annotations import override
 from maze.core.env.batched_core_env import BatchedCoreEnv
 from maze.core.env.batched_maze_env import BatchedMazeEnv
-from maze.core.env.space_arrays import dict_specs
+from maze.core.env.instance_set import InstanceSource
 from maze.core.errors import ConfigError
 from maze.core.log_stats.event_decorators import define_episode_stats, define_epoch_stats, define_step_stats
 from maze_envs.scheduling.renderer import GanttRenderer
-from maze_envs.scheduling.taillard import LONGEST, Instance, instances_of, lower_bound
+from maze_envs.scheduling.taillard import LONGEST, Instance, instance_set, lower_bound
 
 REWARD_SCALE = 10.0
 """A makespan of 10 % above the lower bound is a return of -1."""
@@ -102,8 +102,10 @@ class JobShops(BatchedCoreEnv):
     :param n_jobs: Number of jobs of random instances, or of jobs that there is room for; a pair: drawn anew for each
         instance, both included.
     :param n_machines: The same for machines. Durations of random instances are uniform from 1 to 99, as Taillard's.
-    :param instances: Published instances: names (`ta01`), or sizes (`15x15`: all of them); each episode has one of
-        them, at random. `None`: random instances.
+    :param instances: Instances that are played once each and in order: names of published ones (`ta01`), sizes
+        (`15x15`: all of them), or a file or set with the arrays `durations` and `machines`
+        `[n_instances, n_jobs, n_machines]`, and optionally `best_known` makespans `[n_instances]`. Shops may be smaller
+        than the arrays: durations are 0 where there is no operation. `None`: random instances.
     :param only_choices: Whether jobs start by themselves that have their machine for themselves. The schedules that
         can be made are the same, with a quarter of the decisions.
     """
@@ -127,18 +129,28 @@ class JobShops(BatchedCoreEnv):
         "starts",
     )
     event_interfaces = (JobShopEvents,)
+    instance_arrays = ("durations", "machines")
 
     def __init__(
         self,
         n_envs: int,
         n_jobs: int | Sequence[int] = 10,
         n_machines: int | Sequence[int] = 10,
-        instances: str | Sequence[str] | None = None,
+        instances: InstanceSource | Sequence[str] | Sequence[Instance] | None = None,
         only_choices: bool = False,
     ) -> None:
-        self.instances = instances_of(instances)
-        if self.instances:
-            n_jobs, n_machines = (max(one.durations.shape[axis] for one in self.instances) for axis in (0, 1))
+        given = instance_set(instances)
+        if given is not None:
+            given.require(self.instance_arrays, type(self).__name__)
+            shape, shape_of_machines = (given.arrays[name].shape for name in self.instance_arrays)
+            if len(shape) != 3 or shape != shape_of_machines:
+                raise ConfigError(
+                    f"{given.origin}: expected `durations` and `machines` of the shape [n_instances, n_jobs, "
+                    f"n_machines], found {shape} and {shape_of_machines}."
+                )
+            _, n_jobs, n_machines = shape
+            if (np.sort(given.arrays["machines"]) != np.arange(shape[2])).any():
+                raise ConfigError(f"{given.origin}: `machines` of a job: expected each of 0 to {shape[2] - 1} once.")
         self._jobs, self._machines = _range("n_jobs", n_jobs), _range("n_machines", n_machines)
         jobs, machines = self._jobs[1], self._machines[1]
         seen = spaces.Dict(
@@ -149,8 +161,6 @@ class JobShops(BatchedCoreEnv):
         )
         super().__init__(n_envs, {0: spaces.Dict(job=spaces.Discrete(jobs))}, {0: seen})
         self.only_choices = only_choices
-        self.instance = np.full(n_envs, -1)
-        """Index into `instances`; -1: a random one."""
         self.size = np.ones((n_envs, 2), np.int64)
         """Numbers of jobs and machines."""
         self.durations = np.zeros((n_envs, jobs, machines), np.int64)
@@ -176,47 +186,35 @@ class JobShops(BatchedCoreEnv):
         self.starts = np.full((n_envs, jobs, machines), -1)
         """When each operation starts; -1: not yet."""
         self._rows = np.arange(n_envs)
+        self.use_instances(given)
 
     @override(BatchedCoreEnv)
     def reset_rows(self, rows: np.ndarray) -> None:
         """Begins with empty machines."""
         n_jobs, n_machines = self._jobs[1], self._machines[1]
-        if self.instances:
-            self.instance[rows] = self.random.uniform(rows) * len(self.instances)
-            for row in rows.tolist():
-                self.load(row, self.instances[int(self.instance[row])], index=int(self.instance[row]))
-        else:
-            drawn = self.random.uniform(rows, 2) if len({*self._jobs}) + len({*self._machines}) > 2 else None
-            for axis, (low, high) in enumerate((self._jobs, self._machines)):
-                self.size[rows, axis] = high if drawn is None else low + drawn[:, axis] * (high - low + 1)
-            count = n_jobs * n_machines
-            numbers = np.concatenate(
-                [self.random.uniform(rows, min(512, 2 * count - first)) for first in range(0, 2 * count, 512)], axis=1
-            ).reshape(len(rows), 2, n_jobs, n_machines)
-            there = np.arange(n_machines) < self.size[rows, 1, None, None]
-            exists = there & (np.arange(n_jobs)[:, None] < self.size[rows, 0, None, None])
-            self.durations[rows] = np.where(exists, 1 + numbers[:, 0] * LONGEST, 0)
-            self.machines[rows] = np.where(there, numbers[:, 1], np.inf).argsort(axis=-1, kind="stable")
-        self.clear(rows)
+        drawn = self.random.uniform(rows, 2) if len({*self._jobs}) + len({*self._machines}) > 2 else None
+        for axis, (low, high) in enumerate((self._jobs, self._machines)):
+            self.size[rows, axis] = high if drawn is None else low + drawn[:, axis] * (high - low + 1)
+        count = n_jobs * n_machines
+        numbers = np.concatenate(
+            [self.random.uniform(rows, min(512, 2 * count - first)) for first in range(0, 2 * count, 512)], axis=1
+        ).reshape(len(rows), 2, n_jobs, n_machines)
+        there = np.arange(n_machines) < self.size[rows, 1, None, None]
+        exists = there & (np.arange(n_jobs)[:, None] < self.size[rows, 0, None, None])
+        self.durations[rows] = np.where(exists, 1 + numbers[:, 0] * LONGEST, 0)
+        self.machines[rows] = np.where(there, numbers[:, 1], np.inf).argsort(axis=-1, kind="stable")
+        self._clear(rows)
 
-    def load(self, row: int, instance: Instance, index: int = -1) -> None:
-        """Puts an instance into a shop, whose episode is to begin.
+    @override(BatchedCoreEnv)
+    def load_instances(self, rows: np.ndarray, instances: Mapping[str, np.ndarray]) -> None:
+        durations, machines = instances["durations"], instances["machines"]
+        exists = durations > 0
+        self.size[rows, 0], self.size[rows, 1] = exists.any(axis=2).sum(axis=1), exists.any(axis=1).sum(axis=1)
+        self.durations[rows], self.machines[rows] = durations, machines
+        self._clear(rows)
 
-        :param row: The shop.
-        :param instance: The instance, no larger than there is room for.
-        :param index: Its index in `instances`.
-        """
-        jobs, machines = instance.durations.shape
-        self.size[row], self.instance[row] = (jobs, machines), index
-        self.durations[row], self.machines[row] = 0, np.arange(self._machines[1])
-        self.durations[row, :jobs, :machines] = instance.durations
-        self.machines[row, :jobs, :machines] = instance.machines
-
-    def clear(self, rows: np.ndarray) -> None:
-        """Empties the machines of shops that have got an instance.
-
-        :param rows: The shops.
-        """
+    def _clear(self, rows: np.ndarray) -> None:
+        """Empties the machines of shops that have got an instance."""
         self.starts[rows] = -1
         self.job_ready[rows] = self.machine_free[rows] = 0
         n_jobs = self._jobs[1]
@@ -354,9 +352,9 @@ class JobShops(BatchedCoreEnv):
             "gap_to_bound": makespan / self.initial_bound[rows] - 1.0,
             "idle": 1.0 - busy / np.maximum(makespan * self.size[rows, 1], 1),
         }
-        if self.instances:
-            best = np.array([one.best_known for one in self.instances])
-            found["gap_to_best_known"] = makespan / best[self.instance[rows]] - 1.0
+        if self.instance_set is not None and "best_known" in self.instance_set.arrays:
+            best_known = self.instance_set.arrays["best_known"][self.instance[rows]]
+            found["gap_to_best_known"] = makespan / best_known - 1.0
         return found
 
 
@@ -365,44 +363,6 @@ class JobShopEnv(BatchedMazeEnv):
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(functools.partial(JobShops, **arguments), GanttRenderer())
-
-
-class Schedules(NamedTuple):
-    """What :func:`solve` found.
-
-    :param makespans: `[n_instances, n_samples]`.
-    :param starts: When operations start in the best schedule of each instance, `[n_instances, n_jobs, n_machines]`.
-    """
-
-    makespans: np.ndarray
-    starts: np.ndarray
-
-
-def solve(policy: Any, instances: Sequence[Instance], n_samples: int = 1, seed: int = 0) -> Schedules:
-    """Dispatches instances of one size with a policy, all of them at once.
-
-    :param policy: Has a method `compute_actions`, such as rules and trained policies.
-    :param instances: The instances.
-    :param n_samples: How often each is tried; 1: once with the most likely actions.
-    :param seed: Seed of the policy, where it has one.
-    """
-    jobs, machines = instances[0].durations.shape
-    shops = JobShops(len(instances) * n_samples, jobs, machines, only_choices=True)
-    for row in range(shops.n_envs):
-        shops.load(row, instances[row // n_samples])
-    shops.clear(np.arange(shops.n_envs))
-    specs = dict_specs(shops.observation_spaces[0])
-    seen = {key: np.zeros((shops.n_envs, *shape), dtype) for key, (shape, dtype) in specs.items()}
-    if hasattr(policy, "seed"):
-        policy.seed(seed)
-    is_over = np.zeros(shops.n_envs, np.bool_)
-    while not is_over.all():
-        shops.observe(seen)
-        actions = policy.compute_actions(seen, deterministic=n_samples == 1)
-        is_over = shops.advance(actions)[1]
-    makespans = shops.job_ready.max(axis=1).reshape(-1, n_samples)
-    best = makespans.argmin(axis=1) + n_samples * np.arange(len(instances))
-    return Schedules(makespans, shops.starts[best])
 
 
 def _can_start(earliest: np.ndarray) -> np.ndarray:

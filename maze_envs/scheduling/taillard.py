@@ -6,11 +6,13 @@ makespans as of 2026.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from maze.core.env.instance_set import InstanceSet, InstanceSource
 from maze.core.errors import ConfigError
 
 LONGEST = 99
@@ -178,6 +180,33 @@ def instances_of(names: str | Sequence[str] | None) -> list[Instance]:
             raise ConfigError(f"env.instances: expected ta01 to ta80 or a size of {sizes}, found {text!r}.")
         found += [Instance(name, *generate(*size, *seeds[:2]), seeds[2]) for name, size, seeds in matching]
     return found
+
+
+def instance_set(source: InstanceSource | Sequence[Any] | None) -> InstanceSet | None:
+    """Return job shops as a set of instances; smaller ones are padded with operations of duration 0.
+
+    :param source: Names (see :func:`instances_of`), instances, a file, arrays or a set. `None`: there is none.
+    """
+    if source is None or isinstance(source, InstanceSet):
+        return source
+    if isinstance(source, Path | Mapping) or (isinstance(source, str) and source.endswith(".npz")):
+        return InstanceSet.of(source)
+    instances = (
+        list(source)
+        if not isinstance(source, str) and all(isinstance(each, Instance) for each in source)
+        else instances_of(source)
+    )
+    if not instances:
+        return None
+    jobs, machines = (max(one.durations.shape[axis] for one in instances) for axis in (0, 1))
+    durations = np.zeros((len(instances), jobs, machines), np.int64)
+    places = np.tile(np.arange(machines), (len(instances), jobs, 1))
+    for row, one in enumerate(instances):
+        n_jobs, n_machines = one.durations.shape
+        durations[row, :n_jobs, :n_machines], places[row, :n_jobs, :n_machines] = one.durations, one.machines
+    best_known = np.array([one.best_known for one in instances])
+    known = {"best_known": best_known} if best_known.all() else {}
+    return InstanceSet({"durations": durations, "machines": places, **known})
 
 
 def lower_bound(durations: np.ndarray, machines: np.ndarray) -> np.ndarray:

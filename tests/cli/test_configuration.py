@@ -61,7 +61,8 @@ def test_every_experiment_composes(experiment: str) -> None:
 @pytest.mark.parametrize("runner", ["parallel", "sequential"])
 def test_every_policy_can_be_rolled_out_by_every_runner(policy: str, runner: str) -> None:
     cfg = composed("conf_rollout", f"policy={policy}", f"runner={runner}")
-    assert cfg.policy._target_.startswith(("maze.core.agent.", "maze.interop.", "maze.serve.policy."))
+    places = ("maze.core.agent.", "maze.interop.", "maze.offline.", "maze.planning.", "maze.serve.policy.")
+    assert cfg.policy._target_.startswith(places)
     assert cfg.runner._target_.startswith("maze.core.rollout.")
 
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from maze.core.errors import ConfigError, ConfigImportError
+from maze.core.rollout.solve import solve
 from maze.maze_cli import main
 from maze_envs.scheduling.cp_sat import CpSatPolicy, cp_sat_schedule, dispatched_makespan
-from maze_envs.scheduling.job_shop import JobShopEnv, solve
+from maze_envs.scheduling.job_shop import JobShopEnv
 from maze_envs.scheduling.rules import DispatchingRule
 from maze_envs.scheduling.taillard import Instance, instances_of, lower_bound
 
@@ -94,7 +95,7 @@ def test_what_is_missing_is_said(monkeypatch):
 def test_without_time_the_schedule_is_that_of_a_rule():
     instances = instances_of(["ta01"])
     found = cp_sat_schedule(instances[0].durations, instances[0].machines, seconds=1e-3, n_workers=1)
-    assert found.makespan <= solve(DispatchingRule("MWKR"), instances).makespans[0, 0]
+    assert found.makespan <= solve(DispatchingRule("MWKR"), JobShopEnv, instances).kpis["makespan"][0]
     assert found.bound >= int(lower_bound(instances[0].durations, instances[0].machines))
 
 

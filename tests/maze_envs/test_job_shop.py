@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from maze.core.errors import ConfigError
+from maze.core.rollout.solve import solve
 from maze.maze_cli import main
 from maze.train.parallelization.vector_env.batched_vector_env import BatchedVectorEnv
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.utils.check_env import check_env
-from maze_envs.scheduling.job_shop import REWARD_SCALE, JobShopEnv, JobShops, solve
+from maze_envs.scheduling.job_shop import REWARD_SCALE, JobShopEnv, JobShops
 from maze_envs.scheduling.rules import DispatchingRule
 from maze_envs.scheduling.taillard import SIZES, Instance, instances_of, lower_bound
 
@@ -69,7 +70,7 @@ def test_bounds_are_the_published_ones(size):
 )
 def test_rules_are_as_far_from_the_best_known_makespans_as_published(size, rule, published):
     instances = instances_of(size)
-    makespans = solve(DispatchingRule(rule), instances).makespans[:, 0]
+    makespans = solve(DispatchingRule(rule), JobShopEnv(instances=size, only_choices=True)).kpis["makespan"]
     best = np.array([one.best_known for one in instances])
     assert 100 * (makespans / best - 1).mean() == pytest.approx(published, abs=0.051)
 
@@ -105,9 +106,9 @@ def test_schedules_are_those_of_an_independent_simulation(rule):
             "MWKR": lambda job, position, w=work: -w[job, position],
         }[rule]
         expected = schedule(durations, instance.machines, priority)
-        found = solve(DispatchingRule(rule), [instance])
-        np.testing.assert_array_equal(found.starts[0], expected)
-        assert found.makespans[0, 0] == (expected + durations).max()
+        found = solve(DispatchingRule(rule), JobShopEnv(instances=[instance], only_choices=True))
+        np.testing.assert_array_equal(found.states["starts"][0], expected)
+        assert found.kpis["makespan"][0] == (expected + durations).max()
 
 
 def played(env, seed, choose=lambda seen: int(seen["job_mask"].argmax())):
@@ -121,9 +122,8 @@ def played(env, seed, choose=lambda seen: int(seen["job_mask"].argmax())):
 
 
 def test_decisions_of_a_schedule_worked_out_by_hand():
-    shops = JobShops(1, 3, 2)
-    shops.load(0, HAND_MADE)
-    shops.clear(np.zeros(1, int))
+    shops = JobShops(1, instances=[HAND_MADE])
+    shops.begin(np.zeros(1, int))
     seen = {key: np.zeros((1, *space.shape), np.float32) for key, space in shops.observation_spaces[0].items()}
     course = []
     for job in (2, 1, 0, 0, 2, 1):
@@ -160,10 +160,10 @@ def test_returns_are_the_makespan_above_the_bound(only_choices):
 def test_what_is_said_of_a_job_does_not_depend_on_room_for_others():
     instance = instances_of("ta01")[0]
     seen = []
-    for room in ((15, 15), (20, 18)):
-        shops = JobShops(1, *room)
-        shops.load(0, instance)
-        shops.clear(np.zeros(1, int))
+    larger = Instance("larger", np.ones((20, 18), int), np.tile(np.arange(18), (20, 1)), 1)
+    for others in ([], [larger]):
+        shops = JobShops(1, instances=[instance, *others])
+        shops.begin(np.zeros(1, int))
         out = {key: np.zeros((1, *space.shape), np.float32) for key, space in shops.observation_spaces[0].items()}
         for job in (3, 7, 1, 0):
             shops.step({"job": np.array([job])})
@@ -202,14 +202,21 @@ def test_sampling_finds_schedules_at_least_as_short():
         def seed(self, seed):
             self.rng = np.random.default_rng(seed)
 
-        def compute_actions(self, observation, deterministic=False):
-            return {"job": (observation["job_mask"] * self.rng.random(observation["job_mask"].shape)).argmax(1)}
+        def needs_state(self):
+            return False
 
-    found = solve(Sampling(), instances, n_samples=5)
-    assert found.makespans.shape == (2, 5)
-    ends = found.starts + np.stack([one.durations for one in instances])
-    assert ends.max(axis=(1, 2)).tolist() == found.makespans.min(axis=1).tolist()
-    assert (solve(Sampling(), instances, n_samples=5).makespans == found.makespans).all()
+        needs_env = needs_state
+
+        def compute_actions(self, observation, actor_id, deterministic, out, logits_out):
+            out["job"][:] = (observation["job_mask"] * self.rng.random(observation["job_mask"].shape)).argmax(1)
+
+    found = solve(Sampling(), JobShopEnv, instances, n_samples=5)
+    assert [len(returns) for returns in found.all_returns] == [5, 5]
+    assert found.returns.tolist() == [returns.max() for returns in found.all_returns]
+    ends = found.states["starts"] + np.stack([one.durations for one in instances])
+    assert ends.max(axis=(1, 2)).tolist() == found.kpis["makespan"].tolist()
+    again = solve(Sampling(), JobShopEnv, instances, n_samples=5)
+    np.testing.assert_array_equal(again.all_returns, found.all_returns)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def test_a_recorded_rollout_is_evaluated_for_other_policies(
     monkeypatch.chdir(tmp_path)
     record = ["policy=exploring", "policy.base=dummy_cartpole", "policy.epsilon=0.5"]
     runner = ["runner=sequential", "runner.n_episodes=80", "runner.max_episode_steps=4"]
-    common = ["env.name=CartPole-v1", "log_base_dir=log"]
+    common = ["env.name=CartPole-v1", "log_base_dir=log", "seeding.env_base_seed=1", "seeding.agent_base_seed=2"]
     assert main(["-cn", "conf_rollout", *common, *record, *runner, "runner.record_trajectory=true"]) == 0
     run = next(Path("log").glob("*/*/trajectory_data")).parent
     command = ["-cn", "conf_estimate", *common, f"data={run}", "runner.n_bootstrap=20"]
@@ -31,7 +31,7 @@ def test_a_recorded_rollout_is_evaluated_for_other_policies(
     found = {(row["policy"], row["estimator"]): row for row in rows}
     assert float(found["old", "is"]["estimate"]) == pytest.approx(4.0)  # four steps, reward 1 each
     assert float(found["random", "pdis"]["low"]) <= 4.0 <= float(found["random", "pdis"]["high"])
-    assert float(found["cautious", "wis"]["effective_episodes"]) == pytest.approx(80 * 0.75**4, abs=8)
+    assert float(found["cautious", "wis"]["effective_episodes"]) == pytest.approx(80 * 0.75**4, abs=13)  # three standard deviations
     page = next(Path("log").glob("estimate*/*/report.html")).read_text()
     assert "80" in page
     assert main([*command, policies, "behaviour=old", "runner.estimators=[wis]"]) == 0

@@ -22,6 +22,8 @@ from maze.planning.planner import Planner
 from maze.planning.rollout_policy import PlanningEvents, RolloutPolicy, candidate_actions
 from maze_envs.inventory.dual_sourcing import DualIndexPolicy, DualSourcingEnv
 from maze_envs.inventory.lost_sales import BaseStockPolicy, LostSalesEnv
+from maze_envs.logistics.dispatching.maze_env import dispatching_env
+from maze_envs.packing.bin_packing import BinPackingEnv, PackingRule
 from maze_envs.queueing.network import PriorityPolicy, QueueingEnv
 from maze_envs.scheduling.job_shop import JobShopEnv
 
@@ -33,10 +35,11 @@ class Given:
         self.means, self.noise, self.common = means, noise, common
         self.n_decisions = 0
 
-    def __call__(self, source: Any, rows: Any, scenarios: Any, actions: Any, seed: Any) -> np.ndarray:
+    def __call__(self, source: Any, rows: Any, scenarios: Any, first: Any, seed: Any) -> np.ndarray:
         self.n_decisions += 5 * len(rows)
         returns = []
-        for scenario, action in zip(scenarios, actions, strict=True):
+        for scenario, which in zip(scenarios, first.which, strict=True):
+            action = first.actions[which]
             shared = np.random.default_rng((seed, scenario)).normal() * self.common
             own = np.random.default_rng((seed, scenario, action["a"])).normal() * self.noise
             returns.append(self.means[action["a"]] + shared + own)
@@ -109,7 +112,7 @@ def played(env: Any, policy: Policy, n_steps: int, seed: int = 1) -> float:
     policy.seed(seed)
     observation, total = env.reset(), 0.0
     for _ in range(n_steps):
-        action = policy.compute_action(observation, None, env, env.actor_id(), deterministic=True)
+        action = policy.compute_action(observation, env.get_maze_state(), env, env.actor_id(), deterministic=True)
         observation, reward, done, _ = env.step(action)
         total += reward
         if done:
@@ -129,6 +132,13 @@ def test_a_poor_base_policy_is_improved(make: Any, base: Policy, n_steps: int) -
     policy = RolloutPolicy(base, horizon=8, scenarios=32)
     before = sum(played(make(), base, n_steps, seed) for seed in range(2))
     assert sum(played(make(), policy, n_steps, seed) for seed in range(2)) >= before
+
+
+def test_a_base_policy_may_need_the_state() -> None:
+    make = lambda: BinPackingEnv(n_items=12)  # noqa: E731
+    policy = RolloutPolicy(PackingRule("first_fit"), horizon=6, scenarios=16)
+    assert played(make(), policy, 12) >= played(make(), PackingRule("first_fit"), 12) - 1.0
+    assert policy.n_simulated > 500
 
 
 def test_rollouts_of_a_deterministic_problem_beat_the_rule() -> None:
@@ -158,7 +168,7 @@ def test_the_true_future_does_not_change_a_decision(wrap: Any) -> None:
 
 def test_planning_is_the_same_through_single_environments_and_processes() -> None:
     class Alone(BaseStockPolicy):
-        def needs_state(self) -> bool:
+        def needs_env(self) -> bool:
             return True
 
     found = []
@@ -172,6 +182,26 @@ def test_planning_is_the_same_through_single_environments_and_processes() -> Non
         policy.close()
     np.testing.assert_allclose(found[1].differences, found[2].differences)
     assert len(found[0].actions) == len(found[1].actions) == 21
+
+
+def test_several_agents_and_continuous_actions_are_planned_in_copies_of_single_environments() -> None:
+    vehicles = dispatching_env()
+    agents = RolloutPolicy(RandomPolicy(vehicles.action_spaces_dict), horizon=2, scenarios=8, candidates=4)
+    vehicles.seed(1)
+    agents.seed(1)
+    observation = vehicles.reset()
+    for _ in range(3):
+        found = agents.plan(observation, vehicles)
+        assert 1 <= len(found.actions) <= 4
+        observation = vehicles.step(found.action)[0]
+    pendulum = GymMazeEnv("Pendulum-v1")
+    pendulum.seed(1)
+    observation = pendulum.reset()
+    continuous = RolloutPolicy(RandomPolicy(pendulum.action_spaces_dict), horizon=4, candidates=5)
+    continuous.seed(1)
+    values = continuous.plan(observation, pendulum)
+    assert len(values.actions) == 5
+    assert len({float(action["action"][0]) for action in values.actions}) == 5
 
 
 def test_events_tell_what_planning_cost_and_gained() -> None:

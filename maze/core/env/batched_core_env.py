@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
+from maze.core.env.instance_set import InstanceSet, InstanceSource
 from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import ConfigError, EnvironmentContractError
 
@@ -228,6 +229,9 @@ class BatchedCoreEnv(ABC):
     event_interfaces: ClassVar[tuple[type[Any], ...]] = ()
     """Interfaces of the events that :meth:`fire` is called with."""
 
+    instance_arrays: ClassVar[tuple[str, ...]] = ()
+    """Names of the arrays that an instance set must have, see :meth:`load_instances`."""
+
     def __init__(
         self,
         n_envs: int,
@@ -250,6 +254,12 @@ class BatchedCoreEnv(ABC):
         self.elapsed = np.zeros(n_envs, np.int64)
         """Steps of the running episodes."""
         self.random = RowStreams(n_envs)
+        self.instance_set: InstanceSet | None = None
+        """Instances that episodes play, see :meth:`use_instances`; `None`: there are none."""
+        self.instance = np.full(n_envs, -1)
+        """Index of the instance of each running episode; -1: none of the set."""
+        self.next_instance = np.arange(n_envs)
+        """Index of the instance of each following episode, modulo the number of instances."""
         self.fired: list[FiredEvent] = []
         """The events of the last sub-step."""
         self.nobody = np.zeros(n_envs, np.bool_)
@@ -309,7 +319,48 @@ class BatchedCoreEnv(ABC):
         :param rows: Their indices, `[n_rows]`.
         """
         self.elapsed[rows] = 0
-        self.reset_rows(rows)
+        if self.instance_set is None:
+            self.reset_rows(rows)
+            return
+        self.instance[rows] = instance = self.next_instance[rows] % len(self.instance_set)
+        self.next_instance[rows] = instance + 1
+        self.load_instances(rows, self.instance_set.rows(instance))
+
+    def use_instances(self, instances: InstanceSource | None) -> None:
+        """Play the instances of a set, each once and in order; the last call of a constructor.
+
+        After :meth:`seed_row` a simulation plays instance `seed mod n_instances`, then the following ones.
+
+        :param instances: The set, its arrays or its file; `None`: none.
+        :raises ConfigError: The file cannot be read, or its arrays do not fit.
+        """
+        if instances is None:
+            return
+        self.instance_set = InstanceSet.of(instances)
+        self.instance_set.require(self.instance_arrays, type(self).__name__)
+        first = np.zeros(1, np.int64)
+        try:
+            self.load_instances(first, self.instance_set.rows(first))
+        except (ValueError, IndexError, TypeError, KeyError) as error:
+            raise ConfigError(
+                f"{self.instance_set.origin}: the arrays do not fit {type(self).__name__}.load_instances: {error}"
+            ) from error
+
+    @property
+    def n_instances(self) -> int:
+        """Number of instances of the set; 0: there is none."""
+        return 0 if self.instance_set is None else len(self.instance_set)
+
+    def load_instances(self, rows: np.ndarray, instances: Mapping[str, np.ndarray]) -> None:
+        """Begin new episodes with given instances, in place of :meth:`reset_rows`. Default: an error.
+
+        :param rows: Indices of the simulations, `[n_rows]`.
+        :param instances: Arrays `[n_rows, ...]` of the instance set by name, one instance for each simulation.
+        """
+        raise ConfigError(
+            f"env.instances: {type(self).__name__} has no instance sets. Override load_instances(rows, instances) and "
+            "call use_instances(instances) in the constructor."
+        )
 
     def advance(self, actions: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Take a sub-step and advance to the next one.
@@ -353,7 +404,8 @@ class BatchedCoreEnv(ABC):
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the arrays `[n_envs, ...]` of the state, by name."""
-        return {name: getattr(self, name) for name in self.row_arrays}
+        of_instances = ("instance", "next_instance") if self.instance_set is not None else ()
+        return {name: getattr(self, name) for name in (*self.row_arrays, *of_instances)}
 
     def seed_row(self, row: int, seed: int) -> None:
         """Seed the random generator of a simulation.
@@ -362,6 +414,8 @@ class BatchedCoreEnv(ABC):
         :param seed: Any integer.
         """
         self.random.seed(row, seed)
+        if self.instance_set is not None:
+            self.next_instance[row] = int(seed) % len(self.instance_set)
 
     def copy_rows(
         self, source: BatchedCoreEnv, rows: np.ndarray, into: np.ndarray | slice, with_random: bool = True

@@ -57,6 +57,12 @@ class BatchedMazeEnv(MazeEnv["SingleCoreEnv"]):
         """Return a vectorised simulation of the same problem."""
         return self._make(n_envs)
 
+    @property
+    def n_instances(self) -> int:
+        """Number of instances of the set that is played, see
+        :meth:`~maze.core.env.batched_core_env.BatchedCoreEnv.use_instances`; 0: there is none."""
+        return self._scratch.n_instances
+
 
 class SingleCoreEnv(CoreEnv):
     """Core environment of a vectorised simulation with one instance.

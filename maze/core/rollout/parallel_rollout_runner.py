@@ -11,7 +11,8 @@ from typing import Any
 from maze.console.runs import Progress
 from maze.core.annotations import override
 from maze.core.rollout.recording import EpisodeRecorder, EpisodeStatsReport, RolloutReport, recorded
-from maze.core.rollout.rollout_runner import EpisodeSeeds, RolloutRunner
+from maze.core.rollout.rollout_runner import RolloutRunner
+from maze.core.rollout.solve import NO_SEARCH, EpisodeSeeds, Search
 from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, ConfigType
 from maze.core.utils.import_guard import ImportGuard, current_guard, imports_guarded
@@ -30,8 +31,7 @@ class ParallelRolloutWorker(Host):
     :param recording: Whether trajectories, event logs, actions, pages and tables are recorded.
     :param deterministic: Return deterministic (greedy) actions instead of sampling.
     :param env_timeout: Seconds that a step or a reset may take; `None`: any time.
-    :param best_of: How often each episode is played; the best one is recorded.
-    :param clairvoyant: Allow `best_of` in environments with chance.
+    :param search: What is tried before each episode is recorded.
     :param instance_seeds: Seeds of environment and agent, where episodes have none of their own.
     :param seeds: Seeds of the episodes that :meth:`play` plays by default.
     :param is_quiet: Whether warnings are suppressed: another worker issues them.
@@ -45,16 +45,15 @@ class ParallelRolloutWorker(Host):
         recording: tuple[bool, bool, bool, bool, bool],
         deterministic: bool,
         env_timeout: float | None = None,
-        best_of: int = 1,
-        clairvoyant: bool = False,
+        search: Search = NO_SEARCH,
         instance_seeds: tuple[int | None, int | None] = (None, None),
         seeds: EpisodeSeeds = (),
         is_quiet: bool = False,
         guard: ImportGuard | None = None,
     ) -> None:
         self.what, self.run_directory, self.recording, self.deterministic = what, run, recording, deterministic
-        self.env_timeout, self.best_of, self.instance_seeds = env_timeout, best_of, instance_seeds
-        self.clairvoyant, self.seeds, self.is_quiet, self.guard = clairvoyant, seeds, is_quiet, guard
+        self.env_timeout, self.search, self.instance_seeds = env_timeout, search, instance_seeds
+        self.seeds, self.is_quiet, self.guard = seeds, is_quiet, guard
         self._env: Any = None
 
     @override(Host)
@@ -77,12 +76,12 @@ class ParallelRolloutWorker(Host):
 
         :param n_unseeded: Number of episodes without seeds of their own; the generators continue.
         """
-        seeds = RolloutRunner.best_seeds(self._env, self._agent, self.seeds, self.best_of, self.clairvoyant)
+        agent, seeds = RolloutRunner.best_plays(self._env, self._agent, self.seeds, self.search)
         guarded, recording = imports_guarded(self.guard), recorded(self._env, *self.recording)
         with guarded, recording as (recorded_env, recorder):
             RolloutRunner.run_interaction_loop(
                 recorded_env,
-                self._agent,
+                agent,
                 n_unseeded or len(seeds),
                 episode_end_callback=lambda: self.report(recorder.get_last_episode_data()),
                 episode_seeds=None if n_unseeded else seeds,
@@ -151,8 +150,7 @@ class DistributedRolloutRunner(RolloutRunner):
             ),
             "deterministic": self.deterministic,
             "env_timeout": self.env_timeout,
-            "best_of": self.best_of,
-            "clairvoyant": self.clairvoyant,
+            "search": self.search,
             "guard": current_guard(),
         }
 
@@ -173,6 +171,8 @@ class ParallelRolloutRunner(DistributedRolloutRunner):
         record_parquet: bool = False,
         best_of: int = 1,
         clairvoyant: bool = False,
+        starts: str | None = None,
+        concurrency: int | None = None,
     ) -> None:
         super().__init__(
             n_episodes,
@@ -185,6 +185,8 @@ class ParallelRolloutRunner(DistributedRolloutRunner):
             record_parquet,
             best_of,
             clairvoyant,
+            starts,
+            concurrency,
         )
         self.n_processes = whole_number("runner.n_processes", n_processes, at_least=1)
 
@@ -193,7 +195,7 @@ class ParallelRolloutRunner(DistributedRolloutRunner):
     def _played(
         self, env: ConfigType, wrappers: CollectionOfConfigType, agent: ConfigType
     ) -> Iterator[Iterator[tuple[int, EpisodeStatsReport]]]:
-        seeds = self.draw_episode_seeds()
+        seeds = self.draw_episode_seeds(env)
         n_workers = min(self.n_processes, self.n_episodes)
         arguments = self._worker(env, wrappers, agent)
         hosts = [

@@ -21,12 +21,14 @@ from maze.core.env.faults import (
     failure,
     failure_of_acting,
 )
+from maze.core.env.instance_set import ordered_seeds
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.space_arrays import check_in_space
 from maze.core.env.structured_env import StructuredEnv
 from maze.core.errors import CheckpointError, ConfigError, EnvironmentContractError, MazeError
 from maze.core.rollout.recording import StepRenderer
-from maze.core.utils.config_utils import EnvFactory, whole_number, with_files_of
+from maze.core.rollout.solve import BestPlays, EpisodeSeeds, Search
+from maze.core.utils.config_utils import EnvFactory, count_instances, whole_number, with_files_of
 from maze.core.utils.factory import CollectionOfConfigType, ConfigType, plain_container
 from maze.core.utils.import_guard import ForeignModuleError, imports_guarded
 from maze.core.utils.seeding import MazeSeeding
@@ -46,9 +48,6 @@ if TYPE_CHECKING:
 
 _ACTING = "compute_action"
 
-EpisodeSeeds = Sequence[tuple[int, int]]
-"""One pair per episode: seed of the environment, seed of the agent."""
-
 
 class RolloutRunner(Runner, ABC):
     """Runs rollouts of any agent in any environment; where and how the episodes run is up to subclasses.
@@ -67,6 +66,10 @@ class RolloutRunner(Runner, ABC):
         went best: the way in which constructed solutions, such as schedules, are usually reported.
     :param clairvoyant: Allow `best_of` in environments with chance, where it chooses with hindsight: the same chance is
         met again and again. The result is an upper bound and no performance of the policy.
+    :param starts: `first_action`: instead of samples, try every first action of an episode and continue greedily.
+    :param concurrency: Number of plays of `best_of` that are stepped at once; `None`: all, where the environment has a
+        vectorised simulation and no wrappers, and the policy acts on observations alone; 1: one after the other, with
+        other samples.
     """
 
     def __init__(
@@ -81,6 +84,8 @@ class RolloutRunner(Runner, ABC):
         record_parquet: bool = False,
         best_of: int = 1,
         clairvoyant: bool = False,
+        starts: str | None = None,
+        concurrency: int | None = None,
     ) -> None:
         self.env_timeout = checked_time_limit("runner.env_timeout", env_timeout)
         self.n_episodes = whole_number("runner.n_episodes", n_episodes, at_least=1)
@@ -90,9 +95,8 @@ class RolloutRunner(Runner, ABC):
         self.deterministic = deterministic
         self.record_actions = record_actions
         self.record_parquet = record_parquet
-        self.best_of = whole_number("runner.best_of", best_of, at_least=1)
-        self.clairvoyant = bool(clairvoyant)
-        if self.best_of > 1 and deterministic:
+        self.search = Search.checked(best_of, clairvoyant, starts, concurrency)
+        if self.search.best_of > 1 and deterministic:
             raise ConfigError(
                 f"runner.best_of={best_of} chooses among samples of the policy, but runner.deterministic=true takes "
                 "its most probable actions. Leave one of them out."
@@ -261,24 +265,33 @@ class RolloutRunner(Runner, ABC):
             episode_end_callback()
 
     @staticmethod
-    def best_seeds(
-        env: StructuredEnv, agent: Policy, episode_seeds: EpisodeSeeds, best_of: int, clairvoyant: bool = False
-    ) -> EpisodeSeeds:
-        """Return the seeds of the best of several repetitions of each episode.
+    def best_plays(
+        env: StructuredEnv, agent: Policy, episode_seeds: EpisodeSeeds, search: Search
+    ) -> tuple[Policy, EpisodeSeeds]:
+        """Return a policy and seeds with which each episode takes the best course that a search finds.
 
         :param env: An environment without recorders.
         :param episode_seeds: Seeds of each episode; that of the agent is the first one tried.
-        :param best_of: Number of seeds of the agent that are tried for each episode.
-        :param clairvoyant: Allow it in environments with chance.
-        :raises ConfigError: There is chance in the environment, and `clairvoyant` is not set.
+        :param search: What is tried.
+        :raises ConfigError: There is chance in the environment, and `search.clairvoyant` is not set; or first actions
+            are to be tried, which environment or policy do not allow.
         """
-        if best_of == 1:
-            return episode_seeds
-        if not clairvoyant and _is_chancy(env):
+        best_of = search.best_of
+        if best_of == 1 and not search.starts:
+            return agent, episode_seeds
+        if not search.clairvoyant and _is_chancy(env):
             raise ConfigError(
                 f"runner.best_of={best_of}: there is chance in the environment, so that the best of several plays of "
                 "the same seed is chosen with hindsight. Use policy=rollout to plan, or runner.clairvoyant=true for "
                 "the upper bound."
+            )
+        if search.concurrency != 1 and (plays := BestPlays.of(env, agent, episode_seeds, search)) is not None:
+            return plays, [(env_seed, number) for number, (env_seed, _) in enumerate(episode_seeds)]
+        if search.starts:
+            raise ConfigError(
+                "runner.starts: expected an environment with a vectorised simulation (a BatchedMazeEnv) without "
+                f"wrappers, a policy that acts on observations alone, and no runner.concurrency=1; found "
+                f"{type(env).__name__} and {type(agent).__name__}. Use runner.best_of, which needs none of them."
             )
         best = []
         for env_seed, agent_seed in episode_seeds:
@@ -287,7 +300,7 @@ class RolloutRunner(Runner, ABC):
             returns: list[float] = []
             RolloutRunner.run_interaction_loop(env, agent, best_of, episode_seeds=tried, returns=returns)
             best.append(tried[int(np.argmax(returns))])
-        return best
+        return agent, best
 
     def _announce(self, agent: Any) -> None:
         """Print whether a policy of networks samples its actions; it is unknown of other policies."""
@@ -295,15 +308,22 @@ class RolloutRunner(Runner, ABC):
             other = "false draws them" if self.deterministic else "true takes the most probable ones"
             kind = "the most probable actions" if self.deterministic else "sampled actions"
             print(f"Rolling out with {kind} of the policy; runner.deterministic={other}.", flush=True)
-        if self.best_of > 1:
-            mark = " Clairvoyant: where there is chance, this is an upper bound." if self.clairvoyant else ""
-            print(
-                f"Each episode is played {self.best_of} times before it is recorded as it went best.{mark}", flush=True
-            )
+        if self.search.best_of > 1 or self.search.starts:
+            mark = " Clairvoyant: where there is chance, this is an upper bound." if self.search.clairvoyant else ""
+            times = "with each first action" if self.search.starts else f"{self.search.best_of} times"
+            print(f"Each episode is played {times} before it is recorded as it went best.{mark}", flush=True)
 
-    def draw_episode_seeds(self) -> list[tuple[int, int]]:
-        """Return the seeds of all episodes, in their order."""
-        return self.maze_seeding.episode_seeds(self.n_episodes)
+    def draw_episode_seeds(self, env: ConfigType = None) -> list[tuple[int, int]]:
+        """Return the seeds of all episodes, in their order.
+
+        :param env: The environment or its configuration; with an instance set, episode `i` plays instance `i`.
+        """
+        seeds = self.maze_seeding.episode_seeds(self.n_episodes)
+        if not (n_instances := count_instances(env)):
+            return seeds
+        if self.n_episodes < n_instances:
+            print(f"The first {self.n_episodes} of {n_instances} instances (runner.n_episodes).", flush=True)
+        return ordered_seeds(seeds, n_instances)
 
 
 def _failure(error: BaseException, call: str, env: Any, name: str, observation: Any) -> BaseException:

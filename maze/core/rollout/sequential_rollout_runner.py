@@ -34,6 +34,8 @@ class SequentialRolloutRunner(RolloutRunner):
         record_parquet: bool = False,
         best_of: int = 1,
         clairvoyant: bool = False,
+        starts: str | None = None,
+        concurrency: int | None = None,
     ) -> None:
         super().__init__(
             n_episodes,
@@ -46,6 +48,8 @@ class SequentialRolloutRunner(RolloutRunner):
             record_parquet,
             best_of,
             clairvoyant,
+            starts,
+            concurrency,
         )
         self.render = render
         self.record_pages = whole_number("runner.record_pages", int(record_pages), at_least=0)
@@ -62,7 +66,7 @@ class SequentialRolloutRunner(RolloutRunner):
         record_pages = self.record_pages or int(self.render and not can_render)
         self._announce(agent)
         self._report = RolloutReport(self.record_event_logs, self._cfg, self.max_episode_steps)
-        seeds = self.best_seeds(maze_env, policy, self.draw_episode_seeds(), self.best_of, self.clairvoyant)
+        policy, seeds = self.best_plays(maze_env, policy, self.draw_episode_seeds(maze_env), self.search)
         with (
             recorded(
                 maze_env,

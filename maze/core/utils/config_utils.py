@@ -356,3 +356,19 @@ def _root_config_name(config_module: str) -> str:
     if len(names) == 1:
         return names[0]
     raise ConfigError(f"`{config_module}` has several root configurations; give `config_name`, one of {names}.")
+
+
+def count_instances(env: Any) -> int:
+    """Return the number of instances of an environment or its configuration; 0: it has no set.
+
+    :param env: An environment, or a configuration, which is built if its key `instances` is set.
+    """
+    if isinstance(env, Mapping):
+        if not env.get("instances"):
+            return 0
+        built = EnvFactory(env)()
+        try:
+            return count_instances(built)
+        finally:
+            built.close()
+    return int(getattr(env, "n_instances", 0))

@@ -334,6 +334,7 @@ class GroupedVectorEnv(StructuredVectorEnv, ABC):
             spaces.agent_counts_dict,
             logging_prefix,
         )
+        self.n_instances = spaces.n_instances
         self.groups = group_slices(sizes)
         self._seeds: list[Any] = [None] * self.n_envs
 

@@ -12,7 +12,7 @@ from typing import Any
 from maze.core.annotations import override
 from maze.core.rollout.parallel_rollout_runner import DistributedRolloutRunner, ParallelRolloutWorker
 from maze.core.rollout.recording import EpisodeStatsReport
-from maze.core.rollout.rollout_runner import EpisodeSeeds
+from maze.core.rollout.solve import EpisodeSeeds
 from maze.core.utils.factory import CollectionOfConfigType, ConfigType
 from maze.core.utils.files import inside_directory, write_whole
 from maze.core.utils.storage import local_copy, origin_of
@@ -95,20 +95,19 @@ class RayRolloutRunner(DistributedRolloutRunner):
             pool = self.placement.actor_pool(self.n_episodes)
             assert pool is not None, "this runner needs a Ray placement"
             pool.host(_NAME, lambda actor, n_starts: maker)
-            yield self._delivered(pool)
+            yield self._delivered(pool, self.draw_episode_seeds(env))
         finally:
             self.placement.close()
 
-    def _delivered(self, pool: ActorPool) -> Iterator[tuple[int, EpisodeStatsReport]]:
-        for (first, _), (episodes, files) in pool.hand_out(_NAME, "play_slice", self._slices(pool.n_actors)):
+    def _delivered(self, pool: ActorPool, seeds: EpisodeSeeds) -> Iterator[tuple[int, EpisodeStatsReport]]:
+        for (first, _), (episodes, files) in pool.hand_out(_NAME, "play_slice", self._slices(pool.n_actors, seeds)):
             for path, content in files.items():
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
                 write_whole(path, content)
             yield from enumerate(episodes, first)
 
-    def _slices(self, n_actors: int) -> Callable[[], tuple[int, EpisodeSeeds] | None]:
+    def _slices(self, n_actors: int, seeds: EpisodeSeeds) -> Callable[[], tuple[int, EpisodeSeeds] | None]:
         """Return a function that returns the next slice: number of its first episode, and seeds."""
-        seeds = self.draw_episode_seeds()
         size = max(1, min(MOST_EPISODES, self.n_episodes // (N_AHEAD * n_actors)))
         slices = iter([(first, seeds[first : first + size]) for first in range(0, len(seeds), size)])
         return lambda: next(slices, None)

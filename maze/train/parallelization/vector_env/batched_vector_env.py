@@ -51,6 +51,7 @@ class BatchedVectorEnv(StructuredVectorEnv):
             logging_prefix=logging_prefix,
         )
         self.simulation = simulation
+        self.n_instances = simulation.n_instances
         self.is_flat = len(simulation.step_keys) == 1
         self._heads = {
             key: [

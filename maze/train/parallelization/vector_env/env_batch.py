@@ -21,6 +21,7 @@ from maze.core.log_stats.log_stats import LogStats, LogStatsConsumer, LogStatsLe
 from maze.core.rollout.batched_acting import logits_shapes_of
 from maze.core.rollout.rollout_columns import RolloutColumns, substeps_per_step
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
+from maze.core.utils.config_utils import count_instances
 from maze.core.wrappers.maze_gym_env_wrapper import GymCoreEnv
 from maze.core.wrappers.reward_wrappers import (
     RunningStatistics,
@@ -93,6 +94,7 @@ class EnvBatch:
         self.observation_spaces_dict = dict(first.observation_spaces_dict)
         self.action_spaces_dict = dict(first.action_spaces_dict)
         self.agent_counts_dict = dict(first.agent_counts_dict)
+        self.n_instances = count_instances(first)
         for index, env in enumerate(self.envs):
             check_same_spaces(self, env, self.first_index + index)
         self._observation_specs = array_specs(self.observation_spaces_dict, "observation")
@@ -466,16 +468,18 @@ class _EpisodeReport(LogStatsConsumer):
 
 
 class ActorSpaces(NamedTuple):
-    """Spaces and agent counts, the same for all environments of a run."""
+    """Spaces, agent counts and number of given instances, the same for all environments of a run."""
 
     observation_spaces_dict: dict[StepKeyType, Any]
     action_spaces_dict: dict[StepKeyType, Any]
     agent_counts_dict: dict[StepKeyType, int]
+    n_instances: int = 0
 
     @classmethod
     def of(cls, env: Any) -> ActorSpaces:
         """Return the spaces of an environment or vector environment."""
-        return cls(dict(env.observation_spaces_dict), dict(env.action_spaces_dict), dict(env.agent_counts_dict))
+        spaces = dict(env.observation_spaces_dict), dict(env.action_spaces_dict), dict(env.agent_counts_dict)
+        return cls(*spaces, count_instances(env))
 
     def columns(self, n_envs: int, n_steps: int, policy: Any) -> RolloutColumns:
         """Return columns for rollouts with the logits of a policy."""

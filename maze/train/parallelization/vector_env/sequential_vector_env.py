@@ -38,6 +38,7 @@ class SequentialVectorEnv(BatchVectorEnv):
             logging_prefix=logging_prefix,
         )
         self.is_flat = batch.is_flat
+        self.n_instances = batch.n_instances
         self.envs = batch.envs
         batch.attach(self.rewards, self.terminated, self.truncated, self.step_complete)
 

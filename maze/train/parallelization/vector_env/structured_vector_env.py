@@ -56,6 +56,9 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
     :param logging_prefix: Prefix of the epoch statistics (`train`, `eval`); None: they are not logged.
     """
 
+    n_instances: int = 0
+    """Number of instances of the set that the environments play; 0: there is none."""
+
     rewards: np.ndarray
     """float32 `[n_envs]`"""
 

@@ -223,7 +223,7 @@ class SubprocVectorEnv(BatchVectorEnv):
         self._pool = pool = WorkerPool(hosts, slices, start_method, timeout)
         try:
             replies: list[tuple[ActorSpaces, bool]] = pool.gather("building the environments")
-            observation_spaces, action_spaces, agent_counts = replies[0][0]
+            observation_spaces, action_spaces, agent_counts, self.n_instances = replies[0][0]
             super().__init__(n_envs, action_spaces, observation_spaces, agent_counts, logging_prefix)
             for rows, (spaces, _) in zip(slices, replies, strict=True):
                 check_same_spaces(self, spaces, rows.start)

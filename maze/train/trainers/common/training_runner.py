@@ -10,11 +10,14 @@ from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.agent.torch_model import resolve_device
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
-from maze.core.utils.factory import TARGET_KEY, Factory
+from maze.core.utils.config_utils import EnvFactory
+from maze.core.utils.factory import TARGET_KEY, Factory, plain_container
 from maze.core.utils.seeding import set_seeds_globally
+from maze.core.wrappers.observation_normalization.observation_normalization_utils import make_normalized_env_factory
 from maze.perception.models.model_composer import BaseModelComposer
 from maze.runner import Runner
 from maze.train.parallelization.backend_runner import MIN_CONCURRENCY, BackendRunner
+from maze.train.parallelization.vector_env.env_batch import CheckedEnvFactory
 from maze.train.trainers.common.config_classes import AlgorithmConfig, algorithm_class
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
@@ -194,18 +197,34 @@ class TrainingRunner(BackendRunner):
     def evaluator(self, model_selection: BestModelSelection) -> Evaluator | None:
         """Return the evaluator that the algorithm's field `rollout_evaluator` configures, with environments of its own.
 
+        Its key `instances` replaces the instance set of the environment in evaluations.
+
         :param model_selection: Receives the results.
         """
         config = self.algorithm.rollout_evaluator
         if config is None or isinstance(config, Evaluator):
             return config
-        n_episodes = config.get("n_episodes", MIN_CONCURRENCY) if isinstance(config, Mapping) else MIN_CONCURRENCY
+        n_episodes, instances = MIN_CONCURRENCY, None
+        if isinstance(config, Mapping):
+            n_episodes, instances = config.get("n_episodes", n_episodes), config.get("instances")
+            config = {name: value for name, value in config.items() if name != "instances"}
         return Factory(Evaluator).instantiate(  # type: ignore[type-abstract]  # a subclass
             config,
             config_path="algorithm.rollout_evaluator",
-            eval_env=self.evaluation_env(n_episodes),
+            eval_env=self.evaluation_env(n_episodes, None if instances is None else self._with_instances(instances)),
             model_selection=model_selection,
         )
+
+    def _with_instances(self, instances: Any) -> Callable[[], Any]:
+        """Return a factory of the environments of the run with other instances."""
+        env = plain_container(self.cfg.env, "env")
+        if not isinstance(env, Mapping):
+            raise ConfigError(
+                "rollout_evaluator.instances: expected the configuration of an environment that takes `instances`, "
+                f"found env={env!r}."
+            )
+        factory = EnvFactory({**env, "instances": instances}, self.cfg.get("wrappers") or {}, self.env_timeout)
+        return CheckedEnvFactory(make_normalized_env_factory(factory, self.normalization_statistics), self.spaces)
 
     # -- which algorithm -------------------------------------------------------------------------------
 

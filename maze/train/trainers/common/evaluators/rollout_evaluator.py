@@ -15,9 +15,11 @@ from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.faults import LONG_EPISODE, check_episode_ends
+from maze.core.env.instance_set import check_episode_count
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.rollout.batched_acting import EpisodesInterrupted, check_interrupt
+from maze.core.utils.config_utils import count_instances
 from maze.train.parallelization.distributed_actors.env_groups import seed_beside
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
@@ -36,6 +38,8 @@ class RolloutEvaluator(Evaluator):
     Each environment plays a fixed share of the episodes. Counting the first ones to finish, whichever environment they
     come from, would favour short episodes. Actions are drawn from generators of the evaluator's own, so that training
     draws the same numbers whatever is evaluated.
+
+    With an instance set, every evaluation plays its instances once and in order.
 
     :param eval_env: Vector environment, or one environment with statistics (`LogStatsWrapper`).
     :param n_episodes: Number of episodes.
@@ -67,6 +71,9 @@ class RolloutEvaluator(Evaluator):
             raise ValueError(f"`n_episodes` must be at least 1, got {n_episodes}.")
         if keep not in ("best", "latest"):
             raise ConfigError(f"rollout_evaluator.keep: expected `best` or `latest`, found {keep!r}.")
+        self._n_instances = count_instances(eval_env)
+        if self._n_instances:
+            check_episode_count(n_episodes, self._n_instances, "rollout_evaluator.n_episodes")
         self.eval_env = eval_env
         self.n_episodes = n_episodes
         self.model_selection = model_selection
@@ -99,8 +106,14 @@ class RolloutEvaluator(Evaluator):
             self._evaluate_single(policy, self.eval_env)
             return
         self.eval_env.clear_epoch_stats()
-        quota = self.episodes_per_env(self.eval_env.n_envs)
-        self.eval_env.play_episodes(policy, quota, self.deterministic)
+        n_envs = self.eval_env.n_envs
+        if not self._n_instances:
+            self.eval_env.play_episodes(policy, self.episodes_per_env(n_envs), self.deterministic)
+            return
+        for first in range(0, self.n_episodes, n_envs):
+            numbers = np.arange(first, first + n_envs)
+            self.eval_env.seed(numbers.tolist())  # the numbers of the instances
+            self.eval_env.play_episodes(policy, (numbers < self.n_episodes).astype(np.int64), self.deterministic)
 
     @override(Evaluator)
     def state_dict(self) -> dict[str, Any]:
@@ -148,9 +161,15 @@ class RolloutEvaluator(Evaluator):
 
     def _evaluate_single(self, policy: Policy, env: Any) -> None:
         act = acting_in(env, policy, self.deterministic)
-        observation = env.reset()
+
+        def begin(episode: int) -> Any:
+            if self._n_instances:
+                env.seed(episode)
+            return env.reset()  # publishes the statistics of the last episode
+
+        observation = begin(0)
         env.clear_epoch_stats()
-        for _ in range(self.n_episodes):
+        for episode in range(self.n_episodes):
             done, n_steps = False, 0
             while not done:
                 observation, _, done, _ = env.step(act(observation, env.actor_id()))
@@ -158,7 +177,7 @@ class RolloutEvaluator(Evaluator):
                 check_interrupt()
                 if n_steps % LONG_EPISODE == 0:
                     check_episode_ends(n_steps, "the evaluation environment")
-            observation = env.reset()  # publishes the statistics of the episode
+            observation = begin(episode + 1)
 
 
 @contextmanager

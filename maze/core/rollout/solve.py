@@ -1,0 +1,399 @@
+"""Episodes of vectorised simulations in batches: the best of many plays, and solutions of given instances."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from maze.core.agent.policy import SPACES, Policy, build_policy
+from maze.core.annotations import override
+from maze.core.env.batched_core_env import BatchedCoreEnv
+from maze.core.env.batched_maze_env import BatchedMazeEnv
+from maze.core.env.faults import LONG_EPISODE, Seeding, check_episode_ends
+from maze.core.env.instance_set import InstanceSource
+from maze.core.env.space_arrays import zeros
+from maze.core.env.structured_env import ActorID
+from maze.core.errors import ConfigError
+from maze.core.rollout.batched_acting import acting_function, check_interrupt
+from maze.core.utils.config_utils import EnvFactory, whole_number, with_files_of
+from maze.core.utils.factory import ConfigType
+from maze.core.utils.import_guard import imports_guarded
+from maze.core.utils.stored_run import StoredRun
+from maze.planning.branches import simulation_of
+from maze.planning.rollout_policy import candidate_actions
+from maze.utils.env_checks.acting import has_chance
+
+FIRST_ACTION = "first_action"
+"""Every action of the first decision is tried, and continued greedily (Kwon et al. 2020, POMO, NeurIPS 33)."""
+_MOST_STARTS = 4096
+_MOST_ROWS = 1024
+"""Number of simulations that :func:`solve` steps at once."""
+
+Action = Mapping[str, np.ndarray]
+EpisodeSeeds = Sequence[tuple[int, int]]
+"""One pair per episode: seed of the environment, seed of the agent."""
+
+
+class Search(NamedTuple):
+    """What is tried before an episode is recorded as it went best.
+
+    :param best_of: Number of sampled plays; 1: none is tried.
+    :param clairvoyant: Allow it where there is chance.
+    :param starts: `first_action`: every first action is tried instead, and continued greedily.
+    :param concurrency: Number of plays that are stepped at once; `None`: all, 1: one after the other.
+    """
+
+    best_of: int = 1
+    clairvoyant: bool = False
+    starts: str | None = None
+    concurrency: int | None = None
+
+    @classmethod
+    def checked(
+        cls, best_of: Any, clairvoyant: Any, starts: Any, concurrency: Any, key: str = "runner.best_of"
+    ) -> Search:
+        """Return the search of a configuration.
+
+        :param key: Key of `best_of`, for messages.
+        :raises ConfigError: A value is out of its range.
+        """
+        best_of = whole_number(key, best_of, at_least=1)
+        if starts not in (None, FIRST_ACTION):
+            raise ConfigError(f"starts: expected {FIRST_ACTION} or null, found {starts!r}.")
+        if starts and best_of > 1:
+            raise ConfigError(f"starts={starts} continues every first action greedily; leave out {key}={best_of}.")
+        if concurrency is not None:
+            concurrency = whole_number("runner.concurrency", concurrency, at_least=1)
+        return cls(best_of, bool(clairvoyant), starts, concurrency)
+
+
+NO_SEARCH = Search()
+
+
+@dataclass(frozen=True)
+class Solutions:
+    """The best plays of some instances, or episodes.
+
+    :param returns: Sum of the rewards of each, `[n_instances]`.
+    :param kpis: KPIs by name, `[n_instances]` each.
+    :param states: Arrays of the state at the end of the episode by name, `[n_instances, ...]` each.
+    :param actions: The actions of each, one for each sub-step.
+    :param all_returns: Returns of all plays of each instance.
+    """
+
+    returns: np.ndarray
+    kpis: Mapping[str, np.ndarray]
+    states: Mapping[str, np.ndarray]
+    actions: Sequence[Sequence[Action]]
+    all_returns: Sequence[np.ndarray]
+
+
+def solve(
+    run_or_policy: Policy | str | Path,
+    env: BatchedMazeEnv | ConfigType | Callable[..., Any],
+    instances: InstanceSource | Any = None,
+    n_samples: int = 1,
+    *,
+    starts: str | None = None,
+    seed: int = 0,
+    clairvoyant: bool = False,
+    trusted_packages: Sequence[str] = (),
+) -> Solutions:
+    """Play given instances in batches, and return the best play of each.
+
+    :param run_or_policy: A policy, the directory of a training run, or the file of a bundle.
+    :param env: An environment with a vectorised simulation (:class:`~maze.core.env.batched_maze_env.BatchedMazeEnv`),
+        without wrappers; or a configuration, class or function that makes one for the argument `instances`.
+    :param instances: An instance set, its arrays or its file, or what else `env` takes as `instances`; `None`: the
+        instance set of `env`.
+    :param n_samples: Plays of each instance; 1: one with greedy actions, more: with sampled ones.
+    :param starts: `first_action`: each first action is tried and continued greedily, instead of samples.
+    :param seed: Seed of the policy and the environment.
+    :param clairvoyant: Allow several plays where there is chance: the best is then chosen with hindsight.
+    :param trusted_packages: Packages whose classes the configuration of the run may name.
+    :raises ConfigError: There are no instances, they do not fit, or environment or policy cannot act in batches.
+    """
+    search = Search.checked(n_samples, clairvoyant, starts, None, "n_samples")
+    built = _environment(env, instances)
+    built.reset()  # all steps are left
+    batched = simulation_of(built)
+    if batched is None:
+        raise ConfigError(
+            f"solve: expected an environment with a vectorised simulation (a BatchedMazeEnv) without wrappers, found "
+            f"{type(built).__name__}."
+        )
+    policy = _policy(run_or_policy, built, trusted_packages)
+
+    def make(n_envs: int) -> BatchedCoreEnv:
+        simulation = batched[0].batch(n_envs)
+        if isinstance(env, BatchedMazeEnv):
+            simulation.use_instances(instances)
+        return simulation
+
+    n_instances = make(1).n_instances
+    if not n_instances:
+        raise ConfigError("solve: there are no instances; pass an instance set as `instances`.")
+    if (search.best_of > 1 or starts) and not search.clairvoyant and has_chance(built):
+        raise ConfigError(
+            f"n_samples={n_samples}: there is chance in the environment, so that the best of several plays is chosen "
+            "with hindsight. Use policy=rollout to plan, or clairvoyant=True for the upper bound."
+        )
+    player = BatchPlayer(make, policy, batched[1])
+    policy.seed(seed)
+
+    def begin(simulation: BatchedCoreEnv, rows: np.ndarray, numbers: np.ndarray) -> None:
+        for row, number in zip(rows.tolist(), numbers.tolist(), strict=True):
+            simulation.seed_row(row, seed + number)
+        simulation.next_instance[rows] = numbers
+        simulation.begin(rows)
+
+    size = 1 if starts else max(1, _MOST_ROWS // n_samples)
+    numbers = np.arange(n_instances)
+    return _joined(
+        [
+            player.best(begin, numbers[first : first + size], n_samples, n_samples == 1, starts)
+            for first in range(0, n_instances, size)
+        ]
+    )
+
+
+class BatchPlayer:
+    """Plays episodes side by side, several from each beginning.
+
+    :param make: Makes the simulation for a number of environments.
+    :param policy: The policy; evaluated for all at once where it has `compute_actions`.
+    :param max_steps: Environment steps after which an episode is truncated; `None`: no limit.
+    :raises ConfigError: The policy needs an environment or its state.
+    """
+
+    def __init__(self, make: Callable[[int], BatchedCoreEnv], policy: Policy, max_steps: int | None = None) -> None:
+        if not acts_in_batches(policy):
+            raise ConfigError(f"{type(policy).__name__} needs the environment or its state; batches have neither.")
+        self._make, self._policy, self._max_steps = make, policy, max_steps
+        self._simulations: dict[int, BatchedCoreEnv] = {}
+
+    def best(
+        self,
+        begin: Callable[[BatchedCoreEnv, np.ndarray, np.ndarray], None],
+        numbers: np.ndarray,
+        n_samples: int,
+        deterministic: bool,
+        starts: str | None = None,
+    ) -> Solutions:
+        """Play some episodes several times, and return the best play of each.
+
+        :param begin: Begins episodes in a simulation: its rows, and the number of the episode of each.
+        :param numbers: Numbers of the episodes; with `starts` a single one.
+        :param n_samples: Plays of each.
+        :param deterministic: Take greedy actions instead of sampled ones.
+        :param starts: See :func:`solve`.
+        """
+        first = None
+        if starts:
+            first = self._first_actions(begin, numbers)
+            n_samples, deterministic = len(next(iter(first.values()))), True
+        simulation = self._simulation(len(numbers) * n_samples)
+        simulation.substep = 0
+        beginnings = np.arange(len(numbers)) * n_samples
+        begin(simulation, beginnings, numbers)
+        if n_samples > 1:
+            simulation.copy_rows(simulation, np.repeat(beginnings, n_samples), slice(0, simulation.n_envs))
+        return self._played(simulation, n_samples, deterministic, first)
+
+    def _first_actions(
+        self, begin: Callable[[BatchedCoreEnv, np.ndarray, np.ndarray], None], numbers: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """The candidates of the first decision of an episode, `[n_candidates, ...]` by head; the greedy one first."""
+        simulation, row = self._simulation(1), np.zeros(1, np.int64)
+        simulation.substep = 0
+        begin(simulation, row, numbers)
+        step_key, act = simulation.step_keys[0], self._policy.compute_action
+        seen = zeros(simulation.observation_spaces, (1,), "observation")[step_key]
+        simulation.observe(seen)
+        observation, actor = {key: array[0] for key, array in seen.items()}, ActorID(step_key, 0)
+        candidates = candidate_actions(
+            act(observation, None, None, actor, deterministic=True), simulation.action_spaces[step_key], observation,
+            _MOST_STARTS, np.random.default_rng(0), lambda: act(observation, None, None, actor, deterministic=False),
+        )  # fmt: skip
+        return {key: np.stack([np.asarray(each[key]) for each in candidates]) for key in candidates[0]}
+
+    def _simulation(self, n_envs: int) -> BatchedCoreEnv:
+        if n_envs not in self._simulations:
+            self._simulations[n_envs] = self._make(n_envs)
+        return self._simulations[n_envs]
+
+    def _played(
+        self, simulation: BatchedCoreEnv, n_samples: int, deterministic: bool, first: Action | None
+    ) -> Solutions:
+        """Play the episodes that have begun, and choose the best of each `n_samples` rows."""
+        n_rows, batch = simulation.n_envs, _Batch(simulation)
+        act = acting_function(self._policy, batch, deterministic)
+        observations = zeros(simulation.observation_spaces, (n_rows,), "observation")
+        returns, n_decisions, is_over = np.zeros(n_rows), np.zeros(n_rows, np.int64), np.zeros(n_rows, np.bool_)
+        states = {name: array.copy() for name, array in simulation.arrays().items()}
+        kpis: dict[str, np.ndarray] = {}
+        taken: list[dict[str, np.ndarray]] = []
+        n_steps = 0
+        while not is_over.all():
+            step_key = simulation.step_keys[simulation.substep]
+            actions = zeros({step_key: simulation.action_spaces[step_key]}, (n_rows,), "action")[step_key]
+            if first is not None:
+                for key, array in actions.items():
+                    array[:] = first[key]
+                first = None
+            else:
+                simulation.observe(observations[step_key])
+                act(observations[step_key], ActorID(step_key, 0), actions, None, None)
+            rewards, terminated, truncated = simulation.advance(actions)
+            taken.append(actions)
+            returns += np.where(is_over, 0.0, rewards)
+            n_decisions += ~is_over
+            n_steps += simulation.is_step_complete
+            ends = terminated | truncated
+            if simulation.is_step_complete and n_steps == self._max_steps:
+                ends = np.ones(n_rows, np.bool_)
+            batch.terminated = ends
+            if ends.any():
+                _keep(simulation, np.flatnonzero(ends & ~is_over), states, kpis)
+                is_over |= ends
+                running = np.flatnonzero(~is_over)
+                if len(running):  # rows that have ended follow one that has not: ended episodes need not be stepped
+                    ended = np.flatnonzero(ends)
+                    simulation.copy_rows(simulation, np.full(len(ended), running[0]), ended)
+            check_interrupt()
+            if n_steps % LONG_EPISODE == 0:
+                check_episode_ends(n_steps, "the batch")
+        best = returns.reshape(-1, n_samples).argmax(axis=1) + n_samples * np.arange(n_rows // n_samples)
+        return Solutions(
+            returns[best],
+            {name: array[best] for name, array in kpis.items()},
+            {name: array[best] for name, array in states.items()},
+            [[{key: a[row] for key, a in each.items()} for each in taken[: n_decisions[row]]] for row in best.tolist()],
+            list(returns.reshape(-1, n_samples)),
+        )
+
+
+class BestPlays(Policy):
+    """Repeats in each episode the best of several plays, which are tried in a batch when the episode is seeded.
+
+    :param env: Vectorised simulation of the environment, and its time limit.
+    :param policy: The policy whose plays are tried.
+    :param seeds: Seeds of environment and agent of each episode; this policy is seeded with its number instead.
+    :param search: What is tried.
+    """
+
+    def __init__(
+        self, env: tuple[BatchedMazeEnv, int | None], policy: Policy, seeds: EpisodeSeeds, search: Search
+    ) -> None:
+        self._player = BatchPlayer(env[0].batch, policy, env[1])
+        self._policy, self._seeds, self._search = policy, seeds, search
+        self._actions: list[Action] = []
+
+    @classmethod
+    def of(cls, env: Any, policy: Policy, seeds: EpisodeSeeds, search: Search) -> BestPlays | None:
+        """Return the policy for an environment; `None`: environment or policy cannot act in batches."""
+        env.reset()  # all steps are left
+        batched = simulation_of(env)
+        return cls(batched, policy, seeds, search) if batched is not None and acts_in_batches(policy) else None
+
+    @override(Policy)
+    def seed(self, seed: int) -> None:
+        env_seed, agent_seed = self._seeds[seed]
+
+        def begin(simulation: BatchedCoreEnv, rows: np.ndarray, numbers: np.ndarray) -> None:
+            for row in rows.tolist():
+                simulation.seed_row(row, env_seed)
+            simulation.begin(rows)
+
+        self._policy.seed(agent_seed)
+        n_plays, size = self._search.best_of, self._search.concurrency or self._search.best_of
+        tried = [
+            self._player.best(begin, np.zeros(1, np.int64), min(size, n_plays - first), False, self._search.starts)
+            for first in range(0, n_plays, size)
+        ]
+        found = max(tried, key=lambda plays: float(plays.returns[0]))
+        self._actions = list(reversed(found.actions[0]))
+
+    @override(Policy)
+    def compute_action(
+        self,
+        observation: Any,
+        maze_state: Any,
+        env: Any,
+        actor_id: ActorID | None = None,
+        deterministic: bool = False,
+    ) -> dict[str, Any]:
+        return dict(self._actions.pop())
+
+
+def acts_in_batches(policy: Policy) -> bool:
+    """Return whether a policy acts on observations alone."""
+    is_recurrent = hasattr(policy, "compute_actions") and getattr(policy, "is_recurrent", False)
+    return is_recurrent or not (policy.needs_state() or policy.needs_env())
+
+
+class _Batch:
+    """What acting functions read of a vector environment."""
+
+    def __init__(self, simulation: BatchedCoreEnv) -> None:
+        self._simulation, self.n_envs = simulation, simulation.n_envs
+        self.terminated = self.truncated = simulation.nobody
+        self.autoreset_pending = None
+
+    def get_env_time(self) -> np.ndarray:
+        return self._simulation.elapsed
+
+    def seeding_at(self, env_index: int, ticks_ago: int) -> Seeding | None:
+        return None
+
+
+def _keep(
+    simulation: BatchedCoreEnv, rows: np.ndarray, states: dict[str, np.ndarray], kpis: dict[str, np.ndarray]
+) -> None:
+    """Store states and KPIs of episodes that have just ended."""
+    for name, array in simulation.arrays().items():
+        states[name][rows] = array[rows]
+    for name, values in simulation.kpis(rows).items():
+        kpis.setdefault(name, np.zeros(simulation.n_envs, values.dtype))[rows] = values
+
+
+def _joined(parts: Sequence[Solutions]) -> Solutions:
+    def stacked(name: str) -> dict[str, np.ndarray]:
+        return {key: np.concatenate([getattr(part, name)[key] for part in parts]) for key in getattr(parts[0], name)}
+
+    return Solutions(
+        np.concatenate([part.returns for part in parts]),
+        stacked("kpis"),
+        stacked("states"),
+        [actions for part in parts for actions in part.actions],
+        [returns for part in parts for returns in part.all_returns],
+    )
+
+
+def _environment(env: Any, instances: Any) -> Any:
+    """The environment, made for the instances where it is not there yet."""
+    if isinstance(env, BatchedMazeEnv):
+        return copy.deepcopy(env)
+    given = {} if instances is None else {"instances": instances}
+    if isinstance(env, Mapping):
+        return EnvFactory({**env, **given})()
+    return env(**given) if callable(env) else env
+
+
+def _policy(run_or_policy: Policy | str | Path, env: Any, trusted_packages: Sequence[str]) -> Policy:
+    """The policy, loaded where it is a run or a bundle."""
+    if not isinstance(run_or_policy, str | Path):
+        return run_or_policy
+    path = Path(run_or_policy)
+    if not path.is_dir():
+        return build_policy({"_target_": "maze.serve.policy.BundlePolicy", "bundle": str(path)}, {})
+    with imports_guarded():
+        config = StoredRun(path, trusted_packages).deployed("cpu", "state_dict.pt").policy
+        policy: Any = build_policy(with_files_of(path, config, "policy"), {name: getattr(env, name) for name in SPACES})
+    policy.spaces.require_same(env, str(path))
+    return cast(Policy, policy)

@@ -1,0 +1,185 @@
+"""Decisions of a server, their probabilities and outcomes, and the episodes made of them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from maze.core.agent.random_policy import RandomPolicy
+from maze.core.errors import CheckpointError, ConfigError
+from maze.distributions.distribution_mapper import DistributionMapper
+from maze.distributions.samplers import probabilities_of, sampler_of, uniform_logits
+from maze.offline.decision_source import join_decision_log
+from maze.offline.estimate import EstimationConfig, estimate
+from maze.serve.bundle import PolicyBundle
+from maze.serve.client import PolicyClient, ServerError
+from maze.serve.decision_log import DecisionLog, log_files, replay
+from maze.serve.policies import Policies
+from maze.serve.served import Settings
+from tests.serve.serving import always, cartpole, cartpole_observations, cutting, pendulum, served
+
+OBSERVATIONS = cartpole_observations(4)
+ACTIONS = {0: spaces.Dict(action=spaces.Discrete(2))}
+
+
+@pytest.mark.parametrize(
+    ("space", "squashed"),
+    [
+        (spaces.Discrete(4), False),
+        (spaces.MultiDiscrete([2, 3]), False),
+        (spaces.MultiBinary(3), False),
+        (spaces.Box(-1.0, 2.0, (2,), np.float32), True),
+        (spaces.Box(-np.inf, np.inf, (2, 2), np.float32), False),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_probabilities_are_those_of_the_torch_distributions(
+    space: spaces.Space[Any], temperature: float, squashed: bool
+) -> None:
+    name = "maze.distributions.squashed_gaussian.SquashedGaussianProbabilityDistribution"
+    mapping = [{"action_space": "gym.spaces.Box", "distribution": name}] if squashed else {}
+    mapper = DistributionMapper(spaces.Dict(head=space), mapping)
+    head = mapper.describe_head("head")
+    assert head is not None
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(6, *mapper.required_logits_shape("head"))).astype(np.float32)
+    actions = sampler_of(head)(logits, rng, temperature)
+    distribution = mapper.action_head_distribution("head", torch.from_numpy(logits), temperature)
+    expected = distribution.log_prob(torch.as_tensor(actions)).exp().numpy()
+    found = probabilities_of(head, logits, actions, temperature)
+    np.testing.assert_allclose(found, expected, rtol=2e-3)
+
+
+def test_uniform_logits_leave_masked_actions_out() -> None:
+    head = {"distribution": "categorical", "n": 3}
+    logits = np.array([[2.0, np.finfo(np.float32).min, -1.0]], np.float32)
+    found = [probabilities_of(head, uniform_logits(head, logits), np.array([choice])) for choice in range(3)]
+    np.testing.assert_allclose(np.concatenate(found), [0.5, 0.0, 0.5])  # type: ignore[arg-type]
+
+
+def logged_episodes(directory: Path, n_episodes: int = 60, explore: float = 0.4) -> None:
+    """Sessions of two decisions; action 1 is worth 1, which the policy would never take by itself."""
+    log = DecisionLog(directory, {})
+    with served({"p": always(0)}, settings=Settings(explore=explore), log=log) as (url, _), PolicyClient(url) as client:
+        for _ in range(n_episodes):
+            with client.session() as session:
+                for step in range(2):
+                    answer = session.act(OBSERVATIONS[step])
+                    for _ in range(2):  # a repeated report changes nothing
+                        client.report(answer.decision, float(answer.action), done=step == 1, kpis={"cost": 2.0})
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("log")
+    logged_episodes(path)
+    return path
+
+
+def test_decisions_are_joined_with_their_outcomes(directory: Path) -> None:
+    joined = join_decision_log(directory)
+    assert joined.left_out == {}
+    data = joined.steps()
+    assert (data.n_episodes, len(data)) == (60, 120)
+    actions = data.tables[0].actions["action"]
+    np.testing.assert_array_equal(data.rewards, actions)
+    np.testing.assert_allclose(data.propensities, np.where(actions == 0, 0.8, 0.2))
+    assert 0.1 < actions.mean() < 0.32
+    assert data.terminated.reshape(60, 2).tolist() == [[False, True]] * 60
+    np.testing.assert_allclose(data.tables[0].observations["observation"][0], OBSERVATIONS[0], rtol=1e-6)
+
+
+def test_another_policy_is_estimated_from_the_log(directory: Path) -> None:
+    config = EstimationConfig(gamma=1.0, estimators=("pdis",), min_effective_episodes=10)
+    _, entry = estimate({"random": RandomPolicy(dict(ACTIONS))}, join_decision_log(directory).steps(), ACTIONS, config)
+    assert entry.estimate.low < 1.0 < entry.estimate.high
+
+
+def test_explored_decisions_do_not_differ_in_a_replay(directory: Path) -> None:
+    result = replay(directory, [PolicyBundle(always(0))])
+    assert (result.n_decisions, result.n_different) == (120, 0)
+
+
+def test_masked_actions_are_not_explored(tmp_path: Path) -> None:
+    log = DecisionLog(tmp_path, {})
+    with served({"p": cutting()}, settings=Settings(explore=1.0), log=log) as (url, _), PolicyClient(url) as client:
+        schema = client.request("GET", "/policies/p")["steps"][0]["observation"]
+        observation = {name: np.zeros(space["shape"], space.get("dtype", "float32")) for name, space in schema.items()}
+        mask = next(name for name in observation if "mask" in name)
+        observation[mask][[0, 2]] = 1
+        step = client.request("GET", "/policies/p")["steps"][0]["step"]
+        chosen = {json.dumps(client.act(observation, step_key=step).action) for _ in range(40)}
+    assert len(chosen) == 2
+
+
+def test_sampled_decisions_have_the_probabilities_of_their_networks(tmp_path: Path) -> None:
+    with (
+        served({"p": cartpole()}, log=DecisionLog(tmp_path, {})) as (url, _),
+        PolicyClient(url) as client,
+    ):
+        for episode in range(3):
+            for step in range(2):
+                options = {"episode": f"e{episode}", "step": step, "deterministic": False, "ranked": 2}
+                answer = client.act(OBSERVATIONS[step], **options)
+                probability = {each["action"]: each["probability"] for each in answer.ranked}[answer.action]
+                client.report(answer.decision, probability, truncated=step == 1)
+    data = join_decision_log(tmp_path).steps()
+    assert data.n_episodes == 3
+    np.testing.assert_allclose(data.propensities, data.rewards, rtol=1e-6)
+    assert data.truncated.sum() == 3
+
+
+def test_what_is_incomplete_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    logged_episodes(tmp_path, 3)
+    (file,) = log_files(tmp_path)
+    lines = file.read_bytes().splitlines()
+    outcomes = [index for index, line in enumerate(lines) if b'"outcome"' in line]
+    lines[outcomes[0]], lines[outcomes[1]] = b"}{", b'{"kind": "outcome", "decision": 3}'
+    lines.append(b'{"kind": "outcome", "decision": "0123abcd-9", "reward": 1}')
+    file.write_bytes(b"\n".join(lines) + b"\n")
+    with caplog.at_level(logging.WARNING):
+        joined = join_decision_log(tmp_path)
+    assert len(joined.episodes) == 2
+    assert joined.left_out == {
+        "lines damaged": 2,
+        "outcomes of unknown decisions": 1,
+        "in episodes with decisions without outcome": 2,
+    }
+    assert f":{outcomes[0] + 1}" in caplog.text
+    assert "4 decisions in 2 episodes; left out: 2 in episodes" in joined.summary()
+    file.write_bytes(b"\n".join(lines[: outcomes[0] - 1]) + b"\n")
+    with pytest.raises(ConfigError, match="holds no complete episode"):
+        join_decision_log(tmp_path).steps()
+
+
+def test_contradicting_outcomes_are_refused_with_both_places(tmp_path: Path) -> None:
+    log = DecisionLog(tmp_path, {})
+    with served({"p": always(0)}, log=log) as (url, _), PolicyClient(url) as client:
+        answer = client.act(OBSERVATIONS[0])
+        client.report(answer.decision, 1.0)
+        client.report(answer.decision, 2.0)
+    with pytest.raises(CheckpointError, match=r"decisions-000001.jsonl:4: .* contradicts that of .*jsonl:3"):
+        join_decision_log(tmp_path)
+
+
+def test_wrong_outcomes_and_settings_are_refused(tmp_path: Path) -> None:
+    with served({"p": always(0)}) as (url, _), PolicyClient(url) as client:
+        answer = client.act(OBSERVATIONS[0])
+        with pytest.raises(ServerError, match="start with --decision-log"):
+            client.report(answer.decision, 1.0)
+    with served({"p": always(0)}, log=DecisionLog(tmp_path, {})) as (url, _), PolicyClient(url) as client:
+        with pytest.raises(ServerError, match="no identifier of a decision"):
+            client.report("x", 1.0)
+        for wrong in ({"kpis": {"cost": "high"}}, {"done": 1}, {"regret": 1.0}):
+            with pytest.raises(ServerError):
+                client.report("0123abcd-9", 1.0, **wrong)
+    with pytest.raises(ConfigError, match="continuous action heads"):
+        Policies(Settings(explore=0.1)).add("p", PolicyBundle(pendulum()))

@@ -1,0 +1,56 @@
+"""Rollout policies from the command line and in evaluations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from maze.api.run_context import RunContext
+from maze.maze_cli import main
+
+SHORT = ["runner.max_episode_steps=6"]
+PLANNED = "planned: {base: base_stock, horizon: 4, scenarios: 8}"
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments: str) -> Path:
+    """The directory that a command writes into."""
+    assert main([*arguments]) == 0
+    (directory,) = Path("outputs").glob("*/*")
+    return directory
+
+
+def test_a_rollout_names_its_base(capfd: pytest.CaptureFixture[str]) -> None:
+    arguments = ["policy=rollout", "policy.base=base_stock", "policy.horizon=8"]
+    run("env=lost_sales", *arguments, "runner=sequential", "runner.n_episodes=1", *SHORT)
+    assert "simulated_decisions" in capfd.readouterr().out
+
+
+def test_a_comparison_marks_the_clairvoyant(capfd: pytest.CaptureFixture[str]) -> None:
+    policies = f"policies=[base_stock,{{{PLANNED}}},{{hindsight: {{base: base_stock, clairvoyant: true}}}}]"
+    directory = run("-cn", "conf_compare", "env=lost_sales", policies, "runner.n_episodes=2", *SHORT)
+    assert "hindsight (clairvoyant)" in capfd.readouterr().out
+    for name in ("comparison.csv", "episodes.csv", "report.html"):
+        text = (directory / name).read_text()
+        assert "hindsight (clairvoyant)" in text
+        assert "planned (clairvoyant)" not in text
+
+
+def test_the_inspector_shows_the_candidates() -> None:
+    directory = run("-cn", "conf_inspect", "env=lost_sales", f"policies=[{{{PLANNED}}}]", *SHORT)
+    page = (directory / "episode.html").read_text()
+    assert '"scenarios": 8' in page
+    assert '"is_base": true' in page
+
+
+def test_a_run_context_evaluates_a_named_rollout() -> None:
+    overrides: Any = {"policy.base": "base_stock", "policy.horizon": 4, "policy.scenarios": 8}
+    context = RunContext(env="lost_sales", policy="rollout", overrides=overrides, silent=True)
+    frame = context.rollout(n_episodes=1, max_episode_steps=4)
+    assert "PlanningEvents" in frame.index.get_level_values("interface")
