@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import gymnasium
     import pandas as pd
 
+    from maze.api.improve import Improvement
     from maze.core.agent.policy import Policy
     from maze.core.agent.torch_policy import TorchPolicy
     from maze.core.env.base_env import BaseEnv
@@ -269,6 +270,39 @@ class RunContext:
         self._require_training("compare")
         return self._one_or_all(
             [run.compare(policies or {}, n_episodes, minimize, maximize, deterministic) for run in self._runs]
+        )
+
+    def improve(
+        self,
+        heuristic: Policy | type[Policy] | Mapping[str, Any],
+        budget_s: float = 600.0,
+        **settings: Any,
+    ) -> Improvement | Any:
+        """Improve a heuristic within a budget, and recommend the best policy that passes the gate against it.
+
+        Evaluate the heuristic, its rollout policy, a policy trained from it, the rollout policy of that, and PPO
+        warm-started from it, on the same episodes. Print the ladder and the recommendation, and write an HTML report,
+        `report.html`, and tables into `improvement` in the run's directory. The run itself is not trained. Training
+        runs have its environment, wrappers, model and overrides, except those of the algorithm.
+
+        :param heuristic: The policy, its class or its configuration.
+        :param budget_s: Wall time of everything in seconds.
+        :param settings: Further arguments of :class:`~maze.api.improve.ImproveRunner`, such as `n_episodes`, `horizon`,
+            `minimize`, `maximize` or `overrides`.
+        :return: The result, with `policy` (the recommended one), `recommended`, `rungs` and `comparison`.
+        """
+        self._require_training("improve")
+        from maze.api.improve import improve
+
+        given = {
+            name: value
+            for name, value in self._auditor.kwargs.items()
+            if name in ("env", "wrappers", "model", "policy", "critic", "runner")
+        }
+        values = self._auditor.overrides.items()
+        kept = {name: value for name, value in values if not name.startswith(("algorithm", "seeding"))}
+        return self._one_or_all(
+            [improve(run, heuristic, budget_s, {**given, "overrides": kept}, settings) for run in self._runs]
         )
 
     def rollout(

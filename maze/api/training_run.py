@@ -376,11 +376,12 @@ class TrainingRun:
         return runner.comparison
 
     @contextmanager
-    def inside(self) -> Iterator[Path]:
-        """Context of a call in the run's directory, with its own statistics."""
-        assert self.run_dir is not None
-        with self._inside(self.run_dir, StatsContext()):
-            yield self.run_dir
+    def inside(self, directory: Path | None = None) -> Iterator[Path]:
+        """Context of a call in the run's directory, or in one below, with its own statistics."""
+        directory = directory or self.run_dir
+        assert directory is not None
+        with self._inside(directory, StatsContext()):
+            yield directory
 
     # -- helpers -------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import pickle
-import re
 import time
 import warnings
 from abc import ABC
@@ -23,7 +22,7 @@ from maze.core.env.batched_maze_env import SingleCoreEnv
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.log_stats.event_decorators import define_episode_stats, define_epoch_stats, define_step_stats
-from maze.core.utils.config_utils import positive_number, whole_number
+from maze.core.utils.config_utils import duration, positive_number, whole_number
 from maze.core.utils.factory import ConfigType, Factory, plain_container
 from maze.core.utils.worker_pool import WorkerPool
 from maze.core.utils.worker_process import Host
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from maze.core.env.maze_env import ActionType
     from maze.core.env.observation_conversion import ObservationType
 
-_SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0}
 _MOST_SCENARIOS = 2**14
 _SCENARIOS = 128
 
@@ -493,12 +491,6 @@ def _budget(budget: int | str | None) -> tuple[int | None, float | None]:
     """A budget in decisions and in seconds, one of which is `None`."""
     if budget is None:
         return None, None
-    match = re.fullmatch(r"\s*(\d+\.?\d*)\s*(ms|s|min)\s*", budget) if isinstance(budget, str) else None
-    if match is not None and float(match[1]) > 0:
-        return None, float(match[1]) * _SECONDS[match[2]]
     if isinstance(budget, str) and not budget.strip().isdigit():
-        raise ConfigError(
-            f"policy.budget: expected a number of simulated decisions, or a time such as 50ms, 2s or 1min, found "
-            f"{budget!r}."
-        )
+        return None, duration("policy.budget", budget)
     return whole_number("policy.budget", int(budget), at_least=1), None

@@ -76,6 +76,25 @@ def positive_number(key: str, value: Any) -> float:
     return value
 
 
+_SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+_DURATION = re.compile(rf"\s*(\d+\.?\d*)\s*({'|'.join(_SECONDS)})\s*")
+
+
+def duration(key: str, value: Any) -> float:
+    """Return a duration of a configuration in seconds.
+
+    :param key: Its key.
+    :param value: Seconds, or a text with a unit, such as `50ms`, `2s`, `10min` or `1h`.
+    :raises ConfigError: It is neither, or not above 0.
+    """
+    match = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    if match is not None and float(match[1]) > 0:
+        return float(match[1]) * _SECONDS[match[2]]
+    if isinstance(value, str):
+        raise ConfigValueError(f"{key}: expected seconds, or a time such as 50ms, 2s, 10min or 1h, found {value!r}.")
+    return positive_number(key, value)
+
+
 def list_to_dict(list_or_dict: list[Any] | Mapping[Any, Any]) -> Mapping[Any, Any]:
     """Convert a list to a mapping from indices; mappings are returned unchanged."""
     if isinstance(list_or_dict, Mapping):

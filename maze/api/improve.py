@@ -1,0 +1,620 @@
+"""Improvement of a heuristic: plan with it, learn from it, and recommend the best policy that passes the gate."""
+
+from __future__ import annotations
+
+import html
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import cached_property
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+
+from maze.api.config_auditor import unknown_argument
+from maze.api.run_context import RunContext
+from maze.api.utils import InvalidSpecificationError
+from maze.cli.algorithms import shipped_algorithms
+from maze.cli.hydra_setup import value_text
+from maze.cli.run_directory import claim_directory
+from maze.cli.run_info import shown_path
+from maze.cli.run_summary import command_text
+from maze.console.runs import Progress
+from maze.core.agent.policy import Policy
+from maze.core.annotations import override
+from maze.core.errors import ConfigError, MazeError, first_line
+from maze.core.utils.config_utils import duration, whole_number
+from maze.core.utils.factory import TARGET_KEY, ConfigType, plain_container
+from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes, comparison_page, intervals_figure
+from maze.evaluation.gate import LESS, MIN_EPISODES, MORE, Gate, Threshold, read_thresholds, require_episodes
+from maze.evaluation.runners import (
+    COMPARISON_FILE,
+    EPISODES_FILE,
+    PAGE_FILE,
+    EvaluationRunner,
+    played_measures,
+    write_files,
+)
+from maze.planning.branches import simulation_of, stack_of
+from maze.planning.rollout_policy import RolloutPolicy
+from maze.report.page import Cell, code_list, number_text, page_section, table
+from maze.runner import Runner
+from maze.utils.env_checks.acting import has_chance
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from maze.api.training_run import TrainingRun
+
+
+COST = "ms_per_decision"
+"""Measure of the time in which a policy decides, in milliseconds of wall time."""
+HEURISTIC, DCL, SELF_LABELLING, PPO = "heuristic", "dcl", "self_labelling", "ppo"
+DIRECTORY = "improvement"
+"""Directory of an improvement, in that of the training run of a `RunContext`."""
+PLANNING_SHARE, TRAINING_SHARE = 0.2, 0.3
+"""Shares of the budget for the episodes of each of two planning policies, and for the first training run. The last
+training run gets what is left of the budget, less the time of its episodes."""
+_LEAST_TRAINING, _LEAST_PLANNING = 2.0, 0.2
+"""Seconds below which no training run is started; milliseconds of a decision below which nothing is simulated."""
+_OVERRUN = 2.0
+"""Factor by which episodes may take more time than planned."""
+_SHARE_OF_SIMULATION = 0.85
+"""Share of the time of a planning policy's episodes that is spent on decisions."""
+_WARM_START_STEPS = 20_000
+_LEAST_STATES, _MOST_STATES = 200, 5000
+"""Labelled decisions of a generation of `dcl`."""
+_PILOT_SECONDS = 3.0
+
+
+class BudgetSpentError(MazeError):
+    """A rung of the ladder needs more time than it has."""
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A policy of the ladder.
+
+    :param name: Its name.
+    :param policy: The policy.
+    :param make_env: Creates the environment that it acts in.
+    :param played: Its measures in the common episodes.
+    :param n_decisions: Number of its decisions in them.
+    :param seconds: Wall time that the rung took: training and episodes.
+    :param run: Directory of its training run; `None`: it is not trained.
+    :param commands: Commands that use the policy, by their purposes.
+    """
+
+    name: str
+    policy: Policy
+    make_env: Callable[[], Any]
+    played: PlayedEpisodes
+    n_decisions: int
+    seconds: float
+    run: Path | None
+    commands: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Improvement:
+    """Result of an improvement.
+
+    :param rungs: The policies that were evaluated; the heuristic is the first.
+    :param failures: Reasons why other policies were not, by name.
+    :param thresholds: Thresholds of the gate against the heuristic.
+    """
+
+    rungs: Sequence[Rung]
+    failures: Mapping[str, str]
+    thresholds: Mapping[str, Threshold]
+
+    @cached_property
+    def comparison(self) -> Comparison:
+        """The comparison of all policies with the heuristic; the time of a decision is a measure."""
+        goals = {COST: LESS, **{name: threshold.goal for name, threshold in self.thresholds.items()}}
+        minimized, maximized = ([name for name in goals if goals[name] == goal] for goal in (LESS, MORE))
+        return Comparison([rung.played for rung in self.rungs], minimized, maximized)
+
+    @cached_property
+    def gates(self) -> Mapping[str, Gate]:
+        """The gate against the heuristic of each other policy, by name."""
+        heuristic, *others = self.rungs
+        return {rung.name: Gate(heuristic.played, rung.played, self.thresholds) for rung in others}
+
+    @property
+    def recommended(self) -> Rung:
+        """The policy with the largest mean return of those that pass the gate; the heuristic, if none is better."""
+        heuristic, *others = self.rungs
+        passing = [heuristic, *(rung for rung in others if self.gates[rung.name].passes)]
+        return max(passing, key=lambda rung: float(rung.played.measures[RETURN].mean()))
+
+    @property
+    def policy(self) -> Policy:
+        """The recommended policy."""
+        return self.recommended.policy
+
+    @property
+    def sentence(self) -> str:
+        """The recommendation as a sentence."""
+        best, heuristic = self.recommended, self.rungs[0]
+        if best is heuristic:
+            return "Recommended: the heuristic itself. No other policy is shown to be at least as good and better."
+        difference = next(row for row in self.comparison.rows_of(RETURN) if row.policy == best.name).difference
+        assert difference is not None
+        return (
+            f"Recommended: {best.name}. Its return differs from the heuristic's by {difference.value:+.4g} "
+            f"({difference.low:+.4g} to {difference.high:+.4g}) in the same {self.comparison.n_episodes} episodes."
+        )
+
+    def text(self) -> str:
+        """Return the ladder for the console."""
+        judged = (COST, *self.thresholds)
+        played = [
+            PlayedEpisodes(each.name, {name: values for name, values in each.measures.items() if name in judged})
+            for each in self.comparison.played
+        ]
+        commands = [line for what, each in self.recommended.commands.items() for line in (f"  # {what}", f"  {each}")]
+        table_text = replace(self.comparison, played=played).text()
+        return "\n".join([table_text, "", *self.remarks(), self.sentence, *commands])
+
+    def remarks(self) -> Iterator[str]:
+        """Yield a sentence for each policy that is missing or does not pass the gate."""
+        for name, reason in self.failures.items():
+            yield f"No {name}: {reason}"
+        for name, gate in self.gates.items():
+            if not gate.passes:
+                yield f"{name} is not shown to be at least as good as the heuristic. {gate.verdict}"
+
+    def page(self, subtitle: str) -> str:
+        """Return the HTML report: the ladder, cost against quality, and the comparison.
+
+        :param subtitle: Subheading.
+        """
+        comparison, best = self.comparison, self.recommended
+        rows = [(row.policy, row.mean) for row in comparison.rows_of(RETURN)]
+        dots = [rung.played.measures[RETURN].mean(axis=0) for rung in self.rungs]
+        figures = intervals_figure("Return of each policy, with its 95 % interval", rows, dots, None)
+        verdicts = ["", *("passes" if gate.passes else "does not pass" for gate in self.gates.values())]
+        rungs = zip(self.rungs, comparison.rows_of(RETURN), comparison.rows_of(COST), verdicts, strict=True)
+        cells: list[list[Cell]] = [
+            [rung.name, row.mean.value, cost.mean.value, round(rung.seconds, 1), verdict]
+            for rung, row, cost, verdict in rungs
+        ]
+        header = ("policy", "return", "ms per decision", "seconds spent", "gate against the heuristic")
+        ladder = page_section(
+            "Ladder",
+            f"<p>{html.escape(self.sentence)}</p>" + code_list(best.commands.items()),
+            facts=table(header, cells) + "".join(f"<p>{html.escape(remark)}</p>" for remark in self.remarks()),
+        )
+        pictures = page_section(
+            "Cost and quality", f'<div class="pair">{figures}{_cost_figure(comparison, best.name)}</div>\n'
+        )
+        compared = comparison_page(comparison, datetime.now())
+        sections = [ladder, pictures, *compared.sections]
+        return replace(compared, title="Improvement of a heuristic", subtitle=subtitle, sections=sections).text()
+
+
+_WIDTH, _HEIGHT, _MARGIN = 500, 300, 42
+
+
+def _cost_figure(comparison: Comparison, best: str) -> str:
+    """Draw the mean return of each policy, with its interval, over its time per decision (logarithmic)."""
+    returns, costs = comparison.rows_of(RETURN), comparison.rows_of(COST)
+    x_values = [math.log10(max(cost.mean.value, 1e-6)) for cost in costs]
+    ends = [end for row in returns for end in row.mean if math.isfinite(end)]
+    low_x, high_x = math.floor(min(x_values)), max(math.floor(min(x_values)) + 1, math.ceil(max(x_values)))
+    low_y, high_y = min(ends), max(ends) if max(ends) > min(ends) else min(ends) + 1.0
+
+    def x(value: float) -> float:
+        return _MARGIN + (_WIDTH - 2 * _MARGIN) * (value - low_x) / (high_x - low_x)
+
+    def y(value: float) -> float:
+        return _HEIGHT - _MARGIN - (_HEIGHT - 2 * _MARGIN) * (value - low_y) / (high_y - low_y)
+
+    bottom = _HEIGHT - _MARGIN + 10
+    parts = [f'<line class="axis" x1="{_MARGIN}" x2="{_WIDTH - _MARGIN}" y1="{bottom}" y2="{bottom}"/>']
+    parts += [
+        f'<text x="{x(power):.1f}" y="{bottom + 14}" text-anchor="middle">{10.0**power:g} ms</text>'
+        for power in range(low_x, high_x + 1)
+    ]
+    # Policies that no other one beats in both respects form the Pareto front.
+    order = sorted(range(len(returns)), key=lambda index: (x_values[index], -returns[index].mean.value))
+    front = [
+        index
+        for place, index in enumerate(order)
+        if all(returns[index].mean.value > returns[before].mean.value for before in order[:place])
+    ]
+    corners = " ".join(f"{x(x_values[index]):.1f},{y(returns[index].mean.value):.1f}" for index in front)
+    parts.append(f'<polyline class="axis" points="{corners}" fill="none" stroke-dasharray="4 3"/>')
+    for index, row in enumerate(returns):
+        at, colour = x(x_values[index]), f"var(--c{index % 10})"
+        if row.mean.is_known:
+            parts.append(
+                f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{y(row.mean.low):.1f}" y2="{y(row.mean.high):.1f}" '
+                f'style="stroke: {colour}" stroke-width="3" stroke-linecap="round"/>'
+            )
+        anchor, shift = ("start", 9) if at < _WIDTH / 2 else ("end", -9)
+        name = html.escape(f"{row.policy} ★" if row.policy == best else row.policy)
+        parts += [
+            f'<circle cx="{at:.1f}" cy="{y(row.mean.value):.1f}" r="6" style="fill: {colour}; stroke: var(--card)"/>',
+            f'<text x="{at + shift:.1f}" y="{y(row.mean.value) - 7:.1f}" text-anchor="{anchor}">{name}</text>',
+        ]
+    label = "; ".join(
+        f"{row.policy}: {number_text(row.mean.value)} in {number_text(cost.mean.value)} ms"
+        for row, cost in zip(returns, costs, strict=True)
+    )
+    return (
+        "<figure><figcaption>Return over the time of a decision; dashed: no other policy is faster and better; ★: "
+        f'recommended</figcaption><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{html.escape(label)}">'
+        f"{''.join(parts)}</svg></figure>"
+    )
+
+
+class _TimedPolicy(Policy):
+    """Measures the time in which a policy decides.
+
+    :param policy: The policy.
+    :param deadline: Time after which it decides no more, by `time.monotonic`.
+    """
+
+    def __init__(self, policy: Policy, deadline: float) -> None:
+        self._policy, self._deadline = policy, deadline
+        self.is_recurrent = policy.is_recurrent
+        self.seconds: list[float] = []
+        """Seconds of each decision in the running episode."""
+        self.n_unplanned = 0
+        """Number of decisions that a rollout policy had no time to simulate."""
+
+    @override(Policy)
+    def seed(self, seed: int) -> None:
+        self._policy.seed(seed)
+
+    @override(Policy)
+    def needs_state(self) -> bool:
+        return self._policy.needs_state()
+
+    @override(Policy)
+    def needs_env(self) -> bool:
+        return self._policy.needs_env()
+
+    @override(Policy)
+    def compute_action(self, *args: Any, **kwargs: Any) -> Any:
+        if time.monotonic() > self._deadline:
+            raise BudgetSpentError
+        start = time.perf_counter()
+        action = self._policy.compute_action(*args, **kwargs)
+        self.seconds.append(time.perf_counter() - start)
+        planned = self._policy.last_decision if isinstance(self._policy, RolloutPolicy) else None
+        self.n_unplanned += planned is not None and len(planned.actions) > 1 and not planned.scenarios[0]
+        return action
+
+
+@dataclass(kw_only=True)
+class ImproveRunner(EvaluationRunner):
+    """Improve a heuristic within a budget, and recommend the best policy that passes the gate against the heuristic.
+
+    The ladder: the heuristic; a rollout policy with it as base; a policy that is trained from it (`dcl` if there is
+    chance in the environment, `self_labelling` otherwise); a rollout policy with the trained policy as base; PPO,
+    warm-started by cloning the heuristic. All play the same episodes, whose seeds training does not use. A policy that
+    cannot be built, trained or evaluated is reported and left out. Writes `report.html`, `comparison.csv` and
+    `episodes.csv`; training runs have directories below.
+
+    :param policy: The heuristic, or its configuration.
+    :param budget: Wall time of everything: seconds, or a text such as `10min`.
+    :param n_episodes: Number of episodes.
+    :param horizon: Environment steps that rollout policies simulate.
+    :param n_processes: Worker processes of rollout policies.
+    :param minimize: KPIs for which less is better. The gate also judges these.
+    :param maximize: KPIs for which more is better, likewise.
+    :param overrides: Values by path for all training runs, such as `{algorithm.lr: 0.001}`.
+    :param context: Creates the training runs; `None`: with environment and wrappers of the configuration.
+    """
+
+    policy: ConfigType
+    budget: float | str = "10min"
+    n_episodes: int = MIN_EPISODES
+    horizon: int = 20
+    n_processes: int = 1
+    minimize: Sequence[str] = ()
+    maximize: Sequence[str] = ()
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    context: Callable[..., RunContext] | None = None
+    improvement: Improvement | None = field(default=None, init=False)
+    """The result of :meth:`run`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.policy:
+            raise ConfigError(
+                "policy: name the heuristic, an option of the group (policy=base_stock) or a class of your own "
+                "('policy={_target_: my_module.MyHeuristic}')."
+            )
+        self.n_episodes = whole_number("runner.n_episodes", self.n_episodes, at_least=2)
+        self._budget_s = duration("budget", self.budget)
+        self._thresholds = read_thresholds({}, self.minimize, self.maximize, margin=0.0)
+        require_episodes(self.n_episodes, self._thresholds)
+
+    @override(EvaluationRunner)
+    def setup(self, cfg: DictConfig) -> None:
+        super().setup(cfg)
+        seeds = self.maze_seeding
+        self._episode_seeds = seeds.episode_seeds(self.n_episodes)
+        self._training_seeds = {
+            "seeding.env_base_seed": seeds.generate_env_instance_seed(),
+            "seeding.agent_base_seed": seeds.generate_agent_instance_seed(),
+        }
+        self._rungs: list[Rung] = []
+        self._failures: dict[str, str] = {}
+
+    @override(Runner)
+    def run(self, **kwargs: Any) -> None:
+        self._start = time.monotonic()
+        self._evaluate_heuristic()
+        self._attempt(f"rollout of {HEURISTIC}", lambda name: self._planning(name, HEURISTIC))
+        first, *others = self._learners()
+        share = TRAINING_SHARE if others else 1.0 - 2 * PLANNING_SHARE
+        if self._attempt(first, lambda name: self._training(name, share * self._budget_s)):
+            self._attempt(f"rollout of {first}", lambda name: self._planning(name, first))
+        for other in others:
+            self._attempt(other, lambda name: self._training(name, self._left()))
+        self.improvement = Improvement(self._rungs, self._failures, self._thresholds)
+        print(f"\n{self.improvement.text()}", flush=True)
+        comparison = self.improvement.comparison
+        subtitle = (
+            f"budget: {self._budget_s:g} s of wall time, {time.monotonic() - self._start:.0f} s used; "
+            f"{self.n_episodes} episodes, the same for all policies"
+        )
+        write_files(
+            {
+                PAGE_FILE: self.improvement.page(subtitle),
+                COMPARISON_FILE: comparison.as_csv(),
+                EPISODES_FILE: comparison.episodes_as_csv(self._episode_seeds),
+            }
+        )
+
+    # -- rungs ---------------------------------------------------------------------------------------------------------
+
+    def _attempt(self, name: str, rung: Callable[[str], Rung]) -> bool:
+        """Add a rung to the ladder, or note the reason why there is none."""
+        try:
+            self._add(rung(name))
+        except Exception as error:  # users' code, and methods that do not fit the environment
+            self._failures[name] = first_line(error)
+            print(f"-> no {name}: {first_line(error)}", flush=True)
+        return name not in self._failures
+
+    def _add(self, rung: Rung) -> None:
+        self._rungs.append(rung)
+        mean, cost = (float(rung.played.measures[measure].mean()) for measure in (RETURN, COST))
+        print(f"-> {rung.name}: return {mean:.5g}, {cost:.3g} ms per decision, {rung.seconds:.0f} s", flush=True)
+
+    def _evaluate_heuristic(self) -> None:
+        """Evaluate the heuristic; its failure ends the command.
+
+        :raises ConfigError: The budget is too small for its episodes.
+        """
+        start, seconds = time.monotonic(), PLANNING_SHARE * self._budget_s
+        env, heuristic = self.built({"policy": self.policy})
+        self._batched = simulation_of(env) is not None
+        try:
+            played, n_decisions = self._played(HEURISTIC, env, heuristic, seconds)
+        except BudgetSpentError as error:
+            raise ConfigError(
+                f"budget={self.budget}: {self.n_episodes} episodes of the heuristic take more than {seconds:.0f} s, "
+                f"{PLANNING_SHARE:.0%} of the budget. Set a larger budget."
+            ) from error
+        took = time.monotonic() - start
+        self._add(Rung(HEURISTIC, heuristic, self._make_env, played, n_decisions, took, None, {}))
+
+    def _planning(self, name: str, base_name: str) -> Rung:
+        """Evaluate a rollout policy, whose decisions take as long as the share of the budget allows."""
+        start = time.monotonic()
+        base = next(rung for rung in self._rungs if rung.name == base_name)
+        seconds = min(PLANNING_SHARE * self._budget_s, self._left())
+        milliseconds = 1e3 * _SHARE_OF_SIMULATION * seconds / base.n_decisions
+        if milliseconds < _LEAST_PLANNING:
+            raise BudgetSpentError(
+                f"{base.n_decisions:,} decisions leave {milliseconds:.2g} ms for each, which is too little to simulate "
+                "anything; set a larger budget."
+            )
+        budget = f"{milliseconds:.2f}ms"
+        policy = RolloutPolicy(base.policy, horizon=self.horizon, budget=budget, n_processes=self.n_processes)
+        try:
+            played, n_decisions = self._played(name, base.make_env(), policy, _OVERRUN * seconds)
+        finally:
+            policy.close()
+        commands = {"Plan with it": self._planning_command(base, budget)}
+        took = time.monotonic() - start
+        return Rung(name, policy, base.make_env, played, n_decisions, took, base.run, commands)
+
+    def _training(self, algorithm: str, seconds: float) -> Rung:
+        """Train a policy from the heuristic, and evaluate it."""
+        start, of_episodes = time.monotonic(), self._rungs[0].seconds
+        seconds = min(seconds, self._left() - _OVERRUN * of_episodes)
+        if seconds < _LEAST_TRAINING:
+            raise BudgetSpentError("no time is left for a training run; set a larger budget.")
+        directory = Path.cwd() / algorithm
+        print(f"-> {algorithm}: training for {seconds:.0f} s in {directory}", flush=True)
+        settings = {**self._settings(algorithm, seconds), **self._training_seeds, **self.overrides}
+        make = self.context or self._context
+        with make(algorithm=algorithm, overrides=settings, run_dir=str(directory), silent=True) as context:
+            train_for(context, seconds, by_steps=algorithm == PPO)
+            policy, make_env = context.policy, context.env_factory
+        most = max(self._left(), _OVERRUN * of_episodes)
+        played, n_decisions = self._played(algorithm, make_env(), policy, most)
+        shown = str(shown_path(directory, self._project))
+        commands = {
+            "Export it to one file": command_text("--export", shown, "--out", "policy.maze"),
+            "Serve it": "maze-serve policy.maze",
+            "Show an episode": command_text("--play", shown),
+        }
+        took = time.monotonic() - start
+        return Rung(algorithm, policy, make_env, played, n_decisions, took, directory, commands)
+
+    def _played(self, name: str, env: Any, policy: Policy, seconds: float) -> tuple[PlayedEpisodes, int]:
+        """Play the common episodes; return the measures, with the time of a decision, and the number of decisions.
+
+        :raises BudgetSpentError: They take longer than these seconds.
+        """
+        timed = _TimedPolicy(policy, time.monotonic() + seconds)
+        costs: list[float] = []
+        n_decisions = 0
+        with Progress(self.n_episodes, name) as progress:
+
+            def episode_done() -> None:
+                nonlocal n_decisions
+                costs.append(1e3 * sum(timed.seconds) / max(1, len(timed.seconds)))
+                n_decisions += len(timed.seconds)
+                timed.seconds.clear()
+                progress.update()
+
+            policy.bind(env)
+            try:
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", "policy.budget: too small")  # reported below
+                    measures = played_measures(env, timed, self._episode_seeds, self.deterministic, episode_done)
+            except BudgetSpentError:
+                raise BudgetSpentError(
+                    f"{len(costs)} of {self.n_episodes} episodes took the {seconds:.0f} s of its share of the budget; "
+                    "set a larger budget."
+                ) from None
+        if timed.n_unplanned > n_decisions / 2:
+            raise BudgetSpentError(
+                f"{timed.n_unplanned:,} of {n_decisions:,} decisions had no time for a single scenario of their "
+                "candidates; set a larger budget."
+            )
+        rows = [{**each, COST: cost} for each, cost in zip(measures, costs, strict=True)]
+        return PlayedEpisodes.of(name, [rows]), n_decisions
+
+    # -- helpers -------------------------------------------------------------------------------------------------------
+
+    def _left(self) -> float:
+        """Return the seconds that are left of the budget."""
+        return self._start + self._budget_s - time.monotonic()
+
+    def _make_env(self) -> Any:
+        return self.built({"policy": self.policy})[0]
+
+    def _learners(self) -> list[str]:
+        """Return the algorithms that learn from the heuristic: `dcl` with chance, `self_labelling` without; PPO."""
+        wanted = [PPO]
+        with suppress(Exception):  # no copies: neither of them can train
+            wanted.insert(0, DCL if has_chance(stack_of(self._make_env())[0]) else SELF_LABELLING)
+        return [name for name in wanted if name in shipped_algorithms()]
+
+    def _settings(self, algorithm: str, seconds: float) -> dict[str, Any]:
+        """Return the values by path with which an algorithm starts from the heuristic."""
+        heuristic, policy = self._rungs[0], plain_container(self.policy, "policy")
+        if algorithm == DCL:
+            # Two generations at least, and some time to learn from their labels.
+            n_states = int(0.4 * seconds / self._seconds_of_label(heuristic))
+            return {
+                "algorithm.base": policy,
+                "algorithm.horizon": self.horizon,
+                "algorithm.states": min(_MOST_STATES, max(_LEAST_STATES, n_states)),
+            }
+        # The demonstrations for cloning take about a tenth of the time.
+        steps_per_second = self.n_episodes * float(heuristic.played.measures[LENGTH].mean()) / heuristic.seconds
+        cloning = {
+            "+warm_start.policy": policy,
+            "warm_start.n_steps": min(_WARM_START_STEPS, int(max(500, 0.1 * seconds * steps_per_second))),
+            "warm_start.entropy_coef": 0.2,
+        }
+        if algorithm != PPO:
+            return {**cloning, "algorithm.epoch_length": 1}
+        batched = {"runner.placement": "batched", "runner.concurrency": 64} if self._batched else {}
+        return {**cloning, **batched, "algorithm.critic_burn_in_epochs": 1}
+
+    def _seconds_of_label(self, heuristic: Rung) -> float:
+        """Measure the time in which a decision is labelled by simulation."""
+        policy = RolloutPolicy(heuristic.policy, horizon=self.horizon)
+        timed = _TimedPolicy(policy, time.monotonic() + _PILOT_SECONDS)
+        env = heuristic.make_env()
+        policy.bind(env)
+        with suppress(BudgetSpentError):
+            played_measures(env, timed, self._episode_seeds[:2], self.deterministic, lambda: None)
+        policy.close()
+        return sum(timed.seconds) / max(1, len(timed.seconds))
+
+    @property
+    def _project(self) -> Path:
+        """Working directory of the user."""
+        return Path(HydraConfig.get().runtime.cwd) if HydraConfig.initialized() else Path.cwd()
+
+    def _context(self, **arguments: Any) -> RunContext:
+        env, wrappers = (plain_container(self._cfg.get(name) or {}, name) for name in ("env", "wrappers"))
+        return RunContext(env=env, wrappers=wrappers or None, **arguments)
+
+    def _planning_command(self, base: Rung, budget: str) -> str:
+        """Return the command, or the line of Python, that plans with a policy."""
+        if self.context is not None:
+            name = "heuristic" if base.run is None else f"RunContext.load({str(base.run)!r}).policy"
+            return f'RolloutPolicy({name}, horizon={self.horizon}, budget="{budget}")'
+        shown = plain_container(self.policy, "policy") if base.run is None else shown_path(base.run, self._project)
+        settings = [f"policy.base={value_text(shown)}", f"policy.horizon={self.horizon}", f"policy.budget={budget}"]
+        given = HydraConfig.get().overrides.task if base.run is None and HydraConfig.initialized() else []
+        kept = [each for each in given if each.lstrip("+~").startswith(("env", "wrappers"))]
+        return command_text(*kept, "policy=rollout", *settings)
+
+
+def improve(
+    run: TrainingRun,
+    heuristic: Any,
+    budget_s: float,
+    given: Mapping[str, Any],
+    settings: Mapping[str, Any],
+) -> Improvement:
+    """Improve a heuristic in the environment of a run of a `RunContext`.
+
+    :param run: The run; it is not trained.
+    :param heuristic: The policy, its class or its configuration.
+    :param budget_s: Wall time of everything in seconds.
+    :param given: Arguments of the `RunContext` for training runs.
+    :param settings: Further arguments of :class:`ImproveRunner`.
+    """
+
+    def context(overrides: Mapping[str, Any], **arguments: Any) -> RunContext:
+        return RunContext(**{**given, **arguments, "overrides": {**given["overrides"], **overrides}})
+
+    policy = (
+        {TARGET_KEY: f"{heuristic.__module__}.{heuristic.__qualname__}"} if isinstance(heuristic, type) else heuristic
+    )
+    for name in settings:
+        if name not in (known := [*signature(ImproveRunner).parameters]):
+            raise InvalidSpecificationError(f"improve: {unknown_argument(name, known)}")
+    runner = ImproveRunner(policy=policy, budget=budget_s, context=context, **settings)
+    run.require_directory()
+    assert run.run_dir is not None
+    directory = claim_directory(run.run_dir / DIRECTORY).path
+    cfg = OmegaConf.create({"env": run.env_factory, "seeding": run.cfg.get("seeding")}, flags={"allow_objects": True})
+    with run.inside(directory):
+        runner.setup(cfg)
+        runner.run()
+    assert runner.improvement is not None
+    return runner.improvement
+
+
+def train_for(context: RunContext, seconds: float, by_steps: bool) -> None:
+    """Train for about a time: one update or epoch first, then as many as fit, in calls that become longer.
+
+    :param context: The run.
+    :param seconds: Wall time.
+    :param by_steps: Whether updates take a fixed number of environment steps; otherwise, epochs are counted.
+    """
+    end = time.monotonic() + seconds
+    context.train(**{"n_steps" if by_steps else "n_epochs": 1})
+    unit = context.runner.trainer.steps_per_update() if by_steps else 1
+    n_units, fit = 1, math.inf
+    while fit >= 1.0 and time.monotonic() < end:
+        start = time.monotonic()
+        context.train(**{"n_steps" if by_steps else "n_epochs": n_units * unit})
+        of_unit = (time.monotonic() - start) / n_units
+        fit = (end - time.monotonic()) / max(of_unit, 1e-3)
+        n_units = int(min(4 * n_units, fit))
