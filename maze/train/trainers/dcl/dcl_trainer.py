@@ -56,7 +56,7 @@ class DCL(LabellingTrainer):
                 raise ConfigError("algorithm.base: a policy with hidden states cannot plan, copies have none of them.")
         self._base: Policy | None = base
         self._explorer = RandomPolicy(copies.action_spaces)
-        is_single = base is not None and (base.needs_env() or base.needs_state())
+        is_single = base is not None and base.needs_env()
         self._walk, self._limit = copies.branches(is_single)
         self._planned, _ = copies.branches(is_single, config.gamma)
         self._progress = _Progress()
@@ -164,7 +164,7 @@ class DCL(LabellingTrainer):
     def _candidates(self, group: Group, index: int, base_action: Mapping[str, Any], policy: Policy) -> Candidates:
         observation, actor = group.single(index), group.actor_id
         env = None if group.envs is None else group.envs[index]
-        state = env.get_maze_state() if env is not None and policy.needs_state() else None
+        state = group.maze_state(index) if policy.needs_state() else None
         return candidate_actions(
             dict(base_action), self.copies.action_spaces[actor.step_key], observation, self.config.candidates, self.rng,
             lambda: policy.compute_action(observation, state, env, actor, deterministic=False),
