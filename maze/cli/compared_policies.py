@@ -27,6 +27,7 @@ _WEIGHTS = "state_dict.pt"
 _BUNDLE, _WHOLE_BUNDLE = ".maze", "maze.serve.policy.WholeBundlePolicy"
 _SB3 = ".zip"
 _ROLLOUT = "rollout"
+_EVIDENCE_GATE = "maze.offline.estimation.EvidenceGateRunner"
 _AS_RECORDED = "recorded_actions"
 
 
@@ -43,8 +44,8 @@ def complete_policies(cfg: DictConfig, project: Path, overrides: Sequence[str]) 
     """
     named = {override.lstrip("+~").partition("=")[0].partition(".")[0] for override in overrides}
     reader = PolicyReader(cfg, project, named)
-    if isinstance(cfg.get("data"), str) and not cfg.data.startswith(MINARI):
-        cfg.data = str(project / cfg.data)
+    if isinstance(cfg.get("data"), str):
+        cfg.data = _from_project(cfg.data, project)
     if is_gate(cfg):
         _complete_gate(cfg, project)
         reader.where = " or ".join(GATE)
@@ -62,6 +63,10 @@ def complete_policies(cfg: DictConfig, project: Path, overrides: Sequence[str]) 
             cfg.env = reader.env
 
 
+def _from_project(data: str, project: Path) -> str:
+    return data if data.startswith(MINARI) else str(project / data)
+
+
 def _complete_gate(cfg: DictConfig, project: Path) -> None:
     """Check that both policies are named, and replace a file of thresholds by its content."""
     for name in GATE:
@@ -69,6 +74,14 @@ def _complete_gate(cfg: DictConfig, project: Path) -> None:
             raise UsageError(
                 f"{name}: expected a training run, a bundle or an option of {_GROUP}: {name}=outputs/<name>/<time>."
             )
+    if cfg.get("evidence") is not None:
+        evidence = {"data": cfg.evidence} if isinstance(cfg.evidence, str) else OmegaConf.to_container(cfg.evidence)
+        if not isinstance(evidence, dict) or "data" not in evidence:
+            raise UsageError(f"evidence: expected a log, or a mapping with `data`, found {evidence!r}.")
+        evidence["data"] = _from_project(str(evidence["data"]), project)
+        with open_dict(cfg):
+            common = {"_target_": _EVIDENCE_GATE, "policies": "${policies}", "margin": cfg.runner.margin}
+            cfg.runner = {**common, "deterministic": False, **evidence}
     if isinstance(cfg.get("thresholds"), str):
         try:
             thresholds = read_config(project / cfg.thresholds)

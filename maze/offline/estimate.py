@@ -11,10 +11,10 @@ from gymnasium import spaces
 from maze.core.agent.policy import Policy
 from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import ConfigError
+from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps, actor_of
 from maze.offline import estimators as ope
 from maze.offline.action_probabilities import action_distribution
 from maze.offline.fitted_q import Array, FittedQConfig, FittedValues, fit_q
-from maze.offline.logged_steps import LoggedSteps, actor_of
 from maze.report.estimates import Estimate
 
 BEHAVIOUR = "behaviour"
@@ -93,6 +93,7 @@ class PolicyEstimate:
     :param largest_weight: Largest share of one episode in the sum of the weights.
     :param unsupported: Share of the policy's decisions whose actions the log cannot contain.
     :param refusal: Why there is no estimate, and what would help; empty: there is one.
+    :param samples: Estimates in the bootstrap samples, which are the same for all policies and estimators.
     """
 
     policy: str
@@ -103,6 +104,7 @@ class PolicyEstimate:
     largest_weight: float
     unsupported: float
     refusal: str = ""
+    samples: Array = field(default_factory=lambda: np.empty(0), repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -254,6 +256,7 @@ def _entry(
         effective,
         largest,
         weighting.unsupported,
+        samples=sampled,
     )
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, GateNotPassedError
 from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
+from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
 from maze.core.trajectory_recording.datasets.trajectory_processor import IdentityWithNextObservationTrajectoryProcessor
 from maze.core.utils.factory import CollectionOfConfigType
 from maze.evaluation.comparison import aligned, intervals_figure
@@ -27,7 +28,6 @@ from maze.offline.estimate import (
     estimate,
     log_probabilities,
 )
-from maze.offline.logged_steps import LoggedSteps
 from maze.report.page import Cell, Page, fact_list, number_text, page_section, table
 from maze.runner import Runner
 from maze.utils.process import use_one_thread
@@ -126,6 +126,59 @@ class EstimationRunner(EvaluationRunner):
         data = LoggedSteps.of_dataset(dataset)
         data.require_spaces(env.observation_spaces_dict, env.action_spaces_dict)
         return data, policy, env
+
+
+_JUDGES = ("dr", "wdr", "magic", "fqe", "wpdis", "wis", "pdis", "is")
+"""Estimators of the gate, the preferred one first."""
+
+
+@dataclass
+class EvidenceGateRunner(EstimationRunner):
+    """Release gate on logged episodes: pass if the candidate is shown to be within the margin of the baseline.
+
+    The difference of both estimates is judged by the lower end of its 95 % interval, by bootstrap over the same
+    episodes. The estimator is the first of `dr`, `wdr`, `magic`, `fqe` and those by weighting alone that is refused for
+    neither policy. Writes `gate.md` besides the files of the estimation.
+
+    :param margin: Share of the baseline's estimate by which the candidate may be worse.
+    """
+
+    margin: float = 0.02
+
+    @override(EstimationRunner)
+    def run(self, **kwargs: Any) -> None:
+        super().run(**kwargs)
+        passes, text = evidence_verdict(self.estimates, self.margin)
+        print(text, flush=True)
+        write_files({"gate.md": f"# {'Passed' if passes else 'Not passed'}\n\n{text}\n"})
+        if not passes:
+            raise GateNotPassedError(text)
+
+
+def evidence_verdict(entries: Sequence[PolicyEstimate], margin: float) -> tuple[bool, str]:
+    """Judge a candidate by estimates from a log.
+
+    :param entries: Estimates of `baseline` and `candidate`.
+    :param margin: Share of the baseline's estimate by which the candidate may be worse.
+    :return: Whether it passes, and the reason in sentences.
+    """
+    given = {(entry.policy, entry.estimator): entry for entry in entries}
+    for judge in _JUDGES:
+        pair = [given.get((policy, judge)) for policy in ("candidate", "baseline")]
+        if any(entry is None or entry.refusal for entry in pair):
+            continue
+        candidate, baseline = (entry for entry in pair if entry is not None)
+        low, high = np.quantile(candidate.samples - baseline.samples, (0.025, 0.975))
+        tolerated = -margin * abs(baseline.estimate.value)
+        passes = bool(low >= tolerated)
+        return passes, (
+            f"{'Passed' if passes else 'Not passed'}: estimated by `{judge}`, the candidate's return differs from the "
+            f"baseline's by {candidate.estimate.value - baseline.estimate.value:.4g}, 95 % interval [{low:.4g}, "
+            f"{high:.4g}]; at least {tolerated:.4g} is required. The estimate assumes that the log holds all that the "
+            f"policies observe and that the plant has not changed since."
+        )
+    reasons = " ".join(dict.fromkeys(entry.refusal for entry in entries if entry.refusal))
+    return False, f"Not passed: no estimator can judge both policies. {reasons}"
 
 
 def _cells(entry: PolicyEstimate) -> tuple[str, ...]:

@@ -31,11 +31,20 @@ def test_a_recorded_rollout_is_evaluated_for_other_policies(
     found = {(row["policy"], row["estimator"]): row for row in rows}
     assert float(found["old", "is"]["estimate"]) == pytest.approx(4.0)  # four steps, reward 1 each
     assert float(found["random", "pdis"]["low"]) <= 4.0 <= float(found["random", "pdis"]["high"])
-    assert float(found["cautious", "wis"]["effective_episodes"]) == pytest.approx(80 * 0.75**4, abs=13)  # three standard deviations
+    assert float(found["cautious", "wis"]["effective_episodes"]) == pytest.approx(
+        80 * 0.75**4, abs=13
+    )  # three standard deviations
     page = next(Path("log").glob("estimate*/*/report.html")).read_text()
     assert "80" in page
     assert main([*command, policies, "behaviour=old", "runner.estimators=[wis]"]) == 0
     assert "Refused: The weighted episodes are worth" in capfd.readouterr().out
+    evidence = f"evidence={{data: {run}, behaviour: baseline, gamma: 1.0, estimators: [pdis]}}"
+    gate = ["-cn", "conf_gate", *common, f"baseline={OLD}", evidence]
+    assert main([*gate, f"candidate={OLD}"]) == 0
+    assert "Passed: estimated by `pdis`" in next(Path("log").glob("gate*/*/gate.md")).read_text()
+    capfd.readouterr()
+    assert main([*gate, f"candidate={{_target_: {CARTPOLE}}}"]) == 1
+    assert "no estimator can judge both policies" in capfd.readouterr().err
     assert main([*command, policies, "behaviour=older"]) == 1
     assert "expected the name of one of the policies (old, random, cautious), found 'older'" in capfd.readouterr().err
     assert main([*command, policies, "behaviour=cautious"]) == 1
