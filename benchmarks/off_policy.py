@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from maze.core.agent.policy import Policy
+from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps, SubstepTable
 from maze.offline.action_probabilities import ExploringPolicy
 from maze.offline.estimate import BEHAVIOUR, ESTIMATORS, EstimationConfig, PolicyEstimate, estimate, log_probabilities
-from maze.offline.logged_steps import LoggedSteps, SubstepTable
 from maze_envs.inventory.lost_sales import SCALE, BaseStockPolicy, LostSales
 
 GAMMA = 0.9

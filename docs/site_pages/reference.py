@@ -63,6 +63,7 @@ OVERVIEW: dict[str, dict[str, str]] = {
         "maze.train.trainers.dqn": "DQN.",
         "maze.train.trainers.es": "Evolution strategies.",
         "maze.train.trainers.imitation": "Behavioural cloning.",
+        "maze.train.trainers.offline": "Learning from logged decisions: IQL, CQL, TD3+BC.",
         "maze.train.trainers.common": "Trainer base classes, training runner, losses, gradient step.",
         "maze.train.trainers.common.actor_critic": "What A2C, PPO and IMPALA share: valuation, minibatches, losses.",
         "maze.train.trainers.common.evaluators": "Evaluators.",

@@ -15,8 +15,8 @@ import numpy as np
 from maze.core.env.base_env import TRUNCATION_KEY
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import CheckpointError, ConfigError
+from maze.core.trajectory_recording.datasets.logged_steps import PROPENSITY, LoggedSteps
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
-from maze.offline.logged_steps import PROPENSITY, LoggedSteps
 from maze.serve.decision_log import decoded, log_files, read_lines
 
 _LOGGER = logging.getLogger(__name__)

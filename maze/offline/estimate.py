@@ -11,10 +11,10 @@ from gymnasium import spaces
 from maze.core.agent.policy import Policy
 from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import ConfigError
+from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps, actor_of
 from maze.offline import estimators as ope
 from maze.offline.action_probabilities import action_distribution
 from maze.offline.fitted_q import Array, FittedQConfig, FittedValues, fit_q
-from maze.offline.logged_steps import LoggedSteps, actor_of
 from maze.report.estimates import Estimate
 
 BEHAVIOUR = "behaviour"

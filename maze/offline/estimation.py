@@ -14,6 +14,7 @@ import numpy as np
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, GateNotPassedError
 from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
+from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
 from maze.core.trajectory_recording.datasets.trajectory_processor import IdentityWithNextObservationTrajectoryProcessor
 from maze.core.utils.factory import CollectionOfConfigType
 from maze.evaluation.comparison import aligned, intervals_figure
@@ -27,7 +28,6 @@ from maze.offline.estimate import (
     estimate,
     log_probabilities,
 )
-from maze.offline.logged_steps import LoggedSteps
 from maze.report.page import Cell, Page, fact_list, number_text, page_section, table
 from maze.runner import Runner
 from maze.utils.process import use_one_thread

@@ -20,8 +20,8 @@ from maze.core.agent.flat_adam import FlatAdam
 from maze.core.agent.policy import Policy
 from maze.core.agent.torch_state_action_critic import encode_action
 from maze.core.env.structured_env import StepKeyType
+from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps, actor_of
 from maze.offline.action_probabilities import Arrays, action_distribution, candidates
-from maze.offline.logged_steps import LoggedSteps, actor_of
 
 Array = np.ndarray[Any, Any]
 _MOST_BLOCKS = 1000

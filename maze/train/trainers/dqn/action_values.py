@@ -48,8 +48,8 @@ def factors_of(action_space: spaces.Dict) -> list[Factor]:
     for head, space in action_space.spaces.items():
         if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
             raise ConfigError(
-                f"env: action head `{head}` is {space}, but DQN chooses among Discrete and MultiDiscrete actions. "
-                "Discretise it (DiscretizeActionsWrapper), or train with SAC or PPO."
+                f"env: action head `{head}` is {space}, but DQN and CQL choose among Discrete and MultiDiscrete "
+                "actions. Discretise it (DiscretizeActionsWrapper), or train with SAC, PPO or IQL."
             )
         ends = np.cumsum(space.n if isinstance(space, spaces.Discrete) else space.nvec).tolist()
         factors += [Factor(head, slice(*part), place) for place, part in enumerate(itertools.pairwise([0, *ends]))]

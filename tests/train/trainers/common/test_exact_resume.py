@@ -46,6 +46,10 @@ DQN = (
     *("algorithm.batch_size=4", "algorithm.replay_buffer_size=60", "algorithm.initial_buffer_size=20"),
     *("algorithm.target_update_interval=5", "algorithm.epsilon_decay_steps=60", "algorithm.n_step_returns=3"),
 )
+OFFLINE = (
+    *("algorithm.epoch_length=4", "algorithm.batch_size=8", "algorithm.rollout_evaluator.n_episodes=2"),
+    *("algorithm.lr=0.01", "algorithm.tau=0.1"),
+)
 RECURRENT = (
     *("algorithm=ppo", "model=auto", "model.recurrence=carried", "critic=template_state", *ACTOR_CRITIC[1:]),
     *("algorithm.sequence_length=5", "runner.concurrency=2", "algorithm.batch_size=8"),
@@ -83,10 +87,23 @@ TRAININGS = {
         "algorithm.tau=0.1",
         "algorithm.collect_ahead=true",
     ),
+    "dcl": (
+        "algorithm=dcl",
+        *("algorithm.states=20", "algorithm.states_per_update=10", "algorithm.scenarios=2", "algorithm.horizon=3"),
+        *("algorithm.n_passes=2", "algorithm.rollout_evaluator.n_episodes=2", "model=auto"),
+        "model.normalize_observations=true",
+    ),
+    "self_labelling": (
+        "algorithm=self_labelling",
+        *("algorithm.instances=2", "algorithm.samples=3", "algorithm.epoch_length=2", "model=auto"),
+        *("algorithm.rollout_evaluator.n_episodes=2", "model.normalize_observations=true"),
+    ),
     "bc": ("algorithm=bc", "algorithm.device=cpu", "algorithm.batch_size=8", "algorithm.n_eval_episodes=2"),
+    "cql": ("algorithm=cql", *OFFLINE, "algorithm.target_update_interval=3"),
+    "iql": ("algorithm=iql", *OFFLINE, *NORMALIZED_SAC),
     "es": ("algorithm=es", "algorithm.n_rollouts_per_update=4", "algorithm.max_steps=20", "runner.n_eval_rollouts=2"),
 }
-LEARNS_ALONE = ("bc", "es")
+LEARNS_ALONE = ("bc", "cql", "es", "iql")
 TAKES_LONGER = ("ppo-processes", "sac-processes", "sac-ahead", "sacfd", "dqn-prioritized")
 ONE_OF_EACH_KIND = [pytest.param(name, marks=[pytest.mark.long] * (name in TAKES_LONGER)) for name in TRAININGS]
 N_EPOCHS = 4
@@ -157,7 +174,7 @@ class Run:
         try:
             with StatsContext():
                 self.runner = Factory(Runner).instantiate(cfg.runner)
-                if name == "bc":
+                if name in ("bc", "cql", "iql"):
                     self.runner.dataset = demonstrations()
                 if name == "sacfd":
                     self.runner.initial_demonstration_trajectories = demonstrations()
@@ -254,6 +271,8 @@ N_UPDATES = {
     "dqn": 19,
     "dqn-prioritized": 19,
     "bc": 4,
+    "cql": 10,
+    "iql": 10,
     "es": 3,
 }
 

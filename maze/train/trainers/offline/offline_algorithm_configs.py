@@ -1,0 +1,142 @@
+"""Hyperparameters of the algorithms that learn from logged decisions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from maze.core.annotations import override
+from maze.train.trainers.common.config_classes import AlgorithmConfig
+from maze.train.trainers.common.evaluators.evaluator import default_rollout_evaluator
+from maze.train.trainers.dqn.dqn_algorithm_config import DQNAlgorithmConfig
+
+_SQUASHED = (
+    {
+        "action_space": "gymnasium.spaces.Box",
+        "bounded": True,
+        "distribution": "maze.distributions.squashed_gaussian.SquashedGaussianProbabilityDistribution",
+    },
+)
+
+
+@dataclass(kw_only=True)
+class OfflineConfig(AlgorithmConfig):
+    """Hyperparameters of all algorithms that learn from logged decisions."""
+
+    n_epochs: int = 10
+    """Number of epochs; 0: until early stopping, 1,000 at most."""
+
+    epoch_length: int = 1000
+    """Number of updates per epoch. Each epoch ends with an evaluation."""
+
+    patience: int = 0
+    """Number of epochs without a better evaluation after which training stops; 0 never stops early."""
+
+    device: str = "cpu"
+    """Where networks are trained: `cpu`, `cuda`, or `cuda:<index>`."""
+
+    lr: float = 3e-4
+    """Learning rate of Adam."""
+
+    gamma: float = 0.99
+    """Discount per environment step."""
+
+    batch_size: int = 256
+    """Number of decisions of each actor in a batch."""
+
+    rollout_evaluator: Any = field(default_factory=default_rollout_evaluator)
+    """Evaluates the policy in the environment between epochs (or its configuration); `None`: no evaluation, the weights
+    of the last epoch are kept."""
+
+    @override(AlgorithmConfig)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_integer("batch_size", minimum=1)
+        self.require_number("lr", 0.0, above=True)
+        self.require_number("gamma", 0.0, 1.0)
+
+
+@dataclass(kw_only=True)
+class IQLConfig(OfflineConfig):
+    """Hyperparameters of :class:`~maze.train.trainers.offline.iql_trainer.IQL`."""
+
+    critic = "state-action"
+    trainer = "maze.train.trainers.offline.iql_trainer.IQL"
+    distributions = _SQUASHED
+
+    expectile: float = 0.7
+    """Expectile of the action values that the state value estimates: 0.5 is their mean, towards 1 their maximum."""
+
+    inverse_temperature: float = 3.0
+    """Factor of the advantage in the weights of the policy's regression; 0 clones the logged behaviour."""
+
+    max_weight: float = 100.0
+    """Largest weight of an action in the policy's regression."""
+
+    tau: float = 0.005
+    """Step size of the target networks of the critic."""
+
+    @override(OfflineConfig)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_number("expectile", 0.0, 1.0)
+        self.require_number("inverse_temperature", 0.0)
+        self.require_number("max_weight", 0.0, above=True)
+        self.require_number("tau", 0.0, 1.0)
+
+
+@dataclass(kw_only=True)
+class CQLConfig(OfflineConfig):
+    """Hyperparameters of :class:`~maze.train.trainers.offline.cql_trainer.CQL`."""
+
+    trainer = "maze.train.trainers.offline.cql_trainer.CQL"
+    distributions = DQNAlgorithmConfig.distributions
+
+    alpha: float = 1.0
+    """Weight of the conservative term; 0 is double DQN."""
+
+    tau: float = 1.0
+    """Step size of the target networks; 1 copies the weights."""
+
+    target_update_interval: int = 1000
+    """Number of updates between two steps of the target networks."""
+
+    @override(OfflineConfig)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_number("alpha", 0.0)
+        self.require_number("tau", 0.0, 1.0)
+        self.require_integer("target_update_interval", minimum=1)
+
+
+@dataclass(kw_only=True)
+class TD3BCConfig(OfflineConfig):
+    """Hyperparameters of :class:`~maze.train.trainers.offline.td3_bc_trainer.TD3BC`."""
+
+    name = "td3_bc"
+    critic = "state-action"
+    trainer = "maze.train.trainers.offline.td3_bc_trainer.TD3BC"
+    distributions = _SQUASHED
+
+    alpha: float = 2.5
+    """Weight of the action value relative to the distance from the logged action."""
+
+    policy_delay: int = 2
+    """Number of updates of the critic for each update of the policy and of the target networks."""
+
+    target_noise: float = 0.2
+    """Standard deviation of the noise of target actions, which are in [-1, 1]."""
+
+    target_noise_clip: float = 0.5
+    """Largest noise of target actions."""
+
+    tau: float = 0.005
+    """Step size of the target networks."""
+
+    @override(OfflineConfig)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("alpha", "target_noise", "target_noise_clip"):
+            self.require_number(name, 0.0)
+        self.require_number("tau", 0.0, 1.0)
+        self.require_integer("policy_delay", minimum=1)

@@ -1,0 +1,259 @@
+"""IQL, CQL and TD3+BC: single updates worked out independently, masks, ends of episodes, better than the log."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.nn import functional
+
+from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.agent.torch_state_action_critic import TorchStepStateActionCritic
+from maze.core.env.structured_env import ActorID
+from maze.core.errors import ConfigError
+from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
+from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
+from maze.distributions.distribution_mapper import DistributionMapper
+from maze.train.trainers.offline.cql_trainer import CQL, conservative_loss
+from maze.train.trainers.offline.iql_trainer import IQL, advantage_weights, expectile_loss
+from maze.train.trainers.offline.logged_batches import LoggedBatches
+from maze.train.trainers.offline.offline_algorithm_configs import CQLConfig, IQLConfig, OfflineConfig, TD3BCConfig
+from maze.train.trainers.offline.offline_trainer import OfflineTrainer
+from maze.train.trainers.offline.td3_bc_trainer import TD3BC, policy_loss
+
+PICK, PLACE = spaces.Dict(item=spaces.Discrete(3)), spaces.Dict(side=spaces.Discrete(2))
+STRUCTURED = {"pick": PICK, "place": PLACE}
+VALVE = {0: spaces.Dict(valve=spaces.Box(np.float32([-2.0]), np.float32([6.0])))}
+MINIMUM = torch.finfo(torch.float32).min
+
+
+class Net(nn.Module):
+    """Two dense layers from all observations (but masks) to outputs by name, the first of which may be masked."""
+
+    def __init__(self, n_in: int, outputs: dict[str, int], mask: str = "") -> None:
+        super().__init__()
+        self.hidden = nn.Sequential(nn.Linear(n_in, 16), nn.Tanh())
+        self.heads = nn.ModuleDict({name: nn.Linear(16, n_out) for name, n_out in outputs.items()})
+        self.mask = mask
+
+    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        features = self.hidden(torch.cat([value for name, value in inputs.items() if name != "mask"], -1))
+        found = {name: head(features) for name, head in self.heads.items()}
+        if self.mask:
+            first = next(iter(found))
+            found[first] = found[first].masked_fill(inputs[self.mask] == 0, MINIMUM)
+        return found
+
+
+def structured_episode(rng: np.random.Generator, n_steps: int) -> list[tuple[int, SpacesRecord]]:
+    """Any allowed action; item 1 (in even steps, when item 2 is masked) or 2 on side 1 is worth 1, all else nothing."""
+    records = []
+    for step in range(n_steps):
+        mask = np.array([1, 1, step % 2], np.float32)
+        item, side = int(rng.choice(np.flatnonzero(mask))), int(rng.integers(2))
+        observed = {"step": np.array([step], np.float32), "mask": mask}
+        placed = {"item": np.eye(3, dtype=np.float32)[item], "parity": np.array([step % 2], np.float32)}
+        reward = float(item == 1 + step % 2 and side == 1)
+        place = SpacesRecord(ActorID("place", 0), placed, {"side": np.int64(side)}, reward, step == n_steps - 1, {})
+        pick = SpacesRecord(ActorID("pick", 0), observed, {"item": np.int64(item)}, 0.0, False, {})
+        records += [(step, pick), (step, place)]
+    return records
+
+
+def structured_log(n_episodes: int = 200) -> LoggedSteps:
+    rng = np.random.default_rng(0)
+    return LoggedSteps.of_episodes(structured_episode(rng, 2) for _ in range(n_episodes))
+
+
+def valve_log(n_episodes: int = 500) -> LoggedSteps:
+    """One decision; openings around 1, of which those near 3 are the best."""
+    rng = np.random.default_rng(0)
+    openings = rng.normal(1.0, 2.5, (n_episodes, 1)).clip(-2, 6).astype(np.float32)
+    observed = {"load": np.ones(1, np.float32)}
+    return LoggedSteps.of_episodes(
+        [(0, SpacesRecord(ActorID(0, 0), observed, {"valve": opening}, -0.1 * float((opening[0] - 3) ** 2), True, {}))]
+        for opening in openings
+    )
+
+
+def trainer(
+    trainer_class: type[OfflineTrainer], config: OfflineConfig, data: LoggedSteps, action_spaces: Any
+) -> OfflineTrainer:
+    """Trainer with tiny networks, seeded."""
+    torch.manual_seed(0)
+    heads = spaces.Dict({head: part for space in action_spaces.values() for head, part in space.spaces.items()})
+    mapper = DistributionMapper(heads, list(config.distributions))
+    policies, critics = {}, {}
+    for key, space in action_spaces.items():
+        n_in = sum(values.shape[1] for name, values in data.tables[key].observations.items() if name != "mask")
+        mask = "mask" if "mask" in data.tables[key].observations else ""
+        policies[key] = Net(n_in, {head: mapper.required_logits_shape(head)[0] for head in space.spaces}, mask)
+        discrete = {f"{head}_q_values": int(part.n) for head, part in space.spaces.items() if hasattr(part, "n")}
+        critics[key] = Net(n_in, discrete) if discrete else Net(n_in + 1, {"q_value": 1})
+    policy = TorchPolicy(policies, mapper, "cpu", [])
+    policy.seed(0)
+    is_discrete = {key: hasattr(next(iter(space.values())), "n") for key, space in action_spaces.items()}
+    critic = TorchStepStateActionCritic(critics, len(critics), "cpu", is_discrete, action_spaces)
+    return trainer_class(config, policy, data, action_spaces, critic, seed=0)
+
+
+def one_update(offline: OfflineTrainer) -> list[Any]:
+    """Learn from one batch, which is returned."""
+    batches = offline.batches.draw()
+    offline.batches.draw = lambda: batches  # type: ignore[method-assign]
+    offline.train(n_epochs=1)
+    return batches
+
+
+def weights(networks: Any) -> list[Tensor]:
+    return [parameter.detach() for network in networks for parameter in network.parameters()]
+
+
+def test_losses_equal_numbers_worked_out_by_hand() -> None:
+    # log(e^1 + e^2) - 1; the masked third action has no part in it
+    values = [torch.tensor([[1.0, 2.0, MINIMUM]])]
+    assert conservative_loss(values, torch.tensor([[1.0]])).item() == pytest.approx(1.3132617)
+    # 0.7 * 2^2 and 0.3 * 1^2, averaged
+    assert expectile_loss(torch.tensor([2.0, -1.0]), 0.7).item() == pytest.approx(1.55)
+    assert advantage_weights(torch.tensor([0.5, 9.0]), 2.0, 100.0).tolist() == pytest.approx([2.7182817, 100.0])
+    # 0.25 - 2.5 * mean(1, -3) / mean(1, 3)
+    assert policy_loss(torch.tensor([1.0, -3.0]), torch.tensor(0.25), 2.5).item() == pytest.approx(1.5)
+
+
+def test_an_update_of_cql_equals_plain_torch() -> None:
+    config = CQLConfig(epoch_length=1, batch_size=8, lr=0.01, rollout_evaluator=None, gamma=0.9)
+    offline = trainer(CQL, config, structured_log(), STRUCTURED)
+    before = copy.deepcopy(offline.model.networks)
+    pick, place = one_update(offline)
+    optimizer = torch.optim.Adam(weights_with_gradients(before.values()), lr=0.01)
+    loss = torch.zeros(())
+    for batch, head, following, other, discount in (
+        (pick, "item", "place", "side", 1.0),
+        (place, "side", "pick", "item", 0.9),
+    ):
+        values = before[batch.actor.step_key](batch.observations)[head]
+        with torch.no_grad():
+            ((_, rows, observations),) = batch.following
+            best = before[following](observations)[other].max(-1).values
+            next_values = torch.zeros(8)
+            next_values[rows if rows is not None else slice(None)] = best
+            target = batch.rewards + discount * torch.where(batch.discounts == 0, 0.0, next_values)
+        taken = values.gather(1, batch.actions[head][:, None])[:, 0]
+        loss = loss + functional.smooth_l1_loss(taken, target) + (values.exp().sum(1).log() - taken).mean()
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    for found, expected in zip(weights(offline.model.networks.values()), weights(before.values()), strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=0.0)
+
+
+def weights_with_gradients(networks: Any) -> list[nn.Parameter]:
+    return [parameter for network in networks for parameter in network.parameters()]
+
+
+def test_an_update_of_iql_equals_plain_torch() -> None:
+    config = IQLConfig(epoch_length=1, batch_size=8, lr=0.01, rollout_evaluator=None, inverse_temperature=2.0, tau=0.1)
+    offline = trainer(IQL, config, valve_log(), VALVE)
+    assert isinstance(offline, IQL)
+    policy, value = copy.deepcopy(offline.model.networks[0]), copy.deepcopy(offline.value_networks[0])
+    pair, target_pair = copy.deepcopy(offline.critic.networks[0]), copy.deepcopy(offline.critic.target_networks[0])
+    (batch,) = one_update(offline)
+    observed, action = batch.observations, batch.actions["valve"]  # scaled to [-1, 1]
+    inputs = {**observed, "action": action}
+
+    optimizer = torch.optim.Adam([*pair.parameters(), *value.parameters()], lr=0.01)
+    with torch.no_grad():
+        logged = torch.minimum(*(network(inputs)["q_value"][:, 0] for network in target_pair))
+    difference = logged - value(observed)
+    loss = ((0.7 - (difference < 0).float()).abs() * difference**2).mean()
+    for network in pair:  # all episodes end here: the target is the reward
+        loss = loss + ((network(inputs)["q_value"][:, 0] - batch.rewards) ** 2).mean()
+    loss.backward()
+    optimizer.step()
+
+    optimizer = torch.optim.Adam(policy.parameters(), lr=0.01)
+    with torch.no_grad():
+        weight = (2.0 * (logged - value(observed))).exp().clamp(max=100.0)
+    mean, log_std = policy(observed)["valve"].chunk(2, -1)
+    before_tanh = torch.atanh(action.clamp(-0.999, 0.999))
+    density = torch.distributions.Normal(mean, log_std.exp()).log_prob(before_tanh)  # the rest has no gradient
+    (-(weight * density[:, 0]).mean()).backward()
+    optimizer.step()
+
+    learned = [offline.model.networks[0], offline.value_networks[0], offline.critic.networks[0]]
+    for found, expected in zip(weights(learned), weights([policy, value, pair]), strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0.0)
+    targets = zip(weights([offline.critic.target_networks[0]]), weights([target_pair]), weights([pair]), strict=True)
+    for found, old, new in targets:
+        torch.testing.assert_close(found, 0.9 * old + 0.1 * new, atol=1e-5, rtol=0.0)
+
+
+@pytest.mark.parametrize(
+    ("trainer_class", "config"),
+    [
+        (CQL, CQLConfig(epoch_length=300, lr=0.01, batch_size=64, rollout_evaluator=None, target_update_interval=20)),
+        (IQL, IQLConfig(epoch_length=300, lr=0.01, batch_size=64, rollout_evaluator=None, tau=0.1, expectile=0.9)),
+    ],
+)
+def test_masked_sub_steps_are_learned_from_random_actions(trainer_class: Any, config: Any) -> None:
+    offline = trainer(trainer_class, config, structured_log(), STRUCTURED)
+    offline.train(n_epochs=1)
+    for step in (0, 1):
+        observed = {"step": np.array([step], np.float32), "mask": np.array([1, 1, step], np.float32)}
+        item = offline.policy.compute_action(observed, actor_id=ActorID("pick", 0), deterministic=True)["item"]
+        assert item == 1 + step
+        placed = {"item": np.eye(3, dtype=np.float32)[item], "parity": np.array([step], np.float32)}
+        assert offline.policy.compute_action(placed, actor_id=ActorID("place", 0), deterministic=True)["side"] == 1
+
+
+@pytest.mark.parametrize(
+    ("trainer_class", "config"),
+    [
+        (IQL, IQLConfig(epoch_length=500, lr=0.01, batch_size=64, rollout_evaluator=None, tau=0.1)),
+        (TD3BC, TD3BCConfig(epoch_length=500, lr=0.01, batch_size=64, rollout_evaluator=None, tau=0.1)),
+    ],
+)
+def test_continuous_actions_become_better_than_the_logged_ones(trainer_class: Any, config: Any) -> None:
+    offline = trainer(trainer_class, config, valve_log(), VALVE)
+    offline.train(n_epochs=1)
+    observed = {"load": np.ones(1, np.float32)}
+    opening = offline.policy.compute_action(observed, actor_id=ActorID(0, 0), deterministic=True)["valve"]
+    assert 2.0 < float(opening[0]) < 4.5  # logged: 1 on average, best: 3
+
+
+def test_a_value_follows_a_truncation_and_not_a_termination() -> None:
+    observed, after = ({"load": np.array([load], np.float32)} for load in (1.0, 2.0))
+
+    def ending(info: dict[str, bool], following: Any) -> list[tuple[int, SpacesRecord]]:
+        record = SpacesRecord(ActorID(0, 0), observed, {"valve": np.float32([0.0])}, 1.0, True, info)
+        record.next_observation = following
+        return [(0, record)]
+
+    truncated = {"TimeLimit.truncated": True}
+    for data, expected in (
+        (LoggedSteps.of_episodes([ending({}, after)]), 1.0),
+        (LoggedSteps.of_episodes([ending(truncated, after)]), 1.0 + 0.9 * 2.0),
+        (LoggedSteps.of_episodes([ending(truncated, None), ending({}, after)]), 1.0),  # unknown: not drawn
+    ):
+        (batch,) = LoggedBatches(data, VALVE, 0.9, 4, "cpu", torch.Generator()).draw()
+        targets = batch.targets(lambda _, observations: observations["load"][:, 0])
+        assert targets.tolist() == pytest.approx([expected] * 4)
+        assert batch.actions["valve"].flatten().tolist() == [-0.5] * 4  # 0 between -2 and 6
+
+
+def test_what_cannot_be_learned_is_refused_with_its_place() -> None:
+    data = structured_log(3)
+    data.tables["pick"].observations["mask"][:] = [1, 0, 0]
+    with pytest.raises(ConfigError, match=r"sub-step 'pick', action head `item`: the action mask .* excludes \d+"):
+        trainer(IQL, IQLConfig(), data, STRUCTURED)
+    with pytest.raises(ConfigError, match=r"action head `item` is Discrete.*TD3.BC learns Box actions"):
+        trainer(TD3BC, TD3BCConfig(), structured_log(3), STRUCTURED)
+    with pytest.raises(ConfigError, match=r"action head `valve` is Box"):
+        trainer(CQL, CQLConfig(), valve_log(3), VALVE)
+    unbounded = {0: spaces.Dict(valve=spaces.Box(-np.inf, np.inf, (1,)))}
+    with pytest.raises(ConfigError, match=r"`valve`: .*Give the action space finite bounds"):
+        LoggedBatches(valve_log(3), unbounded, 0.9, 4, "cpu", torch.Generator())
