@@ -64,6 +64,8 @@ PLANNING_SHARE, LAST_SHARE = 0.2, 0.3
 rest."""
 _LEAST_TRAINING, _LEAST_PLANNING = 2.0, 0.2
 """Seconds below which no training run is started; milliseconds of a decision below which nothing is simulated."""
+_EPISODES_SHARE = 0.05
+"""Least share of the budget for the episodes of a trained policy."""
 _OVERRUN = 2.0
 """Factor by which episodes may take more time than planned."""
 _SHARE_OF_SIMULATION = 0.85
@@ -436,8 +438,9 @@ class ImproveRunner(EvaluationRunner):
         :param algorithm: The algorithm.
         :param reserved: Seconds that are left for later policies.
         """
-        start, of_episodes = time.monotonic(), self._rungs[0].seconds
-        seconds = self._left() - reserved - _OVERRUN * of_episodes
+        start = time.monotonic()
+        of_episodes = max(_OVERRUN * self._rungs[0].seconds, _EPISODES_SHARE * self._budget_s)
+        seconds = self._left() - reserved - of_episodes
         if seconds < _LEAST_TRAINING:
             raise BudgetSpentError("no time is left for a training run; set a larger budget.")
         directory = Path.cwd() / algorithm
@@ -447,7 +450,8 @@ class ImproveRunner(EvaluationRunner):
         with make(algorithm=algorithm, overrides=settings, run_dir=str(directory), silent=True) as context:
             train_for(context, seconds, by_steps=algorithm == PPO)
             policy, make_env = context.policy, context.env_factory
-        most = max(self._left(), _OVERRUN * of_episodes)
+        # What was trained is evaluated, even if training has exceeded its time.
+        most = max(self._left() - reserved, _OVERRUN * of_episodes, PLANNING_SHARE * self._budget_s)
         played, n_decisions = self._played(algorithm, make_env(), policy, most)
         shown = str(shown_path(directory, self._project))
         commands = {
