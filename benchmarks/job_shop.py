@@ -74,7 +74,7 @@ def gaps(policy: Any, size: str, n_samples: int = 1) -> np.ndarray:
 def makespans(policy: Any, instances: list[Instance], n_samples: int) -> np.ndarray:
     """The best of `n_samples` makespans of each instance."""
     found = solve(policy, JobShopEnv(instances=instances, only_choices=True), n_samples=n_samples)
-    return np.asarray(found.kpis["makespan"])
+    return np.array([each.kpis["makespan"] for each in found])
 
 
 def compared_temperatures(

@@ -42,11 +42,10 @@ from maze.evaluation.runners import (
     played_measures,
     write_files,
 )
-from maze.planning.branches import simulation_of, stack_of
+from maze.planning.branches import chance_in, simulation_of, stack_of
 from maze.planning.rollout_policy import RolloutPolicy
 from maze.report.page import Cell, code_list, number_text, page_section, table
 from maze.runner import Runner
-from maze.utils.env_checks.acting import has_chance
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -506,7 +505,7 @@ class ImproveRunner(EvaluationRunner):
         """Return the algorithms that learn from the heuristic: `dcl` with chance, `self_labelling` without; PPO."""
         wanted = [PPO]
         with suppress(Exception):  # no copies: neither of them can train
-            wanted.insert(0, DCL if has_chance(stack_of(self._make_env())[0]) else SELF_LABELLING)
+            wanted.insert(0, DCL if chance_in(stack_of(self._make_env())[0], "improve") else SELF_LABELLING)
         return [name for name in wanted if name in shipped_algorithms()]
 
     def _settings(self, algorithm: str, seconds: float) -> dict[str, Any]:

@@ -38,7 +38,9 @@ def complete(cfg: DictConfig, project: Path) -> None:
             cfg.verbose = SHORT
         if cfg.get("input_dir"):
             cfg.input_dir = str(project / local_copy(str(cfg.input_dir), "input_dir"))
-        _name_files_of_policy(cfg.get("policy"), project)
+        _name_files(cfg.get("policy"), _FILES_OF_POLICY, project)
+        for section in (cfg.get("env"), OmegaConf.select(cfg, "algorithm.rollout_evaluator")):
+            _name_files(section, ("instances",), project)
         model = cfg.get("model")
         if isinstance(model, DictConfig):
             is_ours = "_target_" in model  # RLlib's own models have no such critic
@@ -50,12 +52,12 @@ def complete(cfg: DictConfig, project: Path) -> None:
         _draw_seeds(cfg)
 
 
-def _name_files_of_policy(policy: Any, project: Path) -> None:
-    """Make paths of a policy's files absolute, if they are in the project's directory."""
-    for key in _FILES_OF_POLICY if isinstance(policy, DictConfig) else ():
-        name = policy.get(key)
+def _name_files(section: Any, keys: Sequence[str], project: Path) -> None:
+    """Make paths of files in a section absolute, if they are in the project's directory."""
+    for key in keys if isinstance(section, DictConfig) else ():
+        name = section.get(key)
         if isinstance(name, str) and (project / name).exists():
-            policy[key] = str((project / name).absolute())
+            section[key] = str((project / name).absolute())
 
 
 def _use_distributions_of_algorithm(cfg: DictConfig) -> None:

@@ -14,8 +14,10 @@ from maze.core.env.batched_core_env import BatchedCoreEnv, scenario_seed
 from maze.core.env.batched_maze_env import BatchedMazeEnv
 from maze.core.env.space_arrays import zeros
 from maze.core.env.structured_env import ActorID
+from maze.core.errors import ConfigError
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.core.wrappers.wrapper import Wrapper
+from maze.utils.env_checks.acting import has_chance
 
 
 class SingleState(NamedTuple):
@@ -107,9 +109,36 @@ class Branches(ABC):
         :param scenarios: Its scenario, integers `[n_rows]`.
         :param seed: Seed of the scenarios; `None`: all branches have the future of their state (clairvoyant).
         """
-        n_rows = len(rows)
-        self.done, self.returns, self.steps = np.zeros(n_rows, np.bool_), np.zeros(n_rows), np.zeros(n_rows, np.int64)
+        self._clear(len(rows))
         self._fork(source, np.asarray(rows), np.asarray(scenarios), seed)
+
+    def continue_from(self, other: Branches, rows: np.ndarray) -> None:
+        """Take over branches of another object with their returns; one may be taken over many times.
+
+        :param other: Branches of the same environment, not this object. All have the same new future: for environments
+            without chance.
+        :param rows: Indices of its branches, `[n_rows]`.
+        """
+        self.fork(other.states(), rows, np.zeros(len(rows), np.int64), seed=0)
+        self.done, self.returns, self.steps = other.done[rows], other.returns[rows], other.steps[rows]
+
+    def begin(self, seeds: Sequence[int]) -> None:
+        """Begin episodes instead of branches.
+
+        :param seeds: A seed for each episode.
+        """
+        self._clear(len(seeds))
+        self._begin(seeds)
+
+    def _clear(self, n_rows: int) -> None:
+        self.done, self.returns, self.steps = np.zeros(n_rows, np.bool_), np.zeros(n_rows), np.zeros(n_rows, np.int64)
+
+    @abstractmethod
+    def states(self) -> Any:
+        """Return the present states, the source of other branches' :meth:`fork`; ended ones are not defined."""
+
+    @abstractmethod
+    def _begin(self, seeds: Sequence[int]) -> None: ...
 
     @abstractmethod
     def _fork(self, source: Any, rows: np.ndarray, scenarios: np.ndarray, seed: int | None) -> None: ...
@@ -147,15 +176,31 @@ class ArrayBranches(Branches):
 
     @override(Branches)
     def _fork(self, source: BatchedCoreEnv, rows: np.ndarray, scenarios: np.ndarray, seed: int | None) -> None:
-        size = _size(len(rows))
-        if size not in self._simulations:
-            self._simulations[size] = self._make(size)
-        self._simulation = simulation = self._simulations[size]
+        size, simulation = self._sized(len(rows))
         everyone = slice(0, size)
         simulation.copy_rows(source, _padded(rows, size), everyone, with_random=seed is None)
         if seed is not None:
             simulation.new_futures(everyone, _padded(scenarios, size), seed)
-        self._discount = 1.0
+
+    @override(Branches)
+    def _begin(self, seeds: Sequence[int]) -> None:
+        size, simulation = self._sized(len(seeds))
+        for row, seed in enumerate(_padded(np.asarray(seeds), size).tolist()):
+            simulation.seed_row(row, seed)
+        simulation.substep = 0
+        simulation.begin(np.arange(size))
+
+    @override(Branches)
+    def states(self) -> BatchedCoreEnv:
+        return self._simulation
+
+    def _sized(self, n_rows: int) -> tuple[int, BatchedCoreEnv]:
+        """The simulation for a number of branches, and its size."""
+        size = _size(n_rows)
+        if size not in self._simulations:
+            self._simulations[size] = self._make(size)
+        self._simulation = self._simulations[size]
+        return size, self._simulation
 
     @override(Branches)
     def observe(self, horizon: int | None = None) -> list[Group]:
@@ -181,10 +226,9 @@ class ArrayBranches(Branches):
         rewards, terminated, truncated = simulation.advance(taken)
         is_running = ~self.done
         self.n_decisions += int(np.count_nonzero(is_running))
-        self.returns += np.where(is_running, self._discount * rewards[:n_rows], 0.0)
+        self.returns += np.where(is_running, self.gamma ** self.steps[0] * rewards[:n_rows], 0.0)
         if simulation.is_step_complete:
             self.steps += 1
-            self._discount *= self.gamma
         over = terminated | truncated
         if over.any():
             self.done |= over[:n_rows]
@@ -230,14 +274,29 @@ class SingleBranches(Branches):
 
     @override(Branches)
     def _fork(self, source: Sequence[SingleState], rows: np.ndarray, scenarios: np.ndarray, seed: int | None) -> None:
-        while len(self._copies) < len(rows):
-            self._copies.append(copy.deepcopy(self._template))
+        self._provide(len(rows))
         self._observations: list[Any] = []
         for env, row, scenario in zip(self._copies, rows.tolist(), scenarios.tolist(), strict=False):
             env.clone_from(source[row].env)
             if seed is not None:
                 env.new_future(scenario_seed(seed, scenario))
             self._observations.append(source[row].observation)
+
+    @override(Branches)
+    def _begin(self, seeds: Sequence[int]) -> None:
+        self._provide(len(seeds))
+        self._observations = []
+        for env, seed in zip(self._copies, seeds, strict=False):
+            env.seed(seed)
+            self._observations.append(env.reset())
+
+    @override(Branches)
+    def states(self) -> list[SingleState]:
+        return [SingleState(*state) for state in zip(self._copies, self._observations, strict=False)]
+
+    def _provide(self, n_rows: int) -> None:
+        while len(self._copies) < n_rows:
+            self._copies.append(copy.deepcopy(self._template))
 
     @override(Branches)
     def observe(self, horizon: int | None = None) -> list[Group]:
@@ -281,6 +340,23 @@ class SingleBranches(Branches):
         for env in (self._template, *self._copies):
             env.close()
         self._copies.clear()
+
+
+def chance_in(env: Any, where: str) -> bool:
+    """Return whether there is chance in an environment of which copies are made.
+
+    :param env: The environment; it is left as it is.
+    :param where: What needs the copies, for messages.
+    :raises ConfigError: It cannot be copied, or copies cannot get new futures.
+    """
+    try:
+        twin = copy.deepcopy(env)
+        twin.seed(1)
+        twin.reset()
+        copy.deepcopy(env).clone_from(twin)
+        return has_chance(twin)
+    except NotImplementedError as error:
+        raise ConfigError(f"{where} needs copies of the environment: {error}") from error
 
 
 def without_recorders(env: Any) -> Any:

@@ -45,8 +45,10 @@ class FirstActions(NamedTuple):
 class Simulator(Protocol):
     """Simulates branches whose first actions are given, in this process or in others."""
 
-    n_decisions: int
-    """Sub-steps simulated so far."""
+    @property
+    def n_decisions(self) -> int:
+        """Sub-steps simulated so far."""
+        ...
 
     def __call__(
         self, source: Any, rows: np.ndarray, scenarios: np.ndarray, first: FirstActions, seed: int | None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import multiprocessing
 import pickle
@@ -34,11 +33,11 @@ from maze.planning.branches import (
     Group,
     SingleBranches,
     SingleState,
+    chance_in,
     simulation_of,
     stack_of,
 )
 from maze.planning.planner import ActionValues, BranchSimulator, Candidates, FirstActions, Planner, Simulator
-from maze.utils.env_checks.acting import has_chance
 
 if TYPE_CHECKING:
     from maze.core.env.maze_env import ActionType
@@ -174,14 +173,7 @@ class RolloutPolicy(Policy):
         """
         self.close()
         layers = stack_of(env)
-        try:
-            twin = copy.deepcopy(layers[0])
-            twin.seed(1)
-            twin.reset()
-            copy.deepcopy(layers[0]).clone_from(twin)
-            chance = has_chance(twin)
-        except NotImplementedError as error:
-            raise ConfigError(f"policy: planning needs copies of the environment: {error}") from error
+        chance = chance_in(layers[0], "policy: planning")
         if chance and self.scenarios == 1 and not self.clairvoyant:
             raise ConfigError(
                 "policy.scenarios=1: two copies of the environment with new futures differ, so that one scenario says "

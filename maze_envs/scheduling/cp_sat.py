@@ -51,7 +51,8 @@ def cp_sat_schedule(
     if not seconds > 0:
         raise ConfigError(f"seconds: expected a time limit above 0 for CP-SAT, found {seconds}.")
     shop = {"durations": durations[None], "machines": machines[None]}
-    by_rule = solve(DispatchingRule("MWKR"), JobShopEnv(instances=shop, only_choices=True)).states["starts"][0]
+    (found_by_rule,) = solve(DispatchingRule("MWKR"), JobShopEnv(instances=shop, only_choices=True))
+    by_rule = found_by_rule.state["starts"]
     model, horizon = cp_model.CpModel(), int((by_rule + durations).max())
     starts: list[list[Any]] = []
     on_machine: dict[int, list[Any]] = {}

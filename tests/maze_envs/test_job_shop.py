@@ -70,7 +70,8 @@ def test_bounds_are_the_published_ones(size):
 )
 def test_rules_are_as_far_from_the_best_known_makespans_as_published(size, rule, published):
     instances = instances_of(size)
-    makespans = solve(DispatchingRule(rule), JobShopEnv(instances=size, only_choices=True)).kpis["makespan"]
+    found = solve(DispatchingRule(rule), JobShopEnv(instances=size, only_choices=True))
+    makespans = np.array([each.kpis["makespan"] for each in found])
     best = np.array([one.best_known for one in instances])
     assert 100 * (makespans / best - 1).mean() == pytest.approx(published, abs=0.051)
 
@@ -106,9 +107,9 @@ def test_schedules_are_those_of_an_independent_simulation(rule):
             "MWKR": lambda job, position, w=work: -w[job, position],
         }[rule]
         expected = schedule(durations, instance.machines, priority)
-        found = solve(DispatchingRule(rule), JobShopEnv(instances=[instance], only_choices=True))
-        np.testing.assert_array_equal(found.states["starts"][0], expected)
-        assert found.kpis["makespan"][0] == (expected + durations).max()
+        (found,) = solve(DispatchingRule(rule), JobShopEnv(instances=[instance], only_choices=True))
+        np.testing.assert_array_equal(found.state["starts"], expected)
+        assert found.kpis["makespan"] == (expected + durations).max()
 
 
 def played(env, seed, choose=lambda seen: int(seen["job_mask"].argmax())):
@@ -211,12 +212,12 @@ def test_sampling_finds_schedules_at_least_as_short():
             out["job"][:] = (observation["job_mask"] * self.rng.random(observation["job_mask"].shape)).argmax(1)
 
     found = solve(Sampling(), JobShopEnv, instances, n_samples=5)
-    assert [len(returns) for returns in found.all_returns] == [5, 5]
-    assert found.returns.tolist() == [returns.max() for returns in found.all_returns]
-    ends = found.states["starts"] + np.stack([one.durations for one in instances])
-    assert ends.max(axis=(1, 2)).tolist() == found.kpis["makespan"].tolist()
+    for each, one in zip(found, instances, strict=True):
+        assert len(each.all_returns) == 5
+        assert each.total_reward == each.all_returns.max()
+        assert (each.state["starts"] + one.durations).max() == each.kpis["makespan"]
     again = solve(Sampling(), JobShopEnv, instances, n_samples=5)
-    np.testing.assert_array_equal(again.all_returns, found.all_returns)
+    assert [each.all_returns.tolist() for each in again] == [each.all_returns.tolist() for each in found]
 
 
 @pytest.mark.parametrize(

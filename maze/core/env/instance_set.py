@@ -91,16 +91,11 @@ def ordered_seeds(
     if not n_instances:
         return list(seeds)
     check_episode_count(len(seeds), n_instances, key)
-    return [
-        (instance_seed(env_seed, number, n_instances), agent_seed)
-        for number, (env_seed, agent_seed) in enumerate(seeds)
-    ]
-
-
-def instance_seed(seed: int, number: int, n_instances: int) -> int:
-    """Return a seed near another one with which an environment plays a certain instance."""
-    seed = min(seed, _LARGEST_SEED - n_instances)
-    return seed - seed % n_instances + number % n_instances
+    ordered = []
+    for number, (env_seed, agent_seed) in enumerate(seeds):
+        near = min(env_seed, _LARGEST_SEED - n_instances)
+        ordered.append((near - near % n_instances + number % n_instances, agent_seed))
+    return ordered
 
 
 def check_episode_count(n_episodes: int, n_instances: int, key: str) -> None:

@@ -319,6 +319,8 @@ class RolloutRunner(Runner, ABC):
         :param env: The environment or its configuration; with an instance set, episode `i` plays instance `i`.
         """
         seeds = self.maze_seeding.episode_seeds(self.n_episodes)
+        if self.input_dir and isinstance(env, Mapping):
+            env = with_files_of(self.input_dir, env, "env")
         if not (n_instances := count_instances(env)):
             return seeds
         if self.n_episodes < n_instances:

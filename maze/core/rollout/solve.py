@@ -76,21 +76,21 @@ NO_SEARCH = Search()
 
 
 @dataclass(frozen=True)
-class Solutions:
-    """The best plays of some instances, or episodes.
+class Solution:
+    """The best play of an instance, or of an episode.
 
-    :param returns: Sum of the rewards of each, `[n_instances]`.
-    :param kpis: KPIs by name, `[n_instances]` each.
-    :param states: Arrays of the state at the end of the episode by name, `[n_instances, ...]` each.
-    :param actions: The actions of each, one for each sub-step.
-    :param all_returns: Returns of all plays of each instance.
+    :param total_reward: Sum of its rewards.
+    :param kpis: Its KPIs by name.
+    :param state: Arrays of the state at the end of the episode by name.
+    :param actions: One for each sub-step.
+    :param all_returns: Sums of the rewards of all plays, `[n_plays]`.
     """
 
-    returns: np.ndarray
-    kpis: Mapping[str, np.ndarray]
-    states: Mapping[str, np.ndarray]
-    actions: Sequence[Sequence[Action]]
-    all_returns: Sequence[np.ndarray]
+    total_reward: float
+    kpis: Mapping[str, float]
+    state: Mapping[str, np.ndarray]
+    actions: Sequence[Action]
+    all_returns: np.ndarray
 
 
 def solve(
@@ -103,8 +103,8 @@ def solve(
     seed: int = 0,
     clairvoyant: bool = False,
     trusted_packages: Sequence[str] = (),
-) -> Solutions:
-    """Play given instances in batches, and return the best play of each.
+) -> list[Solution]:
+    """Play given instances in batches, and return the best play of each, in their order.
 
     :param run_or_policy: A policy, the directory of a training run, or the file of a bundle.
     :param env: An environment with a vectorised simulation (:class:`~maze.core.env.batched_maze_env.BatchedMazeEnv`),
@@ -154,12 +154,10 @@ def solve(
 
     size = 1 if starts else max(1, _MOST_ROWS // n_samples)
     numbers = np.arange(n_instances)
-    return _joined(
-        [
-            player.best(begin, numbers[first : first + size], n_samples, n_samples == 1, starts)
-            for first in range(0, n_instances, size)
-        ]
-    )
+    found: list[Solution] = []
+    for first in range(0, n_instances, size):
+        found += player.best(begin, numbers[first : first + size], n_samples, n_samples == 1, starts)
+    return found
 
 
 class BatchPlayer:
@@ -184,7 +182,7 @@ class BatchPlayer:
         n_samples: int,
         deterministic: bool,
         starts: str | None = None,
-    ) -> Solutions:
+    ) -> list[Solution]:
         """Play some episodes several times, and return the best play of each.
 
         :param begin: Begins episodes in a simulation: its rows, and the number of the episode of each.
@@ -229,7 +227,7 @@ class BatchPlayer:
 
     def _played(
         self, simulation: BatchedCoreEnv, n_samples: int, deterministic: bool, first: Action | None
-    ) -> Solutions:
+    ) -> list[Solution]:
         """Play the episodes that have begun, and choose the best of each `n_samples` rows."""
         n_rows, batch = simulation.n_envs, _Batch(simulation)
         act = acting_function(self._policy, batch, deterministic)
@@ -259,7 +257,11 @@ class BatchPlayer:
                 ends = np.ones(n_rows, np.bool_)
             batch.terminated = ends
             if ends.any():
-                _keep(simulation, np.flatnonzero(ends & ~is_over), states, kpis)
+                new = np.flatnonzero(ends & ~is_over)
+                for name, array in simulation.arrays().items():
+                    states[name][new] = array[new]
+                for name, values in simulation.kpis(new).items():
+                    kpis.setdefault(name, np.zeros(n_rows, values.dtype))[new] = values
                 is_over |= ends
                 running = np.flatnonzero(~is_over)
                 if len(running):  # rows that have ended follow one that has not: ended episodes need not be stepped
@@ -268,14 +270,17 @@ class BatchPlayer:
             check_interrupt()
             if n_steps % LONG_EPISODE == 0:
                 check_episode_ends(n_steps, "the batch")
-        best = returns.reshape(-1, n_samples).argmax(axis=1) + n_samples * np.arange(n_rows // n_samples)
-        return Solutions(
-            returns[best],
-            {name: array[best] for name, array in kpis.items()},
-            {name: array[best] for name, array in states.items()},
-            [[{key: a[row] for key, a in each.items()} for each in taken[: n_decisions[row]]] for row in best.tolist()],
-            list(returns.reshape(-1, n_samples)),
-        )
+        return [
+            Solution(
+                float(returns[row]),
+                {name: values[row].item() for name, values in kpis.items()},
+                {name: array[row] for name, array in states.items()},
+                [{key: array[row] for key, array in each.items()} for each in taken[: n_decisions[row]]],
+                returns[first : first + n_samples],
+            )
+            for first in range(0, n_rows, n_samples)
+            for row in [first + int(returns[first : first + n_samples].argmax())]
+        ]
 
 
 class BestPlays(Policy):
@@ -313,11 +318,11 @@ class BestPlays(Policy):
         self._policy.seed(agent_seed)
         n_plays, size = self._search.best_of, self._search.concurrency or self._search.best_of
         tried = [
-            self._player.best(begin, np.zeros(1, np.int64), min(size, n_plays - first), False, self._search.starts)
+            self._player.best(begin, np.zeros(1, np.int64), min(size, n_plays - first), False, self._search.starts)[0]
             for first in range(0, n_plays, size)
         ]
-        found = max(tried, key=lambda plays: float(plays.returns[0]))
-        self._actions = list(reversed(found.actions[0]))
+        found = max(tried, key=lambda play: play.total_reward)
+        self._actions = list(reversed(found.actions))
 
     @override(Policy)
     def compute_action(
@@ -350,29 +355,6 @@ class _Batch:
 
     def seeding_at(self, env_index: int, ticks_ago: int) -> Seeding | None:
         return None
-
-
-def _keep(
-    simulation: BatchedCoreEnv, rows: np.ndarray, states: dict[str, np.ndarray], kpis: dict[str, np.ndarray]
-) -> None:
-    """Store states and KPIs of episodes that have just ended."""
-    for name, array in simulation.arrays().items():
-        states[name][rows] = array[rows]
-    for name, values in simulation.kpis(rows).items():
-        kpis.setdefault(name, np.zeros(simulation.n_envs, values.dtype))[rows] = values
-
-
-def _joined(parts: Sequence[Solutions]) -> Solutions:
-    def stacked(name: str) -> dict[str, np.ndarray]:
-        return {key: np.concatenate([getattr(part, name)[key] for part in parts]) for key in getattr(parts[0], name)}
-
-    return Solutions(
-        np.concatenate([part.returns for part in parts]),
-        stacked("kpis"),
-        stacked("states"),
-        [actions for part in parts for actions in part.actions],
-        [returns for part in parts for returns in part.all_returns],
-    )
 
 
 def _environment(env: Any, instances: Any) -> Any:

@@ -105,6 +105,13 @@ class BackendRunner(Runner):
             close()
         self._closing.clear()
 
+    def closing(self, close: Callable[[], None]) -> None:
+        """Have something closed together with the environments.
+
+        :param close: Closes it.
+        """
+        self._closing.append(close)
+
     # -- for trainers ----------------------------------------------------------------------------------
 
     @property

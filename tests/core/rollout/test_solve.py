@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.evaluation.runners import ComparisonRunner
 from maze.maze_cli import main
+from maze.serve.bundle import PolicyBundle
 from maze.train.parallelization.vector_env.batched_vector_env import BatchedVectorEnv
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
@@ -178,11 +178,11 @@ def test_comparisons_play_the_instances_in_order() -> None:
     runner.run()
     assert runner.comparison is not None
     for played in runner.comparison.played:
-        expected = solve(DispatchingRule(played.name), JobShopEnv, ["ta01", "ta02"]).kpis["makespan"]
-        assert played.measures["makespan"][0].tolist() == expected.tolist()
+        expected = [each.kpis["makespan"] for each in solve(DispatchingRule(played.name), JobShopEnv, ["ta01", "ta02"])]
+        assert played.measures["makespan"][0].tolist() == expected
 
 
-def test_a_run_is_evaluated_on_an_instance_set(tmp_path: Path) -> None:
+def test_a_run_is_evaluated_and_played_on_a_file_of_instances(capfd: pytest.CaptureFixture[str]) -> None:
     shops = {"durations": np.full((3, 2, 2), 5), "machines": np.tile(np.arange(2), (3, 2, 1))}
     np.savez("shops.npz", **shops)
     few = ["algorithm.n_epochs=1", "algorithm.epoch_length=1", "algorithm.n_rollout_steps=5", "algorithm.batch_size=5"]
@@ -195,24 +195,37 @@ def test_a_run_is_evaluated_on_an_instance_set(tmp_path: Path) -> None:
         "runner.concurrency=1",
         "algorithm.rollout_evaluator.n_episodes=3",
     ]
-    assert main([*common, f"+algorithm.rollout_evaluator.instances={tmp_path}/shops.npz", "hydra.run.dir=run"]) == 0
+    assert main([*common, "+algorithm.rollout_evaluator.instances=shops.npz", "hydra.run.dir=run"]) == 0
     found = solve("run", {"_target_": "maze_envs.scheduling.job_shop.JobShopEnv"}, "shops.npz")
-    assert found.kpis["makespan"].tolist() == [15.0] * 3
+    assert [each.kpis["makespan"] for each in found] == [15.0] * 3
+    PolicyBundle.from_run("run").save("policy.maze")
+    served = solve("policy.maze", JobShopEnv, "shops.npz")
+    assert [each.actions for each in served] == [each.actions for each in found]
+    capfd.readouterr()
+    rollout = [
+        "env.instances=shops.npz",
+        "policy=torch_policy",
+        "input_dir=run",
+        "runner=sequential",
+        "runner.best_of=4",
+    ]
+    assert main(["env=job_shop", *rollout, "runner.n_episodes=3", "hydra.run.dir=rollout"]) == 0
+    assert "makespan" in capfd.readouterr().out
 
 
 def test_solutions_are_those_of_single_environments(file: str) -> None:
     found = solve(Smallest(), PicksEnv, file)
-    np.testing.assert_allclose(found.returns, EXPECTED)
-    assert found.kpis["first"].tolist() == VALUES[:, 0].tolist()
-    assert [len(actions) for actions in found.actions] == LENGTHS.tolist()
+    assert [each.total_reward for each in found] == pytest.approx(EXPECTED)
+    assert [each.kpis["first"] for each in found] == VALUES[:, 0].tolist()
+    assert [len(each.actions) for each in found] == LENGTHS.tolist()
     env = PicksEnv(file)
     sampled = solve(RandomPolicy(env.action_spaces_dict), env, n_samples=40, seed=3)
-    for number, actions in enumerate(sampled.actions):
+    for number, each in enumerate(sampled):
         env.reset()
-        assert sum(env.step(action)[1] for action in actions) == pytest.approx(sampled.returns[number])
+        assert sum(env.step(action)[1] for action in each.actions) == pytest.approx(each.total_reward)
         best = sorted(VALUES[number], reverse=True)[: LENGTHS[number]]
-        assert sampled.returns[number] == pytest.approx(sum(value / (1 + step) for step, value in enumerate(best)))
-        assert sampled.returns[number] == max(sampled.all_returns[number])
+        assert each.total_reward == pytest.approx(sum(value / (1 + step) for step, value in enumerate(best)))
+        assert each.total_reward == max(each.all_returns)
 
 
 def test_every_first_action_is_continued_greedily(file: str) -> None:
@@ -223,8 +236,8 @@ def test_every_first_action_is_continued_greedily(file: str) -> None:
             rest = sorted(values)
             rest.remove(first)
             tried.append(sum(value / (1 + step) for step, value in enumerate([first, *rest][: LENGTHS[number]])))
-        assert sorted(found.all_returns[number]) == pytest.approx(sorted(tried))
-        assert found.returns[number] == pytest.approx(max(tried))
+        assert sorted(found[number].all_returns) == pytest.approx(sorted(tried))
+        assert found[number].total_reward == pytest.approx(max(tried))
 
 
 def test_a_batch_finds_what_single_plays_find() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from gymnasium import spaces
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional
 
 from maze.core.errors import ConfigError
 
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from maze.core.env.structured_env import ActorID, StepKeyType
     from maze.train.trainers.imitation.imitation_events import ImitationEvents
 
-LossFunction = Callable[[Tensor, Tensor], Tensor]
+LossFunction = Callable[..., Tensor]
+"""Of prediction and target; for weighted losses also of `reduction="none"`."""
 Statistics = dict[str, Tensor]
 """Values by name of the event."""
 
@@ -41,9 +43,9 @@ class BCLoss:
 
     action_spaces_dict: dict[StepKeyType, spaces.Dict]
     entropy_coef: float
-    loss_discrete: LossFunction = field(default_factory=nn.CrossEntropyLoss)
-    loss_box: LossFunction = field(default_factory=nn.MSELoss)
-    loss_multi_binary: LossFunction = nn.functional.binary_cross_entropy_with_logits
+    loss_discrete: LossFunction = functional.cross_entropy
+    loss_box: LossFunction = functional.mse_loss
+    loss_multi_binary: LossFunction = functional.binary_cross_entropy_with_logits
 
     def calculate_loss(
         self,
@@ -52,6 +54,7 @@ class BCLoss:
         actions: Sequence[dict[str, Any]],
         actor_ids: Sequence[ActorID],
         events: ImitationEvents,
+        weights: Sequence[Tensor] | None = None,
     ) -> Tensor:
         """The loss of a minibatch.
 
@@ -60,17 +63,19 @@ class BCLoss:
         :param actions: For each sub-step, the demonstrated actions.
         :param actor_ids: For each sub-step, who acted.
         :param events: Fired with loss, entropy and accuracies.
+        :param weights: For each sub-step, weights of its actions `[batch]`; `None`: all count the same.
         :raises ConfigError: The data have other actions than the policy.
         """
         losses: list[Tensor] = []
         fired: list[tuple[str, tuple[Any, ...], Tensor]] = []
-        for observation, action, actor in zip(observations, actions, actor_ids, strict=True):
+        for index, (observation, action, actor) in enumerate(zip(observations, actions, actor_ids, strict=True)):
+            weight = None if weights is None else weights[index]
             step_id, agent_id = actor
             output = policy.compute_substep_policy_output(observation, actor)
             terms: list[Tensor] = []
             for head, space in self.action_spaces_dict[step_id].items():
                 target = torch.as_tensor(action[head]).to(policy.device)
-                loss, statistics = self._head_loss(output, head, space, target)
+                loss, statistics = self._head_loss(output, head, space, target, weight)
                 terms.append(loss)
                 fired += [(event, (step_id, agent_id, head), value) for event, value in statistics.items()]
             substep_loss = torch.stack(terms).sum()
@@ -91,38 +96,52 @@ class BCLoss:
         return torch.stack(losses).sum()
 
     def _head_loss(
-        self, output: PolicySubStepOutput, head: str, space: spaces.Space[Any], target: Tensor
+        self,
+        output: PolicySubStepOutput,
+        head: str,
+        space: spaces.Space[Any],
+        target: Tensor,
+        weight: Tensor | None = None,
     ) -> tuple[Tensor, Statistics]:
         logits = output.action_logits[head]
         if isinstance(space, spaces.Discrete):
             choice = target.long()
-            return self.loss_discrete(logits, choice), _accuracies(logits, choice)
+            return _weighted(self.loss_discrete, logits, choice, weight), _accuracies(logits, choice)
         if isinstance(space, spaces.MultiDiscrete):
-            return self._multi_discrete_loss(logits, space, target)
+            return self._multi_discrete_loss(logits, space, target, weight)
         if isinstance(space, spaces.MultiBinary):
             binary = target.to(logits.dtype).reshape(logits.shape)
             accuracy = ((logits > 0) == (binary > 0.5)).float().mean()
-            return self.loss_multi_binary(logits, binary), {"multi_binary_accuracy": accuracy}
+            loss = _weighted(self.loss_multi_binary, logits, binary, weight)
+            return loss, {"multi_binary_accuracy": accuracy}
         if isinstance(space, spaces.Box):
             predicted = output.prob_dist.distribution_dict[head].deterministic_sample()
             wanted = target.to(predicted.dtype).reshape(predicted.shape)
             deviation = (predicted.detach() - wanted).abs().mean()
-            return self.loss_box(predicted, wanted), {"box_mean_abs_deviation": deviation}
+            return _weighted(self.loss_box, predicted, wanted, weight), {"box_mean_abs_deviation": deviation}
         raise ConfigError(
             f"Action `{head}`: behavioural cloning knows Discrete, MultiDiscrete, MultiBinary and Box spaces, found "
             f"{type(space).__name__}."
         )
 
     def _multi_discrete_loss(
-        self, logits: Tensor, space: spaces.MultiDiscrete, target: Tensor
+        self, logits: Tensor, space: spaces.MultiDiscrete, target: Tensor, weight: Tensor | None
     ) -> tuple[Tensor, Statistics]:
         sizes = space.nvec.flatten().tolist()
         choices = target.reshape(len(target), -1).long().unbind(-1)
         parts = list(zip(torch.split(logits, sizes, dim=-1), choices, strict=True))
-        loss = torch.stack([self.loss_discrete(part, choice) for part, choice in parts]).sum()
+        loss = torch.stack([_weighted(self.loss_discrete, part, choice, weight) for part, choice in parts]).sum()
         accuracies = [_accuracies(part, choice) for part, choice in parts]
         names = dict.fromkeys(name for one in accuracies for name in one)
         return loss, {name: torch.stack([one[name] for one in accuracies if name in one]).mean() for name in names}
+
+
+def _weighted(loss: LossFunction, predicted: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
+    """Mean loss of a batch; with weights, the mean of the weighted losses of its rows."""
+    if weight is None:
+        return loss(predicted, target)
+    of_rows = loss(predicted, target, reduction="none").reshape(len(weight), -1).mean(-1)
+    return (of_rows * weight).mean()
 
 
 def _accuracies(logits: Tensor, choice: Tensor) -> Statistics:

@@ -87,6 +87,17 @@ TRAININGS = {
         "algorithm.tau=0.1",
         "algorithm.collect_ahead=true",
     ),
+    "dcl": (
+        "algorithm=dcl",
+        *("algorithm.states=20", "algorithm.states_per_update=10", "algorithm.scenarios=2", "algorithm.horizon=3"),
+        *("algorithm.n_passes=2", "algorithm.rollout_evaluator.n_episodes=2", "model=auto"),
+        "model.normalize_observations=true",
+    ),
+    "self_labelling": (
+        "algorithm=self_labelling",
+        *("algorithm.instances=2", "algorithm.samples=3", "algorithm.epoch_length=2", "model=auto"),
+        *("algorithm.rollout_evaluator.n_episodes=2", "model.normalize_observations=true"),
+    ),
     "bc": ("algorithm=bc", "algorithm.device=cpu", "algorithm.batch_size=8", "algorithm.n_eval_episodes=2"),
     "cql": ("algorithm=cql", *OFFLINE, "algorithm.target_update_interval=3"),
     "iql": ("algorithm=iql", *OFFLINE, *NORMALIZED_SAC),

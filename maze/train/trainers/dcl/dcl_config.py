@@ -1,0 +1,64 @@
+"""Hyperparameters of deep controlled learning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from maze.train.trainers.imitation.labelling import LabellingConfig
+
+
+@dataclass
+class DCLConfig(LabellingConfig):
+    """Hyperparameters of :class:`~maze.train.trainers.dcl.dcl_trainer.DCL`."""
+
+    trainer = "maze.train.trainers.dcl.dcl_trainer.DCL"
+
+    n_epochs: int = 0
+    """Number of epochs, each of which is a generation; 0: as `generations` says."""
+
+    generations: int = 3
+    """Number of policies that are learned, each from simulations of the one before."""
+
+    states: int = 5000
+    """Number of decisions that are labelled in a generation; fewer where episodes end early."""
+
+    scenarios: int = 128
+    """Scenarios of a candidate action at most; sequential halving gives them to the best."""
+
+    horizon: int | None = 20
+    """Environment steps that are simulated; `null`: to the end of the episode."""
+
+    gamma: float = 1.0
+    """Discount factor of the simulated returns."""
+
+    confidence: float = 0.8
+    """Of the intervals that show an action to be better than that of the current policy."""
+
+    candidates: int = 64
+    """Candidate actions of a decision at most."""
+
+    base: Any = None
+    """The policy of the first generation, a heuristic for instance, or its configuration
+    (`+policy@algorithm.base=<option of the group policy>`); `null`: the policy that is trained."""
+
+    exploration: float = 0.1
+    """Share of random actions on the way to the labelled decisions."""
+
+    states_per_update: int = 50
+    """Number of episodes that are played side by side to reach decisions; each gives one."""
+
+    n_passes: int = 30
+    """Number of passes over the labelled decisions."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("generations", "states", "states_per_update", "n_passes"):
+            self.require_integer(name, minimum=1)
+        for name in ("scenarios", "candidates"):
+            self.require_integer(name, minimum=2)
+        if self.horizon is not None:
+            self.require_integer("horizon", minimum=1)
+        self.require_number("gamma", 0.0, 1.0, above=True)
+        self.require_number("confidence", 0.0, 1.0, above=True, below=True)
+        self.require_number("exploration", 0.0, 1.0)

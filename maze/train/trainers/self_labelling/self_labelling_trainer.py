@@ -1,0 +1,237 @@
+"""Self-labelling: imitation of the best of many sampled solutions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from scipy.special import log_softmax
+
+from maze.core.annotations import override
+from maze.core.errors import ConfigError
+from maze.planning.branches import Branches, Group
+from maze.train.trainers.common.config_classes import AlgorithmConfig
+from maze.train.trainers.common.trainer import EpochTrainer
+from maze.train.trainers.imitation.labelling import Copies, LabellingTrainer, require_discrete
+from maze.train.trainers.self_labelling.self_labelling_config import SelfLabellingConfig
+
+if TYPE_CHECKING:
+    from maze.core.agent.torch_policy import TorchPolicy
+
+_MOST_ACTIONS = 4096
+_IMPOSSIBLE = -1e30
+"""Only the log-probabilities of masked actions are so small."""
+
+
+class Children(NamedTuple):
+    """Possible continuations of branches, sorted by branch.
+
+    :param rows: The branch of each child, `[n_children]`.
+    :param actions: Its action: index in the product of the heads; -1: the episode has ended, and there is none.
+    :param log_probs: Log-probability of the action.
+    """
+
+    rows: np.ndarray
+    actions: np.ndarray
+    log_probs: np.ndarray
+
+
+class SelfLabelling(LabellingTrainer):
+    """Self-labelling (Corsini, Porrello, Calderara and Dell'Amico 2024), for environments without chance.
+
+    An update samples several solutions of each of some instances and imitates the best one, weighted by its advantage
+    over the mean of all. Solutions are sampled without replacement, by stochastic beam search (Kool, van Hoof and
+    Welling 2019). Only the best episodes are played again with their observations, and learned from.
+
+    :param algorithm_config: Hyperparameters.
+    :param policy: The policy that is trained.
+    :param copies: Copies of the environment.
+    :param seed: Seed.
+    :param common: See :class:`~maze.train.trainers.imitation.labelling.LabellingTrainer`.
+    :raises ConfigError: There is chance in the environment, or actions are not discrete.
+    """
+
+    config_class: ClassVar[type[AlgorithmConfig]] = SelfLabellingConfig
+    config: SelfLabellingConfig
+
+    def __init__(self, algorithm_config: Any, policy: TorchPolicy, copies: Copies, seed: int, **common: Any) -> None:
+        super().__init__(algorithm_config, policy, copies, seed, **common)
+        if copies.chance:
+            raise ConfigError(
+                "algorithm=self_labelling: two copies of the environment with new futures differ, so that the best of "
+                "several episodes is the luckiest one. Use algorithm=dcl."
+            )
+        require_discrete(copies.action_spaces, _MOST_ACTIONS, "self_labelling")
+        self._played, self._limit = copies.branches()
+        self._beams = copies.branches()[0], copies.branches()[0]
+
+    @override(EpochTrainer)
+    def work_of_an_epoch(self) -> str:
+        config = self.config
+        return f"{config.epoch_length} updates, each with {config.samples} solutions of {config.instances} instances"
+
+    @override(EpochTrainer)
+    def _update(self) -> None:
+        self._label()
+        for _ in range(self.config.n_passes):
+            self._imitate()
+        self.labelled.clear()
+
+    @override(LabellingTrainer)
+    def _label_first(self) -> None:
+        self._label()
+
+    def _label(self) -> None:
+        """Sample solutions, and take the best of each instance for a label."""
+        config, (first, second) = self.config, self._beams
+        self.policy.eval()
+        seeds = [self._seed() for _ in range(config.instances)]
+        done_before = first.n_decisions + second.n_decisions
+        self._played.begin(seeds)
+        sampled, returns, is_solution = self._sample()
+        returns = np.where(is_solution, returns, -np.inf)
+        best = returns.argmax(axis=1)
+        instances = np.arange(config.instances)
+        best_returns = returns[instances, best]
+        means = np.where(is_solution, returns, 0.0).sum(axis=1) / is_solution.sum(axis=1)
+        solutions = sampled[:, instances, best]
+        self._played.begin(seeds)
+        self._play_again(solutions, best_returns - means)
+        if not np.allclose(self._played.returns, best_returns, rtol=1e-4, atol=1e-6):
+            raise ConfigError(
+                "algorithm=self_labelling: an episode that was played again with the same actions has another return. "
+                "The environment depends on something that `clone_from` and `seed` leave out."
+            )
+        self.stats.add_value("gain", float((best_returns - means).mean()))
+        self.stats.add_value("simulated_decisions", first.n_decisions + second.n_decisions - done_before)
+
+    # -- sampling --------------------------------------------------------------------------------------
+
+    def _sample(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Sample different solutions of the instances that have begun.
+
+        :return: Actions `[n_decisions, n_instances, n_samples]` (indices in the product of the heads, -1 after the
+            end), returns and whether there is a solution, `[n_instances, n_samples]` each.
+        """
+        n_instances, n_samples = self.config.instances, self.config.samples
+        branches, following = self._beams
+        of_instances = np.repeat(np.arange(n_instances), n_samples)
+        branches.fork(self._played.states(), of_instances, np.zeros_like(of_instances), seed=0)
+        log_probs = np.zeros(n_instances * n_samples)
+        perturbed = np.full(n_instances * n_samples, -np.inf)  # of places that are empty
+        perturbed[::n_samples] = 0.0
+        history: list[tuple[np.ndarray, np.ndarray]] = []
+        while groups := branches.observe(self._limit):
+            children = self._children(branches, groups, np.isfinite(perturbed))
+            of_children = log_probs[children.rows] + children.log_probs
+            noisy = conditional_gumbel(of_children, children.rows, perturbed, self.rng)
+            kept = best_of_each(noisy, children.rows // n_samples, n_instances, n_samples)
+            is_empty = kept < 0
+            kept = np.where(is_empty, np.repeat(kept[::n_samples], n_samples), kept)
+            parents, actions = children.rows[kept], children.actions[kept]
+            log_probs, perturbed = of_children[kept], np.where(is_empty, -np.inf, noisy[kept])
+            following.continue_from(branches, parents)
+            branches, following = following, branches
+            branches.step([(group, self._decoded(group, actions[group.rows])) for group in branches.observe()])
+            history.append((parents, actions))
+        shape = (n_instances, n_samples)
+        return (
+            _traced(history).reshape(-1, *shape),
+            branches.returns.reshape(shape),
+            np.isfinite(perturbed).reshape(shape),
+        )
+
+    def _children(self, branches: Branches, groups: Sequence[Group], is_used: np.ndarray) -> Children:
+        """What branches may continue with; those that have ended stay what they are."""
+        ended = np.flatnonzero(branches.done & is_used)
+        parts = [Children(ended, np.full(len(ended), -1), np.zeros(len(ended)))]
+        for group in groups:
+            with torch.inference_mode():
+                output = self.policy.compute_substep_policy_output(group.stacked(), group.actor_id)
+            joint = np.zeros((len(group.rows), 1))
+            for head in self.copies.action_spaces[group.actor_id.step_key]:
+                of_head = log_softmax(output.action_logits[head].double().cpu().numpy(), axis=-1)
+                joint = (joint[:, :, None] + of_head[:, None, :]).reshape(len(joint), -1)
+            joint[~(is_used & ~branches.done)[group.rows]] = -np.inf
+            indices, actions = np.nonzero(joint > _IMPOSSIBLE)
+            parts.append(Children(group.rows[indices], actions, joint[indices, actions]))
+        rows, actions, log_probs = (np.concatenate(column) for column in zip(*parts, strict=True))
+        order = np.argsort(rows, kind="stable")
+        return Children(rows[order], actions[order], log_probs[order])
+
+    def _decoded(self, group: Group, actions: np.ndarray) -> Mapping[str, np.ndarray]:
+        """Actions by head of indices in the product of the heads; those of ended branches do not count."""
+        space: dict[str, Any] = dict(self.copies.action_spaces[group.actor_id.step_key].spaces)
+        sizes = [int(part.n) for part in space.values()]
+        choices = np.unravel_index(np.maximum(actions, 0) % np.prod(sizes), sizes)
+        return {head: part.start + choice for (head, part), choice in zip(space.items(), choices, strict=True)}
+
+    def _play_again(self, solutions: np.ndarray, weights: np.ndarray) -> None:
+        """Play the best solutions and note their decisions.
+
+        :param solutions: Actions, `[n_decisions, n_instances]`.
+        :param weights: By instance.
+        """
+        played = self._played
+        for actions in solutions:
+            decisions = []
+            for group in played.observe(self._limit):
+                decoded = self._decoded(group, actions[group.rows])
+                decisions.append((group, decoded))
+                indices = np.flatnonzero(~played.done[group.rows])
+                labels = [{head: choice[index] for head, choice in decoded.items()} for index in indices]
+                observations = {key: array[indices] for key, array in group.stacked().items()}
+                self.labelled.add(group.actor_id, observations, labels, weights[group.rows[indices]])
+            if decisions:
+                played.step(decisions)
+
+
+def conditional_gumbel(
+    log_probs: np.ndarray, rows: np.ndarray, of_parents: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """Perturb log-probabilities by Gumbel noise under the condition that the largest of a parent's is the parent's own.
+
+    The largest ones of all leaves are then a sample without replacement (Kool et al. 2019, appendix B.3).
+
+    :param log_probs: Of children, `[n_children]`.
+    :param rows: Their parents, ascending.
+    :param of_parents: Perturbed log-probabilities of the parents, by row.
+    :param rng: Draws the noise.
+    """
+    noisy = log_probs + rng.gumbel(size=len(log_probs))
+    begins = np.flatnonzero(np.diff(rows, prepend=-1))
+    largest = np.repeat(np.maximum.reduceat(noisy, begins), np.diff(np.append(begins, len(rows))))
+    parent = of_parents[rows]
+    with np.errstate(divide="ignore"):
+        shifted = parent - noisy + np.log1p(-np.exp(noisy - largest))
+    conditional: np.ndarray = parent - np.maximum(shifted, 0.0) - np.log1p(np.exp(-np.abs(shifted)))
+    return conditional
+
+
+def best_of_each(values: np.ndarray, groups: np.ndarray, n_groups: int, n_best: int) -> np.ndarray:
+    """Return the indices of the largest values of each group, `[n_groups * n_best]`, best first; -1: there are fewer.
+
+    :param values: `[n]`.
+    :param groups: Group of each, `[n]`.
+    :param n_groups: Number of groups.
+    :param n_best: How many of each.
+    """
+    order = np.lexsort((-values, groups))
+    first = np.searchsorted(groups[order], np.arange(n_groups))
+    rank = np.arange(len(order)) - first[groups[order]]
+    is_kept = rank < n_best
+    found = np.full(n_groups * n_best, -1)
+    found[groups[order][is_kept] * n_best + rank[is_kept]] = order[is_kept]
+    return found
+
+
+def _traced(history: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    """Actions `[n_decisions, n_rows]` that led to the last branches."""
+    rows = np.arange(len(history[-1][0]))
+    traced = []
+    for parents, actions in reversed(history):
+        traced.append(actions[rows])
+        rows = parents[rows]
+    return np.stack(traced[::-1])
