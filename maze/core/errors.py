@@ -65,7 +65,7 @@ class CheckpointError(MazeError):
 
 
 class GateNotPassedError(MazeError):
-    """A candidate is worse than its baseline by more than is tolerated, or nobody can say that it is not."""
+    """A candidate is worse than its baseline by more than is tolerated, or is not shown to be within it."""
 
 
 def first_line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""How much is asked for in a period."""
+"""Distributions of the demand of a period."""
 
 from __future__ import annotations
 

@@ -98,18 +98,18 @@ class DualSourcing(Stores):
 
     @override(BatchedCoreEnv)
     def step(self, actions: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        nobody = np.zeros(self.n_envs, np.bool_)
+        none = np.zeros(self.n_envs, np.bool_)
         if self.step_keys[self.substep] == EXPRESS:
             self.express = actions[EXPRESS].astype(np.int64)
             self.stock = self.stock + self.express
-            return np.zeros(self.n_envs), nobody
+            return np.zeros(self.n_envs), none
         stock = self.stock - self.draw_demand()
         left_over, owed = np.maximum(stock, 0), np.maximum(-stock, 0)
         surcharge = (self.express_cost - self.regular_cost) * self.express
         influenced = surcharge + self.holding_cost * left_over + self.backlog_cost * owed
         cost = influenced + self.regular_cost * (self.express + actions[REGULAR])
         self.end_period(stock, actions[REGULAR], cost, owed)
-        return (self.reference_cost - influenced) / self.reward_scale, nobody
+        return (self.reference_cost - influenced) / self.reward_scale, none
 
 
 class DualSourcingEnv(BatchedMazeEnv):

@@ -1,4 +1,4 @@
-"""Lost sales with a lead time: what arrives late, and what nobody waits for.
+"""Lost sales with a lead time: demand that exceeds the stock is lost.
 
 In each period an order of up to `max_order` units is placed, which arrives `lead_time` periods later; then demand
 occurs, and what stock cannot meet is lost. A unit left over costs `holding_cost`, a lost one `penalty`. The test bed of
@@ -89,9 +89,9 @@ class LostSales(Stores):
         demand = self.draw_demand()
         left_over, lost = np.maximum(self.stock - demand, 0), np.maximum(demand - self.stock, 0)
         cost = self.holding_cost * left_over + self.penalty * lost
-        told = self._expected_cost() if self.expected_costs else cost
+        rewarded = self._expected_cost() if self.expected_costs else cost
         self.end_period(left_over, actions["order"], cost, lost)
-        return (self.reference_cost - told) / self.reward_scale, np.zeros(self.n_envs, np.bool_)
+        return (self.reference_cost - rewarded) / self.reward_scale, np.zeros(self.n_envs, np.bool_)
 
     def _expected_cost(self) -> np.ndarray:
         lost = self._expected_lost[np.minimum(self.stock, len(self._expected_lost) - 1)]

@@ -1,1 +1,1 @@
-"""Problems that nobody solves who forgets what was seen before."""
+"""Problems that need a recurrent state or stacked observations."""

@@ -1,7 +1,7 @@
 """Recall: symbols are shown one after the other, and have to be named in the same order when they are gone.
 
-What is observed when an answer is wanted says nothing about the answer. Without a memory nobody earns more than
-`1 / n_symbols` on average; whoever remembers earns 1.
+What is observed when an answer is wanted says nothing about the answer. Without a memory a policy earns at most
+`1 / n_symbols` on average; with one it can earn 1.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Recall(BatchedCoreEnv):
 
     @override(BatchedCoreEnv)
     def step(self, actions: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        asked = self.elapsed - self.n_items - self.delay
-        right = (asked >= 0) & (actions["symbol"] == self.items[self._rows, np.maximum(asked, 0)])
-        return right / self.n_items, asked == self.n_items - 1
+        recalled = self.elapsed - self.n_items - self.delay
+        right = (recalled >= 0) & (actions["symbol"] == self.items[self._rows, np.maximum(recalled, 0)])
+        return right / self.n_items, recalled == self.n_items - 1
 
     @override(BatchedCoreEnv)
     def observe(self, out: Mapping[str, np.ndarray]) -> None:

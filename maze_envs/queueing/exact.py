@@ -110,8 +110,8 @@ def _one(index: int, jobs: np.ndarray) -> np.ndarray:
 def tabulated(policy: Policy, buffer: int) -> np.ndarray:
     """What a policy does in each state of up to so many jobs of a class, `[buffer + 1, buffer + 1, buffer + 1]`."""
     plane = np.indices((buffer + 1,) * 2).reshape(2, -1).T
-    asked = (policy(np.column_stack([np.full(len(plane), first), plane])) for first in range(buffer + 1))
-    return np.stack([np.asarray(of_plane, np.int8).reshape(buffer + 1, buffer + 1) for of_plane in asked])
+    actions = (policy(np.column_stack([np.full(len(plane), first), plane])) for first in range(buffer + 1))
+    return np.stack([np.asarray(of_plane, np.int8).reshape(buffer + 1, buffer + 1) for of_plane in actions])
 
 
 def _following(regime: str, values: np.ndarray, chosen: np.ndarray | None) -> np.ndarray:
@@ -120,7 +120,7 @@ def _following(regime: str, values: np.ndarray, chosen: np.ndarray | None) -> np
     first_queue = np.arange(len(values))
     n_jobs = first_queue[:, None, None] + first_queue[:, None] + first_queue
     after = arrival * (_more(values, 0) + _more(values, 1)) + second * _fewer(values, 2)
-    # a job of class 0 goes on as one of class 2; whom nobody waits for stays idle
+    # a job of class 0 goes on as one of class 2; a server without waiting jobs stays idle
     first = np.where(first_queue[:, None, None] > 0, _fewer(_more(values, 2), 0), values)
     second_choice = _fewer(values, 1)
     served = np.minimum(first, second_choice) if chosen is None else np.where(chosen, second_choice, first)

@@ -217,7 +217,7 @@ class Queues(BatchedCoreEnv):
         out["jobs"][:] = self.jobs / SCALE
         for head, classes in self.choosing.items():
             mask = self.jobs[:, classes] > 0
-            mask |= ~mask.any(axis=1, keepdims=True)  # whom nobody waits for may choose anything
+            mask |= ~mask.any(axis=1, keepdims=True)  # a server without waiting jobs may choose any action
             out[f"{head}_mask"][:] = mask
 
     @override(BatchedCoreEnv)

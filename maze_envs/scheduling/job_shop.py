@@ -274,7 +274,7 @@ class JobShops(BatchedCoreEnv):
         self.earliest[rows] = np.where(is_open, start, _NEVER)
 
     def _let_start(self, rows: np.ndarray) -> None:
-        """Starts jobs without a rival for their machine, if nobody is to decide on them, and raises the bounds."""
+        """Start jobs without a rival for their machine, unless the policy decides on them, and raise the bounds."""
         everyone, n_machines = rows, self._machines[1]
         while self.only_choices and len(rows):
             can_start = _can_start(self.earliest[rows])

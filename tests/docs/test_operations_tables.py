@@ -13,7 +13,7 @@ from benchmarks.page_tables import markdown_table, rows_of, write_table
 
 @pytest.fixture
 def trained(monkeypatch):
-    """Trainings that were asked for; none is done."""
+    """Requested runs; none is executed."""
     done = []
 
     def run(command, **_):

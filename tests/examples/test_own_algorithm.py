@@ -1,4 +1,4 @@
-"""The example of an algorithm of somebody's own: everything else comes by itself."""
+"""The example of an own algorithm: the framework provides everything else."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def test_returns_of_agents_are_kpis():
 def test_against_random_opponents_only_one_agent_is_asked_and_only_its_rewards_count():
     env = PettingZooEnv(Duel(), random_opponents=1.0)
     env.seed(3)
-    asked, returns = set(), []
+    acted, returns = set(), []
     for _ in range(20):
         observation, done, total = env.reset(), False, 0.0
         of_episode = set()
@@ -163,12 +163,12 @@ def test_against_random_opponents_only_one_agent_is_asked_and_only_its_rewards_c
             total += reward
         assert len(of_episode) == 1
         assert total in (1.0, -1.0)
-        asked |= of_episode
+        acted |= of_episode
         log = EpisodeEventLog("episode")
         log.episode_events.extend(env.get_step_events())
         assert AgentReturns().calculate_kpis(log, None) == {"return_against_random": total}
         returns.append(total)
-    assert asked == {0, 1}
+    assert acted == {0, 1}
     assert set(returns) == {1.0, -1.0}
 
 

@@ -41,7 +41,7 @@ def test_two_periods_by_hand():
     assert (stores.stock.tolist(), stores.outstanding.tolist()) == ([5], [[5]])
     draws = iter([0.0, 0.999999])
     stores.random.uniform = lambda: np.array([next(draws)])
-    assert stores.advance({"order": np.array([3])})[0] == [-5.0]  # nobody came
+    assert stores.advance({"order": np.array([3])})[0] == [-5.0]  # no demand
     assert (stores.stock.tolist(), stores.outstanding.tolist()) == ([10], [[3]])
     cost = -stores.advance({"order": np.array([1])})[0][0]
     demand = int(np.searchsorted(np.cumsum(stores.probabilities), 0.999999))

@@ -1,4 +1,4 @@
-"""Recall: what is shown, what is asked, and what a policy with and one without a memory earn."""
+"""Recall: observations, recalled symbols, and returns of policies with and without recurrent state."""
 
 import numpy as np
 import pytest
@@ -26,9 +26,9 @@ def test_symbols_are_shown_one_by_one_and_asked_for_when_they_are_gone():
         rewards.append(reward.tolist())
         done.append(bool(terminated.all()))
         assert not truncated.any()
-    nothing, asked = [0.0] * 4, [0.0, 0.0, 0.0, 1.0]
-    assert [row[0] for row in seen] == [[0, 0, 1, 0], [1, 0, 0, 0], nothing, asked, asked]
-    assert [row[1] for row in seen] == [[0, 1, 0, 0], [0, 1, 0, 0], nothing, asked, asked]
+    nothing, recalled = [0.0] * 4, [0.0, 0.0, 0.0, 1.0]
+    assert [row[0] for row in seen] == [[0, 0, 1, 0], [1, 0, 0, 0], nothing, recalled, recalled]
+    assert [row[1] for row in seen] == [[0, 1, 0, 0], [0, 1, 0, 0], nothing, recalled, recalled]
     assert rewards == [[0, 0], [0, 0], [0, 0], [0.5, 0], [0.5, 0.5]]
     assert done == [False, False, False, False, True]
 

@@ -40,7 +40,7 @@ def opened(
     scheme: Any = "light",
     refused: tuple[str, ...] = (),
 ) -> Page:
-    """A page as somebody sees it.
+    """A page in a browser.
 
     :param browser: The browser.
     :param page: Its file, or its address.
@@ -63,7 +63,7 @@ def opened(
     shown.on("console", lambda message: complain(message.text) if message.type in ("error", "warning") else None)
     shown.on("pageerror", lambda error: complain(str(error)))
     shown.on("dialog", lambda dialog: (complain(f"dialog {dialog.message}"), dialog.dismiss()))
-    shown.on("request", lambda asked: None if asked.url.startswith(own) else complain(f"asks for {asked.url}"))
+    shown.on("request", lambda request: None if request.url.startswith(own) else complain(f"asks for {request.url}"))
     shown.goto(address)
     return shown
 

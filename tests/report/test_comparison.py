@@ -36,7 +36,7 @@ def test_differences_are_those_within_an_episode() -> None:
     # (1 - p)^20 = 0.025: rarer defeats need not occur in 20 episodes
     assert row.improvement == pytest.approx((1.0, 0.025 ** (1 / 20), 1.0), abs=0.01)
     assert comparison.is_significant(row)
-    assert row.mean.high - row.mean.low > 3000, "of the means alone, nobody could tell"
+    assert row.mean.high - row.mean.low > 3000, "the means alone do not decide"
 
 
 def test_equal_policies_are_told_apart_as_rarely_as_the_intervals_say() -> None:

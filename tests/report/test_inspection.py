@@ -143,7 +143,7 @@ def test_steps_are_found_with_the_keyboard(open_page: OpenPage) -> None:
     page.keyboard.press("Home")
     page.keyboard.press(" ")
     assert page.locator("#play").inner_text() == "pause"
-    for _ in range(400):  # no function of ours may be waited for: the page lets nobody evaluate texts
+    for _ in range(400):  # no function of ours may be waited for: the page does not allow eval
         if int(page.locator("#slider").input_value()) >= 2:
             break
         page.wait_for_timeout(25)
@@ -153,7 +153,7 @@ def test_steps_are_found_with_the_keyboard(open_page: OpenPage) -> None:
 
 
 def looked_into(env: MazeEnv[Any]) -> Path:
-    """The page of an episode that a network plays which nobody has trained."""
+    """The page of an episode of an untrained network."""
     env.seed(1)
     network_inputs = {name: space.shape for name, space in env.observation_spaces_dict[0].spaces.items()}
     mapper = DistributionMapper(env.action_spaces_dict[0], [])

@@ -75,7 +75,7 @@ def cutting(n_steps: int = 12) -> Any:
 
 
 class CutsAndStock(RewardAggregatorInterface):
-    """1 for each cut, and a hundredth for each piece in the state after the step; remembers what it was asked."""
+    """1 for each cut, and a hundredth for each piece in the state after the step; counts its calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class CutsAndStock(RewardAggregatorInterface):
 
     def summarize_reward(self, maze_state: Any = None) -> float:
         self.n_asked += 1
-        assert not self.query_events(InventoryEvents.piece_replenished), "it has not asked for these"
+        assert not self.query_events(InventoryEvents.piece_replenished), "it does not subscribe to these"
         return len(self.query_events(CuttingEvents.valid_cut)) + 0.01 * len(maze_state.inventory)
 
 
@@ -105,7 +105,7 @@ def test_rewards_follow_from_the_events_of_each_step_and_the_state_after_it() ->
     ]
     aggregator = CutsAndStock()
     assert replayed_rewards(episode, aggregator) == expected
-    assert aggregator.n_asked == 0, "a copy is asked: what one remembers is of one episode"
+    assert aggregator.n_asked == 0, "a copy is used: its state belongs to one episode"
     measures = replayed_measures(episode, expected, Kpis())
     assert measures == {
         "return": pytest.approx(sum(expected)),
@@ -245,7 +245,7 @@ def test_what_policies_draw_beyond_the_bounds_is_taken_again_and_what_users_name
 
 
 class NoisyCartPole(GymMazeEnv):
-    """Draws from a generator that nobody seeds."""
+    """Draw from an unseeded generator."""
 
     def step(self, action: Any) -> Any:
         state = self.core_env.env.unwrapped.state
@@ -403,8 +403,8 @@ def test_wrong_commands_are_one_sentence_each(capsys: pytest.CaptureFixture[str]
         (("trajectory_data=rollout", "what_if.step=1"), "holds 2 episodes; name the file of one of them"),
         ((f"trajectory_data={episode}", "what_if.step=-1"), "what_if.step"),
         (
-            (f"trajectory_data={episode}", "what_if.step=1", "what_if.policy=nobody"),
-            "what_if.policy: nobody is neither",
+            (f"trajectory_data={episode}", "what_if.step=1", "what_if.policy=unknown"),
+            "what_if.policy: unknown is neither",
         ),
         ((f"trajectory_data={episode}", "what_if.step=1", "env.name=MountainCar-v0"), "replay differs from the record"),
     ):

@@ -35,7 +35,7 @@ FACTS = RunFacts("run", "CartPole, ppo")
 
 
 class Clock:
-    """Says the time that it is told."""
+    """Return a given time."""
 
     now = 0.0
 
@@ -219,7 +219,7 @@ def test_faults_are_found(tmp_path: Path, open_page: OpenPage) -> None:
 
 
 def page_of_a_strangers_run(directory: Path, columns: dict[str, list[str]]) -> Path:
-    """The page of a run whose files somebody else has written."""
+    """The page of a run with files from an untrusted source."""
     from maze.maze_cli import main
 
     directory.mkdir()
@@ -243,7 +243,7 @@ LARGEST = "1.7976931348623157e308"
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [WIDE, NARROW])
 def test_the_files_of_a_stranger_make_a_harmless_page(tmp_path: Path, open_page: OpenPage, width: int) -> None:
-    """Nothing of it is run or asked for from elsewhere, all of it is drawn, and nothing is pushed out of the window."""
+    """No code of it runs, no request leaves the page, all of it is drawn, and it fits the window."""
     columns = {
         f"A/{HOSTILE}": ["1", "2", "3"],
         "A/" + "x" * 10_000: ["1", "2", "3"],

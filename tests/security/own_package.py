@@ -1,4 +1,4 @@
-"""What the package of somebody's environment may hold: classes that only store data, and others that files want."""
+"""A user's package: classes that only store data, and others that files refer to."""
 
 from __future__ import annotations
 

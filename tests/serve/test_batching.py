@@ -173,7 +173,7 @@ def test_clients_take_turns() -> None:
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 7), st.integers(0, 4), st.integers(0, 9)), max_size=30)
 )
-def test_a_capacity_is_never_exceeded_and_completely_released(asked: list[tuple[str, int, int, int]]) -> None:
+def test_a_capacity_is_never_exceeded_and_completely_released(requested: list[tuple[str, int, int, int]]) -> None:
     """Clients, units, passes of the loop that each holds them, and passes after which it is cancelled."""
     capacity, in_use, most = 5, 0, 0
 
@@ -190,9 +190,9 @@ def test_a_capacity_is_never_exceeded_and_completely_released(asked: list[tuple[
 
     async def ask() -> None:
         turns = Turns(capacity)
-        tasks = [asyncio.ensure_future(work(turns, client, units, n)) for client, units, n, _ in asked]
+        tasks = [asyncio.ensure_future(work(turns, client, units, n)) for client, units, n, _ in requested]
         for number in range(10):
-            for task, (_, _, _, patience) in zip(tasks, asked, strict=True):
+            for task, (_, _, _, patience) in zip(tasks, requested, strict=True):
                 if patience == number:
                     task.cancel()
             await asyncio.sleep(0)

@@ -133,10 +133,10 @@ def test_a_target_of_a_tunnel_is_refused(url: str) -> None:
 
 
 def test_batches_are_bounded(url: str) -> None:
-    asked = {"observations": [OBSERVATION] * 1000, "ranked": 100}
-    refused = httpx.post(f"{url}/act", json=asked)
+    body = {"observations": [OBSERVATION] * 1000, "ranked": 100}
+    refused = httpx.post(f"{url}/act", json=body)
     assert (refused.status_code, refused.json()["error"]["code"]) == (422, "invalid")
-    assert len(httpx.post(f"{url}/act", json={**asked, "ranked": 2}).json()["decisions"]) == 1000
+    assert len(httpx.post(f"{url}/act", json={**body, "ranked": 2}).json()["decisions"]) == 1000
 
 
 @pytest.mark.slow

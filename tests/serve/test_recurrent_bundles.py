@@ -369,7 +369,7 @@ def test_the_text_of_a_state_is_that_of_its_bits(state: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "code", "text"),
+    ("sent", "code", "text"),
     [
         ({}, "missing_state", "send with each observation the `state`"),
         ({"state": None}, "missing_state", "send with each observation the `state`"),
@@ -388,12 +388,12 @@ def test_the_text_of_a_state_is_that_of_its_bits(state: Any) -> None:
     ],
 )
 def test_requests_without_a_state_that_fits_are_refused(
-    url: str, bundle: PolicyBundle, asked: dict[str, Any], code: str, text: str
+    url: str, bundle: PolicyBundle, sent: dict[str, Any], code: str, text: str
 ) -> None:
-    if isinstance(state := asked.get("state"), dict) and "values" in state:
-        asked = {"state": {"bundle": bundle.sha256, **state}}
-    many = {} if "observations" in asked else {"observation": OBSERVATIONS[0]}
-    reply = httpx.post(f"{url}/act", json={**many, **asked})
+    if isinstance(state := sent.get("state"), dict) and "values" in state:
+        sent = {"state": {"bundle": bundle.sha256, **state}}
+    many = {} if "observations" in sent else {"observation": OBSERVATIONS[0]}
+    reply = httpx.post(f"{url}/act", json={**many, **sent})
     assert reply.status_code in {409, 422}
     assert reply.json()["error"]["code"] == code
     assert re.search(text, reply.json()["error"]["message"])
@@ -411,11 +411,11 @@ def test_states_find_the_bundle_that_they_belong_to_and_no_other() -> None:
     first, second = remembering(), remembering(1)
     weights = {"old": 0.5, "new": 0.5}
     with served({"old": first, "new": second}, weights=weights) as (url, application), PolicyClient(url) as client:
-        asked = [client.act(OBSERVATIONS[0], episode_start=True) for _ in range(20)]
-        assert {answer.policy for answer in asked} == {"old", "new"}
-        for answer in asked:
+        sent = [client.act(OBSERVATIONS[0], episode_start=True) for _ in range(20)]
+        assert {answer.policy for answer in sent} == {"old", "new"}
+        for answer in sent:
             assert client.act(OBSERVATIONS[1], state=answer.state).policy == answer.policy
-        of_old = next(answer for answer in asked if answer.policy == "old")
+        of_old = next(answer for answer in sent if answer.policy == "old")
         with pytest.raises(ServerError, match="does not decide here") as refused:
             client.act(OBSERVATIONS[1], state=of_old.state, policy="new")
         assert refused.value.status == 409

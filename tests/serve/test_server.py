@@ -315,15 +315,15 @@ def test_tokens(header: str | None, may_act: int, may_change: int) -> None:
     tokens = Tokens(["user", "second"], ["boss"])
     with served({"p": always(0)}, tokens=tokens) as (url, _):
         headers = {} if header is None else {"authorization": header}
-        asked = httpx.post(f"{url}/act", json={"observation": OBSERVATION}, headers=headers)
-        assert asked.status_code == may_act
+        response = httpx.post(f"{url}/act", json={"observation": OBSERVATION}, headers=headers)
+        assert response.status_code == may_act
         for path in ("policies", "metrics", "openapi.json"):
             assert httpx.get(f"{url}/{path}", headers=headers).status_code == may_act
         changed = httpx.patch(f"{url}/policies/p", json={"weight": 1}, headers=headers)
         assert changed.status_code == may_change
         if may_act == 401:
-            assert asked.headers["www-authenticate"] == "Bearer"
-            assert "token" in asked.json()["error"]["message"]
+            assert response.headers["www-authenticate"] == "Bearer"
+            assert "token" in response.json()["error"]["message"]
         for path in ("health", "ready", ""):
             assert httpx.get(f"{url}/{path}", headers=headers).status_code == 200
 
@@ -517,8 +517,8 @@ def test_metrics_count_requests_and_decisions() -> None:
 
 def test_the_openapi_description_agrees_with_the_responses(url: str) -> None:
     described = httpx.get(f"{url}/openapi.json").json()
-    asked = described["paths"]["/act"]["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]
-    assert asked["observation"] == {"type": "array", "items": {"type": "number"}, "minItems": 4, "maxItems": 4}
+    response = described["paths"]["/act"]["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    assert response["observation"] == {"type": "array", "items": {"type": "number"}, "minItems": 4, "maxItems": 4}
     answer = httpx.post(f"{url}/act", json={"observation": OBSERVATION, "ranked": 1}).json()
     schema = described["paths"]["/act"]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
     assert set(schema["required"]) <= set(answer) <= set(schema["properties"])

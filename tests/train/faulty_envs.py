@@ -174,7 +174,7 @@ class FaultyCoreEnv(CoreEnv):
     def actor_id(self) -> ActorID:
         if self.is_due("raise in actor_id"):
             raise RuntimeError("lost its marbles")
-        return ActorID("nobody" if self.is_due("wrong actor") else 0, 0)
+        return ActorID("unknown" if self.is_due("wrong actor") else 0, 0)
 
     def is_actor_done(self) -> bool:
         return False

@@ -158,7 +158,7 @@ DIES: dict[str, str] = {
     "killed": r"was killed by signal 9 \(SIGKILL\)",
     "crash": r"was killed by signal 11 \(SIGSEGV\)",
 }
-"""Only in worker processes: in the process of the training there is nobody left to say anything."""
+"""Only in worker processes: the process of the run cannot report its own end."""
 
 
 class Outcome(NamedTuple):
@@ -172,7 +172,7 @@ IGNORED = {
     *(("rollouts", fault) for fault in ("raise in factory", "changing spaces")),  # makes one environment only
     *(("bc", fault) for fault in ("reward nan", "reward inf", "observation inf")),  # it evaluates and learns of none
 }
-"""What nobody looks at."""
+"""Values that are not read."""
 
 
 class Looking(Policy):
@@ -237,7 +237,7 @@ def check(name: str, runner: str, fault: str, monkeypatch: pytest.MonkeyPatch, t
     message = str(error).replace("\n", " ")
     place = PLACES.get(name, PLACE)
     if fault == "interrupt" and runner == "dev":
-        assert isinstance(error, KeyboardInterrupt)  # nobody can tell it from the user's
+        assert isinstance(error, KeyboardInterrupt)  # not distinguishable from that of the user
     elif (name, fault) in IGNORED:
         assert error is None or runner == "local"
     elif fault in GOES_ON:

@@ -163,7 +163,7 @@ class PickAndPlaceCoreEnv(CoreEnv):
 class FlatPickAndPlaceCoreEnv(PickAndPlaceCoreEnv):
     """The same robot, controlled by a single policy: in each step it moves or not, and grips or not.
 
-    Whoever opens the gripper on the way drops what it holds; whoever drives and grips at once fails to grip.
+    Opening the gripper on the way drops the object; driving and gripping at the same time does not grip.
     """
 
     actor_id = CoreEnv.actor_id

@@ -65,15 +65,15 @@ def test_the_first_number_that_is_not_finite_is_named(place, expected, value):
 def test_the_seed_it_followed_from_is_named_where_somebody_knows_it():
     columns = filled()
     columns.rewards[2, 1] = np.nan
-    asked = []
+    requested = []
 
     def seeding_at(env_index, ticks_ago):
-        asked.append((env_index, ticks_ago))
+        requested.append((env_index, ticks_ago))
         return Seeding(1234, 56)
 
     with pytest.raises(NonFiniteError, match=r"environment 1, tick 2 .*56 ticks after it was seeded with 1234\)"):
         columns.check_finite(seeding_at)
-    assert asked == [(1, columns.n_ticks - 2)]
+    assert requested == [(1, columns.n_ticks - 2)]
 
 
 def test_the_observation_after_the_rollout_and_final_observations_are_checked_too():

@@ -390,10 +390,10 @@ def test_records_hold_the_rewards_of_the_actors_themselves(name, scale):
 
 
 def test_a_policy_is_asked_once_for_each_actor_and_answers_into_the_rows_of_its_environments():
-    asked: list[tuple[ActorID, Any]] = []
+    requested: list[tuple[ActorID, Any]] = []
 
     def act(observation: Any, actor: ActorID, out: Any, logits_out: Any, env_indices: Any) -> None:
-        asked.append((actor, env_indices))
+        requested.append((actor, env_indices))
         out["a"][...] = 10 * observation["o"] + actor.agent_id
         if logits_out is not None:
             logits_out["a"][..., 0] = observation["o"]
@@ -404,15 +404,15 @@ def test_a_policy_is_asked_once_for_each_actor_and_answers_into_the_rows_of_its_
     actions = {key: {"a": np.full(4, -1)} for key in observations}
     logits = {"walk": {"a": np.zeros((4, 1))}, "grasp": None}
     chosen = act_by_actor(act, actors, observations, actions, logits)
-    assert asked == [(walk, [0, 3]), (grasp, [1]), (other, [2])]
+    assert requested == [(walk, [0, 3]), (grasp, [1]), (other, [2])]
     assert chosen.keys() == {"walk", "grasp"}
     assert chosen["walk"]["a"] is actions["walk"]["a"]
     assert actions["walk"]["a"].tolist() == [0, -1, 21, 30]
     assert actions["grasp"]["a"].tolist() == [-1, 50, -1, -1]
     assert logits["walk"]["a"][:, 0].tolist() == [0, 0, 2, 3]
-    asked.clear()
+    requested.clear()
     chosen = act_by_actor(act, [grasp] * 4, observations, actions)
-    assert asked == [(grasp, None)]
+    assert requested == [(grasp, None)]
     assert chosen["grasp"]["a"].tolist() == [40, 50, 60, 70]
 
 

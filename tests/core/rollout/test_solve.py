@@ -25,6 +25,7 @@ from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.evaluation.runners import ComparisonRunner
 from maze.maze_cli import main
+from maze.serve.bundle import PolicyBundle
 from maze.train.parallelization.vector_env.batched_vector_env import BatchedVectorEnv
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
@@ -197,6 +198,9 @@ def test_a_run_is_evaluated_and_played_on_a_file_of_instances(capfd: pytest.Capt
     assert main([*common, "+algorithm.rollout_evaluator.instances=shops.npz", "hydra.run.dir=run"]) == 0
     found = solve("run", {"_target_": "maze_envs.scheduling.job_shop.JobShopEnv"}, "shops.npz")
     assert [each.kpis["makespan"] for each in found] == [15.0] * 3
+    PolicyBundle.from_run("run").save("policy.maze")
+    served = solve("policy.maze", JobShopEnv, "shops.npz")
+    assert [each.actions for each in served] == [each.actions for each in found]
     capfd.readouterr()
     rollout = [
         "env.instances=shops.npz",

@@ -51,7 +51,7 @@ def collected(env_id: str, dataset_id: str, n_episodes: int = 3, n_steps: int = 
         rewards, terminations, truncations = (list(values) for values in zip(*outcomes, strict=True))
         seen, done = np.stack(observations), np.stack(actions)
         buffers.append(EpisodeBuffer(episode, None, None, seen, done, rewards, terminations, truncations))
-    who = {"author": "somebody", "author_email": "a@b.c", "code_permalink": "https://b.c", "algorithm_name": "chance"}
+    who = {"author": "author", "author_email": "a@b.c", "code_permalink": "https://b.c", "algorithm_name": "chance"}
     options = {"env": env, "data_format": "arrow", "description": "by chance", **options}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # it would like to know of another environment for evaluation

@@ -45,7 +45,7 @@ def test_urls_are_told_from_directories() -> None:
 
 
 class CountingStore(Store):
-    """Notes what is written, and fails for names that it is told."""
+    """Record writes, and fail for given names."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url, "run_dir")
@@ -157,9 +157,9 @@ class TestRunsWithFiles:
         monkeypatch.chdir(tmp_path)
         Store(f"file://{tmp_path}/there", "x").write(".hydra/config.yaml", b"")
         assert main([*TINY, f"hydra.run.dir=file://{tmp_path}/there"]) == 1
-        told = capfd.readouterr().err
-        assert "hydra.run.dir: file://" in told
-        assert "holds an earlier run" in told
+        printed = capfd.readouterr().err
+        assert "hydra.run.dir: file://" in printed
+        assert "holds an earlier run" in printed
         assert not (tmp_path / "outputs").exists()
 
     def test_a_place_that_cannot_be_written_to_is_said_at_the_start(
@@ -168,9 +168,9 @@ class TestRunsWithFiles:
         monkeypatch.chdir(tmp_path)
         (tmp_path / "file").write_text("")
         assert main([*TINY, f"hydra.run.dir=file://{tmp_path}/file/run"]) == 1
-        told = capfd.readouterr().err.strip()
-        assert told.startswith(f"ConfigError: hydra.run.dir: file://{tmp_path}/file/run cannot be written to")
-        assert len(told.splitlines()) == 1
+        printed = capfd.readouterr().err.strip()
+        assert printed.startswith(f"ConfigError: hydra.run.dir: file://{tmp_path}/file/run cannot be written to")
+        assert len(printed.splitlines()) == 1
         assert not (tmp_path / "outputs").exists()
 
     def test_a_sweep_is_refused(
@@ -314,9 +314,9 @@ class TestRunsInBuckets:
     ) -> None:
         nowhere = bucket.replace("s3://runs", "s3://nobodys-bucket").format("run")
         assert main([*TINY, f"hydra.run.dir={nowhere}"]) == 1
-        told = capfd.readouterr().err.strip().splitlines()
-        assert told[-1].startswith("ConfigError: hydra.run.dir: s3://nobodys-bucket/run")
-        assert "cannot be" in told[-1]
+        printed = capfd.readouterr().err.strip().splitlines()
+        assert printed[-1].startswith("ConfigError: hydra.run.dir: s3://nobodys-bucket/run")
+        assert "cannot be" in printed[-1]
         assert not (tmp_path / "outputs").exists()
 
     def test_a_bucket_that_is_refused_meanwhile_fails_the_run_with_the_place_where_it_is_whole(
@@ -325,9 +325,9 @@ class TestRunsInBuckets:
         server.is_refused = lambda method, bucket, key: is_writing(method, bucket, key) and key.endswith("latest.pt")
         assert main([*TINY, "algorithm.n_epochs=1", f"hydra.run.dir={bucket.format('run')}"]) == 1
         (local,) = (tmp_path / "outputs").iterdir()
-        told = capfd.readouterr().err
-        assert "cannot be written to" in told
-        assert f"The run is complete in {local}" in told
+        printed = capfd.readouterr().err
+        assert "cannot be written to" in printed
+        assert f"The run is complete in {local}" in printed
         assert (local / "latest.pt").is_file()
         assert "latest.pt" not in objects(server, "run")
 
@@ -337,6 +337,6 @@ def test_several_who_fetch_the_same_run_do_not_disturb_one_another(stored: Store
     stored.write("latest.pt", b"weights" * 100_000)
     copy = tmp_path / "copy"
     copy.mkdir()
-    (copy / f"{TEMPORARY_PREFIX}x").write_bytes(b"half")  # somebody else is writing
+    (copy / f"{TEMPORARY_PREFIX}x").write_bytes(b"half")  # another process is writing
     stored.fetch(copy)
     assert files_below(copy).keys() == {"latest.pt", f"{TEMPORARY_PREFIX}x"}

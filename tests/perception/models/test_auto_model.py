@@ -164,7 +164,7 @@ def test_masks_are_told_by_name_and_size_in_every_substep():
 def test_the_written_template_builds_the_same_model(tmp_path):
     torch.manual_seed(0)
     model = composed(MIXTURE, ACTIONS)
-    model.policy, model.critic  # both are built when they are asked for
+    model.policy, model.critic  # both are built at first access
     model.save_models(tmp_path)
     config = OmegaConf.load(tmp_path / "model.yaml")
     assert config._target_ == f"{TemplateModelComposer.__module__}.TemplateModelComposer"

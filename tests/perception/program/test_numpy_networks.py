@@ -1,4 +1,4 @@
-"""Networks in NumPy: nothing is overwritten that somebody else looks at, and changes of the network are noticed."""
+"""Networks in NumPy: results of the caller are not overwritten, and changes of the network are detected."""
 
 import numpy as np
 import pytest

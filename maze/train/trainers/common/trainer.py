@@ -68,8 +68,8 @@ class Trainer(ABC):
     def build(cls, run: TrainingRunner) -> Trainer:
         """Build the trainer of a run from the parts that an algorithm needs.
 
-        The runner has read the configuration, seeded everything and estimated normalization statistics. It is asked
-        for the parts: `run.algorithm` (the configuration), `run.model()` (policy, and critic where there is one),
+        The runner has read the configuration, seeded everything and estimated normalization statistics. It
+        provides the parts: `run.algorithm` (the configuration), `run.model()` (policy, and critic where there is one),
         `run.rollouts()` or another way to collect experience (`run.actors(...)`, `run.workers(...)`),
         `run.best_model_selection(model)`, `run.evaluator(selection)` and `run.agent_seed()`. What the runner made it
         closes, and it continues the trainer from an earlier run where that is configured. Only what is the algorithm's

@@ -88,7 +88,7 @@ class BCTrainer(EpochTrainer):
         self.imitation_events = self.events
         self._minibatches = _Minibatches(data_loader)
         self.run_evaluators: list[Evaluator] = []
-        """What evaluates the policy where :meth:`train` is not told: on validation data, and by rollouts."""
+        """Default evaluator of :meth:`train`: on validation data, and by rollouts."""
         self._every_k: int | None = None
 
     @classmethod

@@ -26,7 +26,7 @@ class BCValidationEvaluator(Evaluator):
     """Calculates the loss on validation data; the smaller it is, the better the model.
 
     :param loss: The loss; its entropy bonus is for training alone and left out here.
-    :param model_selection: Told about the negative mean loss; `None`: nobody is.
+    :param model_selection: Receives the negative mean loss; `None`: there is none.
     :param data_loader: Minibatches of the validation data.
     :param logging_prefix: Where statistics are logged; `None`: nowhere.
     """

@@ -15,14 +15,14 @@ def send(signum):
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_first_signal_is_noted_and_handlers_come_back(signum, status):
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    told = []
-    with InterruptGuard(told.append) as guard:
+    received = []
+    with InterruptGuard(received.append) as guard:
         assert not guard.requested
         send(signum)
         send(signal.SIGTERM)  # a process manager may repeat itself
         assert guard.requested
         assert guard.signum == signum
-    assert told == [signal.Signals(signum).name]
+    assert received == [signal.Signals(signum).name]
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     assert TrainingInterrupted(signum).exit_status == status
 

@@ -27,7 +27,7 @@ def test_arrays_small_and_large_come_back_as_they_were(value, tmp_path):
     assert (type(found), found.dtype, found.shape) == (type(value), value.dtype, value.shape)
     np.testing.assert_array_equal(found, value)
     if isinstance(found, np.ndarray):
-        found[...] = 0  # nobody else's memory
+        found[...] = 0  # memory of its own
 
 
 def test_containers_come_back_and_what_else_there_is_is_refused():

@@ -1,4 +1,4 @@
-"""Evaluation: unbiased, reproducible, and told to the model selection."""
+"""Evaluation: unbiased, reproducible, and reported to the model selection."""
 
 import gymnasium as gym
 import numpy as np

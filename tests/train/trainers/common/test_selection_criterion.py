@@ -307,7 +307,7 @@ def test_the_configuration_of_an_evaluator_takes_the_criterion():
     config = A2CAlgorithmConfig()
     evaluator = RolloutEvaluator(None, 1, None, objective="kpi/waste", maximize=False, constraints=["reward >= 0"])
     assert evaluator.criterion.judge(stats(reward=1.0, waste=0.5)) == (-0.5, 0.0)
-    assert "objective" not in config.rollout_evaluator  # nothing is asked of evaluators that do not know it
+    assert "objective" not in config.rollout_evaluator  # evaluators without the setting are left alone
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_an_episode_that_ends_in_mid_step_has_no_second_sub_step(terminated, fol
     learner = learner_with_constant_values("", {"choose": 5.0, "cut": 7.0})
     losses = critic_losses(learner, one_step([1.0, 0.0], terminated=terminated, n_substeps=1, has_next_step=False))
     assert losses["choose"] == pytest.approx((1.0 + follows - 5.0) ** 2)
-    assert "cut" not in losses, "nobody acted there"
+    assert "cut" not in losses, "no action was taken there"
     assert not any(p.grad.any() for p in learner.critic.networks["cut"].parameters())
 
 

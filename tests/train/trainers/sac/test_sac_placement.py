@@ -1,4 +1,4 @@
-"""SAC where its environments are placed elsewhere, and with buffers and runners of somebody's own."""
+"""SAC with all execution backends, and with own buffers and runners."""
 
 import functools
 import os
