@@ -15,6 +15,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
@@ -58,9 +59,9 @@ COST = "ms_per_decision"
 HEURISTIC, DCL, SELF_LABELLING, PPO = "heuristic", "dcl", "self_labelling", "ppo"
 DIRECTORY = "improvement"
 """Directory of an improvement, in that of the training run of a `RunContext`."""
-PLANNING_SHARE, TRAINING_SHARE = 0.2, 0.3
-"""Shares of the budget for the episodes of each of two planning policies, and for the first training run. The last
-training run gets what is left of the budget, less the time of its episodes."""
+PLANNING_SHARE, LAST_SHARE = 0.2, 0.3
+"""Shares of the budget for the episodes of each planning policy, and for PPO after another training run, which gets the
+rest."""
 _LEAST_TRAINING, _LEAST_PLANNING = 2.0, 0.2
 """Seconds below which no training run is started; milliseconds of a decision below which nothing is simulated."""
 _OVERRUN = 2.0
@@ -154,14 +155,8 @@ class Improvement:
 
     def text(self) -> str:
         """Return the ladder for the console."""
-        judged = (COST, *self.thresholds)
-        played = [
-            PlayedEpisodes(each.name, {name: values for name, values in each.measures.items() if name in judged})
-            for each in self.comparison.played
-        ]
         commands = [line for what, each in self.recommended.commands.items() for line in (f"  # {what}", f"  {each}")]
-        table_text = replace(self.comparison, played=played).text()
-        return "\n".join([table_text, "", *self.remarks(), self.sentence, *commands])
+        return "\n".join([self.comparison.text(), "", *self.remarks(), self.sentence, *commands])
 
     def remarks(self) -> Iterator[str]:
         """Yield a sentence for each policy that is missing or does not pass the gate."""
@@ -178,8 +173,7 @@ class Improvement:
         """
         comparison, best = self.comparison, self.recommended
         rows = [(row.policy, row.mean) for row in comparison.rows_of(RETURN)]
-        dots = [rung.played.measures[RETURN].mean(axis=0) for rung in self.rungs]
-        figures = intervals_figure("Return of each policy, with its 95 % interval", rows, dots, None)
+        intervals = intervals_figure("Mean return and its 95 % interval", rows, [np.empty(0)] * len(rows), None)
         verdicts = ["", *("passes" if gate.passes else "does not pass" for gate in self.gates.values())]
         rungs = zip(self.rungs, comparison.rows_of(RETURN), comparison.rows_of(COST), verdicts, strict=True)
         cells: list[list[Cell]] = [
@@ -193,7 +187,7 @@ class Improvement:
             facts=table(header, cells) + "".join(f"<p>{html.escape(remark)}</p>" for remark in self.remarks()),
         )
         pictures = page_section(
-            "Cost and quality", f'<div class="pair">{figures}{_cost_figure(comparison, best.name)}</div>\n'
+            "Cost and quality", f'<div class="pair">{intervals}{_cost_figure(comparison, best.name)}</div>\n'
         )
         compared = comparison_page(comparison, datetime.now())
         sections = [ladder, pictures, *compared.sections]
@@ -219,6 +213,9 @@ def _cost_figure(comparison: Comparison, best: str) -> str:
 
     bottom = _HEIGHT - _MARGIN + 10
     parts = [f'<line class="axis" x1="{_MARGIN}" x2="{_WIDTH - _MARGIN}" y1="{bottom}" y2="{bottom}"/>']
+    parts += [
+        f'<text x="0" y="{y(value) + 4:.1f}">{number_text(float(f"{value:.4g}"))}</text>' for value in (low_y, high_y)
+    ]
     parts += [
         f'<text x="{x(power):.1f}" y="{bottom + 14}" text-anchor="middle">{10.0**power:g} ms</text>'
         for power in range(low_x, high_x + 1)
@@ -356,13 +353,13 @@ class ImproveRunner(EvaluationRunner):
     def run(self, **kwargs: Any) -> None:
         self._start = time.monotonic()
         self._evaluate_heuristic()
-        self._attempt(f"rollout of {HEURISTIC}", lambda name: self._planning(name, HEURISTIC))
+        can_plan = self._attempt(f"rollout of {HEURISTIC}", lambda name: self._planning(name, HEURISTIC))
         first, *others = self._learners()
-        share = TRAINING_SHARE if others else 1.0 - 2 * PLANNING_SHARE
-        if self._attempt(first, lambda name: self._training(name, share * self._budget_s)):
+        reserved = (PLANNING_SHARE * can_plan + LAST_SHARE * bool(others)) * self._budget_s
+        if self._attempt(first, lambda name: self._training(name, reserved)) and can_plan:
             self._attempt(f"rollout of {first}", lambda name: self._planning(name, first))
         for other in others:
-            self._attempt(other, lambda name: self._training(name, self._left()))
+            self._attempt(other, lambda name: self._training(name, 0.0))
         self.improvement = Improvement(self._rungs, self._failures, self._thresholds)
         print(f"\n{self.improvement.text()}", flush=True)
         comparison = self.improvement.comparison
@@ -433,10 +430,14 @@ class ImproveRunner(EvaluationRunner):
         took = time.monotonic() - start
         return Rung(name, policy, base.make_env, played, n_decisions, took, base.run, commands)
 
-    def _training(self, algorithm: str, seconds: float) -> Rung:
-        """Train a policy from the heuristic, and evaluate it."""
+    def _training(self, algorithm: str, reserved: float) -> Rung:
+        """Train a policy from the heuristic in the time that is left, and evaluate it.
+
+        :param algorithm: The algorithm.
+        :param reserved: Seconds that are left for later policies.
+        """
         start, of_episodes = time.monotonic(), self._rungs[0].seconds
-        seconds = min(seconds, self._left() - _OVERRUN * of_episodes)
+        seconds = self._left() - reserved - _OVERRUN * of_episodes
         if seconds < _LEAST_TRAINING:
             raise BudgetSpentError("no time is left for a training run; set a larger budget.")
         directory = Path.cwd() / algorithm
@@ -529,7 +530,7 @@ class ImproveRunner(EvaluationRunner):
         if algorithm != PPO:
             return {**cloning, "algorithm.epoch_length": 1}
         batched = {"runner.placement": "batched", "runner.concurrency": 64} if self._batched else {}
-        return {**cloning, **batched, "algorithm.critic_burn_in_epochs": 1}
+        return {**cloning, **batched, "algorithm.critic_burn_in_epochs": 1, "algorithm.lr": 0.001}
 
     def _seconds_of_label(self, heuristic: Rung) -> float:
         """Measure the time in which a decision is labelled by simulation."""
@@ -579,8 +580,10 @@ def improve(
     :param settings: Further arguments of :class:`ImproveRunner`.
     """
 
-    def context(overrides: Mapping[str, Any], **arguments: Any) -> RunContext:
-        return RunContext(**{**given, **arguments, "overrides": {**given["overrides"], **overrides}})
+    def context(algorithm: str, overrides: Mapping[str, Any], **arguments: Any) -> RunContext:
+        is_own = algorithm == given["algorithm"]
+        kept = {name: it for name, it in given["overrides"].items() if is_own or not name.startswith("algorithm")}
+        return RunContext(**{**given, **arguments, "algorithm": algorithm, "overrides": {**overrides, **kept}})
 
     policy = (
         {TARGET_KEY: f"{heuristic.__module__}.{heuristic.__qualname__}"} if isinstance(heuristic, type) else heuristic

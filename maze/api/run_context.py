@@ -283,7 +283,7 @@ class RunContext:
         Evaluate the heuristic, its rollout policy, a policy trained from it, the rollout policy of that, and PPO
         warm-started from it, on the same episodes. Print the ladder and the recommendation, and write an HTML report,
         `report.html`, and tables into `improvement` in the run's directory. The run itself is not trained. Training
-        runs have its environment, wrappers, model and overrides, except those of the algorithm.
+        runs have its environment, wrappers, model and overrides; those of the algorithm, where it is the same.
 
         :param heuristic: The policy, its class or its configuration.
         :param budget_s: Wall time of everything in seconds.
@@ -294,16 +294,10 @@ class RunContext:
         self._require_training("improve")
         from maze.api.improve import improve
 
-        given = {
-            name: value
-            for name, value in self._auditor.kwargs.items()
-            if name in ("env", "wrappers", "model", "policy", "critic", "runner")
-        }
         values = self._auditor.overrides.items()
-        kept = {name: value for name, value in values if not name.startswith(("algorithm", "seeding"))}
-        return self._one_or_all(
-            [improve(run, heuristic, budget_s, {**given, "overrides": kept}, settings) for run in self._runs]
-        )
+        kept = {name: value for name, value in values if not name.startswith("seeding")}
+        given = {"algorithm": None, **self._auditor.kwargs, "overrides": kept}
+        return self._one_or_all([improve(run, heuristic, budget_s, given, settings) for run in self._runs])
 
     def rollout(
         self,

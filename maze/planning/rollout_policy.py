@@ -241,6 +241,7 @@ class RolloutPolicy(Policy):
         actions = candidate_actions(
             action, env.action_spaces_dict[actor.step_key], observation, self.candidates, self._rng,
             lambda: act(observation, *needs, actor, deterministic=False),
+            lambda n: self.base.compute_top_action_candidates(observation, n, *needs, actor)[0],
         )  # fmt: skip
         seed = None if self.clairvoyant else int(self._rng.integers(2**62))
         found = self.last_decision = self._simulator.plan(layers[0], observation, actor, actions, seed)
@@ -408,11 +409,13 @@ def candidate_actions(
     limit: int,
     rng: np.random.Generator,
     sample: Callable[[], ActionType],
+    ranked: Callable[[int], Sequence[ActionType]] | None = None,
 ) -> list[Mapping[str, Any]]:
     """Return the candidates of a decision, the base policy's action first.
 
-    Discrete actions: all that masks allow, or a random choice of them beside the base's. Others: samples of the base
-    policy or, where that never varies, of the action space.
+    Discrete actions: all that masks allow; if they are too many, half of them those that the base policy ranks highest,
+    as far as it ranks any, and the others a random choice. Others: samples of the base policy or, where that never
+    varies, of the action space.
 
     :param base_action: What the base policy does.
     :param space: The action space.
@@ -420,6 +423,8 @@ def candidate_actions(
     :param limit: Number of candidates at most.
     :param rng: Draws where there are more.
     :param sample: Draws an action of the base policy.
+    :param ranked: Returns the actions that the base policy ranks highest, at most the given number; `None`: it ranks
+        none.
     """
     choices = _choices(space, observation)
     if choices is None:
@@ -432,6 +437,7 @@ def candidate_actions(
         drawn = [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
     else:
         drawn = [{head: values[rng.integers(len(values))] for head, values in choices.items()} for _ in range(limit)]
+        drawn = [*(ranked(limit // 2) if ranked is not None else ()), *drawn]
     different = {_key(action): action for action in (base_action, *drawn)}
     return list(different.values())[:limit]
 

@@ -100,6 +100,9 @@ def test_candidates_are_what_masks_allow_and_the_base_comes_first() -> None:
     assert found[0] == {"a": 2, "b": 1}
     assert {action["a"] for action in found} == {0, 2, 3}
     assert len(candidate_actions({"a": 2, "b": 1}, space, seen, 4, rng, dict)) <= 4
+    best = [{"a": 0, "b": 0}, {"a": 0, "b": 1}]
+    ranked = candidate_actions({"a": 2, "b": 1}, space, seen, 4, rng, dict, lambda n: best[:n])
+    assert ranked[:3] == [{"a": 2, "b": 1}, *best]
     continuous = spaces.Dict(force=spaces.Box(-1, 1, (2,), np.float32))
     drawn = candidate_actions(
         {"force": np.zeros(2)}, continuous, {}, 8, rng, lambda: {"force": rng.normal(size=2).clip(-1, 1)}
