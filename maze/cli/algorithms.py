@@ -24,7 +24,7 @@ _SHIPPED = {
     "a2c": f"{_TRAINERS}.a2c.a2c_algorithm_config.A2CAlgorithmConfig",
     "bc": f"{_TRAINERS}.imitation.bc_algorithm_config.BCAlgorithmConfig",
     "cql": f"{_TRAINERS}.offline.offline_algorithm_configs.CQLConfig",
-    "dcl": f"{_TRAINERS}.dcl.dcl_config.DCLConfig",
+    "dcl": f"{_TRAINERS}.labelling.labelling_configs.DCLConfig",
     "dqn": f"{_TRAINERS}.dqn.dqn_algorithm_config.DQNAlgorithmConfig",
     "es": f"{_TRAINERS}.es.es_algorithm_config.ESAlgorithmConfig",
     "impala": f"{_TRAINERS}.impala.impala_algorithm_config.ImpalaAlgorithmConfig",
@@ -32,7 +32,7 @@ _SHIPPED = {
     "ppo": f"{_TRAINERS}.ppo.ppo_algorithm_config.PPOAlgorithmConfig",
     "sac": f"{_TRAINERS}.sac.sac_algorithm_config.SACAlgorithmConfig",
     "sacfd": f"{_TRAINERS}.sac.sac_algorithm_config.SACAlgorithmConfig",
-    "self_labelling": f"{_TRAINERS}.self_labelling.self_labelling_config.SelfLabellingConfig",
+    "self_labelling": f"{_TRAINERS}.labelling.labelling_configs.SelfLabellingConfig",
     "td3_bc": f"{_TRAINERS}.offline.offline_algorithm_configs.TD3BCConfig",
 }
 
@@ -108,7 +108,7 @@ def _runner_of(algorithm: str, kind: str) -> dict[str, Any]:
         runner = f"imitation.bc_runners.BC{prefix}Runner"
         arguments = {"dataset": {**_dataset(kind, "Identity"), "dir_or_file": None}}
     elif algorithm in ("cql", "iql", "td3_bc"):
-        runner = "offline.offline_trainer.OfflineRunner"
+        runner = "offline.offline_trainers.OfflineRunner"
         arguments = {"dataset": {**_dataset(kind, "IdentityWithNextObservation"), "dir_or_file": None}}
     elif algorithm == "es":
         runner = f"es.ES{prefix or 'Master'}Runner"

@@ -322,6 +322,8 @@ def test_a_signal_in_the_last_update_leaves_the_last_evaluation_to_the_resumed_r
         "ppo-recurrent": 8,
         "ppo-recurrent-processes": 8,
         "impala": 8,
+        "dcl": 16,
+        "self_labelling": 8,
         "sac": 32,
         "sac-ahead": 32,
         "sac-processes": 32,

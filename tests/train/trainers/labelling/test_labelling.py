@@ -24,12 +24,11 @@ from maze.core.wrappers.reward_wrappers import RewardScalingWrapper
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.planning.planner import ActionValues
 from maze.train.trainers.common.evaluators.evaluator import default_rollout_evaluator
-from maze.train.trainers.dcl.dcl_config import DCLConfig
-from maze.train.trainers.dcl.dcl_trainer import DCL, label_weight
 from maze.train.trainers.imitation.bc_loss import BCLoss
-from maze.train.trainers.imitation.labelling import LabelledDecisions
-from maze.train.trainers.self_labelling.self_labelling_config import SelfLabellingConfig
-from maze.train.trainers.self_labelling.self_labelling_trainer import SelfLabelling, best_of_each, conditional_gumbel
+from maze.train.trainers.labelling.dcl_trainer import DCL, label_weight
+from maze.train.trainers.labelling.labelling_configs import DCLConfig, SelfLabellingConfig
+from maze.train.trainers.labelling.labelling_trainer import LabelledDecisions
+from maze.train.trainers.labelling.self_labelling_trainer import SelfLabelling, best_of_each, conditional_gumbel
 
 
 class Lamps(BatchedCoreEnv):

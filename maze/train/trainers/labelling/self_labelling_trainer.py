@@ -14,8 +14,8 @@ from maze.core.errors import ConfigError
 from maze.planning.branches import Branches, Group
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.trainer import EpochTrainer
-from maze.train.trainers.imitation.labelling import Copies, LabellingTrainer, require_discrete
-from maze.train.trainers.self_labelling.self_labelling_config import SelfLabellingConfig
+from maze.train.trainers.labelling.labelling_configs import SelfLabellingConfig
+from maze.train.trainers.labelling.labelling_trainer import Copies, LabellingTrainer, require_discrete
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
@@ -49,7 +49,7 @@ class SelfLabelling(LabellingTrainer):
     :param policy: The policy that is trained.
     :param copies: Copies of the environment.
     :param seed: Seed.
-    :param common: See :class:`~maze.train.trainers.imitation.labelling.LabellingTrainer`.
+    :param common: See :class:`~maze.train.trainers.labelling.labelling_trainer.LabellingTrainer`.
     :raises ConfigError: There is chance in the environment, or actions are not discrete.
     """
 

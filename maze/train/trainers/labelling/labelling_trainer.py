@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -20,49 +19,16 @@ from maze.core.log_stats.event_decorators import define_epoch_stats
 from maze.core.wrappers.reward_wrappers import FrozenEnvFactory
 from maze.planning.branches import ArrayBranches, Branches, SingleBranches, chance_in, simulation_of, stack_of
 from maze.train.trainers.common.config_classes import AlgorithmConfig
-from maze.train.trainers.common.evaluators.evaluator import default_rollout_evaluator
 from maze.train.trainers.common.learning import Losses, gradient_step
 from maze.train.trainers.common.trainer import EpochTrainer
 from maze.train.trainers.imitation.bc_loss import BCLoss
 from maze.train.trainers.imitation.imitation_events import ImitationEvents
+from maze.train.trainers.labelling.labelling_configs import LabellingConfig
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
     from maze.train.trainers.common.training_runner import TrainingRunner
     from maze.train.utils.plain_state import Part
-
-
-@dataclass
-class LabellingConfig(AlgorithmConfig):
-    """Hyperparameters of a :class:`LabellingTrainer`."""
-
-    device: str = "cpu"
-    """Where networks are trained: `cpu`, `cuda`, or `cuda:<index>`."""
-
-    patience: int = 0
-    """Number of evaluations without improvement that end the run; 0: any number."""
-
-    batch_size: int = 64
-    """Number of labelled decisions in a minibatch."""
-
-    lr: float = 0.002
-    """Learning rate of Adam."""
-
-    max_grad_norm: float = 1.0
-    """Gradients are scaled down to this norm where they are larger; 0 leaves them alone."""
-
-    entropy_coef: float = 0.0
-    """Weight of the entropy bonus."""
-
-    rollout_evaluator: Any = field(default_factory=default_rollout_evaluator)
-    """Evaluator between epochs (or its configuration), which selects the best model; `None`: none."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require_integer("batch_size", minimum=1)
-        self.require_number("lr", 0.0, above=True)
-        for name in ("max_grad_norm", "entropy_coef"):
-            self.require_number(name, 0.0)
 
 
 class LabellingEvents(ImitationEvents):

@@ -17,8 +17,8 @@ from maze.planning.planner import ActionValues, BranchSimulator, Candidates, Pla
 from maze.planning.rollout_policy import acting, candidate_actions
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.trainer import EpochTrainer
-from maze.train.trainers.dcl.dcl_config import DCLConfig
-from maze.train.trainers.imitation.labelling import Copies, LabellingTrainer
+from maze.train.trainers.labelling.labelling_configs import DCLConfig
+from maze.train.trainers.labelling.labelling_trainer import Copies, LabellingTrainer
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
@@ -40,7 +40,7 @@ class DCL(LabellingTrainer):
     :param policy: The policy that is trained.
     :param copies: Copies of the environment.
     :param seed: Seed.
-    :param common: See :class:`~maze.train.trainers.imitation.labelling.LabellingTrainer`.
+    :param common: See :class:`~maze.train.trainers.labelling.labelling_trainer.LabellingTrainer`.
     :raises ConfigError: The policy of the first generation carries hidden states.
     """
 

@@ -1,0 +1,127 @@
+"""Hyperparameters of the algorithms that label decisions by simulation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from maze.train.trainers.common.config_classes import AlgorithmConfig
+from maze.train.trainers.common.evaluators.evaluator import default_rollout_evaluator
+
+
+@dataclass
+class LabellingConfig(AlgorithmConfig):
+    """Hyperparameters of a :class:`~maze.train.trainers.labelling.labelling_trainer.LabellingTrainer`."""
+
+    device: str = "cpu"
+    """Where networks are trained: `cpu`, `cuda`, or `cuda:<index>`."""
+
+    patience: int = 0
+    """Number of evaluations without improvement that end the run; 0: any number."""
+
+    batch_size: int = 64
+    """Number of labelled decisions in a minibatch."""
+
+    lr: float = 0.002
+    """Learning rate of Adam."""
+
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this norm where they are larger; 0 leaves them alone."""
+
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
+
+    rollout_evaluator: Any = field(default_factory=default_rollout_evaluator)
+    """Evaluator between epochs (or its configuration), which selects the best model; `None`: none."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_integer("batch_size", minimum=1)
+        self.require_number("lr", 0.0, above=True)
+        for name in ("max_grad_norm", "entropy_coef"):
+            self.require_number(name, 0.0)
+
+
+@dataclass
+class DCLConfig(LabellingConfig):
+    """Hyperparameters of :class:`~maze.train.trainers.labelling.dcl_trainer.DCL`."""
+
+    trainer = "maze.train.trainers.labelling.dcl_trainer.DCL"
+
+    n_epochs: int = 0
+    """Number of epochs, each of which is a generation; 0: as `generations` says."""
+
+    generations: int = 3
+    """Number of policies that are learned, each from simulations of the one before."""
+
+    states: int = 5000
+    """Number of decisions that are labelled in a generation; fewer where episodes end early."""
+
+    scenarios: int = 128
+    """Scenarios of a candidate action at most; sequential halving gives them to the best."""
+
+    horizon: int | None = 20
+    """Environment steps that are simulated; `null`: to the end of the episode."""
+
+    gamma: float = 1.0
+    """Discount factor of the simulated returns."""
+
+    confidence: float = 0.8
+    """Of the intervals that show an action to be better than that of the current policy."""
+
+    candidates: int = 64
+    """Candidate actions of a decision at most."""
+
+    base: Any = None
+    """The policy of the first generation, a heuristic for instance, or its configuration
+    (`+policy@algorithm.base=<option of the group policy>`); `null`: the policy that is trained."""
+
+    exploration: float = 0.1
+    """Share of random actions on the way to the labelled decisions."""
+
+    states_per_update: int = 50
+    """Number of episodes that are played side by side to reach decisions; each gives one."""
+
+    n_passes: int = 30
+    """Number of passes over the labelled decisions."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("generations", "states", "states_per_update", "n_passes"):
+            self.require_integer(name, minimum=1)
+        for name in ("scenarios", "candidates"):
+            self.require_integer(name, minimum=2)
+        if self.horizon is not None:
+            self.require_integer("horizon", minimum=1)
+        self.require_number("gamma", 0.0, 1.0, above=True)
+        self.require_number("confidence", 0.0, 1.0, above=True, below=True)
+        self.require_number("exploration", 0.0, 1.0)
+
+
+@dataclass
+class SelfLabellingConfig(LabellingConfig):
+    """Hyperparameters of :class:`~maze.train.trainers.labelling.self_labelling_trainer.SelfLabelling`."""
+
+    name = "self_labelling"
+    trainer = "maze.train.trainers.labelling.self_labelling_trainer.SelfLabelling"
+
+    n_epochs: int = 20
+    """Number of epochs; 0: until early stopping."""
+
+    epoch_length: int = 20
+    """Number of updates per epoch."""
+
+    instances: int = 16
+    """Number of instances (episodes with different seeds) in an update."""
+
+    samples: int = 32
+    """Number of different solutions that are sampled of each instance."""
+
+    n_passes: int = 1
+    """Number of passes over the best solutions of an update."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("instances", "n_passes"):
+            self.require_integer(name, minimum=1)
+        self.require_integer("samples", minimum=2)
