@@ -108,7 +108,7 @@ def _runner_of(algorithm: str, kind: str) -> dict[str, Any]:
         runner = f"imitation.bc_runners.BC{prefix}Runner"
         arguments = {"dataset": {**_dataset(kind, "Identity"), "dir_or_file": None}}
     elif algorithm in ("cql", "iql", "td3_bc"):
-        runner = "offline.offline_trainer.OfflineRunner"
+        runner = "offline.offline_trainers.OfflineRunner"
         arguments = {"dataset": {**_dataset(kind, "IdentityWithNextObservation"), "dir_or_file": None}}
     elif algorithm == "es":
         runner = f"es.ES{prefix or 'Master'}Runner"

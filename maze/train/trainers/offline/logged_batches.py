@@ -14,6 +14,7 @@ from maze.core.agent.networks import as_float_tensors
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.datasets.logged_steps import Array, LoggedSteps, actor_of
+from maze.distributions.utils import space_bounds
 
 TensorDict = dict[str, Tensor]
 _CHUNK = 4096
@@ -29,8 +30,7 @@ class DecisionBatch:
     :param actions: `[B, *shape]` by head; those of `Box` heads are scaled to [-1, 1].
     :param rewards: `[B]`.
     :param discounts: Discount to what followed, `[B]`: 0 where the episode terminated, 1 between sub-steps.
-    :param following: Actors that acted next, the rows of the batch in which they did (`None`: all), and their
-        observations. Those of terminated episodes have no meaning.
+    :param following: Actors that acted next, the rows of the batch in which they did, and their observations.
     """
 
     actor: ActorID
@@ -38,7 +38,7 @@ class DecisionBatch:
     actions: TensorDict
     rewards: Tensor
     discounts: Tensor
-    following: list[tuple[ActorID, Tensor | None, TensorDict]]
+    following: list[tuple[ActorID, Tensor, TensorDict]]
 
     def targets(self, value_of: Callable[[ActorID, TensorDict], Tensor]) -> Tensor:
         """Rewards plus discounted values of what followed, `[B]`.
@@ -47,22 +47,8 @@ class DecisionBatch:
         """
         values = torch.zeros_like(self.rewards)
         for actor, rows, observations in self.following:
-            found = value_of(actor, observations)
-            values = found if rows is None else values.index_copy(0, rows, found)
-        return self.rewards + self.discounts * values.masked_fill(self.discounts == 0.0, 0.0)
-
-
-@dataclass
-class _ActorDecisions:
-    """Decisions of an actor: rows in the tables of observations and actions, and what followed."""
-
-    rows: Tensor
-    rewards: Tensor
-    discounts: Tensor
-    next_rows: Tensor
-    next_actors: Tensor
-    only_next: ActorID | None
-    """The actor that always acts next; `None`: there are several."""
+            values.index_copy_(0, rows, value_of(actor, observations))
+        return self.rewards + self.discounts * values
 
 
 class LoggedBatches:
@@ -89,17 +75,14 @@ class LoggedBatches:
         generator: torch.Generator,
     ) -> None:
         self._batch_size, self._device, self._generator = batch_size, device, generator
-        self._observations = {
-            key: {name: torch.as_tensor(values, device=device) for name, values in table.observations.items()}
-            for key, table in data.tables.items()
-        }
-        self._actions = {
-            key: {
-                head: torch.as_tensor(_encoded(head, space, table.actions[head]), device=device)
+        self._observations: dict[StepKeyType, TensorDict] = {}
+        self._actions: dict[StepKeyType, TensorDict] = {}
+        for key, table in data.tables.items():
+            self._observations[key] = {name: self._tensor(values) for name, values in table.observations.items()}
+            self._actions[key] = {
+                head: _encoded(head, space, table.actions[head]).to(device)
                 for head, space in action_spaces[key].spaces.items()
             }
-            for key, table in data.tables.items()
-        }
         named = [actor_of(key, agent) for key, agent in zip(data.step_keys, data.agent_ids, strict=True)]
         self.actors = list(dict.fromkeys(named))
         """The actors, in the order of their first decisions."""
@@ -109,7 +92,14 @@ class LoggedBatches:
         next_actors[data.episode_starts[1:] - 1] = actors[data.episode_starts[:-1]]
         is_usable = data.terminated | (data.next_rows >= 0)
         discounts = data.discounts(gamma)
-        self._decisions: dict[ActorID, _ActorDecisions] = {}
+        columns = {
+            "rows": data.rows,
+            "rewards": data.rewards.astype(np.float32),
+            "discounts": discounts.astype(np.float32),
+            "next_rows": data.next_rows,
+            "next_actors": np.where(data.terminated, -1, next_actors),
+        }
+        self._decisions: dict[ActorID, TensorDict] = {}
         for actor, number in numbers.items():
             own = np.flatnonzero((actors == number) & is_usable)
             if not len(own):
@@ -117,47 +107,29 @@ class LoggedBatches:
                     f"runner.dataset: expected decisions of actor {tuple(actor)} with what followed them, found none. "
                     "Record next observations, or episodes that end."
                 )
-            followed = np.unique(next_actors[own][~data.terminated[own]])
-            self._decisions[actor] = _ActorDecisions(
-                rows=self._tensor(data.rows[own]),
-                rewards=self._tensor(data.rewards[own].astype(np.float32)),
-                discounts=self._tensor(discounts[own].astype(np.float32)),
-                next_rows=self._tensor(np.maximum(data.next_rows[own], 0)),
-                next_actors=self._tensor(next_actors[own]),
-                only_next=self.actors[followed[0]] if len(followed) == 1 else None,
-            )
+            self._decisions[actor] = {name: self._tensor(values[own]) for name, values in columns.items()}
 
     def draw(self) -> list[DecisionBatch]:
         """Draw decisions of each actor, with replacement."""
-        return [self._drawn(actor, decisions) for actor, decisions in self._decisions.items()]
+        return [self._drawn(actor, columns) for actor, columns in self._decisions.items()]
 
     def chunks(self) -> Iterator[tuple[ActorID, TensorDict, TensorDict]]:
         """Yield all decisions in chunks: actor, observations and actions."""
-        for actor, decisions in self._decisions.items():
-            for rows in torch.split(decisions.rows, _CHUNK):
+        for actor, columns in self._decisions.items():
+            for rows in torch.split(columns["rows"], _CHUNK):
                 yield actor, self._observed(actor, rows), self._taken(actor, rows)
 
-    def _drawn(self, actor: ActorID, decisions: _ActorDecisions) -> DecisionBatch:
-        drawn = torch.randint(len(decisions.rows), (self._batch_size,), generator=self._generator).to(self._device)
-        rows, next_rows = decisions.rows[drawn], decisions.next_rows[drawn]
-        discounts = decisions.discounts[drawn]
-        following: list[tuple[ActorID, Tensor | None, TensorDict]] = []
-        if decisions.only_next is not None:
-            following.append((decisions.only_next, None, self._observed(decisions.only_next, next_rows)))
-        else:
-            next_actors = decisions.next_actors[drawn].masked_fill(discounts == 0.0, -1)
-            for number, other in enumerate(self.actors):
-                places = (next_actors == number).nonzero().squeeze(-1)
-                if len(places):
-                    following.append((other, places, self._observed(other, next_rows[places])))
-        return DecisionBatch(
-            actor,
-            self._observed(actor, rows),
-            self._taken(actor, rows),
-            decisions.rewards[drawn],
-            discounts,
-            following,
-        )
+    def _drawn(self, actor: ActorID, columns: TensorDict) -> DecisionBatch:
+        n_decisions = len(columns["rows"])
+        drawn = torch.randint(n_decisions, (self._batch_size,), generator=self._generator).to(self._device)
+        found = {name: column[drawn] for name, column in columns.items()}
+        following = []
+        for number, other in enumerate(self.actors):
+            places = (found["next_actors"] == number).nonzero().squeeze(-1)
+            if len(places):
+                following.append((other, places, self._observed(other, found["next_rows"][places])))
+        observed, taken = self._observed(actor, found["rows"]), self._taken(actor, found["rows"])
+        return DecisionBatch(actor, observed, taken, found["rewards"], found["discounts"], following)
 
     def _observed(self, actor: ActorID, rows: Tensor) -> TensorDict:
         columns = self._observations[actor.step_key]
@@ -170,15 +142,19 @@ class LoggedBatches:
         return torch.as_tensor(values, device=self._device)
 
 
-def _encoded(head: str, space: spaces.Space[object], actions: Array) -> Array:
+def scaled(space: spaces.Box, actions: Tensor) -> Tensor:
+    """Actions scaled to [-1, 1] by the bounds of their space, `[B, *shape]`."""
+    low, high = space_bounds(space, actions)
+    return 2.0 * (actions - low) / (high - low) - 1.0
+
+
+def _encoded(head: str, space: spaces.Space[object], actions: Array) -> Tensor:
     """Continuous actions are scaled to [-1, 1], choices are integers."""
     if not isinstance(space, spaces.Box):
-        return actions.astype(np.int64)
-    if not space.is_bounded():
+        return torch.as_tensor(actions.astype(np.int64))
+    if not space.is_bounded() or not (space.low < space.high).all():
         raise ConfigError(
             f"Action head `{head}`: offline training scales continuous actions to [-1, 1] by the bounds of the space, "
-            f"found {space}. Give the action space finite bounds."
+            f"found {space}. Give the action space finite bounds with low < high."
         )
-    low, width = space.low.astype(np.float64), space.high.astype(np.float64) - space.low
-    scaled = 2.0 * (actions - low) / np.where(width > 0.0, width, 1.0) - 1.0
-    return np.asarray(scaled.clip(-1.0, 1.0).astype(np.float32))
+    return scaled(space, torch.as_tensor(actions.astype(np.float32))).clamp(-1.0, 1.0)

@@ -58,10 +58,10 @@ class OfflineConfig(AlgorithmConfig):
 
 @dataclass(kw_only=True)
 class IQLConfig(OfflineConfig):
-    """Hyperparameters of :class:`~maze.train.trainers.offline.iql_trainer.IQL`."""
+    """Hyperparameters of :class:`~maze.train.trainers.offline.offline_trainers.IQL`."""
 
     critic = "state-action"
-    trainer = "maze.train.trainers.offline.iql_trainer.IQL"
+    trainer = "maze.train.trainers.offline.offline_trainers.IQL"
     distributions = _SQUASHED
 
     expectile: float = 0.7
@@ -87,9 +87,9 @@ class IQLConfig(OfflineConfig):
 
 @dataclass(kw_only=True)
 class CQLConfig(OfflineConfig):
-    """Hyperparameters of :class:`~maze.train.trainers.offline.cql_trainer.CQL`."""
+    """Hyperparameters of :class:`~maze.train.trainers.offline.offline_trainers.CQL`."""
 
-    trainer = "maze.train.trainers.offline.cql_trainer.CQL"
+    trainer = "maze.train.trainers.offline.offline_trainers.CQL"
     distributions = DQNAlgorithmConfig.distributions
 
     alpha: float = 1.0
@@ -111,11 +111,11 @@ class CQLConfig(OfflineConfig):
 
 @dataclass(kw_only=True)
 class TD3BCConfig(OfflineConfig):
-    """Hyperparameters of :class:`~maze.train.trainers.offline.td3_bc_trainer.TD3BC`."""
+    """Hyperparameters of :class:`~maze.train.trainers.offline.offline_trainers.TD3BC`."""
 
     name = "td3_bc"
     critic = "state-action"
-    trainer = "maze.train.trainers.offline.td3_bc_trainer.TD3BC"
+    trainer = "maze.train.trainers.offline.offline_trainers.TD3BC"
     distributions = _SQUASHED
 
     alpha: float = 2.5

@@ -19,12 +19,18 @@ from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.distributions.distribution_mapper import DistributionMapper
-from maze.train.trainers.offline.cql_trainer import CQL, conservative_loss
-from maze.train.trainers.offline.iql_trainer import IQL, advantage_weights, expectile_loss
 from maze.train.trainers.offline.logged_batches import LoggedBatches
 from maze.train.trainers.offline.offline_algorithm_configs import CQLConfig, IQLConfig, OfflineConfig, TD3BCConfig
-from maze.train.trainers.offline.offline_trainer import OfflineTrainer
-from maze.train.trainers.offline.td3_bc_trainer import TD3BC, policy_loss
+from maze.train.trainers.offline.offline_trainers import (
+    CQL,
+    IQL,
+    TD3BC,
+    OfflineTrainer,
+    advantage_weights,
+    conservative_loss,
+    expectile_loss,
+    policy_loss,
+)
 
 PICK, PLACE = spaces.Dict(item=spaces.Discrete(3)), spaces.Dict(side=spaces.Discrete(2))
 STRUCTURED = {"pick": PICK, "place": PLACE}
@@ -141,7 +147,7 @@ def test_an_update_of_cql_equals_plain_torch() -> None:
             ((_, rows, observations),) = batch.following
             best = before[following](observations)[other].max(-1).values
             next_values = torch.zeros(8)
-            next_values[rows if rows is not None else slice(None)] = best
+            next_values[rows] = best
             target = batch.rewards + discount * torch.where(batch.discounts == 0, 0.0, next_values)
         taken = values.gather(1, batch.actions[head][:, None])[:, 0]
         loss = loss + functional.smooth_l1_loss(taken, target) + (values.exp().sum(1).log() - taken).mean()
@@ -248,7 +254,7 @@ def test_a_value_follows_a_truncation_and_not_a_termination() -> None:
 def test_what_cannot_be_learned_is_refused_with_its_place() -> None:
     data = structured_log(3)
     data.tables["pick"].observations["mask"][:] = [1, 0, 0]
-    with pytest.raises(ConfigError, match=r"sub-step 'pick', action head `item`: the action mask .* excludes \d+"):
+    with pytest.raises(ConfigError, match=r"sub-step 'pick': the action masks .* exclude \d+ of"):
         trainer(IQL, IQLConfig(), data, STRUCTURED)
     with pytest.raises(ConfigError, match=r"action head `item` is Discrete.*TD3.BC learns Box actions"):
         trainer(TD3BC, TD3BCConfig(), structured_log(3), STRUCTURED)

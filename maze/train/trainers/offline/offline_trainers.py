@@ -1,0 +1,560 @@
+"""Algorithms that learn from logged decisions: conservative and implicit Q-learning, TD3 with behavioural cloning."""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss, smooth_l1_loss
+
+from maze.core.agent.flat_adam import FlatAdam
+from maze.core.agent.networks import TargetNetworks
+from maze.core.agent.torch_actor_critic import TorchActorCritic, policy_of
+from maze.core.agent.torch_policy import InitialPolicy, TorchPolicy
+from maze.core.agent.torch_state_action_critic import (
+    TorchStateActionCritic,
+    TorchStepStateActionCritic,
+    are_all_discrete,
+    encode_action,
+    q_values_key,
+)
+from maze.core.annotations import override
+from maze.core.env.structured_env import ActorID, StepKeyType
+from maze.core.errors import ConfigError
+from maze.core.log_stats.event_decorators import define_epoch_stats, define_stats_grouping
+from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
+from maze.core.utils.factory import ConfigType
+from maze.core.utils.seeding import seeded_generator
+from maze.distributions.utils import space_bounds
+from maze.train.trainers.common.config_classes import AlgorithmConfig
+from maze.train.trainers.common.learning import Losses, Terms, gradient_step
+from maze.train.trainers.common.observation_statistics import ObservationStatistics
+from maze.train.trainers.common.trainer import EpochTrainer, Trainer
+from maze.train.trainers.common.training_runner import TrainingRunner
+from maze.train.trainers.dqn.action_values import ActionValueNetwork, best_value, factors_of, is_allowed, values_of
+from maze.train.trainers.imitation.bc_data import load_dataset
+from maze.train.trainers.offline.logged_batches import DecisionBatch, LoggedBatches, TensorDict, scaled
+from maze.train.trainers.offline.offline_algorithm_configs import CQLConfig, IQLConfig, OfflineConfig, TD3BCConfig
+from maze.train.utils.plain_state import Part
+
+Key = int | str
+_IMPOSSIBLE = -1e30
+"""Only masked actions have so small log-probabilities."""
+_LARGEST_SCALED = 0.999
+"""Logged actions are moved within this bound: at the bounds the inverse of tanh is infinite."""
+
+
+class OfflineEvents(ABC):
+    """Statistics of offline training, once per epoch as means over its updates."""
+
+    @define_epoch_stats(np.mean)
+    @define_stats_grouping("step_key")
+    def critic_loss(self, step_key: Key, value: float) -> None:
+        """Temporal difference loss of the action values of a sub-step."""
+
+    @define_epoch_stats(np.mean)
+    @define_stats_grouping("step_key")
+    def critic_value(self, step_key: Key, value: float) -> None:
+        """Mean value of the logged actions of a sub-step."""
+
+    @define_epoch_stats(np.mean)
+    @define_stats_grouping("step_key")
+    def conservative_loss(self, step_key: Key, value: float) -> None:
+        """Log-sum-exp of the values of the allowed actions of a sub-step minus the value of the logged one (CQL)."""
+
+    @define_epoch_stats(np.mean)
+    @define_stats_grouping("step_key")
+    def value_loss(self, step_key: Key, value: float) -> None:
+        """Expectile loss of the state values of a sub-step (IQL)."""
+
+    @define_epoch_stats(np.mean)
+    @define_stats_grouping("step_key")
+    def policy_loss(self, step_key: Key, value: float) -> None:
+        """Loss of the policy of a sub-step."""
+
+    @define_epoch_stats(np.mean)
+    @define_stats_grouping("step_key")
+    def critic_grad_norm(self, step_key: Key, value: float) -> None:
+        """Gradient norm of the networks with the action values of a sub-step."""
+
+    @define_epoch_stats(np.mean)
+    @define_stats_grouping("step_key")
+    def value_grad_norm(self, step_key: Key, value: float) -> None:
+        """Gradient norm of the network with the state values of a sub-step (IQL)."""
+
+    @define_epoch_stats(np.mean)
+    @define_stats_grouping("step_key")
+    def policy_grad_norm(self, step_key: Key, value: float) -> None:
+        """Gradient norm of the policy network of a sub-step."""
+
+
+@dataclass
+class OfflineLosses(Losses):
+    """Losses by sub-step."""
+
+    critic_loss: Terms = field(default_factory=list)
+    critic_value: Terms = field(default_factory=list)
+    conservative_loss: Terms = field(default_factory=list)
+    value_loss: Terms = field(default_factory=list)
+    policy_loss: Terms = field(default_factory=list)
+
+    def report(self, key: Key, weight: float = 0.0, **terms: Tensor) -> None:
+        """Report scalars of a sub-step by the names of their events, and add them to the total with a weight."""
+        for event, value in terms.items():
+            getattr(self, event).append((key, value))
+            self.add(value, weight)
+
+
+class OfflineTrainer(EpochTrainer):
+    """Learns a policy from logged decisions, without taking environment steps.
+
+    The trained and saved model is the policy, so that PPO and SAC can start with its weights. Critics and target
+    networks are parts of the state of the run.
+
+    :param algorithm_config: Hyperparameters.
+    :param model: The policy.
+    :param data: The logged decisions.
+    :param action_spaces: Action spaces by step key.
+    :param critic: The state-action critic, for algorithms that have one.
+    :param seed: Seed of the batches; `None` draws one from torch's global generator.
+    :param common: See :class:`~maze.train.trainers.common.trainer.EpochTrainer`.
+    :raises ConfigError: The log has actions that its action masks exclude, or a head that cannot be learned.
+    """
+
+    config_class: ClassVar[type[AlgorithmConfig]] = OfflineConfig
+    events_class: ClassVar[type[Any]] = OfflineEvents
+    learns_observation_statistics: ClassVar[bool] = True
+    model: TorchPolicy
+    critic: TorchStepStateActionCritic
+
+    def __init__(
+        self,
+        algorithm_config: Any,
+        model: TorchPolicy,
+        data: LoggedSteps,
+        action_spaces: Mapping[StepKeyType, spaces.Dict],
+        critic: TorchStateActionCritic | None = None,
+        *,
+        seed: int | None = None,
+        **common: Any,
+    ) -> None:
+        super().__init__(algorithm_config, model, **common)
+        self.action_spaces = action_spaces
+        self.generator = seeded_generator(seed, "cpu")
+        self.batches = LoggedBatches(
+            data, action_spaces, self.config.gamma, self.config.batch_size, model.device, self.generator
+        )
+        self.actors = self.batches.actors
+        if self.config.critic is not None:
+            if not isinstance(critic, TorchStepStateActionCritic):
+                raise ConfigError(
+                    f"model.critic: offline training needs a state-action critic for each sub-step, found "
+                    f"{type(critic).__name__}. Use critic=flatten_concat_state_action or critic=template_state_action."
+                )
+            self.critic = critic
+            self.observation_statistics = ObservationStatistics(TorchActorCritic(model, self.critic, model.device))
+        if self.observation_statistics.is_missing:
+            self.observation_statistics.learn_from(
+                {name: values.cpu().numpy() for name, values in observations.items()}
+                for _, observations, _ in self.batches.chunks()
+            )
+        if self.config.critic is not None:
+            self.critic.update_target_weights(1.0)
+        self._require_allowed_actions()
+        self.optimizers: dict[str, FlatAdam] = {}
+        """Optimizers by name; those of subclasses."""
+
+    @classmethod
+    @override(Trainer)
+    def build(cls, run: TrainingRunner, dataset: ConfigType | LoggedSteps = None) -> OfflineTrainer:
+        """Build the trainer of a run.
+
+        :param run: The runner.
+        :param dataset: The logged decisions, or the data set (or its configuration) that they are read from.
+        """
+        if isinstance(dataset, LoggedSteps):
+            data = dataset
+        else:
+            data = LoggedSteps.of_dataset(load_dataset(dataset, run.env_factory))
+        data.require_spaces(run.spaces.observation_spaces_dict, run.spaces.action_spaces_dict)
+        model = run.model()
+        policy = policy_of(model)
+        selection = run.best_model_selection(policy)
+        return cls(
+            run.algorithm,
+            policy,
+            data,
+            run.spaces.action_spaces_dict,
+            getattr(model, "critic", None),
+            seed=run.agent_seed(),
+            evaluator=run.evaluator(selection),
+            model_selection=selection,
+            checkpoint_file=run.checkpoint_file,
+        )
+
+    @abstractmethod
+    def _learn_from(self, batches: Sequence[DecisionBatch]) -> None:
+        """Take the gradient steps of an update.
+
+        :param batches: Decisions of each actor.
+        """
+
+    @override(EpochTrainer)
+    def _begin_training(self, n_epochs: int) -> None:
+        super()._begin_training(n_epochs)
+        for optimizer in self.optimizers.values():
+            optimizer.tie()
+
+    @override(EpochTrainer)
+    def _update(self) -> None:
+        self.policy.train()
+        self._learn_from(self.batches.draw())
+
+    @override(EpochTrainer)
+    def _parts(self) -> dict[str, Part]:
+        return {**self.optimizers, "generator": self.generator}
+
+    def _adam(self, networks: Mapping[Any, nn.Module]) -> FlatAdam:
+        return FlatAdam(networks, lr=self.config.lr, eps=1e-8)
+
+    def _policy_adam(self) -> FlatAdam:
+        return self._adam({("policy_grad_norm", key): network for key, network in self.model.networks.items()})
+
+    def _losses(self) -> OfflineLosses:
+        return OfflineLosses(torch.zeros((), device=self.model.device))
+
+    @torch.no_grad()
+    def _require_allowed_actions(self) -> None:
+        self.model.eval()
+        for actor, observations, actions in self.batches.chunks():
+            distribution = self.model.compute_substep_policy_output(observations, actor).prob_dist
+            if n_excluded := int((distribution.joint_log_prob(actions) < _IMPOSSIBLE).sum()):
+                raise ConfigError(
+                    f"runner.dataset: sub-step {actor.step_key!r}: the action masks of the observations exclude "
+                    f"{n_excluded} of {len(next(iter(actions.values())))} logged actions. Was it recorded in another "
+                    "environment, or with other wrappers?"
+                )
+
+
+def joint_action_values(
+    pair: nn.ModuleList, action_space: spaces.Dict, observations: TensorDict, actions: TensorDict
+) -> list[Tensor]:
+    """Values of joint actions by each network of a critic, `[B]`; of discrete heads the mean over the heads.
+
+    :param pair: The networks.
+    :param action_space: The heads.
+    :param observations: `[B, *shape]` by key.
+    :param actions: `[B, *shape]` by head; continuous ones are scaled to [-1, 1].
+    """
+    if are_all_discrete(action_space):
+        outputs = [network(observations) for network in pair]
+        by_head = [
+            [output[q_values_key(head)].gather(-1, taken.unsqueeze(-1)) for head, taken in actions.items()]
+            for output in outputs
+        ]
+        return [values[0].squeeze(-1) if len(values) == 1 else torch.cat(values, -1).mean(-1) for values in by_head]
+    encoded = {
+        head: encode_action(space, actions[head], torch.get_default_dtype())
+        for head, space in action_space.spaces.items()
+    }
+    return [network({**observations, **encoded})["q_value"].squeeze(-1) for network in pair]
+
+
+def unscaled(space: spaces.Box, actions: Tensor) -> Tensor:
+    """Actions in the unit of their space.
+
+    :param actions: `[B, *shape]`, scaled to [-1, 1].
+    """
+    low, high = space_bounds(space, actions)
+    return low + 0.5 * (actions + 1.0) * (high - low)
+
+
+def conservative_loss(values: Sequence[Tensor], taken: Tensor) -> Tensor:
+    """Log-sum-exp of the values of the allowed actions minus the value of the logged one (Kumar et al. 2020, eq. 4).
+
+    :param values: Values of all actions of each factor, `[B, n]`; those of masked actions are at the minimum.
+    :param taken: Values of the logged actions, `[B, n_factors]`.
+    :return: The mean, `[]`.
+    """
+    return (torch.stack([of_factor.logsumexp(-1) for of_factor in values], -1) - taken).mean()
+
+
+class CQL(OfflineTrainer):
+    """Conservative Q-learning (Kumar et al. 2020) with double Q-learning targets, for discrete actions.
+
+    The logits of the policy are the values of its actions, as in DQN without duelling heads. Actions of several choices
+    are factored (Tavakoli et al. 2018). Masked actions are in no maximum and in no log-sum-exp.
+
+    :param arguments: See :class:`~maze.train.trainers.offline.offline_trainers.OfflineTrainer`.
+    """
+
+    config_class: ClassVar[type[AlgorithmConfig]] = CQLConfig
+    config: CQLConfig
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        policy, networks = self.model, {}
+        for actor in self.actors:
+            factors = factors_of(self.action_spaces[actor.step_key])
+            networks[policy.network_key(actor)] = ActionValueNetwork(policy.network_for(actor), None, factors)
+        targets = {key: copy.deepcopy(network).requires_grad_(False) for key, network in networks.items()}
+        self._networks = {actor: networks[policy.network_key(actor)] for actor in self.actors}
+        self._targets = {actor: targets[policy.network_key(actor)] for actor in self.actors}
+        self._followers = TargetNetworks(targets.values(), networks.values())
+        self.optimizers["optimizer"] = self._policy_adam()
+
+    @override(OfflineTrainer)
+    def _learn_from(self, batches: Sequence[DecisionBatch]) -> None:
+        losses = self._losses()
+        for batch in batches:
+            network, key = self._networks[batch.actor], batch.actor.step_key
+            with torch.no_grad():
+                target = batch.targets(self._best_value)
+            values = network(batch.observations)
+            taken = values_of(values, [factor.of(batch.actions) for factor in network.factors])
+            loss = smooth_l1_loss(taken, target.unsqueeze(-1).expand_as(taken))
+            conservative = conservative_loss(values, taken)
+            losses.report(key, 1.0, critic_loss=loss)
+            losses.report(key, self.config.alpha, conservative_loss=conservative)
+            losses.report(key, critic_value=taken.mean())
+        self.stats.add(losses, gradient_step(losses, self.optimizers["optimizer"]))
+        if (self.n_updates + 1) % self.config.target_update_interval == 0:
+            self._followers.update(self.config.tau)
+
+    def _best_value(self, actor: ActorID, observations: TensorDict) -> Tensor:
+        return best_value(self._networks[actor](observations), self._targets[actor](observations))
+
+    @override(OfflineTrainer)
+    def _parts(self) -> dict[str, Part]:
+        return {**super()._parts(), "targets": self._followers}
+
+
+def expectile_loss(difference: Tensor, expectile: float) -> Tensor:
+    """Asymmetric squared error `|expectile - 1(difference < 0)| * difference**2` (Kostrikov et al. 2021, eq. 5).
+
+    :param difference: Action values minus state values, `[B]`.
+    :return: The mean, `[]`.
+    """
+    return torch.where(difference < 0.0, 1.0 - expectile, expectile).mul(difference.square()).mean()
+
+
+def advantage_weights(advantages: Tensor, inverse_temperature: float, max_weight: float) -> Tensor:
+    """Weights `exp(inverse_temperature * advantage)` of the regression of the policy (eq. 7), limited, `[B]`."""
+    return (inverse_temperature * advantages).exp().clamp(max=max_weight)
+
+
+class StateValueNetwork(nn.Module):
+    """State values of a sub-step: a copy of the policy network with a linear output over the logits of allowed actions.
+
+    :param policy: The policy network.
+    :param logits_shapes: Shape of the logits by head, without batch dimensions.
+    """
+
+    def __init__(self, policy: nn.Module, logits_shapes: Mapping[str, Sequence[int]]) -> None:
+        super().__init__()
+        self.policy = copy.deepcopy(policy)
+        self._heads = list(logits_shapes)
+        self.value = nn.Linear(sum(math.prod(shape) for shape in logits_shapes.values()), 1)
+
+    @override(nn.Module)
+    def forward(self, observations: TensorDict) -> Tensor:
+        """Values, `[B]`."""
+        outputs = self.policy(observations)
+        logits = torch.cat([outputs[head].flatten(1) for head in self._heads], -1)
+        values: Tensor = self.value(logits.masked_fill(~is_allowed(logits), 0.0))
+        return values.squeeze(-1)
+
+
+class IQL(OfflineTrainer):
+    """Implicit Q-learning (Kostrikov et al. 2021): no action that was not logged is evaluated.
+
+    State values are an expectile of the action values of logged actions, action values learn from state values, and the
+    policy is regressed on logged actions with weights by their advantages. Each sub-step has a state value.
+
+    :param arguments: See :class:`~maze.train.trainers.offline.offline_trainers.OfflineTrainer`.
+    """
+
+    config_class: ClassVar[type[AlgorithmConfig]] = IQLConfig
+    config: IQLConfig
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._followers = self.critic.followers()
+        mapper = self.model.distribution_mapper
+        self.value_networks: dict[Any, nn.Module] = {}
+        for actor in self.actors:
+            shapes = {head: mapper.required_logits_shape(head) for head in self.action_spaces[actor.step_key].spaces}
+            network = StateValueNetwork(self.model.network_for(actor), shapes).to(self.model.device)
+            self.value_networks.setdefault(self.model.network_key(actor), network)
+        self.optimizers["critic_optimizer"] = self._adam(
+            {
+                **{("critic_grad_norm", key): pair for key, pair in self.critic.networks.items()},
+                **{("value_grad_norm", key): network for key, network in self.value_networks.items()},
+            }
+        )
+        self.optimizers["policy_optimizer"] = self._policy_adam()
+
+    @override(OfflineTrainer)
+    def _learn_from(self, batches: Sequence[DecisionBatch]) -> None:
+        config, losses = self.config, self._losses()
+        logged_values = []
+        for batch in batches:
+            key, space = batch.actor.step_key, self.action_spaces[batch.actor.step_key]
+            with torch.no_grad():
+                logged = torch.minimum(
+                    *joint_action_values(self.critic.target_networks[key], space, batch.observations, batch.actions)
+                )
+                target = batch.targets(self._value)
+            logged_values.append(logged)
+            value_loss = expectile_loss(logged - self._value(batch.actor, batch.observations), config.expectile)
+            q_values = joint_action_values(self.critic.networks[key], space, batch.observations, batch.actions)
+            critic_loss = mse_loss(q_values[0], target) + mse_loss(q_values[1], target)
+            losses.report(key, 1.0, value_loss=value_loss, critic_loss=critic_loss)
+            losses.report(key, critic_value=logged.mean())
+        self.stats.add(losses, gradient_step(losses, self.optimizers["critic_optimizer"]))
+        losses = self._losses()
+        for batch, logged in zip(batches, logged_values, strict=True):
+            key = batch.actor.step_key
+            with torch.no_grad():
+                advantages = logged - self._value(batch.actor, batch.observations)
+            weights = advantage_weights(advantages, config.inverse_temperature, config.max_weight)
+            output = self.model.compute_substep_policy_output(batch.observations, batch.actor)
+            loss = -(weights * output.prob_dist.joint_log_prob(self._in_own_unit(batch))).mean()
+            losses.report(key, 1.0, policy_loss=loss)
+        self.stats.add(losses, gradient_step(losses, self.optimizers["policy_optimizer"]))
+        self._followers.update(config.tau)
+
+    def _value(self, actor: ActorID, observations: TensorDict) -> Tensor:
+        values: Tensor = self.value_networks[self.model.network_key(actor)](observations)
+        return values
+
+    def _in_own_unit(self, batch: DecisionBatch) -> TensorDict:
+        heads = self.action_spaces[batch.actor.step_key].spaces
+        return {
+            head: unscaled(space, batch.actions[head].clamp(-_LARGEST_SCALED, _LARGEST_SCALED))
+            if isinstance(space := heads[head], spaces.Box)
+            else batch.actions[head]
+            for head in heads
+        }
+
+    @override(OfflineTrainer)
+    def _parts(self) -> dict[str, Part]:
+        return {"critic": self.critic, "values": nn.ModuleList(self.value_networks.values()), **super()._parts()}
+
+
+def policy_loss(values: Tensor, distances: Tensor, alpha: float) -> Tensor:
+    """`distance - alpha * Q / mean(|Q|)` (Fujimoto and Gu 2021, eq. 3 to 5).
+
+    :param values: Values of the policy's actions, `[B]`.
+    :param distances: Mean squared distance of the policy's actions from the logged ones, `[]`.
+    :param alpha: Weight of the values.
+    :return: The mean, `[]`.
+    """
+    return distances - alpha * values.mean() / values.detach().abs().mean().clamp(min=1e-8)
+
+
+class TD3BC(OfflineTrainer):
+    """TD3 with behavioural cloning (Fujimoto and Gu 2021) for continuous actions: a deterministic policy maximises
+    action values and stays close to the logged actions.
+
+    The policy's deterministic actions are trained. Its standard deviations are not.
+
+    :param arguments: See :class:`~maze.train.trainers.offline.offline_trainers.OfflineTrainer`.
+    """
+
+    config_class: ClassVar[type[AlgorithmConfig]] = TD3BCConfig
+    config: TD3BCConfig
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        for actor in self.actors:
+            for head, space in self.action_spaces[actor.step_key].spaces.items():
+                if not isinstance(space, spaces.Box):
+                    raise ConfigError(
+                        f"env: action head `{head}` is {space}, but TD3+BC learns Box actions. Use algorithm=iql."
+                    )
+        self._target_policy = InitialPolicy(self.model).policy
+        pairs = (*self.model.networks.values(), *self.critic.networks.values())
+        targets = (*self._target_policy.networks.values(), *self.critic.target_networks.values())
+        self._followers = TargetNetworks(targets, pairs)
+        self._policy_parameters = self.model.parameters()
+        self.optimizers["critic_optimizer"] = self._adam(
+            {("critic_grad_norm", key): pair for key, pair in self.critic.networks.items()}
+        )
+        self.optimizers["policy_optimizer"] = self._policy_adam()
+
+    @override(OfflineTrainer)
+    def _learn_from(self, batches: Sequence[DecisionBatch]) -> None:
+        losses = self._losses()
+        for batch in batches:
+            key = batch.actor.step_key
+            with torch.no_grad():
+                target = batch.targets(self._next_value)
+            first, second = joint_action_values(
+                self.critic.networks[key], self.action_spaces[key], batch.observations, batch.actions
+            )
+            loss = mse_loss(first, target) + mse_loss(second, target)
+            losses.report(key, 1.0, critic_loss=loss)
+            losses.report(key, critic_value=first.mean())
+        self.stats.add(losses, gradient_step(losses, self.optimizers["critic_optimizer"]))
+        if (self.n_updates + 1) % self.config.policy_delay:
+            return
+        losses = self._losses()
+        for batch in batches:
+            key = batch.actor.step_key
+            actions = self._actions(self.model, batch.actor, batch.observations)
+            values = joint_action_values(
+                self.critic.networks[key][:1], self.action_spaces[key], batch.observations, actions
+            )
+            distance = torch.stack([mse_loss(taken, batch.actions[head]) for head, taken in actions.items()]).mean()
+            loss = policy_loss(values[0], distance, self.config.alpha)
+            losses.report(key, 1.0, policy_loss=loss)
+        norms = gradient_step(losses, self.optimizers["policy_optimizer"], inputs=self._policy_parameters)
+        self.stats.add(losses, norms)
+        self._followers.update(self.config.tau)
+
+    def _next_value(self, actor: ActorID, observations: TensorDict) -> Tensor:
+        config, key = self.config, actor.step_key
+        actions = {}
+        for head, chosen in self._actions(self._target_policy, actor, observations).items():
+            noise = torch.randn(chosen.shape, generator=self.generator).to(chosen) * config.target_noise
+            actions[head] = (chosen + noise.clamp(-config.target_noise_clip, config.target_noise_clip)).clamp(-1.0, 1.0)
+        pair = self.critic.target_networks[key]
+        return torch.minimum(*joint_action_values(pair, self.action_spaces[key], observations, actions))
+
+    def _actions(self, policy: TorchPolicy, actor: ActorID, observations: TensorDict) -> TensorDict:
+        """Deterministic actions, scaled to [-1, 1]."""
+        heads: Any = self.action_spaces[actor.step_key].spaces
+        chosen = policy.compute_substep_policy_output(observations, actor).prob_dist.deterministic_sample()
+        return {head: scaled(space, chosen[head]) for head, space in heads.items()}
+
+    @override(OfflineTrainer)
+    def _parts(self) -> dict[str, Part]:
+        return {"critic": self.critic, "targets": self._followers, **super()._parts()}
+
+
+@dataclass
+class OfflineRunner(TrainingRunner):
+    """Trains on logged decisions.
+
+    :param dataset: Configuration of the data set; it gets `conversion_env_factory`.
+    """
+
+    dataset: ConfigType = None
+
+    trains: ClassVar[str] = "maze.train.trainers.offline.offline_trainers.OfflineTrainer"
+    replaced_arguments: ClassVar[Mapping[str, str]] = {"concurrency": "runner.eval_concurrency"}
+
+    @override(TrainingRunner)
+    def build_trainer(self) -> Trainer:
+        trainer_class: Any = self.trainer_type
+        trainer: Trainer = trainer_class.build(self, self.dataset)
+        return trainer
