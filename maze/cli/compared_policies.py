@@ -50,6 +50,7 @@ def complete_policies(cfg: DictConfig, project: Path, overrides: Sequence[str]) 
         _complete_gate(cfg, project)
         reader.where = " or ".join(GATE)
     policies = OmegaConf.to_container(cfg.policies, resolve=True) if OmegaConf.is_config(cfg.policies) else cfg.policies
+    policies = [] if policies is None else policies
     if not isinstance(policies, (list, dict)):
         raise UsageError(f"policies: expected a list, or a mapping from names to policies, found {policies!r}.")
     completed: dict[str, Any] = {}

@@ -218,3 +218,28 @@ def test_vector_environments_of_gymnasium_cannot_be_copied_by_rows() -> None:
         batch.copy_rows(batch, np.arange(1), np.arange(1))
     with pytest.raises(EnvironmentContractError, match="cannot get new futures"):
         batch.new_futures(np.arange(2), 0, 1)
+
+
+@pytest.mark.parametrize("branches", [ArrayBranches(JobShopEnv().batch), SingleBranches(JobShopEnv())])
+def test_episodes_are_begun_from_seeds_and_continued_by_others(branches: Branches) -> None:
+    """Two begun episodes, taken over three times: what siblings do alike has equal returns, the earlier ones
+    included."""
+    other = type(branches)(JobShopEnv().batch) if isinstance(branches, ArrayBranches) else SingleBranches(JobShopEnv())
+    branches.begin([5, 6])
+    rng, env = np.random.default_rng(0), JobShopEnv()
+
+    def step(each: Branches) -> None:
+        for group in each.observe():
+            chosen = [allowed(env, group.single(row), rng, group.actor_id.step_key) for row in range(2)]
+            each.step([(group, [chosen[row % 2] for row in range(len(group.rows))])])
+
+    env.seed(6)
+    np.testing.assert_equal(dict(branches.observe()[0].single(1)), dict(env.reset()))
+    for _ in range(5):
+        step(branches)
+    returns = branches.returns.copy()
+    other.continue_from(branches, np.array([0, 1, 0, 1, 0, 1]))
+    np.testing.assert_array_equal(other.returns, np.tile(returns, 3))
+    step(other)
+    np.testing.assert_array_equal(other.returns, np.tile(other.returns[:2], 3))
+    assert (other.steps == 6).all()

@@ -107,7 +107,8 @@ class DCL(LabellingTrainer):
         """
         seeds = [self._seed() for _ in range(self.config.states_per_update)]
         while True:
-            length = int(self.rng.integers(self._progress.longest))
+            longest = self._progress.longest
+            length = int(self.rng.integers(longest + longest // 4 + 1))  # others may be longer
             self._walk.begin(seeds)
             for n_done in range(length):
                 groups = self._walk.observe(self._limit)
@@ -117,6 +118,7 @@ class DCL(LabellingTrainer):
                 self._walk.step([(group, self._explored(group, act)) for group in groups])
             else:
                 if groups := self._walk.observe(self._limit):
+                    self._progress.longest = max(longest, length)
                     return groups, int(self._walk.steps.max())
                 self._progress.longest = length
 
