@@ -64,13 +64,16 @@ PLANNING_SHARE, LAST_SHARE = 0.2, 0.3
 rest."""
 _LEAST_TRAINING, _LEAST_PLANNING = 2.0, 0.2
 """Seconds below which no training run is started; milliseconds of a decision below which nothing is simulated."""
+_EPISODES_SHARE = 0.05
+"""Least share of the budget for the episodes of a trained policy."""
 _OVERRUN = 2.0
 """Factor by which episodes may take more time than planned."""
 _SHARE_OF_SIMULATION = 0.85
 """Share of the time of a planning policy's episodes that is spent on decisions."""
 _WARM_START_STEPS = 20_000
-_LEAST_STATES, _MOST_STATES = 200, 5000
-"""Labelled decisions of a generation of `dcl`."""
+_LEAST_STATES, _WANTED_STATES, _MOST_STATES = 200, 1000, 5000
+"""Labelled decisions of a generation of `dcl`; below the second number, the scenarios of a label are reduced."""
+_LEAST_SCENARIOS, _SCENARIOS = 16, 128
 _PILOT_SECONDS = 3.0
 
 
@@ -436,8 +439,9 @@ class ImproveRunner(EvaluationRunner):
         :param algorithm: The algorithm.
         :param reserved: Seconds that are left for later policies.
         """
-        start, of_episodes = time.monotonic(), self._rungs[0].seconds
-        seconds = self._left() - reserved - _OVERRUN * of_episodes
+        start = time.monotonic()
+        of_episodes = max(_OVERRUN * self._rungs[0].seconds, _EPISODES_SHARE * self._budget_s)
+        seconds = self._left() - reserved - of_episodes
         if seconds < _LEAST_TRAINING:
             raise BudgetSpentError("no time is left for a training run; set a larger budget.")
         directory = Path.cwd() / algorithm
@@ -447,7 +451,8 @@ class ImproveRunner(EvaluationRunner):
         with make(algorithm=algorithm, overrides=settings, run_dir=str(directory), silent=True) as context:
             train_for(context, seconds, by_steps=algorithm == PPO)
             policy, make_env = context.policy, context.env_factory
-        most = max(self._left(), _OVERRUN * of_episodes)
+        # What was trained is evaluated, even if training has exceeded its time.
+        most = max(self._left() - reserved, _OVERRUN * of_episodes, PLANNING_SHARE * self._budget_s)
         played, n_decisions = self._played(algorithm, make_env(), policy, most)
         shown = str(shown_path(directory, self._project))
         commands = {
@@ -513,12 +518,20 @@ class ImproveRunner(EvaluationRunner):
         """Return the values by path with which an algorithm starts from the heuristic."""
         heuristic, policy = self._rungs[0], plain_container(self.policy, "policy")
         if algorithm == DCL:
-            # Two generations at least, and some time to learn from their labels.
-            n_states = int(0.4 * seconds / self._seconds_of_label(heuristic))
+            # Two generations fit, with time to learn from their labels. Fewer scenarios are better than few states.
+            n_labels = 0.4 * seconds / self._seconds_of_label(heuristic)
+            scenarios = min(_SCENARIOS, max(_LEAST_SCENARIOS, int(_SCENARIOS * n_labels / _WANTED_STATES)))
+            n_states = int(n_labels * _SCENARIOS / scenarios)
+            if n_states < _LEAST_STATES:
+                raise BudgetSpentError(
+                    f"{seconds:.0f} s are enough for {n_states} simulated labels, fewer than {_LEAST_STATES}; set a "
+                    "larger budget or a shorter horizon."
+                )
             return {
                 "algorithm.base": policy,
                 "algorithm.horizon": self.horizon,
-                "algorithm.states": min(_MOST_STATES, max(_LEAST_STATES, n_states)),
+                "algorithm.scenarios": scenarios,
+                "algorithm.states": min(_MOST_STATES, n_states),
             }
         # The demonstrations for cloning take about a tenth of the time.
         steps_per_second = self.n_episodes * float(heuristic.played.measures[LENGTH].mean()) / heuristic.seconds
@@ -534,7 +547,7 @@ class ImproveRunner(EvaluationRunner):
 
     def _seconds_of_label(self, heuristic: Rung) -> float:
         """Measure the time in which a decision is labelled by simulation."""
-        policy = RolloutPolicy(heuristic.policy, horizon=self.horizon)
+        policy = RolloutPolicy(heuristic.policy, horizon=self.horizon, scenarios=_SCENARIOS)
         timed = _TimedPolicy(policy, time.monotonic() + _PILOT_SECONDS)
         env = heuristic.make_env()
         policy.bind(env)
