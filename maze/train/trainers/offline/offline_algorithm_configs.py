@@ -95,10 +95,10 @@ class CQLConfig(OfflineConfig):
     alpha: float = 1.0
     """Weight of the conservative term; 0 is double DQN."""
 
-    tau: float = 1.0
+    tau: float = 0.005
     """Step size of the target networks; 1 copies the weights."""
 
-    target_update_interval: int = 1000
+    target_update_interval: int = 1
     """Number of updates between two steps of the target networks."""
 
     @override(OfflineConfig)

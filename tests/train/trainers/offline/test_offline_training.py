@@ -201,7 +201,7 @@ def test_an_update_of_iql_equals_plain_torch() -> None:
 @pytest.mark.parametrize(
     ("trainer_class", "config"),
     [
-        (CQL, CQLConfig(epoch_length=300, lr=0.01, batch_size=64, rollout_evaluator=None, target_update_interval=20)),
+        (CQL, CQLConfig(epoch_length=300, lr=0.01, batch_size=64, rollout_evaluator=None, tau=0.1)),
         (IQL, IQLConfig(epoch_length=300, lr=0.01, batch_size=64, rollout_evaluator=None, tau=0.1, expectile=0.9)),
     ],
 )
