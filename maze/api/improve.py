@@ -71,7 +71,7 @@ _OVERRUN = 2.0
 _SHARE_OF_SIMULATION = 0.85
 """Share of the time of a planning policy's episodes that is spent on decisions."""
 _WARM_START_STEPS = 20_000
-_LEAST_STATES, _WANTED_STATES, _MOST_STATES = 200, 1000, 5000
+_LEAST_STATES, _WANTED_STATES, _MOST_STATES = 200, 1000, 2000
 """Labelled decisions of a generation of `dcl`; below the second number, the scenarios of a label are reduced."""
 _LEAST_SCENARIOS, _SCENARIOS = 16, 128
 _PILOT_SECONDS = 3.0
@@ -519,7 +519,7 @@ class ImproveRunner(EvaluationRunner):
         heuristic, policy = self._rungs[0], plain_container(self.policy, "policy")
         if algorithm == DCL:
             # Two generations fit, with time to learn from their labels. Fewer scenarios are better than few states.
-            n_labels = 0.4 * seconds / self._seconds_of_label(heuristic)
+            n_labels = 0.2 * seconds / self._seconds_of_label(heuristic)
             scenarios = min(_SCENARIOS, max(_LEAST_SCENARIOS, int(_SCENARIOS * n_labels / _WANTED_STATES)))
             n_states = int(n_labels * _SCENARIOS / scenarios)
             if n_states < _LEAST_STATES:
