@@ -74,7 +74,7 @@ def test_a_training_without_centring_is_not_resumed_with_it(tmp_path, monkeypatc
     train(tmp_path / "run", "env=lost_sales", "algorithm=ppo", "algorithm.n_epochs=1")
     resumed = ["env=lost_sales", "algorithm=ppo", f"input_dir={tmp_path / 'run'}", "resume=true"]
     assert main(["-cn", "conf_train", *resumed, *TINY, "algorithm.n_epochs=2", "algorithm.reward_centering=0.1"]) == 1
-    assert "algorithm.reward_centering: the training in" in capfd.readouterr().err
+    assert "algorithm.reward_centering: the run in" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
