@@ -20,7 +20,6 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from maze.api.config_auditor import unknown_argument
-from maze.api.run_context import RunContext
 from maze.api.utils import InvalidSpecificationError
 from maze.cli.algorithms import shipped_algorithms
 from maze.cli.hydra_setup import value_text
@@ -33,6 +32,7 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError, MazeError, first_line
 from maze.core.utils.config_utils import duration, whole_number
 from maze.core.utils.factory import TARGET_KEY, ConfigType, plain_container
+from maze.core.utils.targets import locate
 from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes, comparison_page, intervals_figure
 from maze.evaluation.gate import LESS, MIN_EPISODES, MORE, Gate, Threshold, read_thresholds, require_episodes
 from maze.evaluation.runners import (
@@ -57,6 +57,8 @@ if TYPE_CHECKING:
 COST = "ms_per_decision"
 """Measure of the time in which a policy decides, in milliseconds of wall time."""
 HEURISTIC, DCL, SELF_LABELLING, PPO = "heuristic", "dcl", "self_labelling", "ppo"
+_RUN_CONTEXT = "maze.api.run_context.RunContext"
+"""Located when a command creates runs: run contexts import this module."""
 DIRECTORY = "improvement"
 """Directory of an improvement, in that of the training run of a `RunContext`."""
 PLANNING_SHARE, LAST_SHARE = 0.2, 0.3
@@ -324,7 +326,7 @@ class ImproveRunner(EvaluationRunner):
     minimize: Sequence[str] = ()
     maximize: Sequence[str] = ()
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    context: Callable[..., RunContext] | None = None
+    context: Callable[..., Any] | None = None
     improvement: Improvement | None = field(default=None, init=False)
     """The result of :meth:`run`."""
 
@@ -561,9 +563,9 @@ class ImproveRunner(EvaluationRunner):
         """Working directory of the user."""
         return Path(HydraConfig.get().runtime.cwd) if HydraConfig.initialized() else Path.cwd()
 
-    def _context(self, **arguments: Any) -> RunContext:
+    def _context(self, **arguments: Any) -> Any:
         env, wrappers = (plain_container(self._cfg.get(name) or {}, name) for name in ("env", "wrappers"))
-        return RunContext(env=env, wrappers=wrappers or None, **arguments)
+        return locate(_RUN_CONTEXT, "runner")(env=env, wrappers=wrappers or None, **arguments)
 
     def _planning_command(self, base: Rung, budget: str) -> str:
         """Return the command, or the line of Python, that plans with a policy."""
@@ -583,6 +585,7 @@ def improve(
     budget_s: float,
     given: Mapping[str, Any],
     settings: Mapping[str, Any],
+    run_context: Callable[..., Any],
 ) -> Improvement:
     """Improve a heuristic in the environment of a run of a `RunContext`.
 
@@ -591,12 +594,13 @@ def improve(
     :param budget_s: Wall time of everything in seconds.
     :param given: Arguments of the `RunContext` for training runs.
     :param settings: Further arguments of :class:`ImproveRunner`.
+    :param run_context: The class of run contexts.
     """
 
-    def context(algorithm: str, overrides: Mapping[str, Any], **arguments: Any) -> RunContext:
+    def context(algorithm: str, overrides: Mapping[str, Any], **arguments: Any) -> Any:
         is_own = algorithm == given["algorithm"]
         kept = {name: it for name, it in given["overrides"].items() if is_own or not name.startswith("algorithm")}
-        return RunContext(**{**given, **arguments, "algorithm": algorithm, "overrides": {**overrides, **kept}})
+        return run_context(**{**given, **arguments, "algorithm": algorithm, "overrides": {**overrides, **kept}})
 
     policy = (
         {TARGET_KEY: f"{heuristic.__module__}.{heuristic.__qualname__}"} if isinstance(heuristic, type) else heuristic
@@ -616,10 +620,10 @@ def improve(
     return runner.improvement
 
 
-def train_for(context: RunContext, seconds: float, by_steps: bool) -> None:
+def train_for(context: Any, seconds: float, by_steps: bool) -> None:
     """Train for about a time: one update or epoch first, then as many as fit, in calls that become longer.
 
-    :param context: The run.
+    :param context: The `RunContext` of the run.
     :param seconds: Wall time.
     :param by_steps: Whether updates take a fixed number of environment steps; otherwise, epochs are counted.
     """

@@ -297,7 +297,7 @@ class RunContext:
         values = self._auditor.overrides.items()
         kept = {name: value for name, value in values if not name.startswith("seeding")}
         given = {"algorithm": None, **self._auditor.kwargs, "overrides": kept}
-        return self._one_or_all([improve(run, heuristic, budget_s, given, settings) for run in self._runs])
+        return self._one_or_all([improve(run, heuristic, budget_s, given, settings, RunContext) for run in self._runs])
 
     def rollout(
         self,
