@@ -55,8 +55,12 @@ def complete_policies(cfg: DictConfig, project: Path, overrides: Sequence[str]) 
         raise UsageError(f"policies: expected a list, or a mapping from names to policies, found {policies!r}.")
     completed: dict[str, Any] = {}
     # Entries of a list may have names: [random, {mine: <run>}].
-    for entry in policies if isinstance(policies, list) else [{name: entry} for name, entry in policies.items()]:
-        name, policy = reader.entry(entry)
+    named_entries = (
+        map(reader.entry, policies)
+        if isinstance(policies, list)
+        else [(str(name), reader.entry(entry)[1]) for name, entry in policies.items()]
+    )
+    for name, policy in named_entries:
         completed[name if name not in completed else f"{name} ({len(completed) + 1})"] = policy
     with open_dict(cfg):
         cfg.policies = {name: reader.surrounded(policy) for name, policy in completed.items()}

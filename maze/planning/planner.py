@@ -20,7 +20,9 @@ from maze.planning.branches import Actions, Branches, Group
 _MIN_SCENARIOS = 2
 _ROUND_WITH_CHANCE, _ROUND_WITHOUT = 8, 2
 """Scenarios of the first round: few say nothing about the spread; two show that chance makes no difference."""
-
+_SCENARIOS_TO_REPLACE = 32
+"""Scenarios from which on the base policy's action is replaced: fewer miss rare losses, so that their intervals are too
+narrow."""
 
 Candidates = Sequence[Mapping[str, Any]]
 """Actions of one actor, by action head."""
@@ -164,7 +166,7 @@ class Planner:
 
     :param simulate: Simulates branches.
     :param scenarios: Scenarios of a candidate at most.
-    :param confidence: Of the intervals.
+    :param confidence: Of the intervals of all candidates of a decision together.
     :param decisions: Budget of simulated decisions for each state; `None`: no limit.
     :param seconds: Budget of seconds for each state; `None`: no limit. Results then depend on the machine.
     :param chance: Whether to expect chance: without it, two scenarios are enough if they do not differ.
@@ -192,7 +194,8 @@ class Planner:
         :param candidates: The candidates of each state, the base policy's action first.
         :param seed: Seed of the scenarios; `None`: the true future, see :meth:`~maze.planning.branches.Branches.fork`.
         """
-        trials = [_Trial(row, actions, self.confidence) for row, actions in enumerate(candidates)]
+        least = min(_SCENARIOS_TO_REPLACE if self._chance else _ROUND_WITHOUT, self.scenarios)
+        trials = [_Trial(row, actions, self.confidence, least) for row, actions in enumerate(candidates)]
         started, done_before = time.perf_counter(), self.simulate.n_decisions
         n_rounds = int(np.ceil(np.log2(max(1, max(map(len, candidates)) - 1))))
         n_first = max(_ROUND_WITH_CHANCE, self.scenarios >> max(n_rounds, 2)) if self._chance else _ROUND_WITHOUT
@@ -267,15 +270,18 @@ class _Trial:
 
     :param row: Index of the state.
     :param actions: The candidates, the base's first.
-    :param confidence: Of the intervals.
+    :param confidence: Of the intervals of all candidates together.
+    :param least: Scenarios from which on a candidate can be shown to be better.
     """
 
-    def __init__(self, row: int, actions: Candidates, confidence: float) -> None:
+    def __init__(self, row: int, actions: Candidates, confidence: float, least: int) -> None:
         self.row, self.actions = row, actions
         self.left = list(range(1, len(actions)))
         """Candidates that are still compared, besides the base's."""
         self.is_over = not self.left
-        self._tail = 0.5 + confidence / 2
+        # Bonferroni: the best of many candidates looks better than the base's action by chance
+        self._tail = 1.0 - (1.0 - confidence) / 2 / max(1, len(actions) - 1)
+        self._least = least
         self._n = np.zeros(len(actions), np.int64)
         self._sums, self._squares = np.zeros(len(actions)), np.zeros(len(actions))
         self._base_sum = self._base_low = self._base_high = 0.0
@@ -302,17 +308,20 @@ class _Trial:
         left = np.array(self.left)
         left = left[np.argsort(-means[left], kind="stable")][: (len(left) + 1) // 2]
         self.left = left[means[left] + spread[left] >= 0].tolist()
-        is_shown = len(self.left) == 1 and means[self.left[0]] - spread[self.left[0]] > 0
+        is_shown = len(self.left) == 1 and self._is_better(self.left[0], means, spread)
         self.is_over = not self.left or is_shown or self._is_certain()
 
     def result(self) -> ActionValues:
         """What is known."""
         means, spread = self._means(), self._spread()
         spread[0] = 0.0
-        better = [index for index in self.left if means[index] - spread[index] > 0]
+        better = [index for index in self.left if self._is_better(index, means, spread)]
         chosen = max(better, key=lambda index: means[index]) if better else 0
         base_return = self._base_sum / self._n[0] if self._n[0] else float("nan")
         return ActionValues(self.actions, base_return, means, means - spread, means + spread, self._n.copy(), chosen)
+
+    def _is_better(self, index: int, means: np.ndarray, spread: np.ndarray) -> bool:
+        return bool(self._n[index] >= self._least and means[index] - spread[index] > 0)
 
     def _means(self) -> np.ndarray:
         means: np.ndarray = self._sums / np.maximum(self._n, 1)
@@ -328,9 +337,9 @@ class _Trial:
         return spread
 
     def _is_certain(self) -> bool:
-        """Whether chance has made no difference so far: then one scenario is as good as many."""
+        """Whether chance has made no difference in enough scenarios: further ones would change nothing."""
         n_left = self._n[0]
-        if not n_left or self._base_low != self._base_high:
+        if n_left < self._least or self._base_low != self._base_high:
             return False
         spread = self._squares[self.left] - self._sums[self.left] ** 2 / n_left
         return bool((spread <= 1e-12 * self._squares[self.left]).all())

@@ -59,12 +59,17 @@ def test_the_best_candidate_is_found_among_shared_noise() -> None:
 
 
 def test_the_action_of_the_base_is_kept_where_nothing_is_shown_to_be_better() -> None:
-    kept = [
-        Planner(Given([0.0] * 8, noise=1.0), 64, confidence=0.99).plan(None, candidates(8), seed)[0].chosen
-        for seed in range(40)
-    ]
+    kept = [Planner(Given([0.0] * 8, noise=1.0), 64).plan(None, candidates(8), seed)[0].chosen for seed in range(40)]
     assert sum(chosen == 0 for chosen in kept) >= 34
     assert Planner(Given([0.0, -1.0]), 64).plan(None, candidates(2), 1)[0].scenarios[1] == 16  # shown to be worse
+
+
+def test_few_scenarios_do_not_replace_the_action_of_the_base() -> None:
+    rare = Given([0.0, 0.5], noise=0.0, common=0.0)  # as long as no scenario differs, chance is not seen
+    planner = Planner(rare, 10_000, decisions=20, length=5)
+    found = planner.plan(None, candidates(2), 1)[0]
+    assert 0 < found.scenarios[1] < 32
+    assert found.chosen == 0
 
 
 def test_without_chance_two_scenarios_are_enough() -> None:
