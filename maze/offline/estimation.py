@@ -231,16 +231,34 @@ def estimation_page(entries: Sequence[PolicyEstimate], data: LoggedSteps, writte
         "number of equally weighted episodes that the weighted ones are worth (Kish 1965)",
         sections=[
             page_section("Log", facts=fact_list(facts)),
-            *(_policy_section(name, entries) for name in policies),
+            *(_policy_section(name, entries, bool(data.truncated.any())) for name in policies),
         ],
     )
 
 
-def _policy_section(policy: str, entries: Sequence[PolicyEstimate]) -> str:
+def _policy_section(policy: str, entries: Sequence[PolicyEstimate], is_truncated: bool) -> str:
     own = [entry for entry in entries if entry.policy in (policy, BEHAVIOUR)]
-    shown = [(_label(entry), entry.estimate) for entry in own if not entry.refusal]
-    figure = intervals_figure("Estimates with their 95 % intervals", shown, [np.empty(0)] * len(shown), None)
-    return page_section(policy, figure, facts=table((*_HEADER[1:], "refused because"), _rows(own)))
+    shown = [entry for entry in own if not entry.refusal]
+    parts = {"Estimates": shown}
+    if is_truncated:  # two different quantities
+        fitted = [entry for entry in shown if entry.policy != BEHAVIOUR and ESTIMATORS[entry.estimator].needs_values]
+        parts = {
+            "Return up to the end of the log": [entry for entry in shown if entry not in fitted],
+            "Return beyond truncations": fitted,
+        }
+    figures = "".join(
+        intervals_figure(
+            f"{title}, with 95 % intervals",
+            [(_label(entry), entry.estimate) for entry in part],
+            [np.empty(0)] * len(part),
+            None,
+        )
+        for title, part in parts.items()
+        if part
+    )
+    return page_section(
+        policy, f'<div class="pair">{figures}</div>', facts=table((*_HEADER[1:], "refused because"), _rows(own))
+    )
 
 
 def _rows(entries: Sequence[PolicyEstimate]) -> Iterator[list[Cell]]:
