@@ -44,7 +44,7 @@ class FittedQConfig:
     """Gradient steps between two copies of the network into the target network."""
     n_action_samples: int = 8
     """Actions over which values are averaged where they cannot be enumerated."""
-    ridge: float = 1e-6
+    ridge: float = 1e-9
     """Relative weight of the penalty on the coefficients of the linear fit."""
 
 
