@@ -188,8 +188,8 @@ class EnvFactory:
             return adapted_gym_maze_env(env, **adaptations)
         if adaptations:
             raise ConfigError(
-                f"env: {', '.join(f'`{key}`' for key in adaptations)} are only for single environments of gymnasium; "
-                f"{self.env.get(TARGET_KEY)} made {shown_value(env)}. Remove them."
+                f"env: settings of single gymnasium environments ({', '.join(f'`{key}`' for key in adaptations)}), but "
+                f"{self.env.get(TARGET_KEY)} made {shown_value(env)}. Remove these settings."
             )
         if not isinstance(env, StructuredEnv):
             raise ConfigError(

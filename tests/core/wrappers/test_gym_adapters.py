@@ -187,7 +187,7 @@ def test_a_mask_is_left_out_or_required():
 
 def test_what_adapts_an_environment_is_refused_where_there_is_none_of_gymnasium():
     config = {"_target_": "tests.core.env.tutorial_cutting.cutting_env_factory", "action_mask": True}
-    with pytest.raises(ConfigError, match=r"env: `action_mask` adapt.*cutting_env_factory"):
+    with pytest.raises(ConfigError, match=r"env: settings of single gymnasium .*`action_mask`.*cutting_env_factory"):
         EnvFactory(config)()
 
 
