@@ -362,7 +362,7 @@ def test_sub_steps_with_masks_are_changed_from_the_command_line(capsys: pytest.C
     episode = roll_out(*CUTTING, "runner.n_episodes=3", "runner.max_episode_steps=6")
     assert replay(f"trajectory_data={episode}", "what_if.step=2", "what_if.action={piece_idx: 0}") == 0
     said = capsys.readouterr().out
-    assert "Of the 4 decisions before, the policy would have taken 4 as they were." in said
+    assert "The policy agrees with 4 of the 4 decisions before." in said
     data = data_of(Path("replayed/what_if.html"))
     assert data["names"] == ["recorded", "what if"]
     assert len(data["steps"]) == len(data["other"])
