@@ -376,7 +376,7 @@ def test_sub_steps_with_masks_are_changed_from_the_command_line(capsys: pytest.C
         assert message in capsys.readouterr().err
     change = "what_if.action={cut_rotation: 1, cut_order: 1}"
     assert replay(f"trajectory_data={episode}", "what_if.step=2", "what_if.substep=1", change, "hydra.run.dir=cut") == 0
-    assert "Of the 5 decisions before, the policy would have taken 5 as they were." in capsys.readouterr().out
+    assert "The policy agrees with 5 of the 5 decisions before." in capsys.readouterr().out
     (other,) = Path("replayed/trajectory_data").glob("*.pkl")
     assert other.name == episode.name
 
