@@ -9,9 +9,9 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.agent.policy import Policy
-from maze.core.env.structured_env import StepKeyType
+from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError
-from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps, actor_of
+from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
 from maze.offline import estimators as ope
 from maze.offline.action_probabilities import action_distribution
 from maze.offline.fitted_q import Array, FittedQConfig, FittedValues, fit_q
@@ -155,7 +155,9 @@ def log_probabilities(
             rows = data.rows[chosen]
             observations = {name: values[rows] for name, values in table.observations.items()}
             actions = {head: values[rows] for head, values in table.actions.items()}
-            distribution = action_distribution(policy, observations, actor_of(key, agent), action_spaces[key], greedy)
+            distribution = action_distribution(
+                policy, observations, ActorID(key, int(agent)), action_spaces[key], greedy
+            )
             found[chosen] = distribution.log_prob(actions)
     return found
 
@@ -166,7 +168,7 @@ def estimate(
     action_spaces: Mapping[StepKeyType, spaces.Dict],
     config: EstimationConfig | None = None,
 ) -> list[PolicyEstimate]:
-    """Estimates the discounted return of an episode under each policy, from logged episodes.
+    """Estimate the discounted return of an episode under each policy, from logged episodes.
 
     Values of what follows truncated episodes are part of the estimates with fitted values; estimates by weighting alone
     end where the log ends.
@@ -242,7 +244,7 @@ def _entry(
     logged = arranged(data, weighting.ratios, values, config.gamma)
     value = float(estimator.function(logged, np.ones((1, data.n_episodes)))[0])
     if estimator.needs_values:
-        refitted = (arranged(data, weighting.ratios, values, config.gamma, 1 + b) for b in range(len(bootstrap)))
+        refitted = (with_values(logged, data, values, config.gamma, 1 + b) for b in range(len(bootstrap)))
         sampled = np.concatenate(
             [estimator.function(each, row[np.newaxis]) for each, row in zip(refitted, bootstrap, strict=True)]
         )
@@ -260,24 +262,41 @@ def _entry(
     )
 
 
-def arranged(data: LoggedSteps, ratios: Array, values: FittedValues | None, gamma: float, fit: int = 0) -> ope.Logged:
-    """The arrays that estimators take.
+def arranged(data: LoggedSteps, ratios: Array, values: FittedValues | None, gamma: float) -> ope.Logged:
+    """Return the arrays that estimators take.
 
     :param data: The logged decisions.
     :param ratios: `[n_decisions]`.
     :param values: Fitted values; `None`: zeros.
     :param gamma: Discount per environment step.
+    """
+    rewards = data.padded(data.rewards * gamma**data.steps, 0.0)
+    nothing = np.zeros((len(rewards), rewards.shape[1] + 1))
+    logged = ope.Logged(rewards, data.padded(ratios, 1.0), nothing[:, 1:], nothing)
+    return with_values(logged, data, values, gamma)
+
+
+def with_values(
+    logged: ope.Logged, data: LoggedSteps, values: FittedValues | None, gamma: float, fit: int = 0
+) -> ope.Logged:
+    """Return the arrays with fitted values.
+
+    :param logged: The arrays.
+    :param data: The logged decisions.
+    :param values: Fitted values; `None`: the arrays stay.
+    :param gamma: Discount per environment step.
     :param fit: 0: the values fitted to all episodes; others: those fitted to bootstrap samples.
     """
+    if values is None:
+        return logged
     discounts = gamma**data.steps
-    rewards = data.padded(data.rewards * discounts, 0.0)
-    q, v = np.zeros_like(rewards), np.zeros((len(rewards), rewards.shape[1] + 1))
-    if values is not None:
-        of_actions, of_observations, of_ends = values.of(fit)
-        q = data.padded(of_actions * discounts, 0.0)
-        v[:, :-1] = data.padded(of_observations * discounts, 0.0)
-        v[np.arange(len(v)), data.lengths] = of_ends * discounts[data.episode_starts[1:] - 1]
-    return ope.Logged(rewards, data.padded(ratios, 1.0), q, v)
+    of_actions, of_observations, of_ends = values.of(fit)
+    # without a known target a decision corrects nothing
+    q = data.padded(np.where(data.has_target, of_actions, data.rewards) * discounts, 0.0)
+    v = np.zeros_like(logged.v)
+    v[:, :-1] = data.padded(of_observations * discounts, 0.0)
+    v[np.arange(len(v)), data.lengths] = of_ends * discounts[data.episode_starts[1:] - 1]
+    return logged._replace(q=q, v=v)
 
 
 def _bernstein(name: str, logged: ope.Logged) -> tuple[float, float] | None:

@@ -19,8 +19,10 @@ from torch import nn
 from maze.core.agent.flat_adam import FlatAdam
 from maze.core.agent.policy import Policy
 from maze.core.agent.torch_state_action_critic import encode_action
-from maze.core.env.structured_env import StepKeyType
-from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps, actor_of
+from maze.core.env.structured_env import ActorID, StepKeyType
+from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
+from maze.core.utils.seeding import seeded_generator
+from maze.distributions.utils import isolated_global_generator
 from maze.offline.action_probabilities import Arrays, action_distribution, candidates
 
 Array = np.ndarray[Any, Any]
@@ -103,7 +105,7 @@ class _Inputs:
         for agent in by_agent:
             rows = np.flatnonzero(agents == agent)
             seen = {name: values[rows] for name, values in table.observations.items()}
-            distribution = action_distribution(policy, seen, actor_of(key, agent), space, greedy)
+            distribution = action_distribution(policy, seen, ActorID(key, int(agent)), space, greedy)
             parts.append((rows, *candidates(distribution, space, len(rows), n_samples, rng)))
         n_candidates = parts[0][2].shape[1]
         weights = np.zeros((n_rows, n_candidates), np.float32)
@@ -116,6 +118,8 @@ class _Inputs:
                 actions[head][rows] = values
         self.weights = torch.from_numpy(weights)
         self.candidates = _encoded(space, actions)
+        self.followed = data.followed_by(key)
+        """Decisions that an observation of the step key follows."""
 
     @property
     def size(self) -> int:
@@ -150,7 +154,9 @@ def fit_q(
     config: FittedQConfig | None = None,
     greedy: bool = False,
 ) -> FittedValues:
-    """Fits the values of a policy on logged decisions.
+    """Fit the values of a policy on logged decisions.
+
+    Decisions without a known target (:attr:`LoggedSteps.has_target`) are left out of the fit.
 
     :param data: The decisions.
     :param policy: The evaluated policy.
@@ -176,17 +182,16 @@ def fit_q(
 def _trained(
     data: LoggedSteps, inputs: Mapping[Any, _Inputs], gamma: float, config: FittedQConfig, rng: np.random.Generator
 ) -> dict[Any, _Network]:
-    torch_state = torch.get_rng_state()
-    torch.manual_seed(int(rng.integers(2**31)))
-    networks = {key: _Network(part.size, config.hidden_units) for key, part in inputs.items()}
-    torch.set_rng_state(torch_state)
+    with isolated_global_generator(seeded_generator(int(rng.integers(2**31)))):
+        networks = {key: _Network(part.size, config.hidden_units) for key, part in inputs.items()}
     discounts = data.discounts(gamma)
     scale = float(np.abs(data.rewards).std() + np.abs(data.rewards).mean()) / max(1.0 - min(gamma, 0.99), 1e-2) or 1.0
     rewards = torch.from_numpy((data.rewards / scale).astype(np.float32))
     optimizer = FlatAdam(networks, config.lr, eps=1e-8)
     targets = torch.zeros(len(data))
-    rows_of = {key: torch.from_numpy(data.rows[data.positions(key)]) for key in inputs}
-    positions = {key: torch.from_numpy(data.positions(key)) for key in inputs}
+    usable = {key: positions[data.has_target[positions]] for key in inputs for positions in [data.positions(key)]}
+    rows_of = {key: torch.from_numpy(data.rows[found]) for key, found in usable.items()}
+    positions = {key: torch.from_numpy(found) for key, found in usable.items() if len(found)}
     share = {key: len(found) / len(data) for key, found in positions.items()}
     for update in range(config.n_updates):
         if update % config.target_interval == 0:
@@ -194,11 +199,11 @@ def _trained(
                 following = _next_values(data, inputs, networks)
                 targets = rewards + torch.from_numpy((discounts * following).astype(np.float32))
         loss = torch.zeros(())
-        for key, part in inputs.items():
+        for key, found in positions.items():
             size = max(1, round(config.batch_size * share[key]))
-            drawn = torch.from_numpy(rng.integers(len(positions[key]), size=size))
-            values = networks[key](part.of_logged(rows_of[key][drawn]))
-            loss = loss + nn.functional.mse_loss(values, targets[positions[key][drawn]])
+            drawn = torch.from_numpy(rng.integers(len(found), size=size))
+            values = networks[key](inputs[key].of_logged(rows_of[key][drawn]))
+            loss = loss + nn.functional.mse_loss(values, targets[found[drawn]])
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -208,15 +213,10 @@ def _trained(
 def _next_values(data: LoggedSteps, inputs: Mapping[Any, _Inputs], networks: Mapping[Any, _Network]) -> Array:
     found = np.zeros(len(data))
     for key, part in inputs.items():
-        wanted = _following(data, key)
-        values = networks[key](part.of_candidates(torch.from_numpy(data.next_rows[wanted])))
-        found[wanted] = (values * part.weights[data.next_rows[wanted]]).sum(-1).numpy()
+        rows = data.next_rows[part.followed]
+        values = networks[key](part.of_candidates(torch.from_numpy(rows)))
+        found[part.followed] = (values * part.weights[rows]).sum(-1).numpy()
     return found
-
-
-def _following(data: LoggedSteps, key: StepKeyType) -> Array:
-    is_key = np.fromiter((found == key for found in data.next_step_keys), np.bool_, len(data))
-    return np.flatnonzero(is_key & (data.next_rows >= 0))
 
 
 def _features(
@@ -233,7 +233,7 @@ def _features(
         phi[positions, place] = _with_bias(hidden(part.of_logged(torch.from_numpy(data.rows[positions]))))
         for target, decisions, rows in (
             (expected, positions, data.rows[positions]),
-            (following, wanted := _following(data, key), data.next_rows[wanted]),
+            (following, part.followed, data.next_rows[part.followed]),
         ):
             features = hidden(part.of_candidates(torch.from_numpy(rows)))
             target[decisions, place] = _with_bias((features * part.weights[rows].unsqueeze(-1)).sum(1))
@@ -247,16 +247,17 @@ def _with_bias(features: torch.Tensor) -> Array:
 def _solved(
     data: LoggedSteps, phi: Array, expected: Array, following: Array, bootstrap: Array, ridge: float
 ) -> FittedValues:
-    """Solves `sum phi (phi - gamma phi')^T theta = sum phi r` for all episodes, and for each bootstrap sample."""
+    """Solve `sum phi (phi - gamma phi')^T theta = sum phi r` for all episodes, and for each bootstrap sample."""
     n_features = phi.shape[1]
     blocks = np.array_split(np.arange(data.n_episodes), min(data.n_episodes, _MOST_BLOCKS))
     starts, ends = data.episode_starts[:-1], data.episode_starts[1:]
     matrices = np.empty((len(blocks), n_features, n_features))
     sides = np.empty((len(blocks), n_features))
+    fitted = phi * data.has_target[:, None]
     for index, block in enumerate(blocks):
         rows = slice(starts[block[0]], ends[block[-1]])
-        matrices[index] = phi[rows].T @ (phi[rows] - following[rows])
-        sides[index] = phi[rows].T @ data.rewards[rows]
+        matrices[index] = fitted[rows].T @ (phi[rows] - following[rows])
+        sides[index] = fitted[rows].T @ data.rewards[rows]
     penalty = np.eye(n_features) * ridge * len(data) * float((phi**2).mean())
     of_blocks = np.stack([bootstrap[:, block].mean(1) for block in blocks], 1)
     of_blocks = np.concatenate([np.ones((1, len(blocks))), of_blocks])

@@ -131,6 +131,19 @@ def test_truncated_episodes_go_on_in_fitted_values() -> None:
     assert found["dr"].estimate.value == pytest.approx(4.0, abs=0.4)
 
 
+def test_truncations_without_an_observation_after_them_do_not_count_as_terminations() -> None:
+    records = [
+        SpacesRecord(ActorID(0, 0), {"x": np.ones(1, np.float32)}, {"a": np.int64(step % 2)}, 1.0, False, {})
+        for step in range(3)
+    ]
+    data = LoggedSteps.of_episodes([list(enumerate(records))] * 50)
+    assert data.has_target[:3].tolist() == [True, True, False]
+    spaces_of_actions = {0: spaces.Dict(a=spaces.Discrete(2))}
+    config = EstimationConfig(gamma=0.5, estimators=("fqe",), fitted_q=FAST)
+    _, found = estimate({"random": RandomPolicy(dict(spaces_of_actions))}, data, spaces_of_actions, config)
+    assert found.estimate.value == pytest.approx(2.0, abs=0.05)  # 1 / (1 - 0.5); 1.5 if episodes ended
+
+
 def test_without_probabilities_only_fitted_values_are_given() -> None:
     config = EstimationConfig(fitted_q=FAST, estimators=("fqe", "wis"))
     found = by_estimator(estimate({"c": Constant()}, log(known=False), ACTION_SPACES, config), "c")

@@ -262,9 +262,9 @@ class BatchedCoreEnv(ABC):
         """Index of the instance of each following episode, modulo the number of instances."""
         self.fired: list[FiredEvent] = []
         """The events of the last sub-step."""
-        self.nobody = np.zeros(n_envs, np.bool_)
+        self.no_rows = np.zeros(n_envs, np.bool_)
         """bool `[n_envs]`, all false; compared by identity to skip further checks."""
-        self.nobody.flags.writeable = False
+        self.no_rows.flags.writeable = False
         self.autoreset_pending: np.ndarray | None = None
         """Indices of simulations with a pending autoreset: the next step begins their episode and ignores their action;
         `None`: there are none. See :class:`~maze.core.wrappers.gym_vector_env.GymBatch`."""
@@ -366,7 +366,7 @@ class BatchedCoreEnv(ABC):
         """Take a sub-step and advance to the next one.
 
         :param actions: Arrays `[n_envs, ...]` by action key.
-        :return: Rewards, whether episodes terminated, whether they were truncated (:attr:`nobody` if none was);
+        :return: Rewards, whether episodes terminated, whether they were truncated (:attr:`no_rows` if none was);
             `[n_envs]` each.
         """
         self.fired.clear()
@@ -379,21 +379,21 @@ class BatchedCoreEnv(ABC):
                     f"{type(self).__name__}: an episode ended with the sub-step {self.step_keys[self.substep - 1]!r}; "
                     f"in a batch episodes end with the last sub-step of a step, {self.step_keys[-1]!r}."
                 )
-            return rewards, terminated, self.nobody
+            return rewards, terminated, self.no_rows
         self.elapsed += _ONE
         if self.autoreset_pending is not None:
             self.elapsed[self.autoreset_pending] = 0
             self.autoreset_pending = None
-        truncated = others[0] if others else self.nobody
+        truncated = others[0] if others else self.no_rows
         if self.max_episode_steps is not None:
             is_late = self.elapsed >= self.max_episode_steps
             truncated = is_late | truncated if others else is_late
         return rewards, terminated, self.cut_off(truncated, terminated)
 
     def cut_off(self, truncated: np.ndarray, terminated: np.ndarray) -> np.ndarray:
-        """Return which episodes were truncated and did not terminate, bool `[n_envs]`; :attr:`nobody` if none was."""
+        """Return which episodes were truncated and did not terminate, bool `[n_envs]`; :attr:`no_rows` if none was."""
         if not np.count_nonzero(truncated):
-            return self.nobody
+            return self.no_rows
         cut_off: np.ndarray = np.greater(truncated, terminated)
         return cut_off
 

@@ -347,7 +347,7 @@ class _Batch:
 
     def __init__(self, simulation: BatchedCoreEnv) -> None:
         self._simulation, self.n_envs = simulation, simulation.n_envs
-        self.terminated = self.truncated = simulation.nobody
+        self.terminated = self.truncated = simulation.no_rows
         self.autoreset_pending = None
 
     def get_env_time(self) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.env.base_env import is_truncated
-from maze.core.env.structured_env import ActorID, StepKeyType
+from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
@@ -93,6 +93,17 @@ class LoggedSteps:
             found = np.array([index for index, key in enumerate(self.step_keys) if key == step_key], np.int64)
             self._positions[step_key] = found[np.argsort(self.rows[found], kind="stable")]
         return self._positions[step_key]
+
+    @property
+    def has_target(self) -> Array:
+        """Whether it is known what followed a decision, `[n_decisions]`: not where an episode was truncated without a
+        recorded observation after it."""
+        return np.asarray(self.terminated | (self.next_rows >= 0))
+
+    def followed_by(self, step_key: StepKeyType) -> Array:
+        """Decisions that an observation of a step key follows, `[n]`."""
+        is_key = np.fromiter((key == step_key for key in self.next_step_keys), np.bool_, len(self))
+        return np.flatnonzero(is_key & (self.next_rows >= 0))
 
     def discounts(self, gamma: float) -> Array:
         """Discount from each decision to what follows it: `gamma` where an environment step ends, 1 between sub-steps.
@@ -222,14 +233,9 @@ class _Builder:
             )
             actions.append(record.action)
         if truncated and record.next_observation is not None:
-            self._closing.setdefault(self._key_after(episode), []).append(
-                (len(self._decisions) - 1, record.next_observation)
-            )
+            first_key = episode[0][1].actor_id.step_key
+            self._closing.setdefault(first_key, []).append((len(self._decisions) - 1, record.next_observation))
         self._starts.append(len(self._decisions))
-
-    @staticmethod
-    def _key_after(episode: Sequence[tuple[int, SpacesRecord]]) -> StepKeyType:
-        return episode[0][1].actor_id.step_key
 
     def build(self) -> LoggedSteps:
         if not self._decisions:
@@ -285,8 +291,3 @@ def _column_problem(values: Array, space: spaces.Space[Any]) -> str:
         if outside.any():
             return f"expected values of {space}, found {values[outside].flat[0]} in row {np.argwhere(outside)[0][0]}"
     return ""
-
-
-def actor_of(step_key: StepKeyType, agent_id: int) -> ActorID:
-    """The actor of a decision."""
-    return ActorID(step_key, int(agent_id))

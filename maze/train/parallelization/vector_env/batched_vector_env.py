@@ -100,7 +100,7 @@ class BatchedVectorEnv(StructuredVectorEnv):
         self._note(step_key, taken, rewards, is_complete)
         if self.final_observations:
             self.final_observations = {}
-        done = self.terminated if truncated is simulation.nobody else terminated | truncated
+        done = self.terminated if truncated is simulation.no_rows else terminated | truncated
         rows = done.nonzero()[0]
         if len(rows):
             self._finish_episodes(rows)
@@ -117,7 +117,7 @@ class BatchedVectorEnv(StructuredVectorEnv):
     def reset(self, out: Mapping[StepKeyType, Mapping[str, np.ndarray]] | None = None) -> Any:
         self.rewards[:] = 0.0
         self.terminated[:] = False
-        self.truncated = self.simulation.nobody
+        self.truncated = self.simulation.no_rows
         self._is_complete, self._paused = True, None
         self.final_observations = {}
         self._finished = _NONE_FINISHED
@@ -250,7 +250,7 @@ class BatchedVectorEnv(StructuredVectorEnv):
 
     def _finish_episodes(self, rows: np.ndarray) -> None:
         simulation = self.simulation
-        if self.keep_terminal_observations or self.truncated is not simulation.nobody:
+        if self.keep_terminal_observations or self.truncated is not simulation.no_rows:
             cut_off = rows if self.keep_terminal_observations else self.truncated.nonzero()[0]
             step_key = simulation.step_keys[simulation.substep]
             seen = self._seen[step_key]

@@ -13,7 +13,7 @@ from torch import Tensor
 from maze.core.agent.networks import as_float_tensors
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError
-from maze.core.trajectory_recording.datasets.logged_steps import Array, LoggedSteps, actor_of
+from maze.core.trajectory_recording.datasets.logged_steps import Array, LoggedSteps
 from maze.distributions.utils import space_bounds
 
 TensorDict = dict[str, Tensor]
@@ -83,14 +83,13 @@ class LoggedBatches:
                 head: _encoded(head, space, table.actions[head]).to(device)
                 for head, space in action_spaces[key].spaces.items()
             }
-        named = [actor_of(key, agent) for key, agent in zip(data.step_keys, data.agent_ids, strict=True)]
+        named = [ActorID(*actor) for actor in zip(data.step_keys, data.agent_ids.tolist(), strict=True)]
         self.actors = list(dict.fromkeys(named))
         """The actors, in the order of their first decisions."""
         numbers = {actor: number for number, actor in enumerate(self.actors)}
         actors = np.array([numbers[actor] for actor in named])
         next_actors = np.roll(actors, -1)
         next_actors[data.episode_starts[1:] - 1] = actors[data.episode_starts[:-1]]
-        is_usable = data.terminated | (data.next_rows >= 0)
         discounts = data.discounts(gamma)
         columns = {
             "rows": data.rows,
@@ -101,7 +100,7 @@ class LoggedBatches:
         }
         self._decisions: dict[ActorID, TensorDict] = {}
         for actor, number in numbers.items():
-            own = np.flatnonzero((actors == number) & is_usable)
+            own = np.flatnonzero((actors == number) & data.has_target)
             if not len(own):
                 raise ConfigError(
                     f"runner.dataset: expected decisions of actor {tuple(actor)} with what followed them, found none. "

@@ -65,13 +65,13 @@ class Lamps(BatchedCoreEnv):
         nothing = np.zeros(self.n_envs)
         if self.substep == 0:
             self.chosen[:] = actions["colour"]
-            return nothing, self.nobody
+            return nothing, self.no_rows
         assert (actions["door"] != (self.lit + 1) % 3).all(), "a closed door"
         reward = ((actions["door"] == self.lit) & (self.chosen == self.colour)).astype(np.float64)
         if self.chance:
             reward *= self.random.uniform() >= self.chance
         self.lit[:] = (self.lit + 1) % 3
-        return reward, self.nobody.copy()
+        return reward, self.no_rows.copy()
 
     def observe(self, out: Mapping[str, np.ndarray]) -> None:
         out["lit"][...] = self.lit[:, None] == np.arange(3)
