@@ -1,6 +1,7 @@
 """Rollout policies beside their base policies; the cost of copies and of simulated decisions.
 
     python benchmarks/planning.py lost_sales --settings poisson,2,9   # demand, lead time, penalty; default: all 24
+    python benchmarks/planning.py dcl --settings poisson,2,9          # policies of algorithm=dcl, after each generation
     python benchmarks/planning.py problems --episodes 20              # five shipped problems, paired episodes
     python benchmarks/planning.py copies                              # µs for a copied and a reseeded row
     python benchmarks/planning.py processes                           # simulated steps through single environments
@@ -15,6 +16,7 @@ import argparse
 import multiprocessing
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -27,6 +29,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 import numpy as np
 from omegaconf import OmegaConf
 
+from maze.api.run_context import RunContext
 from maze.core.agent.policy import Policy, acting_in, build_policy
 from maze.core.utils.config_utils import EnvFactory, read_config
 from maze.planning.branches import ArrayBranches
@@ -39,6 +42,8 @@ from maze_envs.inventory.lost_sales import BaseStockPolicy, LostSales, LostSales
 from maze_envs.scheduling.job_shop import JobShops
 
 ENVS = Path(__file__).resolve().parents[1] / "maze_envs"
+DCL = {"states": 5000, "scenarios": 256, "n_passes": 60, "states_per_update": 100}
+"""Hyperparameters of `algorithm=dcl` in lost sales."""
 SETTINGS = [
     f"{demand},{lead},{cost}" for demand in ("poisson", "geometric") for lead in (2, 3, 4) for cost in (4, 9, 19, 39)
 ]
@@ -93,10 +98,8 @@ def lost_sales(settings: list[str], scenarios: int) -> None:
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     gaps = []
     for setting in settings:
+        problem = problem_of_setting(setting)
         demand, lead, penalty = setting.split(",")
-        # with geometric demand states are many: larger orders than these are never optimal
-        max_order = 20 if demand == "poisson" else {2: 30, 3: 24, 4: 14}[int(lead)]
-        problem = {"demand": demand, "lead_time": int(lead), "penalty": float(penalty), "max_order": max_order}
         one = LostSales(1, **problem, expected_costs=True)
         optimum = lost_sales_cost(one, tolerance=1e-3).cost
         level, base_cost = best_level(one)
@@ -115,6 +118,54 @@ def lost_sales(settings: list[str], scenarios: int) -> None:
             flush=True,
         )
     print(f"mean: base stock {np.mean(gaps, axis=0)[0]:.2f} %, rollout {np.mean(gaps, axis=0)[1]:.3f} %", flush=True)
+
+
+def problem_of_setting(setting: str) -> dict[str, Any]:
+    """Arguments of the lost-sales problem."""
+    demand, lead, penalty = setting.split(",")
+    # with geometric demand states are many: larger orders than these are never optimal
+    max_order = 20 if demand == "poisson" else {2: 30, 3: 24, 4: 14}[int(lead)]
+    return {"demand": demand, "lead_time": int(lead), "penalty": float(penalty), "max_order": max_order}
+
+
+def labelled(settings: list[str], seed: int, generations: int) -> None:
+    """Print the gaps to the optimum of the policies of `algorithm=dcl` from the best base-stock policy.
+
+    The policies act greedily and without planning; their average costs are exact.
+    """
+    print("| setting | seed | generation | base stock % | policy % | CPU s |\n| --- | --- | --- | --- | --- | --- |")
+    for setting in settings:
+        problem = problem_of_setting(setting)
+        one = LostSales(1, **problem, expected_costs=True)
+        optimum = lost_sales_cost(one, tolerance=1e-4).cost
+        level, base_cost = best_level(one)
+        env = {f"env.{name}": value for name, value in {**problem, "expected_costs": True}.items()}
+        base = {"_target_": "maze_envs.inventory.lost_sales.BaseStockPolicy", "level": level}
+        algorithm = {"base": base, "horizon": one.lead_time + 8, **DCL}
+        overrides = {
+            **env,
+            **{f"algorithm.{name}": value for name, value in algorithm.items()},
+            "seeding.env_base_seed": seed,
+            "seeding.agent_base_seed": seed,
+        }
+        with (
+            tempfile.TemporaryDirectory() as directory,
+            RunContext(
+                "lost_sales", algorithm="dcl", model="auto", run_dir=directory, silent=True, overrides=overrides
+            ) as run,
+        ):
+            started = time.process_time()
+            for generation in range(1, generations + 1):
+                run.train(n_epochs=1)
+                spent = time.process_time() - started
+
+                def orders(states: np.ndarray, policy: Any = run.runner.trainer.policy) -> np.ndarray:
+                    seen = {"stock": (states / LostSales.scale).astype(np.float32)}
+                    return np.asarray(policy.compute_actions(seen, deterministic=True)["order"])
+
+                gap = 100 * (lost_sales_cost(one, orders, tolerance=1e-4).cost / optimum - 1)
+                shown = f"{100 * (base_cost / optimum - 1):.2f} | {gap:.3f} | {spent:.0f}"
+                print(f"| {setting} | {seed} | {generation} | {shown} |", flush=True)
 
 
 def best_level(one: LostSales) -> tuple[int, float]:
@@ -298,14 +349,19 @@ def _bare_loop(seconds: float) -> int:
 def main() -> None:
     """Run what the command names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["lost_sales", "problems", "copies", "processes"])
+    parser.add_argument("what", choices=["lost_sales", "dcl", "problems", "copies", "processes"])
     parser.add_argument("--settings", nargs="*", default=None)
     parser.add_argument("--episodes", type=int, default=20)
     parser.add_argument("--scenarios", type=int, default=2048)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--generations", type=int, default=3)
     arguments = parser.parse_args()
     if arguments.what == "lost_sales":
         lost_sales(arguments.settings or SETTINGS, arguments.scenarios)
+    elif arguments.what == "dcl":
+        for seed in range(1, arguments.seeds + 1):
+            labelled(arguments.settings or SETTINGS, seed, arguments.generations)
     elif arguments.what == "problems":
         problems(arguments.settings or list(PROBLEMS), arguments.episodes)
     elif arguments.what == "copies":

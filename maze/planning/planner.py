@@ -171,6 +171,7 @@ class Planner:
     :param seconds: Budget of seconds for each state; `None`: no limit. Results then depend on the machine.
     :param chance: Whether to expect chance: without it, two scenarios are enough if they do not differ.
     :param length: Decisions of a branch, as long as none has been simulated; `None`: unknown.
+    :param is_for_each: The confidence is that of each candidate by itself: for labels, whose errors average out.
     """
 
     def __init__(
@@ -182,7 +183,9 @@ class Planner:
         seconds: float | None = None,
         chance: bool = True,
         length: int | None = None,
+        is_for_each: bool = False,
     ) -> None:
+        self._is_for_each = is_for_each
         self.simulate, self.scenarios, self.confidence = simulate, scenarios, confidence
         self.decisions, self.seconds = decisions, seconds
         self._cost, self._chance = _Cost(length), chance
@@ -195,7 +198,9 @@ class Planner:
         :param seed: Seed of the scenarios; `None`: the true future, see :meth:`~maze.planning.branches.Branches.fork`.
         """
         least = min(_SCENARIOS_TO_REPLACE if self._chance else _ROUND_WITHOUT, self.scenarios)
-        trials = [_Trial(row, actions, self.confidence, least) for row, actions in enumerate(candidates)]
+        trials = [
+            _Trial(row, actions, self._confidence_of(len(actions) - 1), least) for row, actions in enumerate(candidates)
+        ]
         started, done_before = time.perf_counter(), self.simulate.n_decisions
         n_rounds = int(np.ceil(np.log2(max(1, max(map(len, candidates)) - 1))))
         n_first = max(_ROUND_WITH_CHANCE, self.scenarios >> max(n_rounds, 2)) if self._chance else _ROUND_WITHOUT
@@ -218,6 +223,11 @@ class Planner:
             for trial in running:
                 trial.halve()
         return [trial.result() for trial in trials]
+
+    def _confidence_of(self, n_candidates: int) -> float:
+        """Confidence of the interval of one candidate (Bonferroni: the best of many looks better by chance)."""
+        n_intervals = 1 if self._is_for_each else max(1, n_candidates)
+        return 1.0 - (1.0 - self.confidence) / n_intervals
 
     def _sample(self, source: Any, trials: Sequence[_Trial], n_used: int, n_new: int, seed: int | None) -> None:
         """Simulate new scenarios for what is left of each decision."""
@@ -270,7 +280,7 @@ class _Trial:
 
     :param row: Index of the state.
     :param actions: The candidates, the base's first.
-    :param confidence: Of the intervals of all candidates together.
+    :param confidence: Of the interval of each candidate.
     :param least: Scenarios from which on a candidate can be shown to be better.
     """
 
@@ -279,9 +289,7 @@ class _Trial:
         self.left = list(range(1, len(actions)))
         """Candidates that are still compared, besides the base's."""
         self.is_over = not self.left
-        # Bonferroni: the best of many candidates looks better than the base's action by chance
-        self._tail = 1.0 - (1.0 - confidence) / 2 / max(1, len(actions) - 1)
-        self._least = least
+        self._tail, self._least = 0.5 + confidence / 2, least
         self._n = np.zeros(len(actions), np.int64)
         self._sums, self._squares = np.zeros(len(actions)), np.zeros(len(actions))
         self._base_sum = self._base_low = self._base_high = 0.0

@@ -142,7 +142,7 @@ class DCL(LabellingTrainer):
         groups, n_steps = self._decisions(act)
         horizons = [each for each in (config.horizon, self._limit and self._limit - n_steps) if each is not None]
         simulate = BranchSimulator(self._planned, act, min(horizons, default=None))
-        planner = Planner(simulate, config.scenarios, config.confidence, chance=self.copies.chance)
+        planner = Planner(simulate, config.scenarios, config.confidence, chance=self.copies.chance, is_for_each=True)
         for group in groups:
             self._label_group(group, policy, act, planner)
         self.stats.add_value("simulated_decisions", self._planned.n_decisions - done_before)
