@@ -17,6 +17,8 @@ import numpy as np
 from maze.core.annotations import override
 from maze.core.env.batched_core_env import BatchedCoreEnv
 from maze.core.env.batched_maze_env import BatchedMazeEnv
+from maze.core.env.context import CONTEXT, Context
+from maze.core.env.instance_set import InstanceSource
 from maze_envs.common.array_policy import ArrayPolicy
 from maze_envs.inventory.demand import distribution
 from maze_envs.inventory.renderer import InventoryRenderer
@@ -24,6 +26,9 @@ from maze_envs.inventory.stores import Stores
 
 SCALE = 10.0
 """Observed units are divided by it."""
+
+NEWSVENDOR = "newsvendor"
+"""Value of `reward_scale`."""
 
 
 class LostSales(Stores):
@@ -40,36 +45,49 @@ class LostSales(Stores):
     :param holding_cost: Cost of a unit that is left over.
     :param penalty: Cost of a unit that is lost.
     :param max_order: The largest order.
-    :param reward_scale: Rewards are divided by it.
+    :param reward_scale: Rewards are divided by it; `newsvendor`: by the least expected cost of a period without lead
+        time, which is then subtracted as well: settings of a context get rewards of similar size.
     :param reference_cost: Subtracted from costs in rewards.
     :param expected_costs: Rewards have what a period is expected to cost with its stock, not what it came to: the same
         on average, with less noise. Events and KPIs tell what it came to.
     :param warm_up: Periods of an episode that its average cost (a KPI) leaves out.
     :param max_episode_steps: Periods of an episode.
+    :param context: Values of `demand`, `lead_time`, `holding_cost` and `penalty` that are drawn for each episode, see
+        :class:`~maze.core.env.context.Context`. `lead_time` is then the length of `stock`, by default the longest one.
+    :param instances: Contexts that are played in order; `grid`: all combinations.
     """
 
     scale = SCALE
+    context_parameters = ("demand", "lead_time", "holding_cost", "penalty")
 
     def __init__(
         self,
         n_envs: int,
         demand: str = "poisson",
         mean_demand: float = 5.0,
-        lead_time: int = 4,
+        lead_time: int | None = None,
         holding_cost: float = 1.0,
         penalty: float = 4.0,
         max_order: int = 20,
-        reward_scale: float = 1.0,
+        reward_scale: float | str = 1.0,
         reference_cost: float = 0.0,
         expected_costs: bool = False,
         warm_up: int = 0,
         max_episode_steps: int = 200,
+        context: Mapping[str, Any] | None = None,
+        instances: InstanceSource | None = None,
     ) -> None:
+        drawn = Context(context or {}, self.context_parameters)
+        if lead_time is None:
+            lead_time = int(drawn["lead_time"].upper) if "lead_time" in drawn.names else 4
+        demands = [str(name) for name in drawn["demand"].values] if "demand" in drawn.names else [demand]
+        probabilities = [distribution(name, mean_demand) for name in demands]
+        longest = max(map(len, probabilities))
         super().__init__(
             n_envs,
             {0: ("order", max_order)},
             lowest_stock=0.0,
-            probabilities=distribution(demand, mean_demand),
+            probabilities=np.squeeze([np.pad(each, (0, longest - len(each))) for each in probabilities]),
             lead_time=lead_time,
             initial_units=round(mean_demand),
             warm_up=warm_up,
@@ -79,23 +97,55 @@ class LostSales(Stores):
         self.holding_cost, self.penalty = holding_cost, penalty
         self.reward_scale, self.reference_cost = reward_scale, reference_cost
         self.expected_costs = expected_costs
-        short = np.cumsum(np.append(1.0 - self._cumulative, 0.0)[::-1])[::-1]
-        self._expected_lost = np.maximum(short, 0.0)
-        """Units that are lost on average, by the stock that there is: the sum of the probabilities of more demand."""
-        self._mean_drawn = float(self.probabilities @ np.arange(len(self.probabilities)))
+        short = np.cumsum(np.flip(np.pad(1.0 - self._cumulative, ((0, 0), (0, 1))), axis=1), axis=1)
+        self._expected_lost = np.maximum(np.flip(short, axis=1), 0.0)
+        """Units that are lost on average, by distribution and stock: the sum of the probabilities of more demand."""
+        self._mean_drawn = np.atleast_1d(self.probabilities @ np.arange(longest))
+        self.use_context(context, instances)
+
+    @override(Stores)
+    def distributions(self) -> np.ndarray | None:
+        demands = self.parameter("demand")
+        return None if demands is None else demands.astype(np.int64)
+
+    @override(Stores)
+    def lead_times(self) -> np.ndarray | None:
+        lead_times = self.parameter("lead_time")
+        return None if lead_times is None else lead_times.astype(np.int64)
 
     @override(BatchedCoreEnv)
     def step(self, actions: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         demand = self.draw_demand()
         left_over, lost = np.maximum(self.stock - demand, 0), np.maximum(demand - self.stock, 0)
-        cost = self.holding_cost * left_over + self.penalty * lost
-        rewarded = self._expected_cost() if self.expected_costs else cost
+        holding_cost, penalty = self._costs()
+        cost = holding_cost * left_over + penalty * lost
+        rewarded = self._expected_cost(self.stock) if self.expected_costs else cost
         self.end_period(left_over, actions["order"], cost, lost)
-        return (self.reference_cost - rewarded) / self.reward_scale, np.zeros(self.n_envs, np.bool_)
+        scale, reference = self.reward_scale, self.reference_cost
+        if scale == NEWSVENDOR:
+            scale = reference = self._newsvendor_cost()
+        return (reference - rewarded) / scale, np.zeros(self.n_envs, np.bool_)
 
-    def _expected_cost(self) -> np.ndarray:
-        lost = self._expected_lost[np.minimum(self.stock, len(self._expected_lost) - 1)]
-        return np.asarray(self.holding_cost * (self.stock - self._mean_drawn + lost) + self.penalty * lost)
+    def _costs(self) -> tuple[np.ndarray | float, np.ndarray | float]:
+        holding_cost, penalty = self.parameter("holding_cost"), self.parameter("penalty")
+        return (
+            self.holding_cost if holding_cost is None else holding_cost,
+            self.penalty if penalty is None else penalty,
+        )
+
+    def _expected_cost(self, stock: np.ndarray) -> np.ndarray:
+        holding_cost, penalty = self._costs()
+        distributions = self.distributions()
+        at = 0 if distributions is None else distributions
+        lost = self._expected_lost[at, np.minimum(stock, self._expected_lost.shape[1] - 1)]
+        return np.asarray(holding_cost * (stock - self._mean_drawn[at] + lost) + penalty * lost)
+
+    def _newsvendor_cost(self) -> np.ndarray:
+        holding_cost, penalty = self._costs()
+        distributions = self.distributions()
+        cumulative = self._cumulative[np.zeros(self.n_envs, np.int64) if distributions is None else distributions]
+        enough = np.broadcast_to(penalty / (penalty + holding_cost), self.n_envs)
+        return self._expected_cost((cumulative < enough[:, None]).sum(axis=1))
 
 
 class LostSalesEnv(BatchedMazeEnv):
@@ -123,3 +173,55 @@ class BaseStockPolicy(ArrayPolicy):
     def choose(self, observation: Mapping[str, np.ndarray], step_key: object) -> dict[str, np.ndarray]:
         position = np.rint(observation["stock"] * SCALE).sum(axis=1)
         return {"order": np.clip(self.level - position, 0, self.cap).astype(np.int64)}
+
+
+class ContextBaseStockPolicy(ArrayPolicy):
+    """Orders up to a level that follows from the context.
+
+    The level is the quantile penalty / (penalty + holding cost) of the demand during lead time and review period: the
+    optimum if unmet demand were backordered (Zipkin 2000, Foundations of Inventory Management, chapter 6).
+
+    :param context: The context of the environment.
+    :param demand: As for :class:`LostSales`, like the following ones.
+    :param mean_demand: Mean demand.
+    :param lead_time: Lead time if it is not part of the context.
+    :param holding_cost: Holding cost if it is not part of the context.
+    :param penalty: Penalty if it is not part of the context.
+    :param cap: The largest order; `None`: any.
+    """
+
+    def __init__(
+        self,
+        context: Mapping[str, Any],
+        demand: str = "poisson",
+        mean_demand: float = 5.0,
+        lead_time: int = 4,
+        holding_cost: float = 1.0,
+        penalty: float = 4.0,
+        cap: int | None = None,
+    ) -> None:
+        self._context = Context(context, LostSales.context_parameters)
+        self._mean_demand, self._cap = mean_demand, cap
+        self._constants = {
+            "demand": demand,
+            "lead_time": lead_time,
+            "holding_cost": holding_cost,
+            "penalty": penalty,
+        }
+        self._level = functools.lru_cache(maxsize=4096)(self._level_of)
+
+    def _level_of(self, *stored: float) -> int:
+        values = self._constants | dict(zip(self._context.names, stored, strict=True))
+        if "demand" in self._context.names:
+            values["demand"] = self._context["demand"].values[int(values["demand"])]
+        of_period = distribution(values["demand"], self._mean_demand)
+        demand = functools.reduce(np.convolve, [of_period] * (int(values["lead_time"]) + 1))
+        enough = values["penalty"] / (values["penalty"] + values["holding_cost"])
+        return int(np.searchsorted(np.cumsum(demand), enough))
+
+    @override(ArrayPolicy)
+    def choose(self, observation: Mapping[str, np.ndarray], step_key: object) -> dict[str, np.ndarray]:
+        contexts, rows = np.unique(observation[CONTEXT], axis=0, return_inverse=True)
+        levels = np.array([self._level(*stored) for stored in self._context.stored(contexts).tolist()])[rows.ravel()]
+        position = np.rint(observation["stock"] * SCALE).sum(axis=1)
+        return {"order": np.clip(levels - position, 0, self._cap).astype(np.int64)}

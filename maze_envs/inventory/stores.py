@@ -20,8 +20,9 @@ class Stores(BatchedCoreEnv):
     :param n_envs: Number of stores.
     :param largest_orders: By sub-step the action's name and its largest number of units.
     :param lowest_stock: What is observed of the stock is at least this.
-    :param probabilities: Of a demand of 0, 1, ... units.
-    :param lead_time: Periods from order to delivery.
+    :param probabilities: Of a demand of 0, 1, ... units; several distributions `[n_distributions, n_demands]` for
+        :meth:`distributions`.
+    :param lead_time: Periods from order to delivery, at most; see :meth:`lead_times`.
     :param initial_units: An episode begins with so many units in stock, and in each outstanding order.
     :param warm_up: Periods of an episode that its average cost (a KPI) leaves out.
     :param max_episode_steps: Periods of an episode.
@@ -49,7 +50,7 @@ class Stores(BatchedCoreEnv):
         }
         super().__init__(n_envs, orders, dict.fromkeys(orders, seen), max_episode_steps)
         self.probabilities = probabilities
-        self._cumulative = np.cumsum(probabilities)
+        self._cumulative = np.cumsum(np.atleast_2d(probabilities), axis=1)
         self.lead_time, self.warm_up, self._initial_units = lead_time, warm_up, initial_units
         self.stock = np.zeros(n_envs, np.int64)
         self.outstanding = np.zeros((n_envs, lead_time - 1), np.int64)
@@ -60,10 +61,24 @@ class Stores(BatchedCoreEnv):
     def reset_rows(self, rows: np.ndarray) -> None:
         self.stock[rows] = self.outstanding[rows] = self._initial_units
         self.counted_cost[rows] = 0.0
+        if (lead_times := self.lead_times()) is not None:
+            self.outstanding[rows] *= np.arange(1, self.lead_time) < lead_times[rows, None]
+
+    def distributions(self) -> np.ndarray | None:
+        """Return the index of each store's demand distribution, `[n_envs]`; `None`: there is one only."""
+        return None
+
+    def lead_times(self) -> np.ndarray | None:
+        """Return each store's lead time, `[n_envs]`; `None`: the longest one for all."""
+        return None
 
     def draw_demand(self) -> np.ndarray:
         """The demand of the period, `[n_envs]`."""
-        return np.minimum(np.searchsorted(self._cumulative, self.random.uniform()), len(self.probabilities) - 1)
+        numbers, last = self.random.uniform(), self._cumulative.shape[1] - 1
+        if (distributions := self.distributions()) is None:
+            return np.minimum(np.searchsorted(self._cumulative[0], numbers), last)
+        by_distribution = [np.searchsorted(cumulative, numbers) for cumulative in self._cumulative]
+        return np.minimum(np.choose(distributions, by_distribution), last)
 
     def end_period(self, stock: np.ndarray, order: np.ndarray, cost: np.ndarray, short: np.ndarray) -> None:
         """Counts what the period cost, and has the next order arrive.
@@ -75,6 +90,9 @@ class Stores(BatchedCoreEnv):
         """
         self.counted_cost += np.where(self.elapsed >= self.warm_up, cost, 0.0)
         pipeline = np.concatenate([self.outstanding, order[:, None]], axis=1)
+        if (lead_times := self.lead_times()) is not None:
+            pipeline[:, -1] = 0
+            pipeline[np.arange(self.n_envs), lead_times - 1] += order
         self.stock, self.outstanding = stock + pipeline[:, 0], pipeline[:, 1:]
         self.fire(InventoryEvents.cost, value=cost)
         self.fire(InventoryEvents.short, units=short)
@@ -84,7 +102,9 @@ class Stores(BatchedCoreEnv):
     def observe(self, out: Mapping[str, np.ndarray]) -> None:
         out["stock"][:, 0] = self.stock / self.scale
         out["stock"][:, 1:] = self.outstanding / self.scale
+        super().observe(out)
 
     @override(BatchedCoreEnv)
     def kpis(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        return {"average_cost": self.counted_cost[rows] / np.maximum(self.elapsed[rows] - self.warm_up, 1)}
+        average_cost = self.counted_cost[rows] / np.maximum(self.elapsed[rows] - self.warm_up, 1)
+        return {"average_cost": average_cost, **super().kpis(rows)}

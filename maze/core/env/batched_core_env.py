@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
+from maze.core.env.context import CONTEXT, GRID, Context
 from maze.core.env.instance_set import InstanceSet, InstanceSource
 from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import ConfigError, EnvironmentContractError
@@ -232,6 +233,9 @@ class BatchedCoreEnv(ABC):
     instance_arrays: ClassVar[tuple[str, ...]] = ()
     """Names of the arrays that an instance set must have, see :meth:`load_instances`."""
 
+    context_parameters: ClassVar[tuple[str, ...]] = ()
+    """Names of the parameters that a context may have, see :meth:`use_context`."""
+
     def __init__(
         self,
         n_envs: int,
@@ -260,6 +264,10 @@ class BatchedCoreEnv(ABC):
         """Index of the instance of each running episode; -1: none of the set."""
         self.next_instance = np.arange(n_envs)
         """Index of the instance of each following episode, modulo the number of instances."""
+        self.context: Context | None = None
+        """Parameters that are drawn for each episode; `None`: there are none."""
+        self.context_values = np.zeros((n_envs, 0))
+        """Stored values of the parameters in the running episodes, `[n_envs, n_parameters]`."""
         self.fired: list[FiredEvent] = []
         """The events of the last sub-step."""
         self.no_rows = np.zeros(n_envs, np.bool_)
@@ -289,18 +297,28 @@ class BatchedCoreEnv(ABC):
 
     @abstractmethod
     def observe(self, out: Mapping[str, np.ndarray]) -> None:
-        """Write the observations of the sub-step `step_keys[substep]`.
+        """Write the observations of the sub-step `step_keys[substep]`. The base method writes the context.
 
         :param out: Arrays `[n_envs, ...]` by observation key.
         """
+        if self.context is not None:
+            out[CONTEXT][...] = self.context.observed(self.context_values)
 
     def kpis(self, rows: np.ndarray) -> Mapping[str, np.ndarray]:
-        """Return key performance indicators of ended episodes. Default: none.
+        """Return key performance indicators of ended episodes. Default: the values of the context.
 
         :param rows: Indices of the simulations.
         :return: Arrays `[n_rows]` by name.
         """
-        return {}
+        if self.context is None:
+            return {}
+        values = self.context_values[rows]
+        return {f"{CONTEXT}/{name}": values[:, index] for index, name in enumerate(self.context.names)}
+
+    @property
+    def has_kpis(self) -> bool:
+        """Whether episodes have KPIs."""
+        return self.context is not None or type(self).kpis is not BatchedCoreEnv.kpis
 
     def fire(self, event: Callable[..., Any], where: np.ndarray | None = None, **attributes: Any) -> None:
         """Fire an event, at most once per step in each simulation (and group of the event's statistics).
@@ -319,12 +337,59 @@ class BatchedCoreEnv(ABC):
         :param rows: Their indices, `[n_rows]`.
         """
         self.elapsed[rows] = 0
+        if self.context is not None:
+            self.context_values[rows] = self.context.drawn(
+                self.random.uniform(rows, len(self.context.names)).reshape(len(rows), -1)
+            )
         if self.instance_set is None:
             self.reset_rows(rows)
             return
         self.instance[rows] = instance = self.next_instance[rows] % len(self.instance_set)
         self.next_instance[rows] = instance + 1
-        self.load_instances(rows, self.instance_set.rows(instance))
+        self._begin_instances(rows, self.instance_set.rows(instance))
+
+    def _begin_instances(self, rows: np.ndarray, instances: dict[str, np.ndarray]) -> None:
+        for index, name in enumerate(self.context.names if self.context is not None else ()):
+            if (values := instances.pop(f"{CONTEXT}/{name}", None)) is not None:
+                self.context_values[rows, index] = values
+        if instances:
+            self.load_instances(rows, instances)
+        else:
+            self.reset_rows(rows)
+
+    def use_context(self, parameters: Mapping[str, Any] | None, instances: InstanceSource | None = None) -> None:
+        """Draw parameters of the problem for each episode; a constructor calls it last.
+
+        The observation `context` (float32 in [0, 1]) is added to each sub-step: numbers scaled to their range, texts as
+        one of n. Each value is a KPI `context/<name>` of its episode.
+
+        :param parameters: By name the values, see :class:`~maze.core.env.context.Context`; `None`: constant parameters.
+        :param instances: As for :meth:`use_instances`; its arrays `context/<name>` replace drawn values. `grid`: all
+            combinations of values.
+        :raises ConfigError: A parameter is unknown or cannot be read, or the instances do not fit.
+        """
+        if parameters:
+            self.context = Context(parameters, self.context_parameters)
+            self.context_values = np.zeros((self.n_envs, len(self.context.names)))
+            seen = spaces.Box(0.0, 1.0, (self.context.size,), np.float32)
+            self.observation_spaces = {
+                key: spaces.Dict({**space.spaces, CONTEXT: seen}) for key, space in self.observation_spaces.items()
+            }
+        if instances == GRID:
+            if self.context is None:
+                raise ConfigError("env.instances=grid: expected env.context with the values of parameters, found none.")
+            self.instance_set = InstanceSet(self.context.instances())
+        else:
+            self.use_instances(instances)
+
+    def parameter(self, name: str) -> np.ndarray | None:
+        """Return a parameter of the context in the running episodes: stored values `[n_envs]`; `None`: it is constant.
+
+        :param name: The name.
+        """
+        if self.context is None or name not in self.context.names:
+            return None
+        return self.context_values[:, self.context.names.index(name)]
 
     def use_instances(self, instances: InstanceSource | None) -> None:
         """Play the instances of a set, each once and in order; the last call of a constructor.
@@ -340,7 +405,7 @@ class BatchedCoreEnv(ABC):
         self.instance_set.require(self.instance_arrays, type(self).__name__)
         first = np.zeros(1, np.int64)
         try:
-            self.load_instances(first, self.instance_set.rows(first))
+            self._begin_instances(first, self.instance_set.rows(first))
         except (ValueError, IndexError, TypeError, KeyError) as error:
             raise ConfigError(
                 f"{self.instance_set.origin}: the arrays do not fit {type(self).__name__}.load_instances: {error}"
@@ -405,7 +470,8 @@ class BatchedCoreEnv(ABC):
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the arrays `[n_envs, ...]` of the state, by name."""
         of_instances = ("instance", "next_instance") if self.instance_set is not None else ()
-        return {name: getattr(self, name) for name in (*self.row_arrays, *of_instances)}
+        of_context = ("context_values",) if self.context is not None else ()
+        return {name: getattr(self, name) for name in (*self.row_arrays, *of_instances, *of_context)}
 
     def seed_row(self, row: int, seed: int) -> None:
         """Seed the random generator of a simulation.

@@ -127,8 +127,7 @@ class SingleCoreEnv(CoreEnv):
 
     @functools.cached_property
     def _kpis(self) -> KpiCalculator | None:
-        has_some = type(self.simulation).kpis is not BatchedCoreEnv.kpis
-        return _Kpis(self.simulation) if has_some else None
+        return _Kpis(self.simulation) if self.simulation.has_kpis else None
 
     @override(CoreEnv)
     def get_kpi_calculator(self) -> KpiCalculator | None:

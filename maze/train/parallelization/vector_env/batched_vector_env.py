@@ -67,7 +67,7 @@ class BatchedVectorEnv(StructuredVectorEnv):
         self._infos: list[dict[Any, Any]] = [{} for _ in range(n_envs)]
         self._seen = zeros(simulation.observation_spaces, (n_envs,), "observation")
         self._stats = BatchedEpisodeStats(n_envs, self._deliver)
-        self._kpis = None if type(simulation).kpis is BatchedCoreEnv.kpis else simulation.kpis
+        self._kpis = simulation.kpis if simulation.has_kpis else None
         self._reward_stats: StatColumn | None = None
         self._receiver: LogStatsAggregator | None = None
         self._seeds: list[int | None] = [None] * n_envs

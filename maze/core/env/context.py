@@ -1,0 +1,143 @@
+"""Contexts: parameters of a problem that are drawn for each episode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from maze.core.errors import ConfigError
+
+CONTEXT = "context"
+"""Key of the observation of the context, and prefix of its KPIs."""
+
+GRID = "grid"
+"""Value of `env.instances`: all combinations of the context's values."""
+
+_GRID_POINTS = 3
+
+
+class Parameter(NamedTuple):
+    """A parameter of a problem.
+
+    :param name: Its name.
+    :param values: The values to choose from, numbers or texts; empty: an interval.
+    :param lower: Smallest number.
+    :param upper: Largest number.
+    :param is_integer: Whether an interval has whole numbers only.
+    """
+
+    name: str
+    values: tuple[Any, ...]
+    lower: float
+    upper: float
+    is_integer: bool = False
+
+    @classmethod
+    def of(cls, name: str, given: Any) -> Parameter:
+        """Read the configuration of a parameter: a list of values, or a mapping with `lower` and `upper`.
+
+        :raises ConfigError: It is neither.
+        """
+        where = f"env.context.{name}"
+        if isinstance(given, Mapping):
+            if not {"lower", "upper"} <= set(given) <= {"lower", "upper", "integer"} or given["lower"] >= given["upper"]:
+                raise ConfigError(f"{where}: expected `lower` < `upper`, and optionally `integer`, found {dict(given)}.")
+            return cls(name, (), float(given["lower"]), float(given["upper"]), bool(given.get("integer", False)))
+        if not isinstance(given, Sequence) or isinstance(given, str) or not given:
+            raise ConfigError(f"{where}: expected a list of values, or a mapping with `lower` and `upper`, found {given}.")
+        values = tuple(given)
+        is_text = [isinstance(value, str) for value in values]
+        if any(is_text) != all(is_text) or len(set(values)) < len(values):
+            raise ConfigError(f"{where}: expected different numbers, or different texts, found {list(values)}.")
+        numbers = range(len(values)) if all(is_text) else values
+        return cls(name, values, float(min(numbers)), float(max(numbers)))
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the values are texts; they are stored as their index."""
+        return bool(self.values) and isinstance(self.values[0], str)
+
+    @property
+    def size(self) -> int:
+        """Number of observed numbers."""
+        return len(self.values) if self.is_text else 1
+
+    def drawn(self, uniform: np.ndarray) -> np.ndarray:
+        """Return stored values for random numbers in [0, 1), `[n]`."""
+        if self.values:
+            stored = np.arange(len(self.values)) if self.is_text else np.asarray(self.values, np.float64)
+            return np.asarray(stored[(uniform * len(stored)).astype(np.int64)], np.float64)
+        if self.is_integer:
+            return np.floor(self.lower + uniform * (self.upper - self.lower + 1))
+        return self.lower + uniform * (self.upper - self.lower)
+
+    def observed(self, stored: np.ndarray) -> np.ndarray:
+        """Return observations in [0, 1], `[n, size]`: numbers scaled to their range, texts as one of n."""
+        if self.is_text:
+            return np.asarray(stored[:, None] == np.arange(len(self.values)), np.float32)
+        width = (self.upper - self.lower) or 1.0
+        return np.asarray((stored[:, None] - self.lower) / width, np.float32)
+
+    def stored(self, observed: np.ndarray) -> np.ndarray:
+        """Return the stored values `[n]` of observations `[n, size]`; the inverse of :meth:`observed`."""
+        if self.is_text:
+            return np.asarray(observed.argmax(axis=1), np.float64)
+        numbers = self.lower + observed[:, 0].astype(np.float64) * (self.upper - self.lower)
+        if self.values:
+            values = np.asarray(self.values, np.float64)
+            return np.asarray(values[np.abs(numbers[:, None] - values).argmin(axis=1)])
+        return np.rint(numbers) if self.is_integer else numbers
+
+    def grid(self) -> np.ndarray:
+        """Return the stored values that an evaluation visits: all of a list, ends and middle of an interval."""
+        if self.values:
+            return np.arange(len(self.values), dtype=np.float64) if self.is_text else np.asarray(self.values, np.float64)
+        points = np.linspace(self.lower, self.upper, _GRID_POINTS)
+        return np.rint(points) if self.is_integer else points
+
+
+class Context:
+    """Parameters of a problem. Stored values are numbers `[n, n_parameters]`; a text is stored as its index.
+
+    :param parameters: By name a list of values (numbers or texts), or a mapping with `lower`, `upper` and, for whole
+        numbers, `integer: true`.
+    :param known: Names that the problem has.
+    :raises ConfigError: A parameter is unknown or cannot be read.
+    """
+
+    def __init__(self, parameters: Mapping[str, Any], known: Sequence[str]) -> None:
+        if unknown := [name for name in parameters if name not in known]:
+            raise ConfigError(
+                f"env.context: expected some of the parameters {', '.join(known)}, found {', '.join(unknown)}."
+            )
+        self.parameters = [Parameter.of(str(name), given) for name, given in parameters.items()]
+        self.names = [parameter.name for parameter in self.parameters]
+        self.size = sum(parameter.size for parameter in self.parameters)
+        """Number of observed numbers."""
+
+    def __getitem__(self, name: str) -> Parameter:
+        """Return a parameter by its name."""
+        return self.parameters[self.names.index(name)]
+
+    def drawn(self, uniform: np.ndarray) -> np.ndarray:
+        """Return stored values for random numbers in [0, 1), both `[n, n_parameters]`."""
+        return np.stack([each.drawn(uniform[:, index]) for index, each in enumerate(self.parameters)], axis=1)
+
+    def observed(self, stored: np.ndarray) -> np.ndarray:
+        """Return observations in [0, 1], `[n, size]`, of stored values."""
+        columns = [each.observed(stored[:, index]) for index, each in enumerate(self.parameters)]
+        return np.concatenate(columns, axis=1)
+
+    def stored(self, observed: np.ndarray) -> np.ndarray:
+        """Return stored values `[n, n_parameters]` of observations `[n, size]`, for heuristics."""
+        ends = np.cumsum([each.size for each in self.parameters])[:-1]
+        parts = zip(self.parameters, np.split(observed, ends, axis=1), strict=True)
+        return np.stack([each.stored(part) for each, part in parts], axis=1)
+
+    def instances(self) -> dict[str, np.ndarray]:
+        """Return all combinations of the values of the grid as an instance set."""
+        combinations = np.array(list(product(*(each.grid() for each in self.parameters))))
+        return {f"{CONTEXT}/{name}": combinations[:, index] for index, name in enumerate(self.names)}

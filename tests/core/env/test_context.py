@@ -1,0 +1,124 @@
+"""Contexts of batched simulations."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maze.core.env.context import Context
+from maze.core.errors import ConfigError
+from maze.utils.check_env import check_env
+from maze_envs.inventory.lost_sales import LostSales, LostSalesEnv
+
+CONTEXT = {"demand": ["poisson", "geometric"], "lead_time": [1, 2, 4], "penalty": {"lower": 4, "upper": 39}}
+
+
+@given(st.lists(st.floats(0, 1, exclude_max=True), min_size=3, max_size=3))
+def test_drawn_values_lie_in_their_ranges_and_are_observed_in_the_unit_interval(numbers):
+    context = Context({**CONTEXT, "lead_time": {"lower": 1, "upper": 4, "integer": True}}, tuple(CONTEXT))
+    stored = context.drawn(np.array([numbers]))
+    demand, lead_time, penalty = stored[0]
+    assert demand in (0, 1)
+    assert lead_time in (1, 2, 3, 4)
+    assert 4 <= penalty <= 39
+    seen = context.observed(stored)
+    assert seen.shape == (1, 4)
+    assert seen.min() >= 0
+    assert seen.max() <= 1
+
+
+def test_observed_values_of_hand_worked_numbers():
+    context = Context(CONTEXT, tuple(CONTEXT))
+    assert context.observed(np.array([[1, 2, 39.0]])).tolist() == [[0, 1, pytest.approx(1 / 3), 1]]
+
+
+def test_grid_contains_all_combinations():
+    grid = Context(CONTEXT, tuple(CONTEXT)).instances()
+    combinations = set(zip(*(array.tolist() for array in grid.values()), strict=True))
+    assert combinations == {(d, lead, p) for d in (0, 1) for lead in (1, 2, 4) for p in (4, 21.5, 39)}
+
+
+@pytest.mark.parametrize(
+    ("context", "message"),
+    [
+        ({"price": [1, 2]}, "env.context: expected some of the parameters demand, lead_time"),
+        ({"penalty": 4}, "env.context.penalty: expected a list"),
+        ({"penalty": []}, "env.context.penalty: expected a list"),
+        ({"penalty": [4, 4]}, "env.context.penalty: expected different"),
+        ({"penalty": [4, "high"]}, "env.context.penalty: expected different"),
+        ({"penalty": {"lower": 4, "upper": 4}}, "env.context.penalty: expected `lower` < `upper`"),
+        ({"penalty": {"from": 4, "upper": 5}}, "env.context.penalty: expected `lower` < `upper`"),
+    ],
+)
+def test_invalid_contexts_are_refused_with_the_key(context, message):
+    with pytest.raises(ConfigError, match=message):
+        LostSalesEnv(context=context)
+
+
+def test_grid_without_context_is_refused():
+    with pytest.raises(ConfigError, match=r"env\.instances=grid: expected env\.context"):
+        LostSalesEnv(instances="grid")
+
+
+def test_each_row_equals_a_simulation_with_its_constants():
+    """A row with the context (demand, lead time, penalty) costs what a simulation with these constants costs."""
+    many = LostSales(12, context={**CONTEXT, "penalty": [4, 39]}, instances="grid", max_episode_steps=None)
+    for row in range(12):
+        many.seed_row(row, row)
+    many.begin(np.arange(12))
+    demands, lead_times, penalties = many.context_values.T
+    for row in range(12):
+        name = ("poisson", "geometric")[int(demands[row])]
+        one = LostSales(1, name, lead_time=int(lead_times[row]), penalty=penalties[row], max_episode_steps=None)
+        one.begin(np.zeros(1, np.int64))
+        many.seed_row(row, row)
+        many.begin(np.array([row]))
+        one.random.load_state(0, many.random.state(row))
+        draws = many.random.state(row)
+        paid = []
+        for step in range(30):
+            orders = np.full(12, step % 7)
+            rewards, *_ = many.advance({"order": orders})
+            reward, *_ = one.advance({"order": orders[:1]})
+            paid.append((rewards[row], reward[0]))
+        assert np.allclose(*np.transpose(paid)), (row, draws)
+
+
+def test_context_is_observed_and_a_kpi_of_the_episode():
+    env = LostSalesEnv(context={"penalty": [4, 39]}, lead_time=2, max_episode_steps=3)
+    env.seed(1)
+    seen = set()
+    for _ in range(20):
+        observation = env.reset()
+        done = False
+        while not done:
+            observation, _, done, _ = env.step({"order": 5})
+        kpis = env.core_env.get_kpi_calculator().calculate_kpis(None, None)
+        assert observation["context"].tolist() == [float(kpis["context/penalty"] == 39)]
+        seen.add(kpis["context/penalty"])
+    assert seen == {4.0, 39.0}
+
+
+def test_grid_is_played_in_order():
+    env = LostSalesEnv(context={"penalty": [4, 9], "lead_time": [1, 2]}, instances="grid")
+    env.seed(4)
+    played = []
+    for _ in range(5):
+        env.reset()
+        played.append(env.core_env.simulation.context_values[0].tolist())
+    assert played == [[4, 1], [4, 2], [9, 1], [9, 2], [4, 1]]
+    assert env.n_instances == 4
+
+
+def test_environment_with_context_passes_the_checker():
+    report = check_env(lambda: LostSalesEnv(context=CONTEXT), n_steps=60)
+    assert (report.findings, report.skipped) == ([], [])
+
+
+def test_newsvendor_rewards_are_relative_costs():
+    """Without lead time 5 Poisson units and penalty 4 cost 3.12 at the best stock of 7."""
+    stores = LostSales(1, reward_scale="newsvendor", expected_costs=True, lead_time=1)
+    stores.begin(np.zeros(1, np.int64))
+    stores.stock[:] = 7
+    reward, _, _ = stores.advance({"order": np.zeros(1)})
+    assert reward[0] == pytest.approx(0.0)
