@@ -100,7 +100,7 @@ def legitimate_files(directory: Path) -> dict[str, list[bytes]]:
         {"x": np.arange(3.0), "y": np.array([{"z": 1}], dtype=object), "t": torch.ones(2)},
         Cutting2DMazeState(((1, 2),), 3, (1, 1), (5, 5)),
         {"space": seeded, "rng": np.random.RandomState(1), "gen": np.random.default_rng(1), "s": np.float32(2)},
-        {"d": np.zeros(2, [("a", "<i4"), ("b", ">f8", (2,))]), "when": np.datetime64("2020-01-01"), "k": {1, (2, 3)}},
+        {"d": np.zeros(2, [("a", "<i4"), ("b", ">f8")]), "when": np.datetime64("2020-01-01"), "k": {1, (2, 3)}},
     ]
     for state in states:
         events = StepEventLog(1, EventCollection([event]))
