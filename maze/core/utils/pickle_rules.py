@@ -208,7 +208,7 @@ def _fill_dtype(made: np.dtype[Any], state: Any) -> None:
     """Fill an array type with a state that NumPy writes for a valid type; others are refused."""
     if type(state) is not tuple or len(state) not in (8, 9):
         raise refuse("it holds a damaged array type")
-    expected = _described_dtype(made, *state[1:6], state[8] if len(state) == 9 else None)
+    expected = _described_dtype(made, state)
     if expected.__reduce__()[2] != state or expected.itemsize != made.itemsize:
         raise refuse("it holds an array type whose parts do not fit each other")
     if made.isbuiltin != 1 or state[1] == _OTHER_ORDER or len(state) == 9:
@@ -218,9 +218,8 @@ def _fill_dtype(made: np.dtype[Any], state: Any) -> None:
 _OTHER_ORDER = ">" if np.dtype("i4").__reduce__()[2][1] == "<" else "<"
 
 
-def _described_dtype(
-    made: np.dtype[Any], order: Any, subarray: Any, names: Any, fields: Any, size: Any, unit: Any
-) -> np.dtype[Any]:
+def _described_dtype(made: np.dtype[Any], state: Any) -> np.dtype[Any]:
+    _, order, subarray, names, fields, size, *_ = state
     if subarray is not None or order not in ("<", ">", "|") or not (names is None or 0 <= size <= _MAX_RECORD_SIZE):
         raise refuse("it holds an array type of other parts than numbers and texts")
     if names is not None:
@@ -230,8 +229,8 @@ def _described_dtype(
                 raise refuse("it holds an array type of other parts than numbers and texts")
         formats, offsets = [part[0] for part in parts], [part[1] for part in parts]
         return np.dtype({"names": list(names), "formats": formats, "offsets": offsets, "itemsize": size})
-    if unit is not None:
-        name, n_units, *_ = unit[1]
+    if len(state) == 9 and state[8] is not None:
+        name, n_units, *_ = state[8][1]
         made = np.dtype(f"{made.kind}8[{int(n_units)}{bytes(name).decode('ascii')}]")
     return made.newbyteorder(order) if order != "|" else made
 
