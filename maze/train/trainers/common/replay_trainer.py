@@ -26,8 +26,7 @@ from maze.train.trainers.common.config_classes import ReplayConfig
 from maze.train.trainers.common.replay_buffer.rows import RolloutRows
 from maze.train.trainers.common.replay_buffer.transitions import fixed_actors
 from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
-from maze.train.trainers.common.trainer import EpochTrainer, Trainer
-from maze.train.trainers.common.training_session import EpisodeSource
+from maze.train.trainers.common.trainer import EpisodeSource, EpochTrainer, Trainer
 from maze.train.utils.plain_state import Part
 
 if TYPE_CHECKING:

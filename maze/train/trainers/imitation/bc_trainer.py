@@ -202,7 +202,7 @@ class BCTrainer(EpochTrainer):
             self.imitation_events.policy_grad_norm(actor[0], actor[1], float(norms[event, actor]))
 
     def _log_and_evaluate(self, epoch: int) -> None:
-        self.session.before_statistics(f"Epoch {epoch}: Iteration {self.total_iterations}")
+        self.before_statistics(f"Epoch {epoch}: Iteration {self.total_iterations}")
         self.train_stats.reduce()
         if self.evaluator is not None:
             self.evaluate()
