@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from maze.core.env.base_env_events import BaseEnvEvents
+from maze.core.env.context import CONTEXT
 from maze.core.log_stats.log_stats import LogStats
 from maze.core.utils.files import csv_text
 from maze.report.estimates import Estimate, Values, interquartile_mean_interval, mean_interval
@@ -83,9 +84,10 @@ class Comparison:
 
     @property
     def measures(self) -> list[str]:
-        """Measures that all policies have."""
+        """Measures that all policies have, without the values of contexts."""
         first, *others = self.played
-        return [name for name in first.measures if all(name in other.measures for other in others)]
+        common = [name for name in first.measures if all(name in other.measures for other in others)]
+        return [name for name in common if not name.startswith(f"{CONTEXT}/")]
 
     @property
     def n_episodes(self) -> int:
@@ -223,11 +225,12 @@ _WIDTH, _SIDE, _NAME, _ROW, _BOTTOM = 500, 14, 18, 48, 24
 _N_DOTS = 200
 
 
-def comparison_page(comparison: Comparison, written: datetime) -> Page:
+def comparison_page(comparison: Comparison, written: datetime, further: Sequence[str] = ()) -> Page:
     """Build the HTML report: for each measure the policies with intervals, and their differences from the first one.
 
     :param comparison: The comparison.
     :param written: Time that the page shows.
+    :param further: Further sections.
     """
     names = [played.name for played in comparison.played]
     return Page(
@@ -235,7 +238,7 @@ def comparison_page(comparison: Comparison, written: datetime) -> Page:
         subtitle=f"{comparison.n_episodes} episodes, the same for all policies; differences are from {names[0]}",
         note=f"written {written:%Y-%m-%d %H:%M:%S}; 95 % intervals over episodes and runs; "
         "IQM: mean of the middle half (Agarwal et al. 2021)",
-        sections=[page_section("Overview", _overview(comparison)), *_measures(comparison)],
+        sections=[page_section("Overview", _overview(comparison)), *further, *_measures(comparison)],
     )
 
 

@@ -32,6 +32,7 @@ from maze.core.utils.seeding import MazeSeeding
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.recording_wrapper import with_frames
 from maze.core.wrappers.wrapper import RewardWrapper, Wrapper
+from maze.evaluation.by_context import ContextComparison, texts_of
 from maze.evaluation.comparison import RETURN, Comparison, PlayedEpisodes, comparison_page, measures_of
 from maze.evaluation.inspection import inspected_episode
 from maze.evaluation.replay import reward_replay, what_if
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from maze.core.agent.torch_actor_critic import TorchActorCritic
 
 COMPARISON_FILE, EPISODES_FILE, PAGE_FILE = "comparison.csv", "episodes.csv", "report.html"
+CONTEXTS_FILE = "contexts.csv"
 EPISODE_FILE, WHAT_IF_FILE = "episode.html", "what_if.html"
 _RUNS = "trainings"
 """Key of an entry of `policies` that lists several runs."""
@@ -103,7 +105,8 @@ class ComparisonRunner(EvaluationRunner):
 
     The environment and the agent of each episode are seeded independently of the policy. Writes `comparison.csv`
     (means, interquartile means, differences from the first policy, probabilities of improvement, all with 95 %
-    intervals), `episodes.csv` (every episode) and `report.html`, and prints the table.
+    intervals), `episodes.csv` (every episode) and `report.html`, and prints the table. If episodes have contexts
+    (`env.context`), `contexts.csv` has the estimates of each context, and the report heat maps of the differences.
 
     :param policies: Configurations of policies by name. Instead, an entry may have `policy`, `wrappers` and
         `input_dir`, if the policy has its own wrappers or files in a directory, or `trainings`, a list of such entries:
@@ -158,10 +161,14 @@ class ComparisonRunner(EvaluationRunner):
 
     def _files(self, comparison: Comparison) -> dict[str, str]:
         """Return the contents of the files by name."""
+        env: Any = self._cfg.get("env") or {}
+        by_context = ContextComparison(comparison, texts_of(env.get("context")))
+        sections = [by_context.section()] if by_context else []
         return {
-            PAGE_FILE: comparison_page(comparison, datetime.now()).text(),
+            PAGE_FILE: comparison_page(comparison, datetime.now(), sections).text(),
             COMPARISON_FILE: comparison.as_csv(),
             EPISODES_FILE: comparison.episodes_as_csv(self._seeds),
+            **({CONTEXTS_FILE: by_context.as_csv()} if by_context else {}),
         }
 
     def _played(self, name: str, runs: Sequence[Mapping[str, Any]], progress: Progress) -> PlayedEpisodes:

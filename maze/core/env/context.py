@@ -43,11 +43,18 @@ class Parameter(NamedTuple):
         """
         where = f"env.context.{name}"
         if isinstance(given, Mapping):
-            if not {"lower", "upper"} <= set(given) <= {"lower", "upper", "integer"} or given["lower"] >= given["upper"]:
-                raise ConfigError(f"{where}: expected `lower` < `upper`, and optionally `integer`, found {dict(given)}.")
+            if (
+                not {"lower", "upper"} <= set(given) <= {"lower", "upper", "integer"}
+                or given["lower"] >= given["upper"]
+            ):
+                raise ConfigError(
+                    f"{where}: expected `lower` < `upper`, and optionally `integer`, found {dict(given)}."
+                )
             return cls(name, (), float(given["lower"]), float(given["upper"]), bool(given.get("integer", False)))
         if not isinstance(given, Sequence) or isinstance(given, str) or not given:
-            raise ConfigError(f"{where}: expected a list of values, or a mapping with `lower` and `upper`, found {given}.")
+            raise ConfigError(
+                f"{where}: expected a list of values, or a mapping with `lower` and `upper`, found {given}."
+            )
         values = tuple(given)
         is_text = [isinstance(value, str) for value in values]
         if any(is_text) != all(is_text) or len(set(values)) < len(values):
@@ -94,7 +101,9 @@ class Parameter(NamedTuple):
     def grid(self) -> np.ndarray:
         """Return the stored values that an evaluation visits: all of a list, ends and middle of an interval."""
         if self.values:
-            return np.arange(len(self.values), dtype=np.float64) if self.is_text else np.asarray(self.values, np.float64)
+            return (
+                np.arange(len(self.values), dtype=np.float64) if self.is_text else np.asarray(self.values, np.float64)
+            )
         points = np.linspace(self.lower, self.upper, _GRID_POINTS)
         return np.rint(points) if self.is_integer else points
 
