@@ -16,11 +16,11 @@ from maze.core.agent.random_policy import RandomPolicy
 from maze.core.errors import CheckpointError, ConfigError
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.distributions.samplers import probabilities_of, sampler_of, uniform_logits
-from maze.offline.decision_source import join_decision_log
+from maze.core.trajectory_recording.datasets.decision_data import join_decision_log, log_files
 from maze.offline.estimate import EstimationConfig, estimate
 from maze.serve.bundle import PolicyBundle
 from maze.serve.client import PolicyClient, ServerError
-from maze.serve.decision_log import DecisionLog, log_files, replay
+from maze.serve.decision_log import DecisionLog, replay
 from maze.serve.policies import Policies
 from maze.serve.served import Settings
 from tests.serve.serving import always, cartpole, cartpole_observations, cutting, pendulum, served

@@ -32,7 +32,8 @@ from maze.perception.blocks import DenseBlock, InferenceBlock, RecurrentCellBloc
 from maze.serve.bundle import BundleError, PolicyBundle, replay_reference
 from maze.serve.bundle_file import DESCRIPTION, packed, unpacked
 from maze.serve.client import PolicyClient, ServerError
-from maze.serve.decision_log import DecisionLog, read_lines, replay
+from maze.core.trajectory_recording.datasets.decision_data import read_lines
+from maze.serve.decision_log import DecisionLog, replay
 from maze.serve.drift import DriftLimits
 from maze.serve.export import export_policy
 from maze.serve.policy import BundlePolicy

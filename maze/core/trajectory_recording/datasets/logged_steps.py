@@ -13,12 +13,10 @@ from maze.core.env.base_env import is_truncated
 from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
-from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
+from maze.core.trajectory_recording.records.spaces_record import PROPENSITY, SpacesRecord
 
 Array = np.ndarray[Any, Any]
 _HINT = "Was it recorded in another environment, or with other wrappers?"
-PROPENSITY = "propensity"
-"""Key of a recorded step's `info` with the probability (density) of the joint action under the behaviour policy."""
 
 
 @dataclass
