@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from maze.core.trajectory_recording.datasets.decision_data import FORMAT, decode
 from maze.serve.bundle import PolicyBundle, PolicySession
 
 _LOGGER = logging.getLogger(__name__)
+
 
 class DecisionLog:
     """Write lines to rotating files, in a thread.

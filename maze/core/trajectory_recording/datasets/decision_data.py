@@ -208,7 +208,9 @@ def join_decision_log(path: str | Path, step_keys: Mapping[str, StepKeyType] | N
     for name, episode in decisions.items():
         steps = _joined(episode, outcomes, left_out)
         if steps:
-            episodes.append(SpacesTrajectoryRecord(name, steps))
+            trajectory = SpacesTrajectoryRecord(name)
+            trajectory.step_records = steps
+            episodes.append(trajectory)
     return JoinedLog(episodes, +left_out)
 
 

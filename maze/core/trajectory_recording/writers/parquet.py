@@ -1,7 +1,8 @@
 """Parquet files of episodes.
 
 A row is a sub-step. All files of an environment have the same columns, derived from its spaces and event interfaces, so
-that many files can be read as one table. Needs pyarrow (extra `parquet`).
+that many files can be read as one table. Tables of other origin can be read as episodes as well. Needs pyarrow (extra
+`parquet`).
 """
 
 from __future__ import annotations
@@ -9,28 +10,33 @@ from __future__ import annotations
 import inspect
 import io
 import json
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
 
-from maze.core.env.base_env import is_truncated
-from maze.core.env.structured_env import StepKeyType
-from maze.core.errors import EnvironmentContractError, optional_package
+from maze.core.env.base_env import TRUNCATION_KEY, is_truncated
+from maze.core.env.structured_env import ActorID, StepKeyType
+from maze.core.errors import CheckpointError, EnvironmentContractError, optional_package
 from maze.core.events.event_record import EventRecord
-from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
+from maze.core.events.event_topic_factory import event_methods
+from maze.core.trajectory_recording.records.spaces_record import PROPENSITY, SpacesRecord
+from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
+from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
 from maze.core.utils.files import atomic_write
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from maze.core.env.maze_env import MazeEnv
+
+PARQUET_SUFFIX = ".parquet"
 _NUMBERS = (int, float, bool, np.number, np.bool_)
-_NUMERIC = re.compile(r"(int|float|bool|Any|np\.(?!ndarray)\w+)( \| (int|float|bool|None))*")
-"""Annotations of arguments that may be numbers."""
+_ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+_FIELDS = ("observation", "action")
+_NEED = "Parquet files need pyarrow"
 _STORED = {np.dtype(np.float16): np.dtype(np.float32)}
 """Replacements of types that few readers of Parquet support."""
 
@@ -46,20 +52,6 @@ class SubstepRow(NamedTuple):
     """Actor, observation, action, reward, done and info."""
     events: Sequence[EventRecord] = ()
     """Events of the sub-step."""
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """Storage format of the values of an observation or action."""
-
-    dtype: np.dtype[Any] | None
-    """Type of its numbers; `None`: it is stored as text or JSON."""
-    shape: tuple[int, ...] | None
-    """Shape of arrays; `None`: it differs between sub-steps, and lists of variable length are stored."""
-
-    @property
-    def size(self) -> int:
-        return int(np.prod(self.shape or ()))
 
 
 class ParquetColumns:
@@ -84,7 +76,7 @@ class ParquetColumns:
         action_spaces: Mapping[StepKeyType, spaces.Space[Any]],
         interfaces: Iterable[type[Any]] = (),
     ) -> None:
-        optional_package("pyarrow", "parquet", "Parquet files need pyarrow")
+        optional_package("pyarrow", "parquet", _NEED)
         self._entries = {"observation": _entries(observation_spaces), "action": _entries(action_spaces)}
         self._events = dict(event for interface in interfaces for event in _event_columns(interface))
 
@@ -123,10 +115,10 @@ class ParquetColumns:
         add("step_key", [str(record.substep_key) for record in records], pa.string())
         add("agent_id", [int(record.agent_id) for record in records], pa.int32())
         for field, entries in self._entries.items():
-            for key, entry in entries.items():
+            for key, parts in entries.items():
                 values = [(getattr(record, field) or {}).get(key) for record in records]
-                metadata = {"shape": json.dumps(entry.shape)} if entry.shape else None
-                add(f"{field}.{key}", _column(f"{field} `{key}`", values, entry), metadata=metadata)
+                metadata = {"shape": json.dumps(_shape(parts))} if _shape(parts) else None
+                add(f"{field}.{key}", _column(f"{field} `{key}`", values, parts), metadata=metadata)
         add("reward", [None if record.reward is None else float(record.reward) for record in records], pa.float64())
         add("done", [bool(record.done) for record in records], pa.bool_())
         cut_off = [is_truncated(bool(record.done), record.info or {}) for record in records]
@@ -145,56 +137,107 @@ class ParquetColumns:
         return pa.Table.from_arrays([array for _, array, _ in columns], schema=schema)
 
 
-def _entries(by_key: Mapping[StepKeyType, spaces.Space[Any]]) -> dict[str, _Entry]:
-    """Return the storage formats of entries; entries of several sub-steps share the column of their name."""
-    found: dict[str, _Entry] = {}
+def read_parquet(path: str | Path, env: MazeEnv[Any] | None = None) -> Iterator[SpacesTrajectoryRecord]:
+    """Yield the episodes of a table with the columns of :class:`ParquetColumns`.
+
+    `episode_id`, `step`, `reward`, `observation.<entry>` and `action.<entry>` are required. By default there is one
+    actor (`step_key` 0, `agent_id` 0), and episodes without a row that is `done` are truncated. `propensity` is the
+    probability (density) of the action under the policy that acted.
+
+    :param path: The file.
+    :param env: The environment, for shapes of arrays and sub-step keys; `None`: arrays are flat.
+    :raises CheckpointError: The file is damaged, or a column is missing.
+    """
+    optional_package("pyarrow", "parquet", _NEED)
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise CheckpointError(f"{path}: is no readable Parquet file ({error}).") from error
+    missing = [name for name in ("episode_id", "step", "reward") if name not in table.column_names]
+    fields = {kind: [name for name in table.column_names if name.startswith(f"{kind}.")] for kind in _FIELDS}
+    missing += [f"{kind}.<entry>" for kind, names in fields.items() if not names]
+    if missing:
+        raise CheckpointError(f"{path}: expected the columns {missing}, found {table.column_names}.")
+    by_text = {} if env is None else {str(key): key for key in env.action_spaces_dict}
+    order = [(name, "ascending") for name in ("episode_id", "step", "substep") if name in table.column_names]
+    episode: SpacesTrajectoryRecord | None = None
+    step: Any = None
+    for row in table.sort_by(order).to_pylist():
+        if episode is None or episode.id != row["episode_id"]:
+            if episode is not None:
+                yield episode
+            episode, step = SpacesTrajectoryRecord(row["episode_id"]), None
+        text = str(row.get("step_key", 0))
+        key = by_text.get(text, int(text) if text.isdecimal() else text)
+        spaces_of = (
+            {} if env is None else {"observation": env.observation_spaces_dict, "action": env.action_spaces_dict}
+        )
+        entries = [
+            {
+                name.removeprefix(f"{kind}."): _value(row[name], spaces_of.get(kind, {}).get(key), name)
+                for name in names
+                if row[name] is not None
+            }
+            for kind, names in fields.items()
+        ]
+        info = {TRUNCATION_KEY: bool(row.get("truncated")), PROPENSITY: row.get("propensity", np.nan)}
+        reward = None if row["reward"] is None else float(row["reward"])
+        actor = ActorID(key, int(row.get("agent_id", 0)))
+        if step != row["step"]:
+            episode.append(StructuredSpacesRecord())
+            step = row["step"]
+        episode.step_records[-1].append(SpacesRecord(actor, *entries, reward, bool(row.get("done")), info))
+    if episode is not None:
+        yield episode
+
+
+def _value(value: Any, space: Any, name: str) -> Any:
+    """Return a cell as an array of its space."""
+    part = space.spaces.get(name.partition(".")[2]) if isinstance(space, spaces.Dict) else None
+    array = np.asarray(value)
+    if part is None or not isinstance(part, _ARRAYS) or array.size != int(np.prod(part.shape or ())):
+        return array  # a misfit is reported where spaces are compared
+    return array.astype(part.dtype).reshape(part.shape or ())
+
+
+def _entries(by_key: Mapping[StepKeyType, spaces.Space[Any]]) -> dict[str, list[spaces.Space[Any]]]:
+    """Return the spaces of each entry; entries of several sub-steps share the column of their name."""
+    found: dict[str, list[spaces.Space[Any]]] = {}
     for space in by_key.values():
-        parts = space.spaces if isinstance(space, spaces.Dict) else {}
-        for key, part in parts.items():
-            entry = _entry(part)
-            found[key] = _joined(found[key], entry) if key in found else entry
+        for key, part in (space.spaces if isinstance(space, spaces.Dict) else {}).items():
+            found.setdefault(key, []).append(part)
     return found
 
 
-def _entry(space: spaces.Space[Any]) -> _Entry:
-    if isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
-        dtype = np.dtype(space.dtype)
-        return _Entry(_STORED.get(dtype, dtype), tuple(space.shape or ()))
-    return _Entry(None, ())
+def _shape(parts: Sequence[spaces.Space[Any]]) -> tuple[int, ...] | None:
+    """Return the common shape of the spaces of an entry; `None`: they have none."""
+    shapes = {part.shape for part in parts}
+    return shapes.pop() if len(shapes) == 1 else None
 
 
-def _joined(one: _Entry, other: _Entry) -> _Entry:
-    if one.dtype is None or other.dtype is None:
-        return _Entry(None, ())
-    shape = one.shape if one.shape == other.shape else None
-    return _Entry(np.promote_types(one.dtype, other.dtype), shape)
-
-
-def _column(name: str, values: Sequence[Any], entry: _Entry) -> pa.Array:
+def _column(name: str, values: Sequence[Any], parts: Sequence[spaces.Space[Any]]) -> pa.Array:
+    """Return the column of an entry: numbers, lists of numbers in C order, or texts where its spaces are no arrays."""
     import pyarrow as pa
 
-    if entry.dtype is None:
+    if not all(isinstance(part, _ARRAYS) for part in parts):
         return pa.array([None if value is None else _text(value) for value in values], pa.string())
-    kind = pa.from_numpy_dtype(entry.dtype)
+    dtype = np.result_type(*(part.dtype for part in parts))
+    dtype, shape = _STORED.get(dtype, dtype), _shape(parts)
     try:
-        if entry.shape is None:
-            flat = [None if value is None else np.asarray(value, entry.dtype).ravel() for value in values]
-            return pa.array(flat, pa.list_(kind))
-        stacked = np.zeros((len(values), *entry.shape), entry.dtype)
-        is_missing = np.array([value is None for value in values], np.bool_)
-        for row, value in enumerate(values):
-            if value is not None:
-                stacked[row] = np.asarray(value).reshape(entry.shape)
+        arrays = [None if value is None else np.asarray(value, dtype) for value in values]
+        flat = [None if array is None else array.reshape(shape or (-1,)).ravel() for array in arrays]
     except (TypeError, ValueError) as error:
         raise EnvironmentContractError(
-            f"The {name} cannot be stored as a column: expected {entry.dtype} of the shape {entry.shape}, as in its "
-            f"space ({error}). `maze-run -cn conf_check env=<option>` checks environments."
+            f"The {name} cannot be stored as a column: expected {dtype} of the shape {shape}, as in its space "
+            f"({error}). `maze-run -cn conf_check env=<option>` checks environments."
         ) from error
-    if entry.size == 1:
-        return pa.array(stacked.reshape(-1), kind, mask=is_missing)
-    flat_values = pa.array(stacked.reshape(-1), kind)
-    mask = pa.array(is_missing) if is_missing.any() else None
-    return pa.FixedSizeListArray.from_arrays(flat_values, entry.size, mask=mask)
+    kind = pa.from_numpy_dtype(dtype)
+    if shape is not None and int(np.prod(shape)) == 1:
+        return pa.array([None if array is None else array[0] for array in flat], kind)
+    return pa.array(flat, pa.list_(kind))
 
 
 def _text(value: Any) -> str:
@@ -211,22 +254,11 @@ def _plain(value: Any) -> Any:
 
 
 def _event_columns(interface: type[Any]) -> list[tuple[str, list[str]]]:
-    """Return the events of an interface with their arguments that may be numbers."""
-    methods: Mapping[str, Callable[..., Any]] = {
-        name: method for name, method in inspect.getmembers(interface, inspect.isfunction) if not name.startswith("_")
-    }
-    columns = []
-    for name, method in methods.items():
-        parameters = list(inspect.signature(method).parameters.values())[1:]
-        numeric = [parameter.name for parameter in parameters if _may_be_number(parameter)]
-        columns.append((f"{interface.__name__}.{name}", numeric))
-    return columns
-
-
-def _may_be_number(parameter: inspect.Parameter) -> bool:
-    annotation = parameter.annotation
-    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
-    return annotation is inspect.Parameter.empty or _NUMERIC.fullmatch(text) is not None
+    """Return the events of an interface with their arguments."""
+    return [
+        (f"{interface.__name__}.{name}", list(inspect.signature(method).parameters)[1:])
+        for name, method in event_methods(interface).items()
+    ]
 
 
 def _by_name(events: Iterable[EventRecord]) -> dict[str, list[EventRecord]]:
