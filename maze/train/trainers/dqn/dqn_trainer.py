@@ -25,7 +25,6 @@ from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.learning import Losses, Terms, gradient_step, mean_of
 from maze.train.trainers.common.replay_buffer.prioritized_replay_buffer import PrioritizedReplayBuffer
 from maze.train.trainers.common.replay_buffer.transitions import NStepReturns, TransitionBatch
-from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
 from maze.train.trainers.common.replay_trainer import ReplayTrainer
 from maze.train.trainers.dqn.action_values import (
     ActionValueNetwork,
@@ -220,14 +219,8 @@ class DQN(ReplayTrainer):
         """N-step returns; `None`: one step counts."""
         if self.config.n_step_returns == 1:
             return None
-        buffer = self.workers.replay_buffer
-        if not isinstance(buffer, UniformReplayBuffer):
-            raise ConfigError(
-                f"algorithm.n_step_returns: a {type(buffer).__name__} does not know which steps followed others. Leave "
-                "it at 1, or derive the buffer from UniformReplayBuffer."
-            )
-        config = self.config
-        return buffer.columns.n_step_returns(batch.slots, config.n_step_returns, config.gamma, self.model.device)
+        columns, config = self.workers.replay_buffer.columns, self.config
+        return columns.n_step_returns(batch.slots, config.n_step_returns, config.gamma, self.model.device)
 
     def _best_value(self, position: int, observation: TensorDict) -> Tensor:
         observation = as_float_tensors(observation, self.model.device)
