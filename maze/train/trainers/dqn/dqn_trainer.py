@@ -20,7 +20,7 @@ from maze.core.agent.torch_state_critic import TorchSharedStateCritic, TorchStep
 from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
-from maze.core.log_stats.event_decorators import define_epoch_stats, define_stats_grouping
+from maze.core.log_stats.event_decorators import define_epoch_stats, define_mean_by
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.learning import Losses, Terms, gradient_step, mean_of
 from maze.train.trainers.common.replay_buffer.prioritized_replay_buffer import PrioritizedReplayBuffer
@@ -53,18 +53,15 @@ Key = int | str
 class DQNEvents(ABC):
     """Events of DQN, once per epoch as the mean over its updates. Percentages are of collecting and drawing."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("step_key")
+    @define_mean_by("step_key")
     def value_loss(self, step_key: Key, value: float) -> None:
         """Loss of the values of a sub-step's actions."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("step_key")
+    @define_mean_by("step_key")
     def action_value(self, step_key: Key, value: float) -> None:
         """Mean value of the actions that were taken in a sub-step."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("step_key")
+    @define_mean_by("step_key")
     def grad_norm(self, step_key: Key, value: float) -> None:
         """Gradient norm of the networks of a sub-step, before clipping."""
 
