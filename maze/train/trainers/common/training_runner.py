@@ -23,7 +23,7 @@ from maze.perception.models.model_composer import BaseModelComposer
 from maze.perception.models.space_config import SpacesConfig
 from maze.runner import Runner
 from maze.train.parallelization.backend_runner import MIN_CONCURRENCY, BackendRunner
-from maze.train.parallelization.vector_env.env_batch import CheckedEnvFactory
+from maze.train.parallelization.vector_env.vector_env_utils import CheckedEnvFactory
 from maze.train.trainers.common.config_classes import AlgorithmConfig, algorithm_class
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection

@@ -320,8 +320,8 @@ def make_distributed_rollouts(
     :param agent_seed: Seed of the perturbations.
     :param n_eval_rollouts: Number of episodes of the unperturbed policy in each update.
     :param concurrency: Number of parallel episodes of a process; 0: at most 64.
-    :param n_train_workers: Number of processes for perturbed policies; 0: one for each CPU core.
-    :param n_eval_workers: Number of processes for the unperturbed policy; 0: the other processes evaluate it as well.
+    :param n_train_workers: Number of processes; 0: one for each CPU core.
+    :param n_eval_workers: Number of further processes; all processes play episodes of all kinds.
     :param start_method: `forkserver`, `spawn` or `fork`; `None`: `forkserver` if available.
     """
     assert run.env_factory is not None, "setup comes first"
