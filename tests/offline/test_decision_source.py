@@ -194,7 +194,7 @@ def test_bad_clocks_and_probabilities_and_other_spaces_are_reported(
     assert "expected positive probabilities, found [-0.5]" in caplog.text
     decided[2]["probabilities"] = {"action": [1.5]}
     file.write_text("\n".join(map(json.dumps, lines)) + "\n")
-    shapes = {0: spaces.Dict(observation=spaces.Box(-9, 9, OBSERVATIONS[0]["observation"].shape))}
+    shapes = {0: spaces.Dict(observation=spaces.Box(-9, 9, np.shape(OBSERVATIONS[0])))}
     with pytest.raises(ConfigError, match=r"episode 1, decision 0: expected a probability of at most 1, found 1.5"):
         steps_of(tmp_path).require_spaces(shapes, ACTIONS)
     with pytest.raises(ConfigError, match=r"sub-step 0: expected the action entries \['valve'\]"):

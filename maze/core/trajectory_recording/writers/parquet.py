@@ -161,7 +161,11 @@ def read_parquet(path: str | Path, env: MazeEnv[Any] | None = None) -> Iterator[
     missing += [f"{kind}.<entry>" for kind, names in fields.items() if not names]
     if missing:
         raise CheckpointError(f"{path}: expected the columns {missing}, found {table.column_names}.")
-    by_text = {} if env is None else {str(key): key for key in env.action_spaces_dict}
+    by_text: dict[str, Any] = {}
+    spaces_of: dict[str, Mapping[Any, Any]] = {}
+    if env is not None:
+        by_text = {str(key): key for key in env.action_spaces_dict}
+        spaces_of = {"observation": env.observation_spaces_dict, "action": env.action_spaces_dict}
     order = [(name, "ascending") for name in ("episode_id", "step", "substep") if name in table.column_names]
     episode: SpacesTrajectoryRecord | None = None
     step: Any = None
@@ -172,9 +176,6 @@ def read_parquet(path: str | Path, env: MazeEnv[Any] | None = None) -> Iterator[
             episode, step = SpacesTrajectoryRecord(row["episode_id"]), None
         text = str(row.get("step_key", 0))
         key = by_text.get(text, int(text) if text.isdecimal() else text)
-        spaces_of = (
-            {} if env is None else {"observation": env.observation_spaces_dict, "action": env.action_spaces_dict}
-        )
         entries = [
             {
                 name.removeprefix(f"{kind}."): _value(row[name], spaces_of.get(kind, {}).get(key), name)
