@@ -281,7 +281,7 @@ def facts_of(directory: Path, project: Path) -> RunFacts:
         title=", ".join(name for name in title if name and name != "None") or directory.name,
         started=datetime.fromtimestamp(command.stat().st_mtime) if command.is_file() else None,
         facts=list(_facts(directory, cfg)),
-        settings=[(key, value, None) for key, _, value in (t.partition("=") for t in stored_overrides(directory))],
+        settings=[(key, value) for key, _, value in (t.partition("=") for t in stored_overrides(directory))],
         config=text_of(directory / CONFIG_FILE),
         commands=list(_commands(directory, cfg, shown_path(directory, project)).items()),
     )
