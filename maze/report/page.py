@@ -22,9 +22,7 @@ from maze.report.progress import Progress, StatisticsOfPath
 
 MOST_POINTS = 1000
 """Largest number of rows of a prefix on a page; longer histories are thinned to equal distances."""
-CONTENT_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
-)
+CONTENT_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 """Content security policy: a page loads nothing from other sites."""
 
 _WHOLE, _LONGEST = 32, 2000

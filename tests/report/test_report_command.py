@@ -122,9 +122,7 @@ def test_configurations_that_unfold_without_end_are_left_out(tmp_path: Path, con
     assert "2 runs, 2 settings" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    "arguments", [[], ["--output"], ["nowhere"], ["--color"], ["nowhere", "--output", "x"]]
-)
+@pytest.mark.parametrize("arguments", [[], ["--output"], ["nowhere"], ["--color"], ["nowhere", "--output", "x"]])
 def test_wrong_usage(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["--report", *arguments]) == 2
