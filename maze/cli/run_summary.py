@@ -26,7 +26,7 @@ from maze.cli.run_info import (
 from maze.core.errors import MazeError
 from maze.core.log_stats.stats_format import significant
 from maze.core.utils.config_utils import gym_env_defaults
-from maze.core.utils.files import read_json_object
+from maze.core.utils.files import aligned, read_json_object
 from maze.core.utils.stored_run import SPACES_FILE, chosen_options, read_plain_yaml
 from maze.train.utils.training_record import ENDED, INTERRUPTED, read_record
 
@@ -339,9 +339,7 @@ def print_runs(arguments: Sequence[str]) -> int:
     runs = [_listed(run, cfg) for run, cfg in found if "algorithm" in cfg]
     if runs:
         rows = [ListedRun(*(name.replace("_", " ") for name in ListedRun._fields)), *runs]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            print("  ".join(map(str.ljust, row, widths)).rstrip())
+        print("\n".join(aligned(rows)))
     else:
         print(f"No training runs in {directory}; maze-run -cn conf_train starts one.")
     if others := len(found) - len(runs):

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from maze.console.runs import TrainingProgress, print_header, unfinished_epoch
+from maze.console.runs import TrainingProgress, print_header
 from maze.console.streams import lasting_console
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.errors import CheckpointError, ConfigError, MazeError, NonFiniteError
@@ -95,9 +95,7 @@ class TrainingSession:
         if self.is_finished:
             self.first_epoch, self.is_finished = trainer.epoch, False
         self._announce()
-        self._progress = TrainingProgress(
-            n_epochs, trainer.n_updates_per_epoch(), trainer.steps_per_update(), self._unfinished_epoch
-        )
+        self._progress = TrainingProgress(n_epochs, trainer.n_updates_per_epoch(), trainer.steps_per_update())
         self._write_record(RUNNING)
         if trainer.model_selection is not None:
             trainer.model_selection.training_started()
@@ -269,11 +267,6 @@ class TrainingSession:
             f"after {patience} evaluations in a row without improvement, at the earliest after epoch "
             f"{trainer.epoch + patience - trainer.model_selection.last_improvement}, and at the latest {limit}"
         )
-
-    def _unfinished_epoch(self) -> str:
-        """What is to be said of the episodes that have ended in the epoch so far."""
-        episodes = self._trainer.episode_source()
-        return unfinished_epoch(self._trainer.train_stats if episodes is None else episodes.epoch_stats)
 
     def _best(self) -> str:
         """Return the best score so far, in words; empty: there is none."""
