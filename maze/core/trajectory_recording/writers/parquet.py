@@ -176,21 +176,21 @@ def read_parquet(path: str | Path, env: MazeEnv[Any] | None = None) -> Iterator[
             episode, step = SpacesTrajectoryRecord(row["episode_id"]), None
         text = str(row.get("step_key", 0))
         key = by_text.get(text, int(text) if text.isdecimal() else text)
-        entries = [
+        observation, action = (
             {
                 name.removeprefix(f"{kind}."): _value(row[name], spaces_of.get(kind, {}).get(key), name)
                 for name in names
                 if row[name] is not None
             }
             for kind, names in fields.items()
-        ]
+        )
         info = {TRUNCATION_KEY: bool(row.get("truncated")), PROPENSITY: row.get("propensity", np.nan)}
         reward = None if row["reward"] is None else float(row["reward"])
         actor = ActorID(key, int(row.get("agent_id", 0)))
         if step != row["step"]:
             episode.append(StructuredSpacesRecord())
             step = row["step"]
-        episode.step_records[-1].append(SpacesRecord(actor, *entries, reward, bool(row.get("done")), info))
+        episode.step_records[-1].append(SpacesRecord(actor, observation, action, reward, bool(row.get("done")), info))
     if episode is not None:
         yield episode
 
