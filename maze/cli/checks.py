@@ -79,11 +79,9 @@ def _draw_seeds(cfg: DictConfig) -> None:
     if seeding is None:
         return
     if cfg.get("resume"):
-        from maze.train.trainers.common.resumption import resumed_seeds, stored_training
+        from maze.train.trainers.common.training_runner import resumed_seeds, stored_training
 
-        training = stored_training(cfg)
-        if training is not None:
-            seeding.update(resumed_seeds(training, seeding))
+        seeding.update(resumed_seeds(stored_training(cfg), seeding))
     for key in ("env_base_seed", "agent_base_seed"):
         if seeding.get(key) is None:
             seeding[key] = secrets.randbits(31)
