@@ -50,10 +50,9 @@ def decoded(entry: Mapping[str, Any]) -> np.ndarray[Any, Any]:
 
     :raises ValueError: The entry describes no array of numbers.
     """
-    dtype = np.dtype(str(entry["dtype"]))
-    if dtype.kind not in "iufb":
-        raise ValueError(f"an array of {dtype} does not hold numbers")
-    shape = tuple(int(size) for size in entry["shape"])
+    dtype, shape = np.dtype(str(entry["dtype"])), [int(size) for size in entry["shape"]]
+    if dtype.kind not in "iufb" or min(shape, default=0) < 0:
+        raise ValueError(f"an array of {dtype} with the shape {shape} does not hold numbers")
     if "base64" in entry:
         return np.frombuffer(base64.b64decode(entry["base64"], validate=True), dtype).reshape(shape)
     return np.asarray(entry["values"], dtype).reshape(shape)
