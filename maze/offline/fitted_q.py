@@ -2,8 +2,8 @@
 
 A small network for each sub-step key learns by temporal differences. Its last hidden layer then serves as features of
 a linear fit whose fixed point is solved exactly (LSTD-Q, Lagoudakis and Parr 2003), for all data and for bootstrap
-samples of the episodes (Hao et al. 2021). Several networks are trained: values are their mean, and bootstrap samples are
-divided among them, so that intervals contain the error of the fit and that of the features.
+samples of the episodes (Hao et al. 2021). Several networks are trained: values are their mean, and bootstrap samples
+are divided among them, so that intervals contain the error of the fit and that of the features.
 """
 
 from __future__ import annotations
