@@ -1,17 +1,23 @@
 """Tables and charts of documentation pages that benchmarks write.
 
 A table is between `<!-- results: NAME -->` and `<!-- end -->`. A chart is an SVG file that the page includes; its
-colours are classes of `docs/_static/site.css`, so that it follows the theme.
+colours are classes of `docs/_static/site.css`, so that it follows the theme. The charts of these pages follow from
+their tables:
+
+    python -m benchmarks.page_tables docs/benchmarks/job_shop.md docs/benchmarks/operations.md \\
+        docs/benchmarks/imitation.md
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from statistics import mean
 
 WIDTH, LABELS, ROW = 900, 430, 24
 TICKS = (0.5, 1, 2, 5, 10, 20, 50, 100)
@@ -65,12 +71,13 @@ def _begin(name: str) -> str:
 
 @dataclass(frozen=True)
 class Bar:
-    """A ratio and its range."""
+    """A figure and its range."""
 
     label: str
     value: float
     low: float
     high: float
+    is_ours: bool = True
 
 
 def bar_chart(title: str, bars: Sequence[Bar]) -> str:
@@ -99,6 +106,29 @@ def bar_chart(title: str, bars: Sequence[Bar]) -> str:
             parts.append(f'<path class="range" d="M{x(bar.low):.1f} {y + 8}H{x(bar.high):.1f}"/>')
         parts.append(f'<text x="{x(max(bar.high, 1.0)) + 6:.1f}" y="{y + 13}">{bar.value:.3g}</text>')
     return _svg(title, bottom + 24, parts)
+
+
+def value_chart(title: str, bars: Sequence[Bar], unit: str) -> str:
+    """Return an SVG of figures as horizontal bars from 0 on a linear axis, with their ranges.
+
+    :param title: Accessible name of the picture.
+    :param bars: The bars from top to bottom.
+    :param unit: Unit of the figures.
+    """
+    high = max(bar.high for bar in bars)
+
+    def x(value: float) -> float:
+        return LABELS + (WIDTH - LABELS - 90) * max(value, 0.0) / high
+
+    parts = [f'<path class="axis" d="M{LABELS} 4V{ROW * len(bars) + 10}"/>']
+    for index, bar in enumerate(bars):
+        y, style = 8 + ROW * index, "ours" if bar.is_ours else "band-peer"
+        parts.append(f'<text class="end" x="{LABELS - 8}" y="{y + 13}">{escape(bar.label)}</text>')
+        width = x(bar.value) - LABELS
+        parts.append(f'<rect class="{style}" x="{LABELS}" y="{y}" width="{width:.1f}" height="16"/>')
+        parts.append(f'<path class="range" d="M{x(bar.low):.1f} {y + 8}H{x(bar.high):.1f}"/>')
+        parts.append(f'<text x="{x(bar.high) + 6:.1f}" y="{y + 13}">{bar.value:.3g} {escape(unit)}</text>')
+    return _svg(title, ROW * len(bars) + 14, parts)
 
 
 @dataclass(frozen=True)
@@ -164,3 +194,72 @@ def curve_chart(title: str, panels: Mapping[str, tuple[Curve, Curve]], names: tu
 def _svg(title: str, height: float, parts: Sequence[str], width: int = WIDTH) -> str:
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height:.0f}" role="img"'
     return "\n".join([f'{head} aria-label="{escape(title)}">', *parts, "</svg>\n"])
+
+
+def _table(page: Path, name: str) -> list[dict[str, str]]:
+    """Cells of a table by column, row by row."""
+    text = page.read_text(encoding="utf-8")
+    found = re.search(f"{re.escape(_begin(name))}\n(.*?)<!-- end -->", text, re.DOTALL)
+    if found is None:
+        raise SystemExit(f"{page}: expected the table `{name}`, found none.")
+    header, _, *rows = [line.strip("| ").split(" | ") for line in found[1].splitlines() if line.startswith("|")]
+    return [dict(zip(header, [*map(str.strip, row), *[""] * len(header)], strict=False)) for row in rows]
+
+
+def _number(cell: str) -> float:
+    """The first number of a cell."""
+    return float(re.findall(r"[-+]?\d+(?:\.\d+)?", cell.replace("+", ""))[0])
+
+
+def _spread(label: str, values: Sequence[float], is_ours: bool) -> Bar:
+    return Bar(label, mean(values), min(values), max(values), is_ours)
+
+
+def job_shop_chart(page: Path) -> str:
+    """Gaps of each method, with the range over the four sizes."""
+    bars = []
+    for row in _table(page, "gaps"):
+        method, *cells = list(row.values())[:5]
+        bars.append(_spread(method, [_number(cell) for cell in cells], method.startswith("trained")))
+    return value_chart("Gaps to the best known makespans: mean over four sizes, range over sizes", bars, "%")
+
+
+def operations_chart(page: Path) -> str:
+    """Excess costs of heuristics and trained policies, with their ranges over settings."""
+    problems = {"lost_sales": "lost sales", "dual_sourcing": "dual sourcing", "criss_cross": "criss-cross network"}
+    bars = []
+    for name, problem in problems.items():
+        rows = _table(page, name)
+        by_policy: dict[str, list[float]] = {}
+        for row in rows:
+            for heuristic in re.split(r",\s(?=[a-z])", row["heuristics"]):
+                found = re.fullmatch(r"(.*?)(?: \(.*\))? ([\d.]+)", heuristic)
+                if found is not None:
+                    excess = 100 * (float(found[2]) / _number(row["reference"]) - 1)
+                    by_policy.setdefault(found[1].replace("_", " "), []).append(excess)
+        bars += [_spread(f"{problem}: {policy}", values, False) for policy, values in by_policy.items()]
+        bars.append(_spread(f"{problem}: trained", [_number(row["gap"]) for row in rows], True))
+    return value_chart("Cost above the optimum: mean over settings, range over settings", bars, "%")
+
+
+def imitation_chart(page: Path) -> str:
+    """Worst epoch of fine-tuning beside the clone."""
+    bars = []
+    for row in _table(page, "fine_tuning"):
+        share = _number(row["worst / clone"])
+        bars.append(Bar(f"{row['algorithm']}, seed {row['seed']}", share, share, share))
+    return value_chart("Return of the worst epoch of fine-tuning, in percent of the clone", bars, "%")
+
+
+CHARTS = {"job_shop": job_shop_chart, "operations": operations_chart, "imitation": imitation_chart}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pages", nargs="+", type=Path)
+    for page in parser.parse_args().pages:
+        page.with_suffix(".svg").write_text(CHARTS[page.stem](page), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

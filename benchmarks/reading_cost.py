@@ -53,15 +53,14 @@ GIVEN: tuple[tuple[str, ...], ...] = (
     # what accompanies a training: evaluations, early stopping, checkpoints, signals, the progress bar
     (
         f"{SB3}.callbacks",
-        "maze.train.trainers.common.training_session",
+        "maze.train.trainers.common.trainer",
         "maze.train.utils.interrupt",
         "maze.console.runs",
     ),
     # files: what is saved, and where a run begins
     (
         f"{SB3}.save_util",
-        "maze.train.trainers.common.trainer",
-        "maze.train.trainers.common.resumption",
+        "maze.train.trainers.common.training_runner",
         "maze.train.utils.plain_state",
     ),
     # logging

@@ -17,7 +17,8 @@ from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDa
 from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
 from maze.core.trajectory_recording.datasets.trajectory_processor import IdentityWithNextObservationTrajectoryProcessor
 from maze.core.utils.factory import CollectionOfConfigType
-from maze.evaluation.comparison import aligned, intervals_figure
+from maze.core.utils.files import aligned
+from maze.evaluation.comparison import intervals_figure
 from maze.evaluation.runners import EvaluationRunner, require_policies, runs_of, write_files
 from maze.offline.decision_source import is_decision_log, join_decision_log
 from maze.offline.estimate import (

@@ -79,7 +79,6 @@ def legitimate_files(directory: Path) -> dict[str, list[bytes]]:
     from maze.core.trajectory_recording.records.state_record import StateRecord
     from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
     from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord, StateTrajectoryRecord
-    from maze.core.trajectory_recording.writers.spaces_columns import write_spaces_columns
     from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
     from maze.core.utils.checkpoint import save_state
     from maze.core.wrappers.observation_normalization.normalization_strategies.base import save_statistics
@@ -100,7 +99,7 @@ def legitimate_files(directory: Path) -> dict[str, list[bytes]]:
         {"x": np.arange(3.0), "y": np.array([{"z": 1}], dtype=object), "t": torch.ones(2)},
         Cutting2DMazeState(((1, 2),), 3, (1, 1), (5, 5)),
         {"space": seeded, "rng": np.random.RandomState(1), "gen": np.random.default_rng(1), "s": np.float32(2)},
-        {"d": np.zeros(2, [("a", "<i4"), ("b", ">f8", (2,))]), "when": np.datetime64("2020-01-01"), "k": {1, (2, 3)}},
+        {"d": np.zeros(2, [("a", "<i4"), ("b", ">f8")]), "when": np.datetime64("2020-01-01"), "k": {1, (2, 3)}},
     ]
     for state in states:
         events = StepEventLog(1, EventCollection([event]))
@@ -111,7 +110,6 @@ def legitimate_files(directory: Path) -> dict[str, list[bytes]]:
     for step in range(3):
         record = SpacesRecord(ActorID(0, 0), {"o": np.full(2, step)}, {"a": np.int64(1)}, 1.0, False, {"i": 1})
         spaces_trajectory.append(StructuredSpacesRecord([record]))
-    write_spaces_columns(directory / "columns.npz", [spaces_trajectory])
 
     network = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     optimizer = torch.optim.Adam(network.parameters())
@@ -142,7 +140,6 @@ def legitimate_files(directory: Path) -> dict[str, list[bytes]]:
         "statistics": [content("statistics.pkl")],
         "spaces": [content("spaces_config.pkl")],
         "trajectory": [content("first.pkl"), pickle.dumps(trajectory, 4), pickle.dumps(spaces_trajectory, 2)],
-        "columns": [content("columns.npz")],
         "actions": [content(str(name))],
         "study": [content(STUDY_FILE)],
         "config": [config],
@@ -155,7 +152,6 @@ def loaders() -> dict[str, Callable[[Path], Any]]:
     from maze.cli.sweeps.study import SweepStudy
     from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
     from maze.core.trajectory_recording.records.action_record import ActionRecord
-    from maze.core.trajectory_recording.writers.spaces_columns import read_spaces_columns
     from maze.core.utils.checkpoint import load_state
     from maze.core.utils.stored_config import read_stored_config, refuse_foreign_targets
     from maze.core.wrappers.observation_normalization.normalization_strategies.base import load_statistics
@@ -177,7 +173,6 @@ def loaders() -> dict[str, Callable[[Path], Any]]:
         "statistics": load_statistics,
         "spaces": SpacesConfig.load,
         "trajectory": lambda path: list(InMemoryDataset.deserialize_trajectory(path, own_packages=["tests"])),
-        "columns": read_spaces_columns,
         "actions": ActionRecord.load,
         "study": study,
         "config": config,
@@ -213,15 +208,13 @@ class Generator:
         """Kind and content of a file."""
         chooser = random.Random(self.seed << 40 | number)
         kind = chooser.choice(["trajectory", "trajectory", "trajectory", "statistics", "spaces", "state", "state",
-                               "columns", "actions", "study"] if chooser.random() < 0.95 else ["config"])  # fmt: skip
+                               "actions", "study"] if chooser.random() < 0.95 else ["config"])  # fmt: skip
         if kind in ("trajectory", "statistics", "spaces"):
             made = self.program(chooser) if chooser.random() < 0.7 else self.mutated_pickle(chooser)
             return kind, self.sealed(chooser, made)
         if kind == "state":
             return kind, self.sealed(chooser, self.checkpoint(chooser))
         content = chooser.choice(self.legitimate[kind])
-        if kind == "columns" and chooser.random() < 0.7:
-            return kind, self.sealed(chooser, self.columns(chooser, content))
         if kind == "config" and chooser.random() < 0.5:
             return kind, self.config(chooser)
         return kind, self.mutated(chooser, content)
@@ -397,37 +390,6 @@ class Generator:
         tensor = _text("torch._utils") + _text("_rebuild_tensor_v2") + b"\x93(" + reference
         tensor += b"K" + bytes([chooser.choice([0, 0, 1, 255])]) + size + stride + b"\x89NtR"
         return b"\x80\x02}" + _text("w") + tensor + b"s" + _text("x") + self.program(chooser, 10)[2:-1] + b"s."
-
-    def columns(self, chooser: random.Random, content: bytes) -> bytes:
-        """An archive of columns with other arrays or another manifest in it."""
-        import numpy as np
-
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            parts = {entry.filename: archive.read(entry) for entry in archive.infolist()}
-        name = chooser.choice(list(parts))
-        if name == "manifest.npy":
-            text = parts[name][128:].replace(
-                *chooser.choice([
-                    (b'"observation"', b'"__class__"'), (b'"lengths": [3]', b'"lengths": [9999999999]'),
-                    (b'"tables": [', b'"tables": [null, '), (b'"batch_shape": null', b'"batch_shape": [1e9]'),
-                    (b'"second"', b"[" * 5000 + b"]" * 5000), (b"0", b"-1"),
-                ])
-            )  # fmt: skip
-            made = io.BytesIO()
-            np.save(made, np.frombuffer(text, np.uint8))
-            parts[name] = made.getvalue()
-        else:
-            parts[name] = self.mutated(chooser, parts[name]).replace(
-                *chooser.choice([(b"<i8", b"|O8"), (b"<i8", b"<U9")])
-            )
-        made = io.BytesIO()
-        with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as written:
-            for entry, data in parts.items():
-                written.writestr(entry, data)
-            if chooser.random() < 0.01:
-                written.writestr("bomb.npy", b"")
-                written.infolist()[-1].file_size = 300 << 20  # what a bomb's directory says
-        return made.getvalue()
 
     def config(self, chooser: random.Random) -> bytes:
         """A stored configuration that names something else somewhere."""

@@ -211,7 +211,7 @@ def test_chains_of_containers_do_not_overflow_the_stack_when_they_are_taken_apar
     )
 
 
-KINDS = {"state": 300, "statistics": 0, "spaces": 0, "trajectory": 300, "columns": 300, "actions": 0}
+KINDS = {"state": 300, "statistics": 0, "spaces": 0, "trajectory": 300, "actions": 0}
 """How many flipped bits are tried, beside those at the ends; 0: all."""
 
 
@@ -287,7 +287,6 @@ def test_files_stay_what_other_programs_read(tmp_path):
     )
     assert set(pickle.loads(files["statistics"][0])) == {"o"}
     assert pickle.loads(files["trajectory"][0]).id == "first"
-    assert "manifest" in np.load(io.BytesIO(files["columns"][0]))
     assert set(json.loads(files["actions"][0])) == {"episode_id", "seed", "actions", "crc32"}
 
 

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, TypeVar
 
+import numpy as np
+
 EventMethod = TypeVar("EventMethod", bound=Callable[..., Any])
 
 _ATTRIBUTE = "__maze_event_stats__"
@@ -132,6 +134,19 @@ def define_epoch_stats(
     :param cumulative: Reduce all values since the start of the run (total counts), not only those of the epoch.
     """
     return _add("epoch", StatsDefinition(reduce_function, input_name, output_name, group_by, cumulative))
+
+
+def define_mean_by(*groups: str, input_name: str | None = None) -> Callable[[EventMethod], EventMethod]:
+    """Define the mean of an epoch, for each value of some attributes by itself.
+
+    :param groups: Attributes that :func:`define_stats_grouping` groups by.
+    :param input_name: See :func:`define_epoch_stats`.
+    """
+
+    def decorate(event: EventMethod) -> EventMethod:
+        return define_epoch_stats(np.mean, input_name)(define_stats_grouping(*groups)(event))
+
+    return decorate
 
 
 def define_stats_grouping(*group_by: str) -> Callable[[EventMethod], EventMethod]:

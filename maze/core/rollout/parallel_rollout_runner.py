@@ -117,7 +117,7 @@ class ParallelRolloutWorker(Host):
             worker.open()
             worker.play(n_episodes)
         except BaseException as error:  # signals are left to the parent: the error is the environment's or the agent's
-            reporting_queue.put(failure_of(error, None))
+            reporting_queue.put(failure_of(error))
 
 
 class DistributedRolloutRunner(RolloutRunner):

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-import gymnasium
 
 from maze.console.runs import EVERYTHING
 from maze.core.annotations import override
@@ -33,14 +28,12 @@ from maze.core.log_stats.log_stats import (
     register_log_stats_writer,
 )
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
-from maze.core.rendering.offscreen import figure_png, offscreen
 from maze.core.rendering.renderer import draw_current_state
 from maze.core.trajectory_recording.writers.trajectory_writer import TrajectoryWriter
 from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
-from maze.core.utils.files import csv_text, write_whole
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
-from maze.core.wrappers.maze_gym_env_wrapper import GymRenderer, env_name
+from maze.core.wrappers.maze_gym_env_wrapper import env_name
 from maze.core.wrappers.monitoring_wrapper import base_maze_env
 from maze.core.wrappers.recording_wrapper import (
     ActionRecordingWrapper,
@@ -180,7 +173,6 @@ class RolloutReport:
         """Finished episodes whose predecessors have not been reported yet."""
         self._aggregator = LogStatsAggregator(LogStatsLevel.EPOCH)
         self._event_log_writer = LogEventsWriterTSV(log_dir=EVENT_LOG_DIR) if record_event_logs else None
-        self._earlier_episodes = _episodes_in(EVENT_LOG_DIR) if record_event_logs else set()
 
     def add_as(self, number: int, report: EpisodeStatsReport) -> None:
         """Add a finished episode; episodes are reported in the order of their numbers.
@@ -198,8 +190,6 @@ class RolloutReport:
         self._n_episodes += 1
         self.n_cut_off += bool(report.is_cut_off and self._max_episode_steps)
         if self._event_log_writer is not None and report.event_log is not None:
-            if report.event_log.episode_id in self._earlier_episodes:
-                _remove_episode(EVENT_LOG_DIR, report.event_log.episode_id)
             self._event_log_writer.write(report.event_log)
 
     def publish(self) -> LogStats:
@@ -223,36 +213,6 @@ class RolloutReport:
         return stats
 
 
-def _episodes_in(directory: Path) -> set[str]:
-    """Return the episodes that already have events in a directory, from an earlier rollout."""
-    return {row[0] for table in directory.glob("*.tsv") for row in _rows(table)[1:] if row}
-
-
-def _remove_episode(directory: Path, episode_id: str) -> None:
-    """Remove an episode that was repeated with the same seeds from the tables."""
-    for table in directory.glob("*.tsv"):
-        rows = _rows(table)
-        kept = [row for row in rows if row[:1] != [episode_id]]
-        if len(kept) == len(rows):
-            continue
-        if len(kept) == 1:  # the header
-            table.unlink()
-            continue
-        write_whole(table, csv_text(kept, "\t"))
-
-
-def _rows(table: Path) -> list[list[str]]:
-    limit = csv.field_size_limit(2**31 - 1)  # attributes of events may be long
-    try:
-        with table.open(encoding="utf-8", newline="") as file:
-            return list(csv.reader(file, delimiter="\t"))
-    finally:
-        csv.field_size_limit(limit)
-
-
-PICTURE_DIR = Path("rendering")
-
-
 def has_display() -> bool:
     """Return whether windows can be opened."""
     if sys.platform in ("win32", "darwin"):
@@ -261,36 +221,20 @@ def has_display() -> bool:
 
 
 class StepRenderer:
-    """Draws an environment's current state with its renderer: in a window or, where there is no display, into files.
+    """Draws an environment's current state with its renderer, in a window.
 
     :param env: Environment to draw; it is not yet reset.
-    :param picture_dir: Directory of pictures without a display: `<episode id>/<number>.png`, one for each (sub-)step.
     """
 
-    def __init__(self, env: StructuredEnv, picture_dir: Path = PICTURE_DIR) -> None:
-        self._has_display = has_display()
-        self._picture_dir = picture_dir
-        self._episode_id: str | None = None
-        self._n_pictures = 0
+    def __init__(self, env: StructuredEnv) -> None:
         set_render_mode = getattr(env, "set_render_mode", None)
-        if not self._has_display:
-            print(
-                f"No display was found, so nothing is shown; pictures of all steps are written to {picture_dir}. To "
-                f"watch, run this where windows can be opened (ssh -X, for instance).",
-                flush=True,
-            )
         if set_render_mode is not None and _render_mode(env) is None:
-            set_render_mode("human" if self._has_display else "rgb_array")
+            set_render_mode("human")
 
     def __call__(self, env: Any) -> None:
         """Draw the current state."""
         try:
-            if self._has_display:
-                _draw(env)
-            else:
-                self._write(env.get_episode_id(), _picture(env))
-        except gymnasium.error.DependencyNotInstalled as error:
-            raise ConfigError(f"runner.render: {env} cannot be drawn: {error}") from error
+            draw_current_state(env)
         except MazeError:
             raise
         except Exception as error:
@@ -298,37 +242,6 @@ class StepRenderer:
                 f"runner.render: {env} could not be drawn ({type(error).__name__}: {error}). "
                 f"runner.render=false runs the rollout without."
             ) from error
-
-    def _write(self, episode_id: str, png: bytes | None) -> None:
-        if png is None:
-            return  # the renderer prints, or draws by itself
-        directory = self._picture_dir / episode_id
-        if episode_id != self._episode_id:
-            self._episode_id, self._n_pictures = episode_id, 0
-            directory.mkdir(parents=True, exist_ok=True)
-        (directory / f"{self._n_pictures:05d}.png").write_bytes(png)
-        self._n_pictures += 1
-
-
-def _draw(env: Any) -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*non-interactive, and thus cannot be shown")
-        draw_current_state(env)
-
-
-def _picture(env: Any) -> bytes | None:
-    """Return the current state as PNG; None if nothing was drawn."""
-    gym_env = getattr(getattr(env, "core_env", None), "env", None)
-    if isinstance(env.get_renderer(), GymRenderer) and getattr(gym_env, "render_mode", None) == "rgb_array":
-        from PIL import Image
-
-        png = io.BytesIO()
-        pixels: Any = gym_env.render()  # type: ignore[union-attr]
-        Image.fromarray(pixels).save(png, format="PNG", compress_level=1)
-        return png.getvalue()
-    with offscreen() as plt:
-        _draw(env)
-        return figure_png(plt.gcf()) if plt.get_fignums() else None
 
 
 def _render_mode(env: Any) -> str | None:

@@ -2,20 +2,18 @@
 
 Python's unpickler calls any function with any arguments, and sets attributes of any object. This interpreter knows the
 data opcodes of protocols 2 to 5, and applies a :class:`Rule` before it makes or fills an object. It checks and reads in
-one pass, so no second parser can interpret the file differently.
+one pass, so no second parser can interpret the file differently. :mod:`pickletools` splits the file into opcodes.
 """
 
 from __future__ import annotations
 
 import datetime
-import struct
-from collections import Counter, OrderedDict, defaultdict, deque
+import pickletools
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple
-from uuid import UUID
 
 import numpy as np
 
@@ -55,10 +53,10 @@ _RENAMED_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 
 _ATOMS = frozenset({str, int, float, bool, bytes, complex, type(None)})
 _LISTS = (list, deque)
-_MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
+_MAPPINGS = (dict, OrderedDict, defaultdict)
 _CONTAINERS = frozenset({*_LISTS, *_MAPPINGS, tuple, set, frozenset})
 _SIZED = frozenset({*_CONTAINERS, str, bytes, bytearray})
-_HASHED_AT_ONCE = (np.generic, np.dtype, datetime.date, datetime.time, datetime.timedelta, PurePath, UUID, type)
+_HASHED_AT_ONCE = (np.generic, np.dtype, datetime.date, datetime.time, datetime.timedelta, type)
 _NAMES_ITSELF = (type, FunctionType, BuiltinFunctionType)
 
 
@@ -81,13 +79,14 @@ def read_first_pickle(
 ) -> tuple[Any, int]:
     """Read the first pickle of the content; return its value and its length. See :func:`read_pickle`."""
     reader = _Reader(bytes(content), find, persistent)
-    return reader.read(), reader.position
+    return reader.read(), reader.length
 
 
 class _Reader:
     def __init__(self, content: bytes, find: Find, persistent: Callable[[Any], Any] | None) -> None:
         self.content = content
-        self.position = 0
+        self.length = 0
+        """Length of the pickle, once it is read."""
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
@@ -101,70 +100,31 @@ class _Reader:
         self._n_left = _MAX_EXPANSION + _MAX_COPIES_PER_BYTE * len(content)
 
     def read(self) -> Any:
-        content, stack, memo = self.content, self.stack, self.memo
-        operations, push = _OPERATIONS, self.stack.append
-        while True:
-            code = content[self.position]
-            self.position += 1
-            # the most frequent ones, without a call
-            if code == 0x94:  # MEMOIZE
+        stack, memo, push = self.stack, self.memo, self.stack.append
+        for opcode, argument, position in pickletools.genops(self.content):
+            name = opcode.name
+            if name in _VALUES:
+                push(argument)
+            elif name == "MEMOIZE":
                 memo[len(memo)] = stack[-1]
-            elif code == 0x68:  # BINGET
-                value = memo[content[self.position]]
-                self.position += 1
-                if type(value) in _CONTAINERS:
-                    self._share(value)
-                push(value)
-            elif code == 0x4B:  # BININT1
-                push(content[self.position])
-                self.position += 1
-            elif code == 0x28:  # MARK
+            elif name == "MARK":
                 self.marks.append(len(stack))
-            elif code == 0x2E:  # STOP
-                break
+            elif name == "STOP":
+                self.length = position + 1  # type: ignore[operator]  # known for bytes
+            elif name in _OPERATIONS:
+                _OPERATIONS[name](self, argument)
             else:
-                operation = operations.get(code)
-                if operation is None:
-                    raise ValueError(f"the opcode {code:#04x} is none of data")
-                operation(self)
+                raise ValueError(f"the opcode {name} is none of data")
         if len(stack) != 1 or self.marks:
             raise ValueError("it ends in the middle of a value")
         self._check_expansion()
         return stack[0]
-
-    # -- parts of the file ----------------------------------------------------------------------------------------
-
-    def take(self, n_bytes: int) -> bytes:
-        start = self.position
-        end = start + n_bytes
-        if n_bytes < 0 or end > len(self.content):
-            raise EOFError(f"it ends {end - len(self.content)} bytes too early")
-        self.position = end
-        return self.content[start:end]
-
-    def number(self, layout: struct.Struct) -> Any:
-        return layout.unpack(self.take(layout.size))[0]
-
-    def sized(self, layout: struct.Struct) -> bytes:
-        return self.take(self.number(layout))
-
-    def line(self) -> str:
-        end = self.content.index(b"\n", self.position)
-        text = self.content[self.position : end].decode("utf-8")
-        self.position = end + 1
-        return text
 
     def since_mark(self) -> list[Any]:
         start = self.marks.pop()
         items = self.stack[start:]
         del self.stack[start:]
         return items
-
-    def discard(self) -> None:
-        if self.marks and self.marks[-1] == len(self.stack):
-            self.marks.pop()
-        else:
-            self.stack.pop()
 
     def remember(self, index: int) -> None:
         self.memo[index] = self.stack[-1]
@@ -272,11 +232,6 @@ class _Reader:
                 self._count_nested(items[index + 1])
             target[key] = items[index + 1]
 
-    def dictionary(self) -> None:
-        items = self.since_mark()
-        self.stack.append({})
-        self.set_items(items)
-
     def add(self, items: Iterable[Any]) -> None:
         target = self.stack[-1]
         if type(target) is not set:
@@ -359,64 +314,44 @@ def _name(value: Any) -> str:
     return f"`{kind.__module__}.{kind.__qualname__}`"
 
 
-_UNSIGNED1, _UNSIGNED2, _SIGNED4, _UNSIGNED4, _UNSIGNED8, _DOUBLE = (
-    struct.Struct(code) for code in ("<B", "<H", "<i", "<I", "<Q", ">d")
-)
+_VALUES = frozenset({
+    "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8",
+    "SHORT_BINBYTES", "BINBYTES", "BINBYTES8", "BYTEARRAY8",
+})  # fmt: skip
+"""Opcodes whose argument is a value."""
 
-
-def _text(content: bytes) -> str:
-    return content.decode("utf-8", "surrogatepass")
-
-
-def _integer(content: bytes) -> int:
-    return int.from_bytes(content, "little", signed=True)
-
-
-_OPERATIONS: dict[int, Callable[[_Reader], object]] = {
-    0x80: lambda r: r.take(1),  # PROTO
-    0x95: lambda r: r.take(8),  # FRAME: a length for buffered reading
-    ord("N"): lambda r: r.stack.append(None),
-    0x88: lambda r: r.stack.append(True),
-    0x89: lambda r: r.stack.append(False),
-    ord("J"): lambda r: r.stack.append(r.number(_SIGNED4)),
-    ord("M"): lambda r: r.stack.append(r.number(_UNSIGNED2)),
-    0x8A: lambda r: r.stack.append(_integer(r.sized(_UNSIGNED1))),
-    0x8B: lambda r: r.stack.append(_integer(r.sized(_SIGNED4))),
-    ord("G"): lambda r: r.stack.append(r.number(_DOUBLE)),
-    0x8C: lambda r: r.stack.append(_text(r.sized(_UNSIGNED1))),
-    ord("X"): lambda r: r.stack.append(_text(r.sized(_UNSIGNED4))),
-    0x8D: lambda r: r.stack.append(_text(r.sized(_UNSIGNED8))),
-    ord("C"): lambda r: r.stack.append(r.sized(_UNSIGNED1)),
-    ord("B"): lambda r: r.stack.append(r.sized(_UNSIGNED4)),
-    0x8E: lambda r: r.stack.append(r.sized(_UNSIGNED8)),
-    0x96: lambda r: r.stack.append(bytearray(r.sized(_UNSIGNED8))),
-    ord(")"): lambda r: r.stack.append(()),
-    0x85: lambda r: r.stack.append((r.stack.pop(),)),
-    0x86: lambda r: r.stack.append((r.stack.pop(-2), r.stack.pop())),
-    0x87: lambda r: r.stack.append((r.stack.pop(-3), r.stack.pop(-2), r.stack.pop())),
-    ord("t"): lambda r: r.stack.append(tuple(r.since_mark())),
-    ord("]"): lambda r: r.stack.append([]),
-    ord("l"): lambda r: r.stack.append(r.since_mark()),
-    ord("a"): lambda r: r.extend((r.stack.pop(),)),
-    ord("e"): lambda r: r.extend(r.since_mark()),
-    ord("}"): lambda r: r.stack.append({}),
-    ord("d"): lambda r: r.dictionary(),
-    ord("s"): lambda r: r.set_items((r.stack.pop(-2), r.stack.pop())),
-    ord("u"): lambda r: r.set_items(r.since_mark()),
-    0x8F: lambda r: r.stack.append(set()),
-    0x90: lambda r: r.add(r.since_mark()),
-    0x91: lambda r: r.stack.append(frozenset(r.checked_keys(r.since_mark()))),
-    ord("0"): lambda r: r.discard(),
-    ord("1"): lambda r: r.since_mark(),
-    ord("2"): lambda r: r.stack.append(r.stack[-1]),
-    ord("j"): lambda r: r.recall(r.number(_UNSIGNED4)),
-    ord("q"): lambda r: r.remember(r.take(1)[0]),
-    ord("r"): lambda r: r.remember(r.number(_UNSIGNED4)),
-    ord("c"): lambda r: r.name(r.line(), r.line()),
-    0x93: lambda r: r.name(r.stack.pop(-2), r.stack.pop()),
-    ord("R"): lambda r: r.call(),
-    ord("b"): lambda r: r.build(),
-    0x81: lambda r: r.new(has_names=False),
-    0x92: lambda r: r.new(has_names=True),
-    ord("Q"): lambda r: r.persistent(r.stack.pop()),
+_OPERATIONS: dict[str, Callable[[_Reader, Any], object]] = {
+    "PROTO": lambda r, _: None,
+    "FRAME": lambda r, _: None,
+    "NONE": lambda r, _: r.stack.append(None),
+    "NEWTRUE": lambda r, _: r.stack.append(True),
+    "NEWFALSE": lambda r, _: r.stack.append(False),
+    "EMPTY_TUPLE": lambda r, _: r.stack.append(()),
+    "TUPLE1": lambda r, _: r.stack.append((r.stack.pop(),)),
+    "TUPLE2": lambda r, _: r.stack.append((r.stack.pop(-2), r.stack.pop())),
+    "TUPLE3": lambda r, _: r.stack.append((r.stack.pop(-3), r.stack.pop(-2), r.stack.pop())),
+    "TUPLE": lambda r, _: r.stack.append(tuple(r.since_mark())),
+    "EMPTY_LIST": lambda r, _: r.stack.append([]),
+    "LIST": lambda r, _: r.stack.append(r.since_mark()),
+    "APPEND": lambda r, _: r.extend((r.stack.pop(),)),
+    "APPENDS": lambda r, _: r.extend(r.since_mark()),
+    "EMPTY_DICT": lambda r, _: r.stack.append({}),
+    "SETITEM": lambda r, _: r.set_items((r.stack.pop(-2), r.stack.pop())),
+    "SETITEMS": lambda r, _: r.set_items(r.since_mark()),
+    "EMPTY_SET": lambda r, _: r.stack.append(set()),
+    "ADDITEMS": lambda r, _: r.add(r.since_mark()),
+    "FROZENSET": lambda r, _: r.stack.append(frozenset(r.checked_keys(r.since_mark()))),
+    "POP": lambda r, _: r.stack.pop(),
+    "DUP": lambda r, _: r.stack.append(r.stack[-1]),
+    "BINGET": lambda r, index: r.recall(index),
+    "LONG_BINGET": lambda r, index: r.recall(index),
+    "BINPUT": lambda r, index: r.remember(index),
+    "LONG_BINPUT": lambda r, index: r.remember(index),
+    "GLOBAL": lambda r, names: r.name(*names.split(" ")),
+    "STACK_GLOBAL": lambda r, _: r.name(r.stack.pop(-2), r.stack.pop()),
+    "REDUCE": lambda r, _: r.call(),
+    "BUILD": lambda r, _: r.build(),
+    "NEWOBJ": lambda r, _: r.new(has_names=False),
+    "NEWOBJ_EX": lambda r, _: r.new(has_names=True),
+    "BINPERSID": lambda r, _: r.persistent(r.stack.pop()),
 }

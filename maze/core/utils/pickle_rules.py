@@ -6,14 +6,12 @@ import dataclasses
 import datetime
 import re
 from abc import ABCMeta
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from enum import Enum, EnumMeta
 from functools import cache, partial
 from math import prod
-from pathlib import Path, PosixPath, PurePosixPath
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 import numpy as np
 
@@ -22,11 +20,10 @@ from maze.core.utils.pickle_reader import Rule, refuse
 if TYPE_CHECKING:
     import torch
 
-_MAX_POOL_SIZE = 64
-_MAX_DTYPE_DEPTH = 8
+_MAX_RECORD_SIZE = 1 << 30
 _DTYPE = re.compile(r"(b1|[iu][1248]|f(2|4|8|16)|c(8|16|32)|O8|M8|m8|[SUV]\d{1,9})")
 _FACTORIES = (None, list, dict, set, int, float, str, tuple, bool)
-_PLAIN = frozenset({int, float, str, bytes, bool, type(None), datetime.timezone})
+_PLAIN = frozenset({int, float, str, bytes, bool, type(None), datetime.timezone, datetime.timedelta})
 _UNCALLED = frozenset({list, dict, tuple, int, float, str, bytes, bool, object})
 PLAIN_HASHES = (object.__hash__, Enum.__hash__, int.__hash__, str.__hash__)
 """Hash functions that run no code of a user's class."""
@@ -179,11 +176,6 @@ def _of_members(of: Callable[..., Any]) -> Callable[..., Any]:
     return _checked(of, is_permitted, "a list of numbers and texts")
 
 
-def _is_fraction(*given: Any) -> bool:
-    is_text = len(given) == 1 and type(given[0]) is str and re.fullmatch(r"-?\d+(/\d+)?", given[0])
-    return bool(is_text) or all(type(each) is int for each in given)  # an exponent would fill the memory
-
-
 def _is_deque(items: Any = (), length: Any = None) -> bool:
     return type(items) in (tuple, list) and not items and type(length) in (int, type(None))
 
@@ -193,18 +185,6 @@ def _note_metadata(made: Any, state: Any) -> None:
     if type(state) is not dict or set(state) - {"_metadata"} or not isinstance(state.get("_metadata", {}), dict):
         raise refuse("it sets attributes of a dictionary")
     vars(made).update(state)
-
-
-def _uuid() -> UUID:
-    return object.__new__(UUID)
-
-
-def _fill_uuid(made: UUID, state: Any) -> None:
-    number = state.get("int") if type(state) is dict else None
-    if type(number) is not int or not 0 <= number < 1 << 128:
-        raise refuse("it holds a damaged UUID")
-    object.__setattr__(made, "int", number)
-    object.__setattr__(made, "is_safe", UUID(int=0).is_safe)
 
 
 def _encode(text: Any, encoding: Any = "latin1") -> bytes:
@@ -228,10 +208,8 @@ def _fill_dtype(made: np.dtype[Any], state: Any) -> None:
     """Fill an array type with a state that NumPy writes for a valid type; others are refused."""
     if type(state) is not tuple or len(state) not in (8, 9):
         raise refuse("it holds a damaged array type")
-    if state[-1] is not None and len(state) == 9 and state[-1] and type(state[-1][0]) is dict:  # NumPy 1
-        state = (*state[:-1], (None, *state[-1][1:]))
-    possible = [dtype for dtype in _dtypes(made, state) if dtype.itemsize == made.itemsize]
-    if not any(_state(dtype) == state for dtype in possible):
+    expected = _described_dtype(made, state)
+    if expected.__reduce__()[2] != state or expected.itemsize != made.itemsize:
         raise refuse("it holds an array type whose parts do not fit each other")
     if made.isbuiltin != 1 or state[1] == _OTHER_ORDER or len(state) == 9:
         made.__setstate__(state)  # type: ignore[attr-defined]
@@ -240,54 +218,21 @@ def _fill_dtype(made: np.dtype[Any], state: Any) -> None:
 _OTHER_ORDER = ">" if np.dtype("i4").__reduce__()[2][1] == "<" else "<"
 
 
-def _state(dtype: np.dtype[Any]) -> Any:
-    return dtype.__reduce__()[2]
-
-
-def _dtypes(made: np.dtype[Any], state: Any) -> list[np.dtype[Any]]:
-    _, order, subarray, names, fields, size = state[:6]
-    if order not in ("<", ">", "|", "="):
-        return []
-    if subarray is not None:
-        base, shape = subarray
-        _check_part(base)
-        return [np.dtype((base, shape))]
+def _described_dtype(made: np.dtype[Any], state: Any) -> np.dtype[Any]:
+    _, order, subarray, names, fields, size, *_ = state
+    if subarray is not None or order not in ("<", ">", "|") or not (names is None or 0 <= size <= _MAX_RECORD_SIZE):
+        raise refuse("it holds an array type of other parts than numbers and texts")
     if names is not None:
         parts = [fields[name] for name in names]
-        for part in parts:
-            _check_part(part[0])
-        described: Any = {
-            "names": list(names),
-            "formats": [part[0] for part in parts],
-            "offsets": [part[1] for part in parts],
-            "itemsize": size,
-        }
-        if len(set(names)) != len(fields) or not 0 <= size <= 1 << 30:
-            return []
-        return [_quietly(described, False), *([_quietly(described, True)] if state[7] & 0x80 else [])]
+        for part, *_ in parts:
+            if not isinstance(part, np.dtype) or part.hasobject or part.names or part.subdtype:
+                raise refuse("it holds an array type of other parts than numbers and texts")
+        formats, offsets = [part[0] for part in parts], [part[1] for part in parts]
+        return np.dtype({"names": list(names), "formats": formats, "offsets": offsets, "itemsize": size})
     if len(state) == 9 and state[8] is not None:
-        unit, n_units, *_ = state[8][1]
-        found = np.dtype(f"{made.kind}8[{int(n_units)}{bytes(unit).decode('ascii')}]")
-        return [found.newbyteorder(order) if order != "|" else found]
-    return [made.newbyteorder(order) if order in "<>" else made]
-
-
-def _quietly(described: Any, align: bool) -> np.dtype[Any]:
-    try:
-        checked: np.dtype[Any] = np.dtype(described, align)
-        return checked
-    except ValueError:  # cannot be aligned
-        return np.dtype("V0")
-
-
-def _check_part(dtype: Any) -> None:
-    if not isinstance(dtype, np.dtype) or dtype.hasobject or _depth(dtype) >= _MAX_DTYPE_DEPTH:
-        raise refuse("it holds an array type of other parts than numbers and texts")
-
-
-def _depth(dtype: np.dtype[Any]) -> int:
-    parts = [dtype.base] if dtype.subdtype else [field[0] for field in (dtype.fields or {}).values()]
-    return 1 + max(map(_depth, parts), default=0)
+        name, n_units, *_ = state[8][1]
+        made = np.dtype(f"{made.kind}8[{int(n_units)}{bytes(name).decode('ascii')}]")
+    return made.newbyteorder(order) if order != "|" else made
 
 
 def _array_shell(kind: Any, shape: Any, code: Any) -> Any:
@@ -348,11 +293,9 @@ def _bit_generator(kind: Any) -> Any:
 
 
 def _fill_bit_generator(made: Any, state: Any) -> None:
-    values, seeds = state if type(state) is tuple and len(state) == 2 else (state, None)
+    values = state[0] if type(state) is tuple and len(state) == 2 else state
     _check_positions(values)
     made.state = values
-    if isinstance(seeds, np.random.SeedSequence):
-        made.__setstate__((values, seeds))
 
 
 def _check_positions(state: Any) -> None:
@@ -372,6 +315,14 @@ def _generator(bits: Any, make: Any = None) -> Any:
     return np.random.Generator(bits)
 
 
+def _seeds(*_: Any) -> Any:
+    return np.random.SeedSequence(0)
+
+
+def _leave_seeds(made: Any, state: Any) -> None:
+    """Ignore stored seeds; only generators that are spawned from a loaded one would depend on them."""
+
+
 def _random_state(bits: Any = "MT19937", make: Any = None) -> Any:
     bits = bits if isinstance(bits, np.random.MT19937) else _bit_generator("MT19937")
     return np.random.RandomState(bits)
@@ -380,24 +331,6 @@ def _random_state(bits: Any = "MT19937", make: Any = None) -> Any:
 def _fill_random_state(made: Any, state: Any) -> None:
     _check_positions(state)
     made.set_state(state)
-
-
-def _seeds(kind: Any, checksum: Any, state: Any) -> Any:
-    made = np.random.SeedSequence(0)
-    if state is not None:
-        _fill_seeds(made, state)
-    return made
-
-
-def _fill_seeds(made: Any, state: Any) -> None:
-    if type(state) is not tuple or len(state) != 5:
-        raise refuse("it holds a damaged seed")
-    entropy, n_children, pool, pool_size, spawn_key = state
-    numbers = (*(entropy if type(entropy) in (list, tuple) else [entropy or 0]), n_children, pool_size)
-    is_whole = all(type(number) is int for number in (*numbers, *spawn_key)) and 4 <= pool_size <= _MAX_POOL_SIZE
-    if not is_whole or type(pool) is not np.ndarray or pool.dtype != np.uint32 or pool.shape != (pool_size,):
-        raise refuse("it holds a damaged seed")
-    made.__setstate_cython__(state)
 
 
 # -- torch ------------------------------------------------------------------------------------------------------------
@@ -460,42 +393,27 @@ def _size(*arguments: Any) -> Any:
 
 
 def _rules() -> dict[str, Rule]:
-    from decimal import Decimal
-    from fractions import Fraction
-
     make_set = _of_members(set)
     make_ordered = _checked(
         OrderedDict, lambda items=None: items is None or (type(items) is list and not items), "nothing"
     )
     plain_types = {
         "builtins": (complex, slice, range),
-        "datetime": (datetime.date, datetime.datetime, datetime.time, datetime.timedelta),
-        "decimal": (Decimal,),
-        "pathlib": (Path, PosixPath, PurePosixPath),
+        "datetime": (datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone),
     }
     value_types = {klass: f"builtins.{klass.__name__}" for klass in _UNCALLED}
     rules = {name: Rule(klass) for klass, name in value_types.items()}
     calls: dict[str, Callable[..., Any]] = {
         **{f"{module}.{of.__name__}": _of_plain(of) for module, types in plain_types.items() for of in types},
         "builtins.frozenset": _of_members(frozenset),
-        "builtins.bytearray": _checked(bytearray, lambda content=b"": type(content) is bytes, "bytes"),
         "collections.deque": _checked(deque, _is_deque, "nothing and a length"),
         "collections.defaultdict": _checked(
             defaultdict, lambda factory: any(factory is each for each in _FACTORIES), "a plain type"
         ),
-        "collections.Counter": _checked(
-            Counter, lambda *given: len(given) < 2 and all(type(each) is dict for each in given), "a dictionary"
-        ),
-        "datetime.timezone": _checked(
-            datetime.timezone,
-            lambda *given: all(type(each) in (datetime.timedelta, str) for each in given),
-            "an offset and a name",
-        ),
-        "fractions.Fraction": _checked(Fraction, _is_fraction, "whole numbers"),
         "_codecs.encode": _encode,
         "numpy.random._pickle.__generator_ctor": _generator,
     }
-    for core in ("core", "_core"):
+    for core in ("core", "_core"):  # NumPy 1 and 2
         calls[f"numpy.{core}.multiarray.scalar"] = _scalar
         calls[f"numpy.{core}.numeric._frombuffer"] = _array_of_buffer
         rules[f"numpy.{core}.multiarray._reconstruct"] = Rule(_array_shell, call=_array_shell, build=_fill_array)
@@ -503,7 +421,6 @@ def _rules() -> dict[str, Rule]:
     rules |= {
         "builtins.set": Rule(set, call=make_set),  # may be the factory of a defaultdict
         "collections.OrderedDict": Rule(make_ordered, call=make_ordered, build=_note_metadata),
-        "uuid.UUID": Rule(_uuid, new=_uuid, build=_fill_uuid),
         "numpy.ndarray": Rule(np.ndarray),
         "numpy.dtype": Rule(np.dtype, call=_dtype, build=_fill_dtype),
         "numpy.random._pickle.__bit_generator_ctor": Rule(
@@ -513,7 +430,8 @@ def _rules() -> dict[str, Rule]:
     }
     for module in ("bit_generator", "_bit_generator"):
         rules[f"numpy.random.{module}.SeedSequence"] = Rule(np.random.SeedSequence)
-        rules[f"numpy.random.{module}.__pyx_unpickle_SeedSequence"] = Rule(_seeds, call=_seeds, build=_fill_seeds)
+        # the numbers of a stored generator do not depend on its seeds
+        rules[f"numpy.random.{module}.__pyx_unpickle_SeedSequence"] = Rule(_seeds, call=_seeds, build=_leave_seeds)
     for name, module in zip(_BIT_GENERATORS, ("_pcg64", "_pcg64", "_mt19937", "_philox", "_sfc64"), strict=True):
         rules[f"numpy.random.{module}.{name}"] = Rule(getattr(np.random, name))
     for name in _NUMPY_SCALARS:

@@ -306,14 +306,9 @@ class WorkerPool:
     def _fail_raised(self, worker: Worker, call: str, failure: Failure) -> NoReturn:
         self.close()
         cause = exception_of(failure)
-        where = "" if failure.env_index is None else f" in environment {failure.env_index}"
-        error = self.error(
-            f"raised {failure.text.rstrip('.')}{where}",
-            worker,
-            call,
-            advice=f"That was in {failure.place}." if failure.place else "",
-            worker_traceback=failure.traceback,
-        )
+        where = f" in {failure.place}" if failure.place else ""
+        what = f"raised {failure.text.rstrip('.')}{where}"
+        error = self.error(what, worker, call, worker_traceback=failure.traceback)
         if isinstance(cause, self.self_explanatory):
             raise cause from error
         raise error from cause if isinstance(cause, Exception) else None

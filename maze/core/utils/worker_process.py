@@ -62,11 +62,6 @@ class Host:
         """Whether :meth:`advance` has something to do."""
         return False
 
-    @property
-    def env_index(self) -> int | None:
-        """Index of the current environment, for messages."""
-        return None
-
     def open(self) -> Any:
         """Build the objects of the host; the result is the first answer."""
 
@@ -95,14 +90,12 @@ class Failure(NamedTuple):
     :param text: Type and message.
     :param traceback: The formatted original traceback.
     :param pickled: The pickled exception, if it can be pickled.
-    :param env_index: Index of the environment in which it occurred, if known.
-    :param place: Exact place of the exception, if known.
+    :param place: Environment, sub-step, step and seed of the exception, if known.
     """
 
     text: str
     traceback: str
     pickled: bytes | None
-    env_index: int | None
     place: str
 
 
@@ -212,7 +205,7 @@ def run_worker(connection: Connection, host: Host | bytes, inherited: list[Conne
         except GONE:
             raise
         except BaseException as error:  # SystemExit of an environment included: the parent receives every failure
-            sender.send(FAILED, failure_of(error, None if served is None else served.env_index))
+            sender.send(FAILED, failure_of(error))
             sender.flush()
             if isinstance(error, SystemExit):
                 raise
@@ -263,17 +256,13 @@ def dumps(value: Any) -> bytes:
         return bytes(cloudpickle.dumps(value))
 
 
-def failure_of(error: BaseException, env_index: int | None) -> Failure:
-    """Convert an exception for another process; if it cannot be pickled, only its type name and text are kept.
-
-    :param error: The exception.
-    :param env_index: Index of the environment in which it occurred, if known.
-    """
+def failure_of(error: BaseException) -> Failure:
+    """Convert an exception for another process; if it cannot be pickled, only its type name and text are kept."""
     place = ""
     if isinstance(error, EnvironmentFailedError) and error.__cause__ is not None:
         place, error = error.place, error.__cause__
     formatted = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    return Failure(text_of(error), formatted, _pickled(error), env_index, place)
+    return Failure(text_of(error), formatted, _pickled(error), place)
 
 
 def exception_of(failure: Failure) -> BaseException | None:

@@ -1,11 +1,10 @@
-"""Wrappers that record episodes: actions, frames, tables, and records in terms of spaces."""
+"""Wrappers that record episodes: actions, frames and tables."""
 
 from __future__ import annotations
 
 import copy
 import logging
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,11 @@ from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.simulated_env_mixin import Future
 from maze.core.errors import ConfigError
-from maze.core.events.event_record import EventRecord
 from maze.core.rendering.offscreen import RecordedFramesRenderer
 from maze.core.rendering.renderer import Renderer
 from maze.core.trajectory_recording.records.action_record import ActionRecord, plain_seed
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
-from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
-from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
 from maze.core.trajectory_recording.writers.parquet import ParquetColumns, SubstepRow
-from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
 from maze.core.wrappers.maze_gym_env_wrapper import GymRenderer
 from maze.core.wrappers.wrapper import Wrapper
 
@@ -110,28 +105,6 @@ def with_frames(env: Any, every_k_steps: int = 1) -> Any:
     if not draws_frames_only(env):
         return env
     return FrameRecordingWrapper.wrap(env, every_k_steps=every_k_steps, is_optional=True)
-
-
-def missing_for_drawing(env: Any) -> str | None:
-    """Return gymnasium's message about a library for drawing that is not installed; `None`: nothing is missing.
-
-    :param env: A Maze environment.
-    """
-    if not draws_frames_only(env):
-        return None
-    gym_env = env.core_env.env
-    spec = getattr(gym_env, "spec", None)
-    drawn: Any = gym_env if spec is None else gymnasium.make(spec, render_mode="rgb_array")
-    try:
-        drawn.unwrapped.render()
-    except gymnasium.error.DependencyNotInstalled as error:
-        return str(error)
-    except Exception:  # there is no state to draw before the first reset
-        return None
-    finally:
-        if drawn is not gym_env:
-            drawn.close()
-    return None
 
 
 class FrameRecordingWrapper(Wrapper[MazeEnv[Any]]):
@@ -232,28 +205,29 @@ class FrameRecordingWrapper(Wrapper[MazeEnv[Any]]):
         self._renderer.frames = dict(env._renderer.frames)
 
 
-class SpacesRecordingWrapper(Wrapper[MazeEnv[Any]]):
-    """Record observations, actions and rewards as they pass this wrapper, and write one file per episode.
+class ParquetRecordingWrapper(Wrapper[MazeEnv[Any]]):
+    """Write each episode as a table in a Parquet file, `<episode id>.parquet`, with a row for each sub-step.
 
-    One :class:`StructuredSpacesRecord` per environment step, with a record for each sub-step. An episode is written
-    when it ends, and at a reset or when the environment is closed before its end; not if it was cloned from another
-    environment.
+    :class:`~maze.core.trajectory_recording.writers.parquet.ParquetColumns` documents the columns. Key performance
+    indicators are among them if a `LogStatsWrapper` is inside of this one. An episode is written when it ends, and at a
+    reset or when the environment is closed before its end; not if it was cloned from another environment. If the disk
+    is full, one warning is logged and no more tables are written.
 
     :param env: Environment to record.
-    :param output_dir: Directory of the files; `None`: episodes are only kept in `episode_record`.
+    :param output_dir: Directory of the files.
+    :raises ConfigImportError: pyarrow is missing.
     """
 
     keeps_observations_and_actions = True
     records_only = True
 
-    def __init__(self, env: MazeEnv[Any], output_dir: str | None = "space_records") -> None:
+    def __init__(self, env: MazeEnv[Any], output_dir: str | Path = "trajectory_parquet") -> None:
         super().__init__(env)
-        self.episode_record: SpacesTrajectoryRecord | None = None
-        """The current episode, until the next one begins."""
-        self._writer = None if output_dir is None else TrajectoryWriterFile(Path(output_dir).absolute())
-        self._is_written = False
+        self._directory: Path | None = Path(output_dir).absolute()
+        self._interfaces: tuple[type[Any], ...] = ()
+        self._columns = self._described_columns()
+        self._rows: list[SubstepRow] = []
         self._observation: Any = None
-        self._step = StructuredSpacesRecord()
 
     @override(Wrapper)
     def step(self, action: Any) -> tuple[Any, Any, bool, dict[Any, Any]]:
@@ -264,8 +238,9 @@ class SpacesRecordingWrapper(Wrapper[MazeEnv[Any]]):
         record = SpacesRecord(env.actor_id(), self._observation, copy.deepcopy(action))
         observation, reward, done, info = self._env_step(action)
         record.reward, record.done, record.info = reward, done, copy.deepcopy(info)
-        record.next_observation = self._observation = copy.deepcopy(observation)
-        self._add(record, time, events[n_earlier:])
+        self._observation = copy.deepcopy(observation)
+        substep = self._rows[-1].substep + 1 if self._rows and self._rows[-1].step == time else 0
+        self._rows.append(SubstepRow(time, substep, record, events[n_earlier:]))
         if done:
             self.publish_trajectory()
         return observation, reward, done, info
@@ -275,74 +250,12 @@ class SpacesRecordingWrapper(Wrapper[MazeEnv[Any]]):
         self.publish_trajectory()
         observation = self._env_reset()
         self._observation = copy.deepcopy(observation)
-        self._begin_episode()
+        if self._interfaces != tuple(self.env.context.event_service.topics):  # some are created by the first reset
+            self._columns = self._described_columns()
         return observation
 
     def publish_trajectory(self) -> None:
         """Write the current episode, once, if it has any steps and was not cloned from another environment."""
-        record = self.episode_record
-        if self._writer is None or self._is_written or record is None or not record.step_records:
-            return
-        if not self.env.context.is_copied:
-            self._writer.write(record)  # type: ignore[arg-type]  # it stores any record with an id
-            self._is_written = True
-
-    def close(self) -> None:
-        """Write an unfinished episode, and close the environment."""
-        self.publish_trajectory()
-        self.env.close()
-
-    @override(Wrapper)
-    def clone_from(self, env: SpacesRecordingWrapper, future: Future = "same") -> None:
-        """Take over the state, and the recording up to here."""
-        super().clone_from(env, future)
-        self._observation = copy.deepcopy(env._observation)
-        self._step = copy.deepcopy(env._step)
-        self._is_written = env._is_written
-        self.episode_record = None
-        if env.episode_record is not None:
-            self.episode_record = SpacesTrajectoryRecord(env.episode_record.id)
-            self.episode_record.extend(env.episode_record)
-
-    def _begin_episode(self) -> None:
-        self._step = StructuredSpacesRecord()
-        self.episode_record = SpacesTrajectoryRecord(self.env.get_episode_id())
-        self._is_written = False
-
-    def _add(self, record: SpacesRecord, time: int, events: Sequence[EventRecord]) -> None:
-        """Add a sub-step.
-
-        :param record: The sub-step.
-        :param time: Environment time before it.
-        :param events: The events that it fired.
-        """
-        self._step.append(record)
-        if self.episode_record is not None and (record.done or self.env.context.is_step_complete):
-            self.episode_record.append(self._step)
-            self._step = StructuredSpacesRecord()
-
-
-class ParquetRecordingWrapper(SpacesRecordingWrapper):
-    """Write each episode as a table in a Parquet file, `<episode id>.parquet`, with a row for each sub-step.
-
-    :class:`~maze.core.trajectory_recording.writers.parquet.ParquetColumns` documents the columns. Key performance
-    indicators are among them if a `LogStatsWrapper` is inside of this one. Episodes are written as by
-    :class:`SpacesRecordingWrapper`. If the disk is full, one warning is logged and no more tables are written.
-
-    :param env: Environment to record.
-    :param output_dir: Directory of the files.
-    :raises ConfigImportError: pyarrow is missing.
-    """
-
-    def __init__(self, env: MazeEnv[Any], output_dir: str | Path = "trajectory_parquet") -> None:
-        super().__init__(env, None)
-        self._directory: Path | None = Path(output_dir).absolute()
-        self._interfaces: tuple[type[Any], ...] = ()
-        self._columns = self._described_columns()
-        self._rows: list[SubstepRow] = []
-
-    @override(SpacesRecordingWrapper)
-    def publish_trajectory(self) -> None:
         rows, self._rows = self._rows, []
         if not rows or self._directory is None or self.env.context.is_copied:
             return
@@ -355,20 +268,16 @@ class ParquetRecordingWrapper(SpacesRecordingWrapper):
             _LOGGER.warning("Episode %s cannot be written (%s); no more tables are written.", episode_id, error)
             self._directory = None
 
-    @override(SpacesRecordingWrapper)
-    def clone_from(self, env: ParquetRecordingWrapper, future: Future = "same") -> None:  # type: ignore[override]
+    def close(self) -> None:
+        """Write an unfinished episode, and close the environment."""
+        self.publish_trajectory()
+        self.env.close()
+
+    @override(Wrapper)
+    def clone_from(self, env: ParquetRecordingWrapper, future: Future = "same") -> None:
+        """Take over the state, and the recording up to here."""
         super().clone_from(env, future)
-        self._rows = list(env._rows)
-
-    @override(SpacesRecordingWrapper)
-    def _begin_episode(self) -> None:
-        if self._interfaces != tuple(self.env.context.event_service.topics):  # some are created by the first reset
-            self._columns = self._described_columns()
-
-    @override(SpacesRecordingWrapper)
-    def _add(self, record: SpacesRecord, time: int, events: Sequence[EventRecord]) -> None:
-        substep = self._rows[-1].substep + 1 if self._rows and self._rows[-1].step == time else 0
-        self._rows.append(SubstepRow(time, substep, record, events))
+        self._rows, self._observation = list(env._rows), copy.deepcopy(env._observation)
 
     def _described_columns(self) -> ParquetColumns:
         env = self.env

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -25,6 +27,10 @@ TensorDict: TypeAlias = dict[str, torch.Tensor]
 
 # Two, so that a function that drops axes of size one does not drop the batch.
 _SHAPE_INFERENCE_BATCH = 2
+_COMMON_ARGUMENTS = ("in_keys", "out_keys", "in_shapes")
+_SHOWN = (int, float, str, list, type, FunctionType)
+_REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
+"""How layers of torch refuse their inputs."""
 
 
 class PerceptionBlock(ABC, nn.Module):
@@ -55,8 +61,6 @@ class PerceptionBlock(ABC, nn.Module):
                 raise ConfigAssertionError(
                     f"{self.block_name}: `{name}` {keys} holds a key twice; give each tensor its own key."
                 )
-        if not self.out_keys:
-            raise ConfigAssertionError(f"{type(self).__name__}: `out_keys` is empty; name at least one output tensor.")
         if len(self.in_shapes) != len(self.in_keys):
             raise ConfigAssertionError(
                 f"{self.block_name}: `in_shapes` must hold one shape for each of the {len(self.in_keys)} input keys "
@@ -102,9 +106,8 @@ class PerceptionBlock(ABC, nn.Module):
         """Build the error that names the missing input keys."""
         missing = [key for key in self.in_keys if key not in block_input]
         return ConfigAssertionError(
-            f"{self.block_name}: expected the input keys {self.in_keys}, but {missing} "
-            f"{'is' if len(missing) == 1 else 'are'} missing; found {list(block_input)}. "
-            "Check the keys of the observation and the `out_keys` of the blocks before this one."
+            f"{self.block_name}: expected the input keys {self.in_keys}, of which {missing} is missing; found "
+            f"{list(block_input)}. Check the keys of the observation and the `out_keys` of the blocks before this one."
         )
 
     def __repr__(self) -> str:
@@ -112,14 +115,21 @@ class PerceptionBlock(ABC, nn.Module):
         lines = [type(self).__name__, *filter(None, [self.extra_repr()]), f"Out Shapes: {self.out_shapes()}"]
         return "\n".join(lines)
 
+    def extra_repr(self) -> str:
+        """Return the arguments of the block that are attributes of the same name: numbers, texts, lists, types."""
+        own = [name for name in inspect.signature(type(self)).parameters if name not in _COMMON_ARGUMENTS]
+        values = {name: vars(self)[name] for name in own if isinstance(vars(self).get(name), _SHOWN)}
+        return ", ".join(f"{name}: {getattr(value, '__name__', value)}" for name, value in values.items())
+
     def _infer_out_shapes(self) -> list[Sequence[int]]:
         outputs = self._shape_inference_forward()
-        if missing := [key for key in self.out_keys if key not in outputs]:
+        shapes = {key: tuple(tensor.shape) for key, tensor in outputs.items()}
+        if any(shapes.get(key, ())[:1] != (_SHAPE_INFERENCE_BATCH,) for key in self.out_keys):
             raise ConfigAssertionError(
-                f"{self.block_name}: the forward pass did not return the output keys {missing}; "
-                f"it returned {list(outputs)}."
+                f"{self.block_name}: expected the output keys {self.out_keys} with the batch dimension first; for a "
+                f"batch of {_SHAPE_INFERENCE_BATCH}, the forward pass returned tensors of the shapes {shapes}."
             )
-        return [tuple(outputs[key].shape[1:]) for key in self.out_keys]
+        return [shapes[key][1:] for key in self.out_keys]
 
     def _shape_inference_forward(self) -> Mapping[str, torch.Tensor]:
         """Make one forward pass without side effects."""
@@ -134,7 +144,9 @@ class PerceptionBlock(ABC, nn.Module):
         try:
             with without_side_effects(self, [device] if device.type == "cuda" else []):
                 return self.forward(dummy_input)
-        except RuntimeError as error:
+        except _REFUSALS as error:
+            if isinstance(error, ConfigError):
+                raise
             raise ConfigAssertionError(
                 f"{self.block_name}: its layers cannot process inputs of the shapes "
                 f"{dict(zip(self.in_keys, self.in_shapes, strict=True))}: {error}"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigAssertionError, ConfigError
+from maze.core.errors import ConfigAssertionError
 from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict
 
 
@@ -21,7 +21,7 @@ class ShapeNormalizationBlock(PerceptionBlock, ABC):
     :param in_num_dims: Number of dimensions, including one batch dimension, that the layers expect of each input (one
         number for all inputs, or one each).
     :param out_num_dims: Number of dimensions, including one batch dimension, that the layers return for each output.
-    :raises ConfigError: An input has too few dimensions.
+    :raises ConfigError: There is not one number for each key, or an input has too few dimensions.
     """
 
     def __init__(
@@ -37,13 +37,11 @@ class ShapeNormalizationBlock(PerceptionBlock, ABC):
         self.out_num_dims = self._one_per_key("out_num_dims", out_num_dims, self.out_keys)
         # What `forward` compares with, kept as tuples: it is on the hot path of every policy.
         self._in_dims = tuple(zip(self.in_keys, self.in_num_dims, strict=True))
-        self._out_dims = tuple(zip(self.out_keys, self.out_num_dims, strict=True))
-        for (key, num_dims), shape in zip(self._in_dims, self.in_shapes, strict=True):
-            if len(shape) + 1 < num_dims:
-                raise ConfigAssertionError(
-                    f"{self.block_name}: input {key!r} must have at least {num_dims - 1} dimensions (without batch), "
-                    f"found shape {tuple(shape)}."
-                )
+        if any(len(shape) + 1 < n_dims for shape, n_dims in zip(self.in_shapes, self.in_num_dims, strict=True)):
+            raise ConfigAssertionError(
+                f"{self.block_name}: expected inputs with at least {[n - 1 for n in self.in_num_dims]} dimensions "
+                f"(without batch), found the shapes {dict(zip(self.in_keys, self.in_shapes, strict=True))}."
+            )
 
     @abstractmethod
     def normalized_forward(self, block_input: TensorDict) -> TensorDict:
@@ -62,11 +60,11 @@ class ShapeNormalizationBlock(PerceptionBlock, ABC):
                     has_one_batch_dim = False
         except KeyError as error:
             raise self.missing_input_error(block_input) from error
-        if not has_one_batch_dim:
-            return self._fold_and_unfold(block_input)
-        if len(block_input) != len(self._in_dims):
-            block_input = {key: block_input[key] for key in self.in_keys}
         try:
+            if not has_one_batch_dim:
+                return self._fold_and_unfold(block_input)
+            if len(block_input) != len(self._in_dims):
+                block_input = {key: block_input[key] for key in self.in_keys}
             return self.normalized_forward(block_input)
         except RuntimeError as error:
             self._raise_if_shapes_differ(block_input, error)
@@ -75,74 +73,46 @@ class ShapeNormalizationBlock(PerceptionBlock, ABC):
     @override(PerceptionBlock)
     def _infer_out_shapes(self) -> list[Sequence[int]]:
         out_shapes = super()._infer_out_shapes()
-        for (key, num_dims), shape in zip(self._out_dims, out_shapes, strict=True):
-            # More dimensions than declared belong to further batch dimensions within the input shapes.
-            if len(shape) + 1 < num_dims:
-                raise self._out_dims_error(key, num_dims, tuple(shape))
+        # More dimensions than declared belong to further batch dimensions within the input shapes.
+        if any(len(shape) + 1 < n_dims for shape, n_dims in zip(out_shapes, self.out_num_dims, strict=True)):
+            raise ConfigAssertionError(
+                f"{self.block_name}: `out_num_dims`, including one batch dimension, is {self.out_num_dims}, but the "
+                f"layers return the shapes {out_shapes} behind the batch dimension."
+            )
         return out_shapes
 
     def _fold_and_unfold(self, block_input: Mapping[str, torch.Tensor]) -> TensorDict:
         folded: TensorDict = {}
-        batch_shape: torch.Size | None = None
+        batch_shapes = set()
         for key, num_dims in self._in_dims:
             tensor = block_input[key]
             n_batch_dims = tensor.dim() - num_dims + 1
-            own_batch_shape = tensor.shape[:n_batch_dims]
-            if n_batch_dims < 0 or (batch_shape is not None and own_batch_shape != batch_shape):
-                raise self._batch_shape_error(block_input)
-            batch_shape = own_batch_shape
-            if n_batch_dims == 0:
-                folded[key] = tensor.unsqueeze(0)
-            else:
-                folded[key] = tensor.flatten(0, n_batch_dims - 1) if n_batch_dims > 1 else tensor
-        assert batch_shape is not None, "a block with inputs"
-        try:
-            outputs = self.normalized_forward(folded)
-        except RuntimeError as error:
-            self._raise_if_shapes_differ(folded, error)
-            raise
-        unfolded = {}
-        for key, num_dims in self._out_dims:
-            tensor = outputs[key]
-            if tensor.dim() != num_dims:
-                raise self._out_dims_error(key, num_dims, tuple(tensor.shape[1:]))
-            unfolded[key] = tensor.reshape(batch_shape + tensor.shape[1:])
-        return unfolded
-
-    def _batch_shape_error(self, block_input: Mapping[str, torch.Tensor]) -> ConfigError:
-        batch_shapes = {}
-        for key, num_dims in self._in_dims:
-            shape = tuple(block_input[key].shape)
-            if len(shape) < num_dims - 1:
-                return ConfigAssertionError(
-                    f"{self.block_name}: input {key!r} must have at least {num_dims - 1} dimensions, or {num_dims} "
-                    f"with a batch dimension; found shape {shape}."
-                )
-            batch_shapes[key] = shape[: len(shape) - num_dims + 1]
-        return ConfigAssertionError(
-            f"{self.block_name}: all inputs must have the same leading batch dimensions, found {batch_shapes}."
-        )
+            batch_shapes.add(tensor.shape[:n_batch_dims] if n_batch_dims >= 0 else None)
+            folded[key] = tensor.flatten(0, n_batch_dims - 1) if n_batch_dims > 0 else tensor.unsqueeze(0)
+        batch_shape = batch_shapes.pop()
+        if batch_shapes or batch_shape is None:
+            raise ConfigAssertionError(
+                f"{self.block_name}: expected {self.in_num_dims} dimensions (one of them the batch) behind the same "
+                f"leading batch dimensions, found { {key: tuple(block_input[key].shape) for key in self.in_keys} }."
+            )
+        outputs = self.normalized_forward(folded)
+        return {key: outputs[key].reshape(batch_shape + outputs[key].shape[1:]) for key in self.out_keys}
 
     def _raise_if_shapes_differ(self, block_input: Mapping[str, torch.Tensor], cause: RuntimeError) -> None:
         """Raise an error that names the input whose shape differs from the declared one."""
         for (key, num_dims), shape in zip(self._in_dims, self.in_shapes, strict=True):
-            expected = tuple(shape[len(shape) - (num_dims - 1) :])
-            found = tuple(block_input[key].shape[1:])
-            if expected != found:
+            n_own = num_dims - 1
+            expected = tuple(shape[len(shape) - n_own :])
+            found = tuple(block_input[key].shape)
+            if expected != found[len(found) - n_own :]:
                 raise ConfigAssertionError(
                     f"{self.block_name}: input {key!r} was declared with shape {expected} (without batch), but a "
                     f"tensor of shape {found} arrived."
                 ) from cause
 
-    def _out_dims_error(self, key: str, num_dims: int, found: tuple[int, ...]) -> ConfigError:
-        return ConfigAssertionError(
-            f"{self.block_name}: output {key!r} was declared with {num_dims} dimensions (`out_num_dims`, including one "
-            f"batch dimension), but the layers return shape {found} behind the batch dimension."
-        )
-
     def _one_per_key(self, name: str, value: int | Sequence[int], keys: Sequence[str]) -> list[int]:
         num_dims = [value] * len(keys) if isinstance(value, int) else [int(entry) for entry in value]
-        if len(num_dims) != len(keys) or any(entry < 1 for entry in num_dims):
+        if len(num_dims) != len(keys) or min(num_dims, default=1) < 1:
             raise ConfigAssertionError(
                 f"{self.block_name}: `{name}` must be one positive number or one for each of {list(keys)}, "
                 f"found {value}."

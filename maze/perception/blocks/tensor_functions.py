@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
 
-from maze.core.errors import ConfigAssertionError
+from maze.core.errors import ConfigAssertionError, unknown_key_error
 from maze.perception.blocks.base import Shapes, shape_list
 
 
@@ -70,45 +70,44 @@ def check_heads(block_name: str, num_heads: int, n_features: int) -> None:
         )
 
 
-POOLING_FUNCTIONS = ("mean", "sum", "max", "min")
+_POOLING: Mapping[str, Callable[..., torch.Tensor]] = {
+    "mean": torch.mean,
+    "sum": torch.sum,
+    "max": torch.amax,
+    "min": torch.amin,
+}
 
 
-def check_pooling_function(block_name: str, argument: str, name: str) -> None:
-    """Raise a `ConfigError` that lists the pooling functions if there is no such one."""
-    if name not in POOLING_FUNCTIONS:
-        raise ConfigAssertionError(
-            f"{block_name}: `{argument}` must be one of {', '.join(POOLING_FUNCTIONS)}, found {name!r}."
-        )
+def pooling_name(block_name: str, name: str) -> str:
+    """Return the name of a pooling function.
+
+    :raises ConfigError: There is no such function; names the known ones.
+    """
+    if name not in _POOLING:
+        raise unknown_key_error(f"{block_name}: pooling function", name, _POOLING)
+    return name
 
 
 def pool(features: torch.Tensor, name: str, dims: Sequence[int], valid: torch.Tensor | None = None) -> torch.Tensor:
     """Pool the valid features over `dims`; zero where no feature is valid.
 
     :param features: The tensor to pool.
-    :param name: One of `POOLING_FUNCTIONS`.
+    :param name: `mean`, `sum`, `max` or `min`.
     :param dims: The axes to pool over, which the result no longer has.
     :param valid: Boolean, broadcastable to `features`.
     :return: The shape of `features` without the axes `dims`.
     """
     axes = tuple(dims)
     if valid is None:
-        if name == "mean":
-            return features.mean(axes)
-        if name == "sum":
-            return features.sum(axes)
-        return features.amax(axes) if name == "max" else features.amin(axes)
-
+        return _POOLING[name](features, axes)
     valid = valid.expand_as(features)
+    n_valid = valid.sum(axes)
     if name in ("mean", "sum"):
         total = features.masked_fill(~valid, 0.0).sum(axes)
-        return total if name == "sum" else total / valid.sum(axes).clamp(min=1).to(total.dtype)
+        return total if name == "sum" else total / n_valid.clamp(min=1).to(total.dtype)
     limits = torch.finfo(features.dtype)
-    extreme = (
-        features.masked_fill(~valid, limits.min).amax(axes)
-        if name == "max"
-        else features.masked_fill(~valid, limits.max).amin(axes)
-    )
-    return extreme.masked_fill(valid.sum(axes) == 0, 0.0)
+    excluded = limits.min if name == "max" else limits.max
+    return _POOLING[name](features.masked_fill(~valid, excluded), axes).masked_fill(n_valid == 0, 0.0)
 
 
 def axis_from_end(block_name: str, argument: str, axis: int, n_dims: int) -> int:
@@ -127,13 +126,3 @@ def axis_from_end(block_name: str, argument: str, axis: int, n_dims: int) -> int
             f"with {n_dims} dimensions (without batch), found {axis}."
         )
     return from_end
-
-
-def index_from_start(block_name: str, argument: str, index: int, size: int) -> int:
-    """Return the non-negative form of an index into an axis with `size` entries.
-
-    :raises ConfigError: The axis has no such entry.
-    """
-    if not -size <= index < size:
-        raise ConfigAssertionError(f"{block_name}: `{argument}` must lie in [{-size}, {size - 1}], found {index}.")
-    return index % size

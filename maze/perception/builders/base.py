@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import spaces
 
-from maze.core.errors import ConfigError, did_you_mean
+from maze.core.errors import ConfigError, did_you_mean, unknown_key_error
 from maze.core.utils.factory import Factory, plain_container
 from maze.perception.blocks.base import PerceptionBlock
 from maze.perception.blocks.recurrent.recurrent_cell import RecurrentCellBlock
@@ -49,27 +49,28 @@ class BaseModelBuilder(ABC):
         normalized_observations: Sequence[str] | None = None,
     ) -> None:
         self.modality_config = _checked_modality_config(modality_config)
-        self.observation_modality_mapping = self._checked_mapping(observation_modality_mapping)
-        self.joint_observations = self._checked_joint_observations(joint_observations)
-        self.observation_scales = self._checked_scales(observation_scales)
-        self.normalized_observations = self._checked_normalized(normalized_observations)
+        self.observation_modality_mapping: dict[str, str] = _mapping(
+            "observation_modality_mapping", observation_modality_mapping
+        )
+        joint = _mapping("joint_observations", joint_observations)
+        self.joint_observations: dict[str, list[str]] = {key: list(others) for key, others in joint.items()}
+        self.observation_scales: dict[str, float | list[float]] = _mapping("observation_scales", observation_scales)
+        normalized = plain_container(normalized_observations, f"{WHERE}.normalized_observations")
+        self.normalized_observations: list[str] = list(normalized or ())
+        self._check_keys()
         self.shared_embedding_keys: dict[StepKeyType, list[str]] = {}
         self._shared_embedding_keys = plain_container(shared_embedding_keys, f"{WHERE}.shared_embedding_keys")
 
     def init_shared_embedding_keys(self, step_keys: Iterable[StepKeyType]) -> None:
         """Set `shared_embedding_keys` for each sub-step of an environment.
 
-        :raises ConfigError: There are keys for an unknown sub-step, or they are no list.
+        :raises ConfigError: There are keys for an unknown sub-step.
         """
         step_keys = list(step_keys)
         given = self._shared_embedding_keys
         by_step = given if isinstance(given, Mapping) else dict.fromkeys(step_keys, given)
-        where = f"{WHERE}.shared_embedding_keys"
         if unknown := [key for key in by_step if key not in step_keys]:
-            raise ConfigError(f"{where}: unknown sub-steps {unknown}. Known: {step_keys}.")
-        for key, names in by_step.items():
-            if names is not None and (isinstance(names, str) or not isinstance(names, Sequence)):
-                raise ConfigError(f"{where}: expected a list of keys for sub-step {key!r}, found {names!r}.")
+            raise unknown_key_error(f"{WHERE}.shared_embedding_keys: sub-step", unknown[0], step_keys)
         self.shared_embedding_keys = {key: list(by_step.get(key) or []) for key in step_keys}
 
     @classmethod
@@ -82,10 +83,8 @@ class BaseModelBuilder(ABC):
 
         :param observation_space: The observations of a single time step.
         :param rnn_steps: Number of time steps; 0: the space as it is.
-        :raises ConfigError: The number of steps is negative, or an observation cannot be stacked.
+        :raises ConfigError: An observation cannot be stacked.
         """
-        if rnn_steps < 0:
-            raise ConfigError(f"to_recurrent_gym_space: `rnn_steps` must not be negative, found {rnn_steps}.")
         if rnn_steps == 0:
             return observation_space
         return spaces.Dict({key: _stacked(space, rnn_steps, key) for key, space in observation_space.spaces.items()})
@@ -111,10 +110,7 @@ class BaseModelBuilder(ABC):
         in_use = {self._mapped_key(key) for key in found}
         for key in self.observation_modality_mapping:
             if key not in in_use:
-                raise ConfigError(
-                    f"{WHERE}.observation_modality_mapping.{key}: the environment has no such observation."
-                    f"{did_you_mean(key, found)} Observations: {', '.join(found)}."
-                )
+                raise unknown_key_error(f"{WHERE}.observation_modality_mapping: observation", key, found)
 
     def modality_of(self, observation_key: str) -> str:
         """Return the modality of an observation, or of the one that it was pre-processed from.
@@ -163,9 +159,9 @@ class BaseModelBuilder(ABC):
                 in_shapes=in_shapes,
             )
         except ConfigError as error:
-            if str(error).startswith(where):
-                raise
-            raise ConfigError(f"{where}: {error}") from error
+            raise error if str(error).startswith(where) else ConfigError(f"{where}: {error}") from error
+        except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:  # refused by layers of torch
+            raise ConfigError(f"{where}: {self.block_name(modality)}: {error}") from error
 
     def block_name(self, modality: str) -> str:
         """Return the class name of the block of a modality or stage."""
@@ -189,53 +185,19 @@ class BaseModelBuilder(ABC):
     def _modalities(self) -> list[str]:
         return [modality for modality in self.modality_config if modality not in PRESET_KEYS]
 
-    def _checked_mapping(self, given: Any) -> dict[str, str]:
-        mapping: dict[str, str] = _mapping("observation_modality_mapping", given, "modalities")
-        for observation, modality in mapping.items():
+    def _check_keys(self) -> None:
+        for observation, modality in self.observation_modality_mapping.items():
             if modality not in self._modalities():
-                reserved = " (this name belongs to a stage of the template)" if modality in PRESET_KEYS else ""
-                raise ConfigError(
-                    f"{WHERE}.observation_modality_mapping.{observation}: there is no modality "
-                    f"`{modality}`{reserved} in `modality_config`.{did_you_mean(modality, self._modalities())} "
-                    f"Modalities: {', '.join(self._modalities()) or 'none'}."
-                )
-        return mapping
-
-    def _checked_joint_observations(self, joint_observations: Any) -> dict[str, list[str]]:
-        given = _mapping("joint_observations", joint_observations or {}, "lists of others")
-        self._require_mapped(given, f"{WHERE}.joint_observations")
-        for key, others in given.items():
-            if isinstance(others, str):
-                raise ConfigError(f"{WHERE}.joint_observations.{key}: expected a list, found {others!r}.")
-        return {key: list(others) for key, others in given.items()}
-
-    def _checked_scales(self, observation_scales: Any) -> dict[str, float | list[float]]:
-        given = _mapping("observation_scales", observation_scales or {}, "factors")
-        self._require_mapped(given, f"{WHERE}.observation_scales")
-        for key, scale in given.items():
-            factors = scale if isinstance(scale, Sequence) and not isinstance(scale, str) else [scale]
-            if not all(isinstance(factor, int | float) and not isinstance(factor, bool) for factor in factors):
-                raise ConfigError(
-                    f"{WHERE}.observation_scales.{key}: expected a number or a list of numbers, found {scale!r}."
-                )
-        return given
-
-    def _checked_normalized(self, normalized_observations: Any) -> list[str]:
-        where = f"{WHERE}.normalized_observations"
-        given = plain_container(normalized_observations, where) or []
-        if isinstance(given, str) or not isinstance(given, Sequence):
-            raise ConfigError(f"{where}: expected a list of observations, found {given!r}.")
-        self._require_mapped(given, where)
-        for key in given:
-            if key in self.observation_scales:
-                raise ConfigError(f"{where}: `{key}` is also scaled (`observation_scales`); choose one of the two.")
-        return list(given)
-
-    def _require_mapped(self, keys: Iterable[str], where: str) -> None:
-        for key in keys:
-            if key not in self.observation_modality_mapping:
-                hint = did_you_mean(key, self.observation_modality_mapping)
-                raise ConfigError(f"{where}.{key}: `{key}` has no modality.{hint}")
+                where = f"{WHERE}.observation_modality_mapping.{observation}: modality"
+                raise unknown_key_error(where, modality, self._modalities())
+        for name in ("joint_observations", "observation_scales", "normalized_observations"):
+            for key in getattr(self, name):
+                if key not in self.observation_modality_mapping:
+                    raise unknown_key_error(
+                        f"{WHERE}.{name}: observation with a modality", key, self.observation_modality_mapping
+                    )
+        if both := [key for key in self.normalized_observations if key in self.observation_scales]:
+            raise ConfigError(f"{WHERE}: {both} are both in `normalized_observations` and in `observation_scales`.")
 
 
 def free_name(name: str, taken: Container[str]) -> str:
@@ -264,40 +226,27 @@ def normalized_key(observation_key: str) -> str:
     return f"{observation_key}_RunningNormalizationBlock"
 
 
-def _mapping(name: str, given: Any, values: str, keys: str = "observations") -> dict[str, Any]:
-    """Check that an argument is a mapping.
-
-    :param name: The argument.
-    :param given: Its value.
-    :param values: Meaning of its values, for messages.
-    :param keys: Meaning of its keys.
-    """
+def _mapping(name: str, given: Any) -> dict[str, Any]:
+    """Return an argument as a dictionary; `None` is an empty one."""
     given = plain_container(given, f"{WHERE}.{name}")
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{WHERE}.{name}: expected a mapping from {keys} to {values}, found {given!r}.")
-    return dict(given)
+    if not isinstance(given or {}, Mapping):
+        raise ConfigError(f"{WHERE}.{name}: expected a mapping, found {given!r}.")
+    return dict(given or {})
 
 
 def _checked_modality_config(modality_config: Any) -> dict[str, dict[str, Any]]:
     """Return `block_type` and `block_params` by modality, without empty entries."""
-    where = f"{WHERE}.modality_config"
     checked: dict[str, dict[str, Any]] = {}
-    for modality, entry in _mapping("modality_config", modality_config, "blocks", "modalities").items():
+    for modality, entry in _mapping("modality_config", modality_config).items():
         if not entry:
             continue
-        if not isinstance(entry, Mapping):
-            checked[modality] = {"block_type": entry, "block_params": {}}
-            continue
-        unknown = [key for key in entry if key not in ("block_type", "block_params")]
-        if unknown or "block_type" not in entry:
-            hint = did_you_mean(unknown[0], ["block_type", "block_params"]) if unknown else ""
-            raise ConfigError(
-                f"{where}.{modality}: expected `block_type` and `block_params`, found {list(entry)}.{hint}"
-            )
-        block_params = entry.get("block_params") or {}
-        if not isinstance(block_params, Mapping):
-            raise ConfigError(f"{where}.{modality}.block_params: expected a mapping, found {block_params!r}.")
-        checked[modality] = {"block_type": entry["block_type"], "block_params": dict(block_params)}
+        block = dict(entry) if isinstance(entry, Mapping) else {"block_type": entry}
+        params = block.get("block_params") or {}
+        is_known = {"block_type"} <= {*block} <= {"block_type", "block_params"}
+        if not is_known or not isinstance(params, Mapping):
+            where = f"{WHERE}.modality_config.{modality}"
+            raise ConfigError(f"{where}: expected `block_type` and a mapping `block_params`, found {block}.")
+        checked[modality] = {"block_type": block["block_type"], "block_params": dict(params)}
     return checked
 
 

@@ -19,7 +19,7 @@ from maze.core.wrappers.time_limit_wrapper import checked_time_limit
 from maze.perception.models.space_config import SpacesConfig
 from maze.runner import Runner
 from maze.train.parallelization.placement import Batched, placement_of
-from maze.train.parallelization.vector_env.env_batch import CheckedEnvFactory
+from maze.train.parallelization.vector_env.vector_env_utils import CheckedEnvFactory
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

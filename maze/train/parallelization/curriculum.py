@@ -13,7 +13,7 @@ from maze.core.utils.checked_config import CheckedConfig
 from maze.core.utils.config_utils import EnvFactory
 from maze.core.wrappers.observation_normalization.observation_normalization_utils import make_normalized_env_factory
 from maze.perception.models.space_config import SpacesConfig
-from maze.train.parallelization.vector_env.env_batch import CheckedEnvFactory
+from maze.train.parallelization.vector_env.vector_env_utils import CheckedEnvFactory
 
 if TYPE_CHECKING:
     from maze.core.rollout.rollout_generator import RolloutGenerator

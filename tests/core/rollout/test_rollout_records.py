@@ -78,7 +78,7 @@ def test_trajectories_and_actions_do_not_depend_on_the_number_of_processes(
         np.testing.assert_equal(other, recorded[0])
 
 
-def test_rendering_changes_nothing_but_the_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rendering_adds_nothing_but_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
         monkeypatch.delenv(name, raising=False)
     outcomes = []
@@ -88,8 +88,7 @@ def test_rendering_changes_nothing_but_the_pictures(tmp_path: Path, monkeypatch:
         runner(n_episodes=2, max_episode_steps=4, render=render).run_with(ENV, {}, RANDOM)
         outcomes.append((trajectories(), tables()))
     np.testing.assert_equal(outcomes[1], outcomes[0])
-    pictures = sorted(path.relative_to("rendering").as_posix() for path in Path("rendering").rglob("*.png"))
-    assert pictures == sorted(f"{episode}/0000{step}.png" for episode in outcomes[0][0] for step in range(5))
+    assert {page.stem for page in Path("episode_pages").iterdir()} == set(outcomes[0][0])
 
 
 @pytest.mark.slow
@@ -109,15 +108,14 @@ def test_the_documented_listing_with_rendering_runs(monkeypatch: pytest.MonkeyPa
     )
     episodes = trajectories()
     assert len(episodes) == 2
-    n_pictures = {path.name: len(list(path.iterdir())) for path in Path("rendering").iterdir()}
-    assert n_pictures == {episode: len(steps) - 1 for episode, steps in episodes.items()}
+    assert {page.stem for page in Path("episode_pages").iterdir()} == set(episodes)
 
 
-def test_the_same_rollout_again_leaves_each_episode_once(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_same_rollout_again_replaces_its_trajectories(capfd: pytest.CaptureFixture[str]) -> None:
     runner().run_with(ENV, {}, RANDOM)
-    once = tables(), trajectories()
+    once = trajectories()
     runner(2).run_with(ENV, {}, RANDOM)
-    np.testing.assert_equal((tables(), trajectories()), once)
+    np.testing.assert_equal(trajectories(), once)
     assert capfd.readouterr().out.count("total_episode_count") == 2
 
 

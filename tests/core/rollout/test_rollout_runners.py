@@ -236,7 +236,7 @@ def test_the_worker_reports_each_episode_to_any_queue() -> None:
 
 def test_a_failure_without_a_picklable_exception_keeps_its_text() -> None:
     error = type("LocalError", (Exception,), {})("text")
-    failure = pickle.loads(pickle.dumps(failure_of(error, None)))
+    failure = pickle.loads(pickle.dumps(failure_of(error)))
     assert "LocalError: text" in failure.traceback
     assert exception_of(failure) is None
 

@@ -30,7 +30,6 @@ from maze.core.trajectory_recording.records.trajectory_record import (
     load_trajectory,
 )
 from maze.core.trajectory_recording.utils.trajectory_utils import SimpleTrajectoryRecordingSetup
-from maze.core.trajectory_recording.writers.spaces_columns import write_spaces_columns
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
 from tests.train.parallelization.toy_envs import counting_env
@@ -226,7 +225,8 @@ def actions_of(processed):
 
 
 def test_trajectories_of_spaces_need_no_environment(tmp_path):
-    path = write_spaces_columns(tmp_path / "all", [spaces_trajectory("a", 3), spaces_trajectory("b", 2)])
+    path = tmp_path / "all.pkl"
+    path.write_bytes(pickle.dumps([spaces_trajectory("a", 3), spaces_trajectory("b", 2)]))
     data = InMemoryDataset(path)
     assert [len(steps) for steps in data.trajectory_references] == [3, 2]
     assert [data[i][1] for i in range(5)] == [[{"a": 0}], [{"a": 1}], [{"a": 2}], [{"a": 0}], [{"a": 1}]]

@@ -81,9 +81,11 @@ def test_a_table_has_a_row_for_each_sub_step_and_a_column_for_each_entry(tmp_pat
         "reward": [0.0, 1.5],
         "done": [False, True],
         "truncated": [False, True],
-        "event.ShopEvents.closed": [0, 0],
         "event.ShopEvents.sold": [0, 2],
         "event.ShopEvents.sold.units": [None, 5.0],
+        "event.ShopEvents.sold.product": [None, None],
+        "event.ShopEvents.sold.size": [None, None],
+        "event.ShopEvents.closed": [0, 0],
         "events": [
             [],
             [{"event": "ShopEvents.sold", "attributes": json.dumps({"units": n, "product": "tea"})} for n in (2, 3)],
@@ -92,7 +94,7 @@ def test_a_table_has_a_row_for_each_sub_step_and_a_column_for_each_entry(tmp_pat
     }
     assert json.loads(table.schema.field("observation.stock").metadata[b"shape"]) == [2, 2]
     types = {name: str(table.schema.field(f"observation.{name}").type) for name in ("stock", "hour", "room")}
-    assert types == {"stock": "fixed_size_list<element: float>[4]", "hour": "int64", "room": "float"}
+    assert types == {"stock": "list<element: float>", "hour": "int64", "room": "float"}
 
 
 def test_what_a_space_does_not_describe_becomes_text(tmp_path: Path) -> None:

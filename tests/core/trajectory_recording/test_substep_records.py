@@ -15,14 +15,14 @@ from maze.core.rendering.step_summary import step_summaries
 from maze.core.rendering.trajectory_page import _by_substep
 from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
 from maze.core.trajectory_recording.datasets.trajectory_processor import IdentityWithNextObservationTrajectoryProcessor
+from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.core.trajectory_recording.records.state_record import StateRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
-from maze.core.trajectory_recording.writers.spaces_columns import read_spaces_columns, write_spaces_columns
 from maze.core.wrappers.observation_stack_wrapper import ObservationStackWrapper
-from maze.core.wrappers.recording_wrapper import SpacesRecordingWrapper
 from maze.core.wrappers.step_skip_wrapper import StepSkipWrapper
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
+from maze.core.wrappers.wrapper import Wrapper
 from tests.train.parallelization.toy_envs import coming_and_going_env, hierarchical_env, two_step_env
 from tests.train.trainers.imitation.depot import Choice, DepotEnv, Loading
 
@@ -39,6 +39,28 @@ def depot_of_several_turns():
 
 
 ENVS = [two_step_env, hierarchical_env, coming_and_going_env, depot, depot_of_several_turns]
+
+
+class Watching(Wrapper):
+    """Keeps what the actors see, do and get."""
+
+    keeps_observations_and_actions = True
+
+    def reset(self):
+        observation = self.env.reset()
+        self.steps, self.seen, self.begins = [], copy.deepcopy(observation), True
+        return observation
+
+    def step(self, action):
+        if self.begins:
+            self.steps.append(StructuredSpacesRecord())
+        record = SpacesRecord(self.env.actor_id(), self.seen, copy.deepcopy(action))
+        observation, record.reward, record.done, info = self.env.step(action)
+        record.info, record.next_observation = copy.deepcopy(info), copy.deepcopy(observation)
+        self.seen = record.next_observation
+        self.steps[-1].append(record)
+        self.begins = self.env.context.is_step_complete
+        return observation, record.reward, record.done, info
 
 
 def finished(env, policy=None, n_steps=None):
@@ -80,14 +102,13 @@ def test_each_sub_step_is_recorded_with_its_actor_state_action_and_reward():
 
 
 @pytest.mark.parametrize("make_env", ENVS)
-def test_states_columns_and_what_the_actors_saw_agree(make_env, tmp_path):
-    env = TrajectoryRecordingWrapper.wrap(SpacesRecordingWrapper.wrap(make_env(), output_dir=None))
+def test_states_and_what_the_actors_saw_agree(make_env):
+    env = TrajectoryRecordingWrapper.wrap(Watching(make_env()))
     record = finished(env)
     processor = IdentityWithNextObservationTrajectoryProcessor()
     of_states = InMemoryDataset(pickle.loads(pickle.dumps(record)), make_env, trajectory_processor=processor)
-    (columns,) = read_spaces_columns(write_spaces_columns(tmp_path / "episode", [env.env.episode_record]))
-    assert len(of_states) == len(columns) == len(record) - 1
-    for step, expected in zip(of_states.step_records, columns.step_records, strict=True):
+    assert len(of_states) == len(env.env.steps) == len(record) - 1
+    for step, expected in zip(of_states.step_records, env.env.steps, strict=True):
         assert step.actor_ids == expected.actor_ids
         for name in ("rewards", "dones", "infos"):
             assert getattr(step, name) == getattr(expected, name)
@@ -168,10 +189,10 @@ def test_stacked_observations_are_those_of_each_agent():
     def make_env():
         return ObservationStackWrapper.wrap(coming_and_going_env(), stack_config=stack)
 
-    env = TrajectoryRecordingWrapper.wrap(SpacesRecordingWrapper.wrap(make_env(), output_dir=None))
+    env = TrajectoryRecordingWrapper.wrap(Watching(make_env()))
     record = finished(env)
     dataset = InMemoryDataset(record, make_env)
-    for step, expected in zip(dataset.step_records, env.env.episode_record.step_records, strict=True):
+    for step, expected in zip(dataset.step_records, env.env.steps, strict=True):
         np.testing.assert_equal(step.observations, expected.observations)
 
 

@@ -32,7 +32,6 @@ from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.recording_wrapper import (
     ActionRecordingWrapper,
     ParquetRecordingWrapper,
-    SpacesRecordingWrapper,
 )
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
 from tests.train.parallelization.toy_envs import counting_env, two_step_env
@@ -105,7 +104,6 @@ def test_the_recording_of_a_clone_goes_its_own_way(writer):
 
 N_STORED_STEPS = {
     ActionRecordingWrapper: lambda path: len(ActionRecord.load(path)),
-    SpacesRecordingWrapper: lambda path: len(load_trajectory(path).step_records),
     TrajectoryRecordingWrapper: lambda path: len(load_trajectory(path).step_records) - 1,
 }
 if find_spec("pyarrow") is not None:

@@ -44,7 +44,6 @@ from maze.core.wrappers.recording_wrapper import (
     ActionRecordingWrapper,
     FrameRecordingWrapper,
     ParquetRecordingWrapper,
-    SpacesRecordingWrapper,
 )
 from maze.core.wrappers.reward_clipping_wrapper import RewardClippingWrapper
 from maze.core.wrappers.reward_scaling_wrapper import RewardScalingWrapper
@@ -148,7 +147,6 @@ CASES = [
     Case(RewardClippingWrapper, {"min_val": -1.0, "max_val": 1.0}),
     Case(RewardScalingWrapper, {"scale": 0.1}),
     Case(SortedSpacesWrapper),
-    Case(SpacesRecordingWrapper, {"output_dir": None}),
     *PARQUET,
     Case(
         SplitActionsWrapper,
@@ -443,7 +441,6 @@ STRUCTURED = [
     Case(RewardClippingWrapper, {"min_val": -0.5, "max_val": 1.0}),
     Case(RewardScalingWrapper, {"scale": 0.1}),
     Case(SortedSpacesWrapper),
-    Case(SpacesRecordingWrapper, {"output_dir": None}),
     *PARQUET,
     Case(StepTimingWrapper),
     Case(TimeLimitWrapper, {"max_episode_steps": 3}),

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from maze.core.errors import ConfigError
 from maze.perception import blocks
 
 few = settings(max_examples=10, deadline=None, derandomize=True)
@@ -73,11 +72,6 @@ def test_a_node_without_connections_neither_sends_nor_receives():
     assert features.grad is not None
     assert bool(torch.isfinite(features.grad).all())
     torch.testing.assert_close(output[0], block.net["graph_conv_0"].linear(features)[1])
-
-
-def test_self_importance_that_cannot_be_trained_because_nothing_is_preprocessed_is_an_error():
-    with pytest.raises(ConfigError, match=r"GraphConvBlock \(out\): `trainable_node_self_importance`"):
-        blocks.GraphConvBlock(["x", "a"], "out", [(3, 2), (3, 3)], [2], False, nn.ReLU, 1.0, True, False)
 
 
 @pytest.mark.parametrize("padding_mask", [True, False])

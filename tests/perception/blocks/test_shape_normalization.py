@@ -64,14 +64,14 @@ def test_different_batch_dimensions_of_inputs_are_an_error_that_names_both(shape
 
 
 def test_too_few_dimensions_are_an_error_that_names_block_and_key():
-    with pytest.raises(ConfigError, match=r"Pair \(out\): input 'b' must have at least 2 dimensions.*\(3,\)"):
+    with pytest.raises(ConfigError, match=r"Pair \(out\): expected \[2, 3\] dimensions.*'b': \(3,\)"):
         Pair()({"a": torch.ones(3), "b": torch.ones(3)})
 
 
 def test_a_tensor_of_another_shape_than_declared_is_named():
     block = DenseBlock("inventory", "latent", (4,), [2], nn.ReLU)
     for tensor in (torch.ones(8, 5), torch.ones(2, 8, 5)):
-        with pytest.raises(ConfigError, match=r"\(latent\): input 'inventory' was declared with shape \(4,\).*\(5,\)"):
+        with pytest.raises(ConfigError, match=r"\(latent\): input 'inventory' was declared with shape \(4,\).* 5\)"):
             block({"inventory": tensor})
 
 
@@ -82,7 +82,7 @@ def test_errors_of_layers_that_shapes_do_not_explain_pass_unchanged():
 
 
 def test_declared_shapes_with_too_few_dimensions_are_an_error():
-    with pytest.raises(ConfigError, match=r"DenseBlock \(out\): input 'x' must have at least 1 dimensions"):
+    with pytest.raises(ConfigError, match=r"DenseBlock \(out\): expected inputs with at least \[1\] dimensions"):
         DenseBlock("x", "out", (), [2], nn.ReLU)
 
 
@@ -94,10 +94,8 @@ def test_numbers_of_dimensions_must_fit_the_keys(name, value):
 
 
 def test_outputs_with_other_dimensions_than_declared_are_an_error():
-    with pytest.raises(ConfigError, match=r"output 'out' was declared with 4 dimensions"):
+    with pytest.raises(ConfigError, match=r"`out_num_dims`.* is \[4\]"):
         Pair(out_num_dims=4).out_shapes()
-    with pytest.raises(ConfigError, match=r"output 'out' was declared with 3 dimensions"):
-        Pair(out_num_dims=3)({"a": torch.ones(2, 5, 3), "b": torch.ones(2, 5, 2, 3)})
 
 
 @pytest.mark.parametrize(
@@ -190,13 +188,6 @@ def test_unknown_activation_names_are_errors_that_name_the_block():
         DenseBlock("x", "latent", (3,), [4], "torch.nn.RelU")
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: DenseBlock("x", "out", (3,), [], nn.ReLU), "`hidden_units` is empty"),
-        (lambda: DenseBlock("x", [], (3,), [4], nn.ReLU), "`out_keys` is empty"),
-    ],
-)
-def test_empty_settings_are_errors(build, message):
-    with pytest.raises(ConfigError, match=message):
-        build()
+def test_a_block_without_layers_is_an_error():
+    with pytest.raises(ConfigError, match="`hidden_units` is empty"):
+        DenseBlock("x", "out", (3,), [], nn.ReLU)

@@ -109,7 +109,7 @@ def test_other_combinations_train(arguments, tmp_path):
         (("model=flatten_concat_shared_embedding", "critic=flatten_concat_shared"), "has its own critic"),
         (
             ("model=vector_obs", "+model.model_builder.observation_modality_mapping.screen=feature"),
-            "observation_modality_mapping.screen: the environment has no such observation",
+            "observation_modality_mapping: observation 'screen' is unknown",
         ),
     ],
 )

@@ -314,7 +314,7 @@ def test_the_configurations_of_template_models_build_models(model_name, critic_n
         (
             {"model_builder__observation_modality_mapping": {"observation": "feature", "obs": "feature"}},
             FLAT,
-            r"observation_modality_mapping.obs: the environment has no such observation.*: observation\.",
+            r"observation_modality_mapping: observation 'obs' is unknown.*'observation'",
         ),
         ({}, TWO_STEPS, r"observation_modality_mapping: observation `piece` has no modality"),
         (
@@ -322,7 +322,7 @@ def test_the_configurations_of_template_models_build_models(model_name, critic_n
             FLAT,
             r"shared_embedding_keys: no block produces `hiden`. There are: observation_DenseBlock, concat, hidden",
         ),
-        ({"model_builder__shared_embedding_keys": {1: ["hidden"]}}, FLAT, r"unknown sub-steps \[1\]"),
+        ({"model_builder__shared_embedding_keys": {1: ["hidden"]}}, FLAT, "sub-step 1 is unknown"),
         (
             {"model_builder__modality_config__hidden__block_params__hidden_units": []},
             FLAT,

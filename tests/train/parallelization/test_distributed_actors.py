@@ -32,8 +32,8 @@ from maze.train.parallelization.distributed_actors.env_groups import RolloutPack
 from maze.train.parallelization.distributed_actors.sequential_distributed_actors import SequentialDistributedActors
 from maze.train.parallelization.distributed_actors.shared_policy import SharedPolicyWeights
 from maze.train.parallelization.distributed_actors.subproc_distributed_actors import SubprocDistributedActors
-from maze.train.parallelization.vector_env.env_batch import ActorSpaces
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.train.parallelization.vector_env.vector_env_utils import ActorSpaces
 from tests.train.parallelization.toy_envs import (
     Observe,
     PassOn,
@@ -290,7 +290,7 @@ def collect_until_it_fails(actors: SubprocDistributedActors) -> tuple[Any, float
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [
-        ("raise", "raised ValueError: the simulator lost its marbles during `rollout`"),
+        ("raise", "raised ValueError: the simulator lost its marbles in environment .* during `rollout`"),
         ("hard_exit", "exited with code 4 during `rollout`"),
         ("kill", r"was killed by signal 9 \(SIGKILL\) during `rollout`"),
     ],

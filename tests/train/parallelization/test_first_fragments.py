@@ -13,7 +13,7 @@ from maze.train.parallelization.distributed_actors.distributed_actors import Wor
 from maze.train.parallelization.distributed_actors.env_groups import RolloutPlan
 from maze.train.parallelization.on_ray.actor_pool import Task
 from maze.train.parallelization.on_ray.ray_placement import Fragment, RayVectorEnv
-from maze.train.parallelization.vector_env.env_batch import ActorSpaces
+from maze.train.parallelization.vector_env.vector_env_utils import ActorSpaces
 from tests.train.parallelization.toy_policies import ENVS, make_policy
 
 EMPTY: Any = object()

@@ -159,7 +159,7 @@ class TestSameResults:
         assert len(here) > 10
         # what the actors did belongs to the statistics, and to nothing that is learned
         output = (tmp_path / "ray" / "progress.csv").read_text()
-        for what in ("actor_restarts", "actors_busy", "calls_per_second_of_node", "learner_waiting"):
+        for what in ("actor_restarts", "actors_busy", "calls_per_second", "learner_waiting"):
             assert what in output
         assert "object_store_megabytes" in output
         assert not differing(here, there)

@@ -303,7 +303,7 @@ def test_an_episode_without_end_does_not_fill_the_memory(monkeypatch):
     play(env, begun(env), np.random.default_rng(0), 700)
     (state,) = env.state_dict()["environments"]
     assert "more than 300 steps" in state["problem"]
-    assert len(env._batch._log._ticks) <= 300 + 256
+    assert len(env._log._ticks) <= 300 + 256
     other = SequentialVectorEnv([partial(two_step_env, 10_000)])
     assert "more than 300 steps" in other.load_state_dict({"environments": [state]})[0]
     assert begun(other)["choose"]["time"][0] == 0

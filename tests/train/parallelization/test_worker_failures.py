@@ -54,9 +54,9 @@ def assert_all_gone(env: SubprocVectorEnv) -> None:
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [
-        ("raise", "raised ValueError: the simulator lost its marbles in environment 2 during `step`"),
-        ("unpicklable", "raised UnpicklableError: with a lambda inside in environment 2 during `step`"),
-        ("exit", "raised SystemExit: 3 in environment 2 during `step`"),
+        ("raise", "raised ValueError: the simulator lost its marbles in environment 2, .* during `step`"),
+        ("unpicklable", "raised UnpicklableError: with a lambda inside in environment 2, .* during `step`"),
+        ("exit", "raised SystemExit: 3 in environment 2, .* during `step`"),
         ("hard_exit", "exited with code 4 during `step`"),
         ("kill", r"was killed by signal 9 \(SIGKILL\) during `step`"),
     ],
@@ -206,14 +206,14 @@ def test_a_hanging_worker_is_named_when_the_time_is_up():
 
 
 def test_a_failing_reset_is_told_apart_from_a_failing_step():
-    with pytest.raises(EnvWorkerError, match="the reset went wrong in environment 2 during `reset`"):
+    with pytest.raises(EnvWorkerError, match=r"the reset went wrong in environment 2.* during `reset`"):
         failing_env(faulty("reset", 0)).reset()
 
 
 def test_a_failing_reset_within_a_step_is_told_as_well():
     env = SubprocVectorEnv([partial(counting_env, ((1, "terminated"),), ("reset", 1))])
     env.reset()
-    with pytest.raises(EnvWorkerError, match="the reset went wrong in environment 0 during `step`"):
+    with pytest.raises(EnvWorkerError, match=r"the reset went wrong in environment 0.* during `step`"):
         env.step({"move": np.array([0])})
 
 

@@ -23,7 +23,6 @@ from maze.core.trajectory_recording.records.trajectory_record import (
     load_trajectories,
     packages_of,
 )
-from maze.core.trajectory_recording.writers.spaces_columns import COLUMNS_SUFFIX, read_spaces_columns
 from maze.core.utils.factory import ConfigType, Factory
 from maze.core.utils.safe_pickle import register_safe_types, registered_safe_types
 from maze.core.utils.worker_pool import ShareWorkers
@@ -46,9 +45,9 @@ class InMemoryDataset(Dataset[Item], ABC):
     Files are loaded safely: types other than Maze's data and known types are rejected. States and actions may be of
     imported data classes of the environment's package; others are allowed by `extra_types` or `register_safe_types`.
 
-    :param input_data: A trajectory file (`*.pkl`, `*.npz`), a directory that is searched for them, a Minari data set
-        (`minari:<id>`, or its directory), or a list of these and of trajectories. None: start
-        empty and use :meth:`append` or :meth:`load_data`.
+    :param input_data: A trajectory file (`*.pkl`), a directory that is searched for them, a Minari data set
+        (`minari:<id>`, or its directory), or a list of these and of trajectories. None: start empty and use
+        :meth:`append` or :meth:`load_data`.
     :param conversion_env_factory: Makes the environment that converts states and actions of the simulation. `None`:
         all trajectories consist of observations and actions.
     :param n_workers: Number of worker processes; 1: conversion in this process.
@@ -148,11 +147,8 @@ class InMemoryDataset(Dataset[Item], ABC):
         :param extra_types: Further types that may be loaded.
         :param own_packages: Packages whose imported data classes may be loaded.
         """
-        if Path(trajectory_file).suffix == COLUMNS_SUFFIX:
-            yield from read_spaces_columns(trajectory_file)
-        else:
-            hint = "`+runner.dataset.extra_types=[...]` of a training run, `extra_types=[...]` in Python"
-            yield from load_trajectories(trajectory_file, allow_pickle, extra_types, own_packages, hint)
+        hint = "`+runner.dataset.extra_types=[...]` of a training run, `extra_types=[...]` in Python"
+        yield from load_trajectories(trajectory_file, allow_pickle, extra_types, own_packages, hint)
 
     @staticmethod
     def list_trajectory_files(data_dir: str | Path) -> list[Path]:
@@ -163,9 +159,9 @@ class InMemoryDataset(Dataset[Item], ABC):
         path = Path(data_dir)
         if path.is_file() or is_minari(path):
             return [path]
-        files = sorted(file for suffix in (".pkl", COLUMNS_SUFFIX) for file in path.rglob(f"*{suffix}"))
+        files = sorted(path.rglob("*.pkl"))
         if not files:
-            what = "has no trajectory files (*.pkl, *.npz)" if path.is_dir() else "does not exist"
+            what = "has no trajectory files (*.pkl)" if path.is_dir() else "does not exist"
             raise CheckpointError(
                 f"{path.absolute()} {what}. Trajectories are recorded by rollouts with `runner.record_trajectory=true` "
                 f"into `trajectory_data/` of their output directory; give its absolute path."

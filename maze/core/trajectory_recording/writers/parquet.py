@@ -9,9 +9,7 @@ from __future__ import annotations
 import inspect
 import io
 import json
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +20,7 @@ from maze.core.env.base_env import is_truncated
 from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import EnvironmentContractError, optional_package
 from maze.core.events.event_record import EventRecord
+from maze.core.events.event_topic_factory import event_methods
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.core.utils.files import atomic_write
 
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _NUMBERS = (int, float, bool, np.number, np.bool_)
-_NUMERIC = re.compile(r"(int|float|bool|Any|np\.(?!ndarray)\w+)( \| (int|float|bool|None))*")
-"""Annotations of arguments that may be numbers."""
+_ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 _STORED = {np.dtype(np.float16): np.dtype(np.float32)}
 """Replacements of types that few readers of Parquet support."""
 
@@ -46,20 +44,6 @@ class SubstepRow(NamedTuple):
     """Actor, observation, action, reward, done and info."""
     events: Sequence[EventRecord] = ()
     """Events of the sub-step."""
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """Storage format of the values of an observation or action."""
-
-    dtype: np.dtype[Any] | None
-    """Type of its numbers; `None`: it is stored as text or JSON."""
-    shape: tuple[int, ...] | None
-    """Shape of arrays; `None`: it differs between sub-steps, and lists of variable length are stored."""
-
-    @property
-    def size(self) -> int:
-        return int(np.prod(self.shape or ()))
 
 
 class ParquetColumns:
@@ -123,10 +107,10 @@ class ParquetColumns:
         add("step_key", [str(record.substep_key) for record in records], pa.string())
         add("agent_id", [int(record.agent_id) for record in records], pa.int32())
         for field, entries in self._entries.items():
-            for key, entry in entries.items():
+            for key, parts in entries.items():
                 values = [(getattr(record, field) or {}).get(key) for record in records]
-                metadata = {"shape": json.dumps(entry.shape)} if entry.shape else None
-                add(f"{field}.{key}", _column(f"{field} `{key}`", values, entry), metadata=metadata)
+                metadata = {"shape": json.dumps(_shape(parts))} if _shape(parts) else None
+                add(f"{field}.{key}", _column(f"{field} `{key}`", values, parts), metadata=metadata)
         add("reward", [None if record.reward is None else float(record.reward) for record in records], pa.float64())
         add("done", [bool(record.done) for record in records], pa.bool_())
         cut_off = [is_truncated(bool(record.done), record.info or {}) for record in records]
@@ -145,56 +129,41 @@ class ParquetColumns:
         return pa.Table.from_arrays([array for _, array, _ in columns], schema=schema)
 
 
-def _entries(by_key: Mapping[StepKeyType, spaces.Space[Any]]) -> dict[str, _Entry]:
-    """Return the storage formats of entries; entries of several sub-steps share the column of their name."""
-    found: dict[str, _Entry] = {}
+def _entries(by_key: Mapping[StepKeyType, spaces.Space[Any]]) -> dict[str, list[spaces.Space[Any]]]:
+    """Return the spaces of each entry; entries of several sub-steps share the column of their name."""
+    found: dict[str, list[spaces.Space[Any]]] = {}
     for space in by_key.values():
-        parts = space.spaces if isinstance(space, spaces.Dict) else {}
-        for key, part in parts.items():
-            entry = _entry(part)
-            found[key] = _joined(found[key], entry) if key in found else entry
+        for key, part in (space.spaces if isinstance(space, spaces.Dict) else {}).items():
+            found.setdefault(key, []).append(part)
     return found
 
 
-def _entry(space: spaces.Space[Any]) -> _Entry:
-    if isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
-        dtype = np.dtype(space.dtype)
-        return _Entry(_STORED.get(dtype, dtype), tuple(space.shape or ()))
-    return _Entry(None, ())
+def _shape(parts: Sequence[spaces.Space[Any]]) -> tuple[int, ...] | None:
+    """Return the common shape of the spaces of an entry; `None`: they have none."""
+    shapes = {part.shape for part in parts}
+    return shapes.pop() if len(shapes) == 1 else None
 
 
-def _joined(one: _Entry, other: _Entry) -> _Entry:
-    if one.dtype is None or other.dtype is None:
-        return _Entry(None, ())
-    shape = one.shape if one.shape == other.shape else None
-    return _Entry(np.promote_types(one.dtype, other.dtype), shape)
-
-
-def _column(name: str, values: Sequence[Any], entry: _Entry) -> pa.Array:
+def _column(name: str, values: Sequence[Any], parts: Sequence[spaces.Space[Any]]) -> pa.Array:
+    """Return the column of an entry: numbers, lists of numbers in C order, or texts where its spaces are no arrays."""
     import pyarrow as pa
 
-    if entry.dtype is None:
+    if not all(isinstance(part, _ARRAYS) for part in parts):
         return pa.array([None if value is None else _text(value) for value in values], pa.string())
-    kind = pa.from_numpy_dtype(entry.dtype)
+    dtype = np.result_type(*(part.dtype for part in parts))
+    dtype, shape = _STORED.get(dtype, dtype), _shape(parts)
     try:
-        if entry.shape is None:
-            flat = [None if value is None else np.asarray(value, entry.dtype).ravel() for value in values]
-            return pa.array(flat, pa.list_(kind))
-        stacked = np.zeros((len(values), *entry.shape), entry.dtype)
-        is_missing = np.array([value is None for value in values], np.bool_)
-        for row, value in enumerate(values):
-            if value is not None:
-                stacked[row] = np.asarray(value).reshape(entry.shape)
+        arrays = [None if value is None else np.asarray(value, dtype) for value in values]
+        flat = [None if array is None else array.reshape(shape or (-1,)).ravel() for array in arrays]
     except (TypeError, ValueError) as error:
         raise EnvironmentContractError(
-            f"The {name} cannot be stored as a column: expected {entry.dtype} of the shape {entry.shape}, as in its "
-            f"space ({error}). `maze-run -cn conf_check env=<option>` checks environments."
+            f"The {name} cannot be stored as a column: expected {dtype} of the shape {shape}, as in its space "
+            f"({error}). `maze-run -cn conf_check env=<option>` checks environments."
         ) from error
-    if entry.size == 1:
-        return pa.array(stacked.reshape(-1), kind, mask=is_missing)
-    flat_values = pa.array(stacked.reshape(-1), kind)
-    mask = pa.array(is_missing) if is_missing.any() else None
-    return pa.FixedSizeListArray.from_arrays(flat_values, entry.size, mask=mask)
+    kind = pa.from_numpy_dtype(dtype)
+    if shape is not None and int(np.prod(shape)) == 1:
+        return pa.array([None if array is None else array[0] for array in flat], kind)
+    return pa.array(flat, pa.list_(kind))
 
 
 def _text(value: Any) -> str:
@@ -211,22 +180,11 @@ def _plain(value: Any) -> Any:
 
 
 def _event_columns(interface: type[Any]) -> list[tuple[str, list[str]]]:
-    """Return the events of an interface with their arguments that may be numbers."""
-    methods: Mapping[str, Callable[..., Any]] = {
-        name: method for name, method in inspect.getmembers(interface, inspect.isfunction) if not name.startswith("_")
-    }
-    columns = []
-    for name, method in methods.items():
-        parameters = list(inspect.signature(method).parameters.values())[1:]
-        numeric = [parameter.name for parameter in parameters if _may_be_number(parameter)]
-        columns.append((f"{interface.__name__}.{name}", numeric))
-    return columns
-
-
-def _may_be_number(parameter: inspect.Parameter) -> bool:
-    annotation = parameter.annotation
-    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
-    return annotation is inspect.Parameter.empty or _NUMERIC.fullmatch(text) is not None
+    """Return the events of an interface with their arguments."""
+    return [
+        (f"{interface.__name__}.{name}", list(inspect.signature(method).parameters)[1:])
+        for name, method in event_methods(interface).items()
+    ]
 
 
 def _by_name(events: Iterable[EventRecord]) -> dict[str, list[EventRecord]]:

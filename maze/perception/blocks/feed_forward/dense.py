@@ -34,7 +34,7 @@ class DenseBlock(ShapeNormalizationBlock):
             raise ConfigAssertionError(f"{self.block_name}: `hidden_units` is empty; give one width per layer.")
         self.input_units = self.in_shapes[0][-1]
         self.hidden_units = list(hidden_units)
-        self.output_units = [self.input_units, *self.hidden_units][-1]
+        self.output_units = self.hidden_units[-1]
         self.non_lin = activation_type(non_lin, f"{self.block_name}.non_lin")
         self.net = nn.Sequential(self.build_layer_dict())
 
@@ -54,7 +54,3 @@ class DenseBlock(ShapeNormalizationBlock):
 
     def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
         return {self.out_keys[0]: reader.layer(self.net, inputs[self.in_keys[0]])}
-
-    @override(ShapeNormalizationBlock)
-    def extra_repr(self) -> str:
-        return f"({self.input_units}->{'->'.join(map(str, self.hidden_units))}), {self.non_lin.__name__}"

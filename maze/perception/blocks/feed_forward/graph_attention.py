@@ -114,8 +114,3 @@ class GraphAttentionBlock(GraphBlock):
         for layer in self.net.values():
             features = layer(features, neighbours) if isinstance(layer, GraphAttentionLayer) else layer(features)
         return {self.out_keys[0]: features}
-
-    @override(ShapeNormalizationBlock)
-    def extra_repr(self) -> str:
-        widths = "->".join(map(str, [self.input_features, *self.hidden_features]))
-        return f"({widths}), heads: {', '.join(map(str, self.n_heads))}"

@@ -55,7 +55,7 @@ class GraphBlock(ShapeNormalizationBlock, GraphAdjacencyMethods):
 
     :param hidden_features: Number of features of each layer.
     :param non_lins: The activation after each layer; one, or one per layer.
-    :raises ConfigError: There are not two inputs, their shapes do not fit, or there is no layer.
+    :raises ConfigError: There is not one setting for each layer.
     """
 
     def __init__(
@@ -67,18 +67,6 @@ class GraphBlock(ShapeNormalizationBlock, GraphAdjacencyMethods):
         non_lins: NonLinearity | Sequence[NonLinearity],
     ) -> None:
         super().__init__(in_keys, out_keys, in_shapes, in_num_dims=3, out_num_dims=3)
-        if len(self.in_keys) != 2:
-            raise ConfigAssertionError(
-                f"{self.block_name}: expected two input keys (node features, adjacency matrix), found {self.in_keys}."
-            )
-        features, adjacency = (tuple(shape) for shape in self.in_shapes)
-        if len(features) < 2 or adjacency[-2:] != (features[-2], features[-2]):
-            raise ConfigAssertionError(
-                f"{self.block_name}: expected node features {self.in_keys[0]!r} of shape (nodes, features) and "
-                f"adjacency matrix {self.in_keys[1]!r} of shape (nodes, nodes), found {features} and {adjacency}."
-            )
-        if not hidden_features:
-            raise ConfigAssertionError(f"{self.block_name}: `hidden_features` is empty; give one number per layer.")
         self.input_features = self.in_shapes[0][-1]
         self.hidden_features = list(hidden_features)
         self.non_lins = [
@@ -133,7 +121,6 @@ class GraphConvBlock(GraphBlock):
     :param trainable_node_self_importance: Whether this weight is learned.
     :param preprocess_adj: Whether self connections are added and the matrix is normalised; otherwise it is used as
         it is.
-    :raises ConfigError: There are not two inputs, their shapes do not fit, or an argument has no effect.
     """
 
     node_self_importance: torch.Tensor
@@ -151,11 +138,6 @@ class GraphConvBlock(GraphBlock):
         preprocess_adj: bool,
     ) -> None:
         super().__init__(in_keys, out_keys, in_shapes, hidden_features, non_lins)
-        if trainable_node_self_importance and not preprocess_adj:
-            raise ConfigAssertionError(
-                f"{self.block_name}: `trainable_node_self_importance` has no effect without `preprocess_adj`, which "
-                "adds the self connections; set one of the two."
-            )
         self.output_features = self.hidden_features[-1]
         self.bias = self._per_layer("bias", bias)
         self.preprocess_adj = preprocess_adj
@@ -184,8 +166,3 @@ class GraphConvBlock(GraphBlock):
         for layer in self.net.values():
             features = layer(features, adjacency) if isinstance(layer, GraphConvLayer) else layer(features)
         return {self.out_keys[0]: features}
-
-    @override(ShapeNormalizationBlock)
-    def extra_repr(self) -> str:
-        widths = "->".join(map(str, [self.input_features, *self.hidden_features]))
-        return f"({widths}), {', '.join(dict.fromkeys(non_lin.__name__ for non_lin in self.non_lins))}"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import nn
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigAssertionError
 from maze.perception.blocks.base import Keys, Shapes, TensorDict, count_keys
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 from maze.perception.blocks.tensor_functions import check_heads, masked_attention, sequence_dims
@@ -34,6 +35,9 @@ class MultiHeadAttentionBlock(ShapeNormalizationBlock):
     :raises ConfigError: The inputs are not three or four, or the heads do not divide the features.
     """
 
+    n_sequences: ClassVar[int] = 3
+    """Number of inputs besides the mask: query, key and value, or one sequence that is all of them."""
+
     def __init__(
         self,
         in_keys: Keys,
@@ -49,21 +53,14 @@ class MultiHeadAttentionBlock(ShapeNormalizationBlock):
         vdim: int | None,
         use_key_padding_mask: bool,
     ) -> None:
-        expected = "query, key, value and, optionally, mask"
-        n_inputs, n_outputs = count_keys(in_keys, out_keys, type(self).__name__, (3, 4), expected)
-        in_num_dims = sequence_dims(in_shapes, n_inputs, [3, 3, 3, 2 if use_key_padding_mask else 3][:n_inputs])
+        n, name = self.n_sequences, type(self).__name__
+        expected = f"{'query, key and value' if n == 3 else 'the sequence'} and, optionally, of a mask"
+        n_inputs, n_outputs = count_keys(in_keys, out_keys, name, (n, n + 1), expected)
+        in_num_dims = sequence_dims(in_shapes, n_inputs, [*[3] * n, 2 if use_key_padding_mask else 3][:n_inputs])
         super().__init__(in_keys, out_keys, in_shapes, in_num_dims, out_num_dims=[in_num_dims[0], 3][:n_outputs])
-        self._is_flat = [n_dims == 2 for n_dims in in_num_dims[:3]]
-        self._is_flat += [n_dims == 2 and not use_key_padding_mask for n_dims in in_num_dims[3:]]
-        if use_key_padding_mask and n_inputs == 3:
-            raise ConfigAssertionError(f"{self.block_name}: `use_key_padding_mask` needs a fourth input key, the mask.")
+        self._is_flat = [n_dims == 2 for n_dims in in_num_dims[:n]]
+        self._is_flat += [n_dims == 2 and not use_key_padding_mask for n_dims in in_num_dims[n:]]
         embed_dim = self.output_features = self.in_shapes[0][-1]
-        for name, size, in_shape in (("kdim", kdim, self.in_shapes[1]), ("vdim", vdim, self.in_shapes[2])):
-            if size is not None and size != in_shape[-1]:
-                raise ConfigAssertionError(
-                    f"{self.block_name}: `{name}` is {size}, but the input has {in_shape[-1]} features; "
-                    "None takes it from the input."
-                )
         check_heads(self.block_name, num_heads, embed_dim)
         self.num_heads = num_heads
         self.add_input_to_output = add_input_to_output
@@ -74,18 +71,19 @@ class MultiHeadAttentionBlock(ShapeNormalizationBlock):
             bias=bias,
             add_bias_kv=add_bias_kv,
             add_zero_attn=add_zero_attn,
-            kdim=self.in_shapes[1][-1],
-            vdim=self.in_shapes[2][-1],
+            kdim=kdim or self.in_shapes[1 % n][-1],
+            vdim=vdim or self.in_shapes[2 % n][-1],
             batch_first=True,
         )
 
     @override(ShapeNormalizationBlock)
     def normalized_forward(self, block_input: TensorDict) -> TensorDict:
-        query, key, value, *masks = (
+        tensors = [
             block_input[in_key].unsqueeze(1) if is_flat else block_input[in_key]
             for in_key, is_flat in zip(self.in_keys, self._is_flat, strict=True)
-        )
-        valid = masks[0] if masks else None
+        ]
+        query, key, value = (tensors[index % self.n_sequences] for index in range(3))
+        valid = tensors[self.n_sequences] if len(tensors) > self.n_sequences else None
         output, weights = masked_attention(
             self.self_attn, query, key, value, valid=valid, need_weights=len(self.out_keys) == 2
         )
@@ -95,7 +93,3 @@ class MultiHeadAttentionBlock(ShapeNormalizationBlock):
         if weights is not None:
             outputs[self.out_keys[1]] = weights
         return outputs
-
-    @override(ShapeNormalizationBlock)
-    def extra_repr(self) -> str:
-        return f"num_heads: {self.num_heads}" + (", plus input" if self.add_input_to_output else "")

@@ -11,7 +11,7 @@ from maze.core.annotations import override
 from maze.perception.activations import activation_type
 from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict, count_keys
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
-from maze.perception.blocks.tensor_functions import check_pooling_function, pool
+from maze.perception.blocks.tensor_functions import pool, pooling_name
 
 _POINT_FEATURES = 64
 
@@ -96,9 +96,8 @@ class PointNetFeatureBlock(ShapeNormalizationBlock):
         expected = "the points and, optionally, of a mask"
         n_inputs, _ = count_keys(in_keys, out_keys, type(self).__name__, (1, 2), expected)
         super().__init__(in_keys, out_keys, in_shapes, in_num_dims=[3, 2][:n_inputs], out_num_dims=2)
-        check_pooling_function(self.block_name, "pooling_func_name", pooling_func_name)
         self.embedding_dim = self.output_units = embedding_dim
-        self.pooling_func_name = pooling_func_name
+        self.pooling_func_name = pooling_name(self.block_name, pooling_func_name)
         self.use_feature_transform = use_feature_transform
         activation = activation_type(non_lin, f"{self.block_name}.non_lin")
         n_features = self.in_shapes[0][-1]
@@ -120,9 +119,3 @@ class PointNetFeatureBlock(ShapeNormalizationBlock):
         if self.use_feature_transform:
             features = self.feature_transform(features, valid)
         return {self.out_keys[0]: pool(self.embedding(features), self.pooling_func_name, [-2], valid)}
-
-    @override(ShapeNormalizationBlock)
-    def extra_repr(self) -> str:
-        return f"embedding_dim: {self.embedding_dim}, {self.pooling_func_name}" + (
-            ", feature transform" if self.use_feature_transform else ""
-        )

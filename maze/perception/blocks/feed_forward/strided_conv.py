@@ -18,9 +18,6 @@ from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 Size: TypeAlias = int | tuple[int, ...]
 """One number for all spatial dimensions, or one each."""
 
-_CONVOLUTIONS: dict[int, type[nn.Conv1d | nn.Conv2d | nn.Conv3d]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
-_PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
-
 
 class StridedConvolutionBlock(ShapeNormalizationBlock):
     """Stack of convolutions, each followed by `non_lin`.
@@ -36,7 +33,7 @@ class StridedConvolutionBlock(ShapeNormalizationBlock):
     :param hidden_dilations: Distance of the kernel's elements in each layer; None: 1.
     :param hidden_padding: Padding on both sides in each layer; None: 0.
     :param padding_mode: `zeros`, `reflect`, `replicate` or `circular`; None: `zeros`.
-    :raises ConfigError: There is no such convolution, or no such padding.
+    :raises ConfigError: There is not one setting for each layer.
     """
 
     def __init__(
@@ -53,11 +50,6 @@ class StridedConvolutionBlock(ShapeNormalizationBlock):
         hidden_padding: Sequence[Size] | None,
         padding_mode: str | None,
     ) -> None:
-        if convolution_dimension not in _CONVOLUTIONS:
-            raise ConfigAssertionError(
-                f"StridedConvolutionBlock ({out_keys}): `convolution_dimension` must be 1, 2 or 3, "
-                f"found {convolution_dimension}."
-            )
         n_dims = convolution_dimension + 2
         super().__init__(in_keys, out_keys, in_shapes, in_num_dims=n_dims, out_num_dims=n_dims)
         self.input_channels = self.in_shapes[0][-convolution_dimension - 1]
@@ -70,11 +62,6 @@ class StridedConvolutionBlock(ShapeNormalizationBlock):
         self.hidden_dilations = self._sizes("hidden_dilations", hidden_dilations, default=1)
         self.hidden_padding = self._sizes("hidden_padding", hidden_padding, default=0)
         self.padding_mode = "zeros" if padding_mode is None else padding_mode
-        if self.padding_mode not in _PADDING_MODES:
-            raise ConfigAssertionError(
-                f"{self.block_name}: `padding_mode` must be one of {', '.join(_PADDING_MODES)}, found {padding_mode!r}."
-            )
-        self._check_spatial_sizes()
         self._gains_from_channels_last = (
             convolution_dimension == 2 and self.input_channels > 3 and min(self.hidden_kernels[0]) > 3
         )
@@ -82,7 +69,7 @@ class StridedConvolutionBlock(ShapeNormalizationBlock):
 
     def build_layer_dict(self) -> OrderedDict[str, nn.Module]:
         """The layers in order, by name."""
-        convolution: Any = _CONVOLUTIONS[self.convolution_dimension]
+        convolution: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[self.convolution_dimension - 1]
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         n_in = self.input_channels
         for index, n_out in enumerate(self.hidden_channels):
@@ -118,12 +105,6 @@ class StridedConvolutionBlock(ShapeNormalizationBlock):
     def normalized_forward(self, block_input: TensorDict) -> TensorDict:
         return {self.out_keys[0]: self.net(self.in_fastest_layout(block_input[self.in_keys[0]]))}
 
-    @override(ShapeNormalizationBlock)
-    def extra_repr(self) -> str:
-        channels = "->".join(map(str, [self.input_channels, *self.hidden_channels]))
-        kernels = ", ".join("x".join(map(str, kernel)) for kernel in self.hidden_kernels)
-        return f"{self.convolution_dimension}D ({channels}), kernels: {kernels}, {self.non_lin.__name__}"
-
     def _sizes(self, name: str, sizes: Sequence[Size] | None, default: int) -> list[tuple[int, ...]]:
         """One tuple with the size in each spatial dimension for each layer."""
         per_layer = [default] * len(self.hidden_channels) if sizes is None else list(sizes)
@@ -135,17 +116,3 @@ class StridedConvolutionBlock(ShapeNormalizationBlock):
                 f"{len(self.hidden_channels)} layers in `hidden_channels`; found {sizes}."
             )
         return tuples
-
-    def _check_spatial_sizes(self) -> None:
-        sizes = list(self.in_shapes[0][-self.convolution_dimension :])
-        layers = zip(self.hidden_kernels, self.hidden_strides, self.hidden_dilations, self.hidden_padding, strict=True)
-        for index, layer in enumerate(layers):
-            before = list(sizes)
-            for axis, (kernel, stride, dilation, padding) in enumerate(zip(*layer, strict=True)):
-                sizes[axis] = (before[axis] + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
-            if min(sizes) < 1:
-                raise ConfigAssertionError(
-                    f"{self.block_name}: layer {index} (kernel {layer[0]}, dilation {layer[2]}, padding {layer[3]}) is "
-                    f"larger than its input with spatial size {tuple(before)}; input {self.in_keys[0]!r} has the shape "
-                    f"{tuple(self.in_shapes[0])} (channels first)."
-                )

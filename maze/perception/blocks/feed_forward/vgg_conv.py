@@ -9,7 +9,6 @@ from itertools import pairwise
 from torch import nn
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigAssertionError
 from maze.perception.activations import activation_type
 from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
@@ -23,25 +22,16 @@ class VGGConvolutionBlock(ShapeNormalizationBlock):
 
     :param hidden_channels: Number of channels of each stage.
     :param non_lin: The activation after each convolution.
-    :raises ConfigError: There is no stage, or the image is too small for them.
     """
 
     def __init__(
         self, in_keys: Keys, out_keys: Keys, in_shapes: Shapes, hidden_channels: Sequence[int], non_lin: NonLinearity
     ) -> None:
         super().__init__(in_keys, out_keys, in_shapes, in_num_dims=4, out_num_dims=4)
-        if not hidden_channels:
-            raise ConfigAssertionError(f"{self.block_name}: `hidden_channels` is empty; give one number per stage.")
-        self.input_channels, height, width = self.in_shapes[0][-3:]
+        self.input_channels = self.in_shapes[0][-3]
         self.hidden_channels = list(hidden_channels)
         self.output_channels = [self.input_channels, *self.hidden_channels][-1]
         self.non_lin = activation_type(non_lin, f"{self.block_name}.non_lin")
-        if min(height, width) < 2 ** len(self.hidden_channels):
-            raise ConfigAssertionError(
-                f"{self.block_name}: {len(self.hidden_channels)} stages (`hidden_channels`), each of which halves "
-                f"height and width, need an image of at least {2 ** len(self.hidden_channels)} pixels; input "
-                f"{self.in_keys[0]!r} has the shape {tuple(self.in_shapes[0])} (channels, height, width)."
-            )
         self.net = nn.Sequential(self.build_layer_dict())
 
     def build_layer_dict(self) -> OrderedDict[str, nn.Module]:
@@ -58,7 +48,3 @@ class VGGConvolutionBlock(ShapeNormalizationBlock):
     @override(ShapeNormalizationBlock)
     def normalized_forward(self, block_input: TensorDict) -> TensorDict:
         return {self.out_keys[0]: self.net(block_input[self.in_keys[0]])}
-
-    @override(ShapeNormalizationBlock)
-    def extra_repr(self) -> str:
-        return f"({self.input_channels}->{'->'.join(map(str, self.hidden_channels))}), {self.non_lin.__name__}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigAssertionError
 from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict
 from maze.perception.blocks.tensor_functions import axis_from_end
 from maze.perception.program.network_program import Places, ProgramReader
@@ -15,20 +14,12 @@ class ConcatenationBlock(PerceptionBlock):
     """Concatenate the inputs in the order of `in_keys`; one input passes through unchanged.
 
     :param concat_dim: The axis to join; negative, or counted with one batch dimension at 0.
-    :raises ConfigError: The shapes differ in another dimension.
+    :raises ConfigError: There is no such axis.
     """
 
     def __init__(self, in_keys: Keys, out_keys: Keys, in_shapes: Shapes, concat_dim: int) -> None:
         super().__init__(in_keys, out_keys, in_shapes)
         self.concat_dim = axis_from_end(self.block_name, "concat_dim", concat_dim, len(self.in_shapes[0]))
-        rests = {
-            key: _without_axis(shape, self.concat_dim) for key, shape in zip(self.in_keys, self.in_shapes, strict=True)
-        }
-        if len(set(rests.values())) > 1:
-            raise ConfigAssertionError(
-                f"{self.block_name}: all inputs must have the same shape except along `concat_dim` ({concat_dim}), "
-                f"found {dict(zip(self.in_keys, self.in_shapes, strict=True))}."
-            )
 
     @override(PerceptionBlock)
     def forward(self, block_input: TensorDict) -> TensorDict:
@@ -37,13 +28,3 @@ class ConcatenationBlock(PerceptionBlock):
 
     def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
         return {self.out_keys[0]: reader.concatenate([inputs[key] for key in self.in_keys], self.concat_dim)}
-
-    @override(PerceptionBlock)
-    def extra_repr(self) -> str:
-        return f"concat_dim: {self.concat_dim}"
-
-
-def _without_axis(shape: Shapes, axis: int) -> tuple[object, ...]:
-    sizes = list(shape)
-    del sizes[axis : len(sizes) + axis + 1]
-    return tuple(sizes)

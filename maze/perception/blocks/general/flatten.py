@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigAssertionError
 from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict
 from maze.perception.program.network_program import Places, ProgramReader
 
@@ -12,16 +11,10 @@ class FlattenBlock(PerceptionBlock):
     """Join the last `num_flatten_dims` dimensions to one.
 
     :param num_flatten_dims: Number of dimensions to join; 0 gives a scalar a dimension of size one.
-    :raises ConfigError: The input has fewer dimensions.
     """
 
     def __init__(self, in_keys: Keys, out_keys: Keys, in_shapes: Shapes, num_flatten_dims: int) -> None:
         super().__init__(in_keys, out_keys, in_shapes)
-        if not 0 <= num_flatten_dims <= len(self.in_shapes[0]):
-            raise ConfigAssertionError(
-                f"{self.block_name}: `num_flatten_dims` must lie in [0, {len(self.in_shapes[0])}] for input "
-                f"{self.in_keys[0]!r} of shape {self.in_shapes[0]}, found {num_flatten_dims}."
-            )
         self.num_flatten_dims = num_flatten_dims
 
     @override(PerceptionBlock)
@@ -35,7 +28,3 @@ class FlattenBlock(PerceptionBlock):
 
     def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
         return {self.out_keys[0]: reader.flatten(inputs[self.in_keys[0]], self.num_flatten_dims)}
-
-    @override(PerceptionBlock)
-    def extra_repr(self) -> str:
-        return f"num_flatten_dims: {self.num_flatten_dims}"

@@ -46,10 +46,6 @@ class FunctionalBlock(PerceptionBlock):
             )
         return dict(zip(self.out_keys, outputs, strict=True))
 
-    @override(PerceptionBlock)
-    def extra_repr(self) -> str:
-        return getattr(self.func, "__name__", type(self.func).__name__)
-
 
 def _binds_by_name(func: Callable[..., Any], names: Sequence[str]) -> bool:
     try:

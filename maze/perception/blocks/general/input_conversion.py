@@ -12,7 +12,7 @@ from torch import nn
 from maze.core.annotations import override
 from maze.core.errors import ConfigAssertionError
 from maze.core.utils.stats_utils import CumulativeMovingMeanStd
-from maze.perception.blocks.base import FunctionBlock, Keys, PerceptionBlock, Shapes
+from maze.perception.blocks.base import FunctionBlock, Keys, Shapes
 from maze.perception.program.network_program import Array, Places, ProgramReader
 
 
@@ -103,11 +103,6 @@ class CategoryEncodingBlock(FunctionBlock):
             )
         return [int(number) for number in value]
 
-    @override(PerceptionBlock)
-    def extra_repr(self) -> str:
-        kind = "one-hot" if self.embedding_dim is None else f"embedded in {self.embedding_dim}"
-        return f"{sum(self.num_categories)} categories, {kind}"
-
 
 _RESOLUTION = 1e-7
 """A deviation below this share of the mean is rounding noise of float32: the entry is constant."""
@@ -177,10 +172,6 @@ class RunningNormalizationBlock(FunctionBlock):
         for buffer, value in ((self.mean, mean), (self.variance, variance), (self.offset, mean), (self.scale, scale)):
             buffer.copy_(torch.from_numpy(value))
 
-    @override(PerceptionBlock)
-    def extra_repr(self) -> str:
-        return f"from {int(self.count):,} observations, clipped to {self.clip:g}"
-
 
 class ScalingBlock(FunctionBlock):
     """Multiply the input, of any shape and type, by constants, so that large numbers do not dominate small ones.
@@ -201,10 +192,6 @@ class ScalingBlock(FunctionBlock):
                 f"each entry of the last dimension of {self.in_keys[0]!r}, whose shape is {shape}."
             )
         self.register_buffer("factors", factors, persistent=False)
-
-    @override(PerceptionBlock)
-    def extra_repr(self) -> str:
-        return f"times {self.factors.item():.3g}" if not self.factors.dim() else f"times {len(self.factors)} factors"
 
     @override(FunctionBlock)
     def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:

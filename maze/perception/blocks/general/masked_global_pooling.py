@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigAssertionError
 from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict
-from maze.perception.blocks.tensor_functions import axis_from_end, check_pooling_function, pool
+from maze.perception.blocks.tensor_functions import axis_from_end, pool, pooling_name
 
 
 class MaskedGlobalPoolingBlock(PerceptionBlock):
@@ -20,30 +19,18 @@ class MaskedGlobalPoolingBlock(PerceptionBlock):
     :param pooling_func: `mean`, `sum`, `max` or `min`.
     :param pooling_dim: The axis or axes to pool over, which the output does not have any more; negative, or counted
         with one batch dimension at 0.
-    :raises ConfigError: The inputs are not one or two, or the mask does not fit the features.
+    :raises ConfigError: There is no such function or axis.
     """
 
     def __init__(
         self, in_keys: Keys, out_keys: Keys, in_shapes: Shapes, pooling_func: str, pooling_dim: int | Sequence[int]
     ) -> None:
         super().__init__(in_keys, out_keys, in_shapes)
-        if len(self.in_keys) > 2:
-            raise ConfigAssertionError(
-                f"{self.block_name}: expected the keys of the features and, optionally, of the mask; "
-                f"found {self.in_keys}."
-            )
-        check_pooling_function(self.block_name, "pooling_func", pooling_func)
         n_dims = len(self.in_shapes[0])
         axes = [pooling_dim] if isinstance(pooling_dim, int) else list(pooling_dim)
-        self.pooling_func = pooling_func
+        self.pooling_func = pooling_name(self.block_name, pooling_func)
         self.pooling_dim = [axis_from_end(self.block_name, "pooling_dim", axis, n_dims) for axis in axes]
-        mask_shape = tuple(self.in_shapes[-1])
-        if mask_shape != tuple(self.in_shapes[0][: len(mask_shape)]):
-            raise ConfigAssertionError(
-                f"{self.block_name}: the mask {self.in_keys[-1]!r} must have the first dimensions of the features "
-                f"{self.in_keys[0]!r} of shape {self.in_shapes[0]}, found {mask_shape}."
-            )
-        self._n_unmasked_dims = n_dims - len(mask_shape)
+        self._n_unmasked_dims = n_dims - len(self.in_shapes[-1])
 
     @override(PerceptionBlock)
     def forward(self, block_input: TensorDict) -> TensorDict:
@@ -53,7 +40,3 @@ class MaskedGlobalPoolingBlock(PerceptionBlock):
             valid = masks[0] > 0
             valid = valid.reshape(valid.shape + (1,) * self._n_unmasked_dims)
         return {self.out_keys[0]: pool(features, self.pooling_func, self.pooling_dim, valid)}
-
-    @override(PerceptionBlock)
-    def extra_repr(self) -> str:
-        return f"{self.pooling_func} over {self.pooling_dim}" + (", masked" if len(self.in_keys) == 2 else "")

@@ -8,7 +8,7 @@ import torch
 
 from maze.core.annotations import override
 from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict
-from maze.perception.blocks.tensor_functions import axis_from_end, index_from_start
+from maze.perception.blocks.tensor_functions import axis_from_end
 
 
 class MultiIndexSlicingBlock(PerceptionBlock):
@@ -27,9 +27,7 @@ class MultiIndexSlicingBlock(PerceptionBlock):
         shape = self.in_shapes[0]
         indices = [select_idxs] if isinstance(select_idxs, int) else list(select_idxs)
         self.select_dim = axis_from_end(self.block_name, "select_dim", select_dim, len(shape))
-        self.select_idxs = [
-            index_from_start(self.block_name, "select_idxs", index, shape[self.select_dim]) for index in indices
-        ]
+        self.select_idxs = [index if index >= 0 else index + shape[self.select_dim] for index in indices]
         # A buffer moves with the module; it is a constant, not a state to save.
         self.register_buffer("select_index", torch.tensor(self.select_idxs, dtype=torch.long), persistent=False)
 
@@ -37,7 +35,3 @@ class MultiIndexSlicingBlock(PerceptionBlock):
     def forward(self, block_input: TensorDict) -> TensorDict:
         (tensor,) = self.gather_inputs(block_input)
         return {self.out_keys[0]: tensor.index_select(tensor.dim() + self.select_dim, self.select_index)}
-
-    @override(PerceptionBlock)
-    def extra_repr(self) -> str:
-        return f"select_dim: {self.select_dim}, select_idxs: {self.select_idxs}"

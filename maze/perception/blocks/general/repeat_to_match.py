@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigAssertionError
 from maze.perception.blocks.base import Keys, PerceptionBlock, TensorDict
 from maze.perception.blocks.tensor_functions import axis_from_end
 
@@ -18,26 +17,16 @@ class RepeatToMatchBlock(PerceptionBlock):
 
     :param in_keys: Key of the input to repeat, and key of the input to match.
     :param repeat_at_idx: The axis in the output; negative, or counted with one batch dimension at 0.
-    :raises ConfigError: The inputs are not two, or the first has not one dimension less.
+    :raises ConfigError: There is no such axis.
     """
 
     def __init__(
         self, in_keys: list[str], out_keys: Keys, in_shapes: Sequence[Sequence[int]], repeat_at_idx: int
     ) -> None:
         super().__init__(in_keys, out_keys, in_shapes)
-        if len(self.in_keys) != 2:
-            raise ConfigAssertionError(
-                f"{self.block_name}: expected two input keys (repeat, match), found {self.in_keys}."
-            )
         shape, reference = self.in_shapes
         self.repeat_at_idx = axis_from_end(self.block_name, "repeat_at_idx", repeat_at_idx, len(reference))
         self._adds_axis = len(shape) == len(reference) - 1
-        if not self._adds_axis and (len(shape) != len(reference) or shape[self.repeat_at_idx] != 1):
-            raise ConfigAssertionError(
-                f"{self.block_name}: input {self.in_keys[0]!r} must have one dimension less than {self.in_keys[1]!r} "
-                f"(shape {tuple(reference)}), or as many and size 1 at `repeat_at_idx` = {repeat_at_idx}; "
-                f"found shape {tuple(shape)}."
-            )
 
     @override(PerceptionBlock)
     def forward(self, block_input: TensorDict) -> TensorDict:
@@ -47,7 +36,3 @@ class RepeatToMatchBlock(PerceptionBlock):
         sizes = list(tensor.shape)
         sizes[self.repeat_at_idx] = reference.shape[self.repeat_at_idx]
         return {self.out_keys[0]: tensor.expand(sizes)}
-
-    @override(PerceptionBlock)
-    def extra_repr(self) -> str:
-        return f"repeat_at_idx: {self.repeat_at_idx}"

@@ -67,7 +67,3 @@ class SelfAttentionConvBlock(ShapeNormalizationBlock):
         if len(self.out_keys) == 2:
             outputs[self.out_keys[1]] = weights
         return outputs
-
-    @override(ShapeNormalizationBlock)
-    def extra_repr(self) -> str:
-        return f"embed_dim: {self.embed_dim}" + (", plus input" if self.add_input_to_output else "")

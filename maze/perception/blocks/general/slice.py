@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from maze.core.annotations import override
 from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict
-from maze.perception.blocks.tensor_functions import axis_from_end, index_from_start
+from maze.perception.blocks.tensor_functions import axis_from_end
 
 
 class SliceBlock(PerceptionBlock):
@@ -16,16 +16,10 @@ class SliceBlock(PerceptionBlock):
 
     def __init__(self, in_keys: Keys, out_keys: Keys, in_shapes: Shapes, slice_dim: int, slice_idx: int) -> None:
         super().__init__(in_keys, out_keys, in_shapes)
-        shape = self.in_shapes[0]
-        self.slice_dim = axis_from_end(self.block_name, "slice_dim", slice_dim, len(shape))
-        index_from_start(self.block_name, "slice_idx", slice_idx, shape[self.slice_dim])
+        self.slice_dim = axis_from_end(self.block_name, "slice_dim", slice_dim, len(self.in_shapes[0]))
         self.slice_idx = slice_idx  # not resolved: -1 is the last step of sequences of any length
 
     @override(PerceptionBlock)
     def forward(self, block_input: TensorDict) -> TensorDict:
         (tensor,) = self.gather_inputs(block_input)
         return {self.out_keys[0]: tensor.select(self.slice_dim, self.slice_idx)}
-
-    @override(PerceptionBlock)
-    def extra_repr(self) -> str:
-        return f"slice_dim: {self.slice_dim}, slice_idx: {self.slice_idx}"

@@ -40,7 +40,3 @@ class TorchModelBlock(ShapeNormalizationBlock):
                 f"{self.out_keys}."
             )
         return outputs
-
-    @override(ShapeNormalizationBlock)
-    def extra_repr(self) -> str:
-        return type(self.net).__name__

@@ -119,11 +119,6 @@ class SetAttentionBlock(ShapeNormalizationBlock):
             parts.append(reader.flatten(items, 2))
         return dict(zip(self.out_keys, (reader.concatenate(parts, axis=-1), features), strict=False))
 
-    @override(ShapeNormalizationBlock)
-    def extra_repr(self) -> str:
-        places = ", places kept" if self.keep_places else ""
-        return f"{self.dense_block.extra_repr()}\nheads: {self.num_heads}{places}"
-
 
 def _one_by_one(masks: Sequence[_T]) -> list[list[_T]]:
     """Return the masks to pool with, one at a time; without masks, one pooling over all items."""
@@ -267,9 +262,3 @@ class ItemScoresBlock(ShapeNormalizationBlock):
         added = reader.apply(_ADDED_TO_ITEMS, reader.layer(self.item_layer, items), *of_vectors)
         scores = reader.layer(self.score_layer, reader.layer(self.hidden, added))
         return {self.out_keys[0]: reader.apply(_ADDED_SCORES, scores, *logits)}
-
-    @override(ShapeNormalizationBlock)
-    def extra_repr(self) -> str:
-        widths = [layer.out_features for layer in (self.item_layer, *self.hidden) if isinstance(layer, nn.Linear)]
-        items, *vectors = self.in_keys[self._n_logits :]
-        return f"{items} with {', '.join(vectors)}\n({'->'.join(map(str, [*widths, 1]))})"

@@ -126,7 +126,3 @@ class ImageDenseBlock(PerceptionBlock):
         image = image * self.scale if floats is image else floats.mul_(self.scale)
         output: TensorDict = self.conv_block({self.conv_block.in_keys[0]: image})
         return output
-
-    @override(PerceptionBlock)
-    def extra_repr(self) -> str:
-        return f"{self.layout}, times {self.scale:g}\n{self.conv_block.extra_repr()}"

@@ -51,10 +51,6 @@ class LinearOutputBlock(ShapeNormalizationBlock):
     def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
         return {self.out_keys[0]: reader.layer(self.net, inputs[self.in_keys[0]])}
 
-    @override(ShapeNormalizationBlock)
-    def extra_repr(self) -> str:
-        return f"({self.input_units}->{self.output_units})"
-
 
 class GaussianOutputBlock(ShapeNormalizationBlock):
     """Logits of a normal distribution: means by a linear layer, and one learned logarithm of the standard deviation for
@@ -89,7 +85,3 @@ class GaussianOutputBlock(ShapeNormalizationBlock):
         latent = inputs[self.in_keys[0]]
         parts = [reader.layer(layer, latent) for layer in (self.mean_layer, self.log_std_layer)]
         return {self.out_keys[0]: reader.concatenate(parts, axis=-1)}
-
-    @override(ShapeNormalizationBlock)
-    def extra_repr(self) -> str:
-        return f"({self.mean_layer.in_features}->{self.mean_layer.out_features} means, own deviations)"

@@ -46,11 +46,3 @@ class LSTMBlock(ShapeNormalizationBlock):
     def normalized_forward(self, block_input: TensorDict) -> TensorDict:
         states, _ = self.net(block_input[self.in_keys[0]])
         return {self.out_keys[0]: self.output(states)}
-
-    @override(ShapeNormalizationBlock)
-    def extra_repr(self) -> str:
-        return (
-            f"({self.input_units}->{self.hidden_size}), layers: {self.num_layers}"
-            + (", bidirectional" if self.bidirectional else "")
-            + f", {self.non_lin.__name__}"
-        )

@@ -101,10 +101,6 @@ class RecurrentCellBlock(ShapeNormalizationBlock):
             output, *final = self.cell.unrolled(inputs, torch.tensor(batch_sizes), state_parts, *options)
         return output, torch.cat(final, dim=-1).squeeze(0)
 
-    @override(ShapeNormalizationBlock)
-    def extra_repr(self) -> str:
-        return f"({self.input_units}->{self.hidden_size}), {type(self.cell).__name__.strip('_').lower()}"
-
 
 # -- cells -----------------------------------------------------------------------------------------
 

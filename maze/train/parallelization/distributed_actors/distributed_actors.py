@@ -21,10 +21,14 @@ from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, Log
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.utils.update_profile import COLLECTING, timed
 from maze.core.wrappers.log_stats_wrapper import stats_value
-from maze.train.parallelization.distributed_actors.env_groups import Fragment, RolloutPacket, join_rollouts
-from maze.train.parallelization.vector_env.env_batch import ActorSpaces
+from maze.train.parallelization.distributed_actors.env_groups import (
+    Fragment,
+    RolloutPacket,
+    RolloutPlan,
+    join_rollouts,
+)
 from maze.train.parallelization.vector_env.replay_log import states_for
-from maze.train.parallelization.vector_env.vector_env_utils import StatsDecoder
+from maze.train.parallelization.vector_env.vector_env_utils import ActorSpaces, StatsDecoder
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
@@ -115,6 +119,7 @@ class DistributedActors(EpisodeCollector, ABC):
         self.batch_size = batch_size
         self.envs_per_actor = envs_per_actor
         super().__init__()
+        self._plan = RolloutPlan(n_rollout_steps, with_logits=True, keeps_terminal=False, begins=False)
         self._batch: RolloutColumns | None = None
 
     @abstractmethod
@@ -247,11 +252,6 @@ class ClusterEvents(ABC):
     def calls_per_second(self, value: float, actor: int) -> None:
         """Rollout fragments or population slices that an actor completed per second."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("node")
-    def calls_per_second_of_node(self, value: float, node: str) -> None:
-        """The same for all actors of a machine; lost actors count for their last machine."""
-
     @define_epoch_stats(np.mean, output_name="mean")
     @define_epoch_stats(max, output_name="max")
     def fragment_age(self, value: float) -> None:
@@ -293,7 +293,7 @@ class WorkCounter:
     def report(
         self,
         statistics: LogStatsAggregator,
-        nodes: Sequence[str],
+        n_actors: int,
         n_there: int,
         n_under_way: int,
         megabytes: float | None = None,
@@ -301,7 +301,7 @@ class WorkCounter:
         """Add the counts since the last report to the statistics of an epoch.
 
         :param statistics: Statistics of the epoch.
-        :param nodes: Name of the machine of each actor.
+        :param n_actors: Number of actors, including lost ones.
         :param n_there: Number of running actors.
         :param n_under_way: Number of calls that are not completed.
         :param megabytes: Memory in use in the object store; `None`: there is no object store.
@@ -312,17 +312,13 @@ class WorkCounter:
         seconds, self._since = max(now - self._since, 1e-9), now
         events.actor_restarts(value=self.n_restarts - self._n_reported)
         events.actors_there(value=n_there)
-        events.actors_busy(value=self._busy / max(len(nodes), 1) / seconds)
+        events.actors_busy(value=self._busy / max(n_actors, 1) / seconds)
         events.learner_waiting(value=self._waited / seconds)
         events.calls_under_way(value=n_under_way)
         if megabytes is not None:
             events.object_store_megabytes(value=megabytes)
-        of_node: Counter[str] = Counter()
-        for actor, node in enumerate(nodes):
+        for actor in range(n_actors):
             events.calls_per_second(value=self._n_calls[actor] / seconds, actor=actor)
-            of_node[node] += self._n_calls[actor]
-        for node, n_calls in of_node.items():
-            events.calls_per_second_of_node(value=n_calls / seconds, node=node)
         self._n_reported, self._busy, self._waited = self.n_restarts, 0.0, 0.0
         self._n_calls.clear()
         return events
@@ -398,9 +394,6 @@ class ActorsAhead(DistributedActors):
         self._report_work()
         super().write_epoch_stats()
 
-    def _restore_wrappers(self) -> None:
-        """Load the learned statistics into the wrappers of running actors."""
-
     def _open(self) -> None:
         """Reset tickets and queue before the actors start."""
         self._tickets = RolloutTickets(self.n_actors, self.batch_size, self._queue_size)
@@ -457,7 +450,7 @@ class ActorsAhead(DistributedActors):
         self._learned.clear()
         if any(learned):
             self._learned.update({actor: learned[actor * n : (actor + 1) * n] for actor in range(self.n_actors)})
-        self._restore_wrappers()
+        self.stop()  # actors that are started again continue from the statistics
         reason = "asynchronous actors run ahead of the learner; their state depends on timing and cannot be restored"
         return dict.fromkeys(range(len(learned)), reason)
 

@@ -14,6 +14,7 @@ from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID
 from maze.core.rollout.rollout_columns import RolloutColumns
 from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.core.utils.worker_pool import env_slices
 from maze.train.parallelization.distributed_actors.base_distributed_workers_with_buffer import (
     BaseDistributedWorkersWithBuffer,
 )
@@ -179,7 +180,7 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
     def state_dict(self) -> dict[str, Any]:
         self.finish_rollouts()
         rows = [row for group in self._groups for row in group.rows.state()]
-        environments = joint_state(group.env for group in self._groups)
+        environments = joint_state(group.env.state_dict() for group in self._groups)
         return {**super().state_dict(), "turn": self._turn, "n_groups": len(self._groups), "rows": rows, **environments}
 
     @override(BaseDistributedWorkersWithBuffer)
@@ -192,7 +193,13 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
             states = [{"problem": state.get("problem", reason), "wrappers": state["wrappers"]} for state in states]
         else:
             self._turn = state_dict["turn"]
-        problems = load_joint_state([group.env for group in self._groups], {"environments": states})
+        problems = load_joint_state(
+            list(env_slices(self.n_workers, len(self._groups))),
+            {"environments": states},
+            lambda states: [
+                group.env.load_state_dict(state) for group, state in zip(self._groups, states, strict=True)
+            ],
+        )
         rows = state_dict.get("rows", [])
         first = 0
         for group in self._groups:

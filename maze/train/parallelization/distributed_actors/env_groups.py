@@ -24,10 +24,8 @@ from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.update_profile import TRANSFER, timed
 from maze.core.utils.worker_pool import env_slices
 from maze.core.wrappers.reward_wrappers import statistics_states
-from maze.train.parallelization.vector_env.env_batch import ActorSpaces
-from maze.train.parallelization.vector_env.replay_log import states_for
-from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv, checked_seeds
-from maze.train.parallelization.vector_env.vector_env_utils import EncodedStats, StatsEncoder
+from maze.train.parallelization.vector_env.structured_vector_env import DividedVectorEnv, StructuredVectorEnv
+from maze.train.parallelization.vector_env.vector_env_utils import ActorSpaces, EncodedStats, StatsEncoder
 
 if TYPE_CHECKING:
     from maze.core.agent.policy import Policy
@@ -195,7 +193,7 @@ class EnvGroup:
     ) -> None:
         self.env = env
         self._name = name
-        self._generator = RolloutGenerator(env)
+        self.generator = RolloutGenerator(env)
         self._columns: dict[tuple[int, bool], RolloutColumns] = {}
         self._episodes: list[LogStats] = []
         env.epoch_stats = EpisodeRelay(self._episodes.append)
@@ -228,8 +226,8 @@ class EnvGroup:
             shapes = logits_shapes_of(policy, env.action_spaces_dict) if plan.with_logits else None
             self._columns = {key: RolloutColumns.for_env(env, plan.n_steps, shapes)}
         if plan.begins:
-            self._generator.reset()
-        return RolloutPacket.of(collected(self._generator, policy, self._columns[key], self._name))
+            self.generator.reset()
+        return RolloutPacket.of(collected(self.generator, policy, self._columns[key], self._name))
 
     def play(self, policy: Policy, budget: np.ndarray, deterministic: bool) -> None:
         """Play `budget` episodes of each environment, `[n_envs]`; see :meth:`StructuredVectorEnv.play_episodes`."""
@@ -312,7 +310,7 @@ class Fragment(NamedTuple):
     """State of the policy's generators afterwards, if the learner needs it."""
 
 
-class GroupedVectorEnv(StructuredVectorEnv, ABC):
+class GroupedVectorEnv(DividedVectorEnv, ABC):
     """Environments in groups. A group collects whole rollouts and plays whole episodes; single steps are not possible.
 
     The first group draws from the generators of the policy. Each other group starts every rollout with a seed derived
@@ -327,24 +325,8 @@ class GroupedVectorEnv(StructuredVectorEnv, ABC):
     acts = True
 
     def __init__(self, sizes: Sequence[int], spaces: ActorSpaces, logging_prefix: str | None) -> None:
-        super().__init__(
-            sum(sizes),
-            spaces.action_spaces_dict,
-            spaces.observation_spaces_dict,
-            spaces.agent_counts_dict,
-            logging_prefix,
-        )
-        self.n_instances = spaces.n_instances
-        self.groups = group_slices(sizes)
+        super().__init__(group_slices(sizes), spaces, logging_prefix)
         self._seeds: list[Any] = [None] * self.n_envs
-
-    @abstractmethod
-    def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call a method of the vector environment of each group.
-
-        :param method: Name of the method.
-        :param arguments: Arguments by group.
-        """
 
     @abstractmethod
     def _act(self, policy: Policy, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -355,25 +337,10 @@ class GroupedVectorEnv(StructuredVectorEnv, ABC):
         :param arguments: Further arguments by group.
         """
 
-    @override(StructuredVectorEnv)
+    @override(DividedVectorEnv)
     def seed(self, seeds: Sequence[Any]) -> None:
-        self._seeds = checked_seeds(seeds, self.n_envs)
-        self._call("seed", [(self._seeds[group],) for group in self.groups])
-
-    @override(StructuredVectorEnv)
-    def state_dict(self, with_running: bool = True) -> dict[str, Any]:
-        states = self._call("state_dict", [(with_running,)] * len(self.groups))
-        return {"environments": [state for of_group in states for state in of_group["environments"]]}
-
-    @override(StructuredVectorEnv)
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
-        states = states_for(state_dict, self.n_envs)
-        answers = self._call("load_state_dict", [({"environments": states[group]},) for group in self.groups])
-        return {
-            group.start + index: problem
-            for group, problems in zip(self.groups, answers, strict=True)
-            for index, problem in problems.items()
-        }
+        self._seeds = list(seeds)
+        super().seed(seeds)
 
     def _generators(self, policy: Policy) -> list[Generators]:
         """Return the generators of each group."""
@@ -447,13 +414,13 @@ class LocalGroups(GroupedVectorEnv):
                 generators.hand_to(of_group)
         return self._copies
 
-    @override(GroupedVectorEnv)
+    @override(DividedVectorEnv)
     def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         return [member.call(method, *of_group) for member, of_group in zip(self._members, arguments, strict=True)]
 
     @override(StructuredVectorEnv)
     def close(self) -> None:
-        self._call("close", [()] * len(self._members))
+        self._call_all("close")
 
 
 def in_groups(

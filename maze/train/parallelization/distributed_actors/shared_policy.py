@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
-import cloudpickle
 import numpy as np
 import torch
 
@@ -60,21 +59,6 @@ def tensors_of(state_dict: Mapping[Any, Any]) -> Iterator[torch.Tensor]:
             yield value
 
 
-class PolicyCopy:
-    """Copy of the learner's policy in another process.
-
-    :param pickled: The pickled policy.
-    """
-
-    def __init__(self, pickled: bytes) -> None:
-        self.policy: Any = cloudpickle.loads(pickled)
-        self.live_weights: Mapping[str, Any] = {}
-        """Weights to overwrite with those of the learner; empty: the policy is no `TorchPolicy`."""
-        if isinstance(self.policy, TorchPolicy):
-            self.policy.eval()
-            self.live_weights = self.policy.state_dict()
-
-
 class MadeOnce(Generic[T]):
     """Cache of a value made from an object, until another object is given."""
 
@@ -98,9 +82,10 @@ class MadeOnce(Generic[T]):
 
 
 def copied_to_cpu(policy: TorchPolicy) -> TorchPolicy:
-    """Return a copy of a policy on the CPU."""
+    """Return a copy of a policy on the CPU that acts in evaluation mode."""
     portable = copy.deepcopy(policy)
     portable.to("cpu")
+    portable.eval()
     return portable
 
 

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing import forkserver
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import cloudpickle
-
 from maze.core.annotations import override
 from maze.core.utils.worker_pool import WorkerPool, env_slices, process_context
 from maze.core.utils.worker_process import Host
-from maze.core.wrappers.reward_wrappers import load_statistics_states
 from maze.train.parallelization.distributed_actors.distributed_actors import (
     ActorsAhead,
     DistributedActors,
     WorkCounter,
 )
 from maze.train.parallelization.distributed_actors.env_groups import EnvGroup, RolloutPlan
-from maze.train.parallelization.distributed_actors.shared_policy import PolicyCopy, SharedPolicyWeights, copied_to_cpu
-from maze.train.parallelization.vector_env.env_batch import ActorSpaces, check_same_spaces
+from maze.train.parallelization.distributed_actors.shared_policy import SharedPolicyWeights, copied_to_cpu
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
-from maze.train.parallelization.vector_env.vector_env_utils import StatsDecoder, StatsEncoder
+from maze.train.parallelization.vector_env.vector_env_utils import (
+    ActorSpaces,
+    StatsDecoder,
+    StatsEncoder,
+    check_same_spaces,
+)
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
@@ -32,19 +32,29 @@ if TYPE_CHECKING:
 class Actor(Host):
     """Collects rollouts in a worker process, one for each ticket.
 
-    :param index: Index of the actor.
     :param env_factories: Each makes one environment.
-    :param n_rollout_steps: Number of environment steps of a rollout.
+    :param group: Further arguments of :class:`EnvGroup`: name, seeds and statistics of wrappers.
+    :param policy: The policy.
+    :param policy_seed: Seed of its random generators.
+    :param plan: Parameters of the rollouts.
+    :param n_slots: Number of versions of the weights in shared memory.
     """
 
     sends_in_background: ClassVar[bool] = True
 
-    def __init__(self, index: int, env_factories: Sequence[Callable[[], Any]], n_rollout_steps: int) -> None:
-        self._index = index
-        self.env_factories = env_factories
-        self._plan = RolloutPlan(n_rollout_steps, with_logits=True, keeps_terminal=False, begins=False)
+    def __init__(
+        self,
+        env_factories: Sequence[Callable[[], Any]],
+        group: tuple[str, list[Any], list[Any]],
+        policy: TorchPolicy,
+        policy_seed: Any,
+        plan: RolloutPlan,
+        n_slots: int,
+    ) -> None:
+        self._env_factories, self._of_group = env_factories, group
+        self._policy, self._policy_seed, self._plan, self._n_slots = policy, policy_seed, plan, n_slots
         self._encoder = StatsEncoder()
-        self._env: SequentialVectorEnv | None = None
+        self._group: EnvGroup | None = None
         self._n_tickets = self._version = self._loaded_version = 0
 
     @property
@@ -54,39 +64,34 @@ class Actor(Host):
 
     @override(Host)
     def open(self) -> ActorSpaces:
-        self._env = SequentialVectorEnv(self.env_factories)
-        return ActorSpaces.of(self._env)
+        self._policy.seed(self._policy_seed)
+        self._group = EnvGroup(SequentialVectorEnv(self._env_factories), *self._of_group)
+        return self._group.spaces()
 
     @override(Host)
     def advance(self) -> None:
+        assert self._group is not None, "`open` comes first"
         if self._version != self._loaded_version:
-            self._weights.read(self._version, self._copy.live_weights)
+            self._weights.read(self._version, self._live_weights)
             self._loaded_version = self._version
         start = time.perf_counter()
-        packet = self._group.collect(self._copy.policy, self._plan)
+        packet = self._group.collect(self._policy, self._plan)
         seconds = time.perf_counter() - start
         self._n_tickets -= 1
         self.report((self._group.fragment(packet, self._encoder), self._version, seconds))
 
     @override(Host)
     def close(self) -> None:
-        if self._env is not None:
-            self._env.close()
+        if self._group is not None:
+            self._group.close()
 
-    def start(self, pickled_policy: bytes, n_slots: int, agent_seed: Any, env_seeds: list[Any], fd: int) -> None:
-        """Receive the policy and the shared memory of its weights.
+    def share_weights(self, fd: int) -> None:
+        """Receive the shared memory of the weights.
 
-        :param pickled_policy: The policy.
-        :param n_slots: Number of versions of the weights in shared memory.
-        :param agent_seed: Seed of the policy.
-        :param env_seeds: A seed for each environment.
-        :param fd: File descriptor of the shared memory.
+        :param fd: Its file descriptor.
         """
-        assert self._env is not None
-        self._group = EnvGroup(self._env, f"Actor {self._index}", env_seeds)
-        self._copy = PolicyCopy(pickled_policy)
-        self._copy.policy.seed(agent_seed)
-        self._weights = SharedPolicyWeights(self._copy.live_weights, n_slots, fd)
+        self._live_weights = self._policy.state_dict()
+        self._weights = SharedPolicyWeights(self._live_weights, self._n_slots, fd)
 
     def add_tickets(self, n_more: int) -> None:
         """Receive tickets.
@@ -101,15 +106,6 @@ class Actor(Host):
         :param version: Number of the version.
         """
         self._version = version
-
-    def load_wrappers(self, states: list[Any]) -> None:
-        """Load running statistics into the wrappers.
-
-        :param states: States by environment.
-        """
-        assert self._env is not None
-        for env, state in zip(self._env.envs, states, strict=True):
-            load_statistics_states(env, state)
 
 
 class SubprocDistributedActors(ActorsAhead):
@@ -180,24 +176,23 @@ class SubprocDistributedActors(ActorsAhead):
         policy = copied_to_cpu(self.policy)
         self._weights = SharedPolicyWeights(policy.state_dict(), self._tickets.max_age + 2)
         slices = list(env_slices(self.n_actors * self.envs_per_actor, self.n_actors))
-        factories = [self.env_factory] * self.envs_per_actor
-        actors = [Actor(index, factories, self.n_rollout_steps) for index in range(self.n_actors)]
-        pool = WorkerPool(actors, slices, self._start_method)
+        actors = []
+        env_seeds, agent_seeds = self._seeds_now()
+        for index, rows in enumerate(slices):
+            group = (f"Actor {index}", env_seeds[rows], self._learned.get(index, []))
+            factories, policy_seed = [self.env_factory] * self.envs_per_actor, agent_seeds[index]
+            actors.append(Actor(factories, group, policy, policy_seed, self._plan, self._tickets.max_age + 2))
+        self._pool = pool = WorkerPool(actors, slices, self._start_method)
         try:
             spaces: list[ActorSpaces] = pool.gather("building the environments")
             for rows, of_actor in zip(slices, spaces, strict=True):
-                check_same_spaces(spaces[0], of_actor, rows.start)
-            env_seeds, agent_seeds = self._seeds_now()
-            common = (cloudpickle.dumps(policy), self._tickets.max_age + 2)
-            arguments = [(*common, seed, env_seeds[rows]) for seed, rows in zip(agent_seeds, slices, strict=True)]
-            pool.call_each("start", arguments, self._weights.memory.fd)
+                check_same_spaces(spaces[0], of_actor, f"environment {rows.start}")
+            pool.call("share_weights", fd=self._weights.memory.fd)
         except BaseException:
-            pool.close()
+            self.stop()
             raise
-        self._pool, self._spaces = pool, spaces[0]
+        self._spaces = spaces[0]
         self._decoders = [StatsDecoder() for _ in actors]
-        self._weights.write(0, policy.state_dict())
-        self._restore_wrappers()
         for worker in pool.workers:
             pool.tell(worker, "add_tickets", self._tickets.n_issued(worker.index))
 
@@ -218,7 +213,7 @@ class SubprocDistributedActors(ActorsAhead):
     @override(ActorsAhead)
     def _report_work(self) -> None:
         n_under_way = sum(self._tickets.n_issued(actor) for actor in range(self.n_actors)) - len(self._arrived)
-        self._work.report(self.epoch_stats, [platform.node()] * self.n_actors, self.n_actors, n_under_way)
+        self._work.report(self.epoch_stats, self.n_actors, self.n_actors, n_under_way)
 
     @override(ActorsAhead)
     def _issue(self, actor: int) -> None:
@@ -234,10 +229,3 @@ class SubprocDistributedActors(ActorsAhead):
             self._work.done(worker.index, seconds)
             packet = self._take(worker.index, fragment, self._decoders[worker.index])
             self._arrived.append((worker.index, packet, version))
-
-    @override(ActorsAhead)
-    def _restore_wrappers(self) -> None:
-        if self._pool is not None:
-            for worker in self._pool.workers:
-                if worker.index in self._learned:
-                    self._pool.tell(worker, "load_wrappers", self._learned[worker.index])

@@ -66,7 +66,7 @@ class Host:
         try:
             self._hosted[name] = cloudpickle.loads(maker)()
         except BaseException as error:
-            self._hosted[name] = failure_of(error, None)
+            self._hosted[name] = failure_of(error)
 
     def call(self, name: str, method: str, *arguments: Any) -> Any:
         """Call a method of a hosted object.
@@ -79,7 +79,7 @@ class Host:
         try:
             result = getattr(hosted, method)(*arguments)
         except BaseException as error:  # SystemExit of an environment included: the driver receives every failure
-            return failure_of(error, None)
+            return failure_of(error)
         return result, time.perf_counter() - start
 
     def close(self) -> None:
@@ -298,8 +298,8 @@ class ActorPool:
         """
         total, free = (of_kind.get("object_store_memory", 0.0) for of_kind in self._resources)
         n_there = sum(not actor.is_away for actor in self._actors)
-        nodes = [actor.node for actor in self._actors]
-        return self.work.report(statistics, nodes, n_there, len(self._under_way), max(0.0, total - free) / 2**20)
+        megabytes = max(0.0, total - free) / 2**20
+        return self.work.report(statistics, self.n_actors, n_there, len(self._under_way), megabytes)
 
     def close(self) -> None:
         """End all actors; a second call does nothing."""

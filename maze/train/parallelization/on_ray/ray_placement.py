@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import cloudpickle
 import numpy as np
 
 from maze.core.agent.policy import Policy
@@ -37,7 +38,6 @@ from maze.train.parallelization.distributed_actors.env_groups import (
 )
 from maze.train.parallelization.distributed_actors.shared_policy import (
     MadeOnce,
-    PolicyCopy,
     copied_to_cpu,
     packed_weights,
     unpack_weights,
@@ -45,9 +45,13 @@ from maze.train.parallelization.distributed_actors.shared_policy import (
 from maze.train.parallelization.on_ray.actor_pool import ActorPool, Task
 from maze.train.parallelization.on_ray.session import n_cpus, ray_session
 from maze.train.parallelization.placement import InProcess, Placement, Processes
-from maze.train.parallelization.vector_env.env_batch import ActorSpaces, check_same_spaces
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
-from maze.train.parallelization.vector_env.vector_env_utils import StatsDecoder, StatsEncoder
+from maze.train.parallelization.vector_env.vector_env_utils import (
+    ActorSpaces,
+    StatsDecoder,
+    StatsEncoder,
+    check_same_spaces,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -89,10 +93,10 @@ class RemoteGroup(EnvGroup):
         """
         is_new, self._token = token != self._token, token
         if is_new:
-            self._copy = PolicyCopy(structure.tobytes())
-        policy, has_network = self._copy.policy, weights is not None
+            self._policy = cloudpickle.loads(structure.tobytes())
+        policy, has_network = self._policy, weights is not None
         if has_network:
-            unpack_weights(weights, self._copy.live_weights)
+            unpack_weights(weights, policy.state_dict())
         if has_network or is_new:  # other policies continue with their own generators
             generators.hand_to(policy)
         fragment = self.fragment(act(policy, *more), StatsEncoder())
@@ -136,7 +140,7 @@ class RemoteGroups:
         self.pool.host(self._name, maker, None if may_join else len(sizes))
         spaces: list[ActorSpaces] = self.call("spaces", [()] * len(sizes))
         for group, of_group in zip(groups, spaces, strict=True):
-            check_same_spaces(spaces[0], of_group, group.start)
+            check_same_spaces(spaces[0], of_group, f"environment {group.start}")
         return spaces[0]
 
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -300,7 +304,6 @@ class RayDistributedActors(ActorsAhead):
         """Rollouts in progress, with the versions of their policies."""
         self._is_running = False
         self._may_join = groups.pool.n_first == self.n_actors
-        self._plan = RolloutPlan(self.n_rollout_steps, with_logits=True, keeps_terminal=False, begins=False)
 
     @override(DistributedActors)
     def start(self) -> None:

@@ -19,13 +19,13 @@ from maze.core.errors import EnvironmentContractError
 from maze.core.log_events.monitoring_events import DiscreteActionEvents
 from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator
 from maze.train.parallelization.vector_env.batched_stats import BatchedEpisodeStats, StatColumn
-from maze.train.parallelization.vector_env.env_batch import actions_at
 from maze.train.parallelization.vector_env.replay_log import RESEED_AFTER, derived_seed, states_for
 from maze.train.parallelization.vector_env.structured_vector_env import (
     FinalObservation,
     StructuredVectorEnv,
     checked_seeds,
 )
+from maze.train.parallelization.vector_env.vector_env_utils import actions_at
 
 _NONE_FINISHED: Mapping[int, LogStats] = MappingProxyType({})
 _IN_STATS: Mapping[int, LogStats] = MappingProxyType({})
@@ -156,10 +156,6 @@ class BatchedVectorEnv(StructuredVectorEnv):
     @override(StructuredVectorEnv)
     def is_actor_done(self) -> np.ndarray:  # type: ignore[override]
         return np.zeros(self.n_envs, np.bool_)
-
-    @override(StructuredVectorEnv)
-    def get_actor_rewards(self) -> np.ndarray | None:
-        return None
 
     @override(StructuredVectorEnv)
     def get_env_time(self) -> np.ndarray:  # type: ignore[override]

@@ -179,9 +179,11 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
     def is_actor_done(self) -> np.ndarray:  # type: ignore[override]
         """Return whether the last actor is done, bool `[n_envs]`."""
 
-    @abstractmethod
     def get_actor_rewards(self) -> np.ndarray | None:
         """Return the rewards of the actors of the completed step, `[n_envs, n_actors]`; None if there are none."""
+        if self.actor_rewards is None or any(rewards is None for rewards in self.actor_rewards):
+            return None
+        return np.stack([np.asarray(rewards) for rewards in self.actor_rewards])
 
     @abstractmethod
     def get_env_time(self) -> np.ndarray:  # type: ignore[override]
@@ -308,23 +310,6 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
         return {step_key: observations[step_key] for step_key in step_keys}
 
 
-def joint_state(envs: Iterable[StructuredVectorEnv], with_running: bool = True) -> dict[str, Any]:
-    """Return the joint state of several vector environments; see :meth:`StructuredVectorEnv.state_dict`."""
-    return {"environments": [state for env in envs for state in env.state_dict(with_running)["environments"]]}
-
-
-def load_joint_state(envs: Sequence[StructuredVectorEnv], state_dict: Mapping[str, Any]) -> dict[int, str]:
-    """Restore a state from :func:`joint_state`; see :meth:`StructuredVectorEnv.load_state_dict`."""
-    states = states_for(state_dict, sum(env.n_envs for env in envs))
-    problems: dict[int, str] = {}
-    first = 0
-    for env in envs:
-        own = {"environments": states[first : first + env.n_envs]}
-        problems.update({first + index: problem for index, problem in env.load_state_dict(own).items()})
-        first += env.n_envs
-    return problems
-
-
 def checked_seeds(seeds: Sequence[Any], n_envs: int) -> list[Any]:
     """Return the seeds as a list, after checking their number.
 
@@ -335,52 +320,73 @@ def checked_seeds(seeds: Sequence[Any], n_envs: int) -> list[Any]:
     return list(seeds)
 
 
-class BatchVectorEnv(StructuredVectorEnv, ABC):
-    """A vector environment of one or more :class:`~maze.train.parallelization.vector_env.env_batch.EnvBatch`.
+def joint_state(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the joint state of several vector environments; see :meth:`StructuredVectorEnv.state_dict`."""
+    return {"environments": [of_env for state in states for of_env in state["environments"]]}
 
-    The batches are in this process or in worker processes.
+
+def load_joint_state(
+    groups: Sequence[slice],
+    state_dict: Mapping[str, Any],
+    load: Callable[[list[dict[str, Any]]], Iterable[Mapping[int, str]]],
+) -> dict[int, str]:
+    """Restore a result of :func:`joint_state`; see :meth:`StructuredVectorEnv.load_state_dict`.
+
+    :param groups: Environments of each vector environment among all.
+    :param state_dict: The joint state, possibly of another number of environments.
+    :param load: Loads the states of all vector environments and returns their problems.
+    """
+    states = states_for(state_dict, groups[-1].stop)
+    answers = load([{"environments": states[group]} for group in groups])
+    return {
+        group.start + index: problem
+        for group, problems in zip(groups, answers, strict=True)
+        for index, problem in problems.items()
+    }
+
+
+class DividedVectorEnv(StructuredVectorEnv, ABC):
+    """A vector environment that consists of smaller ones, its groups, in this process or in others.
+
+    :param groups: Environments of each group among all.
+    :param spaces: Object with the spaces of the environments as attributes.
+    :param logging_prefix: Prefix of the epoch statistics (`train`, `eval`); `None`: they are not logged.
     """
 
-    @abstractmethod
-    def _call(self, method: str, *arguments: Any) -> list[Any]:
-        """Call a method of each batch with the same arguments and return the results."""
+    def __init__(self, groups: Sequence[slice], spaces: Any, logging_prefix: str | None) -> None:
+        super().__init__(
+            groups[-1].stop,
+            spaces.action_spaces_dict,
+            spaces.observation_spaces_dict,
+            spaces.agent_counts_dict,
+            logging_prefix,
+        )
+        self.groups = list(groups)
+        self.n_instances = spaces.n_instances
 
     @abstractmethod
-    def _call_each(self, method: str, by_env: list[Any]) -> list[Any]:
-        """Call a method of each batch with the entries of its environments and return the results."""
+    def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call a method of the vector environment of each group and return the results.
 
-    def _of_each(self, method: str) -> list[Any]:
-        """Call a method of each environment and return the results."""
-        return [value for values in self._call("of_each", method) for value in values]
+        :param method: Name of the method.
+        :param arguments: Arguments by group.
+        """
+
+    def _call_all(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of the vector environment of each group with the same arguments."""
+        return self._call(method, [arguments] * len(self.groups))
 
     @override(StructuredVectorEnv)
     def seed(self, seeds: Sequence[Any]) -> None:
-        self._call_each("seed", checked_seeds(seeds, self.n_envs))
-
-    @override(StructuredVectorEnv)
-    def is_actor_done(self) -> np.ndarray:  # type: ignore[override]
-        return np.array(self._of_each("is_actor_done"), dtype=np.bool_)
-
-    @override(StructuredVectorEnv)
-    def get_actor_rewards(self) -> np.ndarray | None:
-        if self.actor_rewards is None or any(rewards is None for rewards in self.actor_rewards):
-            return None
-        return np.stack([np.asarray(rewards) for rewards in self.actor_rewards])
-
-    @override(StructuredVectorEnv)
-    def get_env_time(self) -> np.ndarray:  # type: ignore[override]
-        return np.array(self._of_each("get_env_time"), dtype=np.int64)
-
-    @override(StructuredVectorEnv)
-    def seeding_at(self, env_index: int, ticks_ago: int) -> Seeding | None:
-        answers = self._call("seeding_at", env_index, ticks_ago)
-        return next((answer for answer in answers if answer is not None), None)
+        by_env = checked_seeds(seeds, self.n_envs)
+        self._call("seed", [(by_env[group],) for group in self.groups])
 
     @override(StructuredVectorEnv)
     def state_dict(self, with_running: bool = True) -> dict[str, Any]:
-        return {"environments": [state for of_batch in self._call("states", with_running) for state in of_batch]}
+        return joint_state(self._call_all("state_dict", with_running))
 
     @override(StructuredVectorEnv)
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
-        answers = self._call_each("load_states", states_for(state_dict, self.n_envs))
-        return {index: problem for problems in answers for index, problem in problems.items()}
+        return load_joint_state(
+            self.groups, state_dict, lambda states: self._call("load_state_dict", [(state,) for state in states])
+        )

@@ -15,15 +15,22 @@ from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStats
 from maze.core.utils.worker_pool import WorkerPool, env_slices, map_memory, n_available_cores
 from maze.core.utils.worker_process import Host
-from maze.train.parallelization.vector_env.env_batch import ActorSpaces, EnvBatch, actions_at, check_same_spaces
+from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.structured_vector_env import (
-    BatchVectorEnv,
+    DividedVectorEnv,
     FinalObservation,
     StructuredVectorEnv,
 )
-from maze.train.parallelization.vector_env.vector_env_utils import StatsDecoder, StatsEncoder
+from maze.train.parallelization.vector_env.vector_env_utils import (
+    ActorSpaces,
+    StatsDecoder,
+    StatsEncoder,
+    actions_at,
+    check_same_spaces,
+)
 
 if TYPE_CHECKING:
+    from maze.core.env.faults import Seeding
     from maze.core.env.maze_env import MazeEnv
 
 
@@ -112,70 +119,74 @@ class EnvWorker(Host):
     """
 
     def __init__(self, env_factories: Sequence[Callable[[], MazeEnv[Any]]], first_index: int) -> None:
-        self.env_factories = env_factories
-        self._batch = EnvBatch(first_index)
-        self._is_building = False
+        self._env_factories = env_factories
+        self._first_index = first_index
+        self._env: SequentialVectorEnv | None = None
         self._encoder = StatsEncoder()
-
-    @property
-    @override(Host)
-    def env_index(self) -> int | None:
-        return self._batch.first_index + self._batch.current_index if self._is_building else None
 
     @override(Host)
     def open(self) -> tuple[ActorSpaces, bool]:
-        self._is_building = True
-        self._batch.build(self.env_factories)
-        return ActorSpaces.of(self._batch), self._batch.is_flat
+        self._env = SequentialVectorEnv(self._env_factories, first_index=self._first_index)
+        return ActorSpaces.of(self._env), self._env.is_flat
 
     @override(Host)
     def method(self, name: str) -> Callable[..., Any]:
-        method: Callable[..., Any] = getattr(self if name in _METHODS_OF_WORKER else self._batch, name)
+        method: Callable[..., Any] = getattr(self if name in _METHODS_OF_WORKER else self._env, name)
         return method
 
     @override(Host)
     def close(self) -> None:
-        self._batch.close()
+        if self._env is not None:
+            self._env.close()
 
-    def share(self, n_envs: int, start: int, stop: int, fd: int) -> None:
+    def share(self, n_envs: int, fd: int) -> None:
         """Receive the shared memory.
 
         :param n_envs: Number of all environments.
-        :param start: Index of the first environment of this worker.
-        :param stop: Index after its last environment.
         :param fd: File descriptor of the shared memory.
         """
-        batch = self._batch
-        rows = self._rows = slice(start, stop)
-        shared = self._shared = SharedArrays(n_envs, batch.observation_spaces_dict, batch.action_spaces_dict, fd)
+        env = self._open_env
+        rows = self._rows = slice(self._first_index, self._first_index + env.n_envs)
+        shared = self._shared = SharedArrays(n_envs, env.observation_spaces_dict, env.action_spaces_dict, fd)
         self._observations = rows_of(shared.observations, rows)
         self._actions = rows_of(shared.actions, rows)
-        batch.attach(shared.rewards[rows], shared.terminated[rows], shared.truncated[rows], shared.step_complete[rows])
+        env.rewards, env.step_complete = shared.rewards[rows], shared.step_complete[rows]
+        env.terminated, env.truncated = shared.terminated[rows], shared.truncated[rows]
+        env.step_complete[:] = True
+
+    def keep_terminal(self, is_kept: bool) -> None:
+        """Set whether the last observations of terminated episodes are reported as well."""
+        self._open_env.keep_terminal_observations = is_kept
 
     def step(self) -> Any:
         """Step the environments with the actions in the shared memory."""
-        return self._reported(self._batch.step(self._actions, self._observations))
+        return self._reported(self._open_env.advance(self._actions, self._observations))
 
     def reset(self) -> Any:
         """Reset the environments."""
-        self._batch.reset(self._observations)
+        self._open_env.begin(self._observations)
         return self._reported([])
+
+    @property
+    def _open_env(self) -> SequentialVectorEnv:
+        assert self._env is not None, "`open` comes first"
+        return self._env
 
     def _reported(self, infos: list[dict[Any, Any]]) -> Any:
         """Return the results that are not in shared memory; `None`: there are none."""
-        batch = self._batch
-        if not batch.is_flat or not infos:
-            self._shared.write_actors(self._rows, batch.actor_ids)
-        with_info = {index: info for index, info in enumerate(infos, batch.first_index) if info}
-        finished = [(index, self._encoder.encode(stats)) for index, stats in batch.finished_episodes.items()]
-        if not (with_info or finished or batch.final_observations or batch.actor_rewards):
+        env, first = self._open_env, self._first_index
+        if not env.is_flat or not infos:
+            self._shared.write_actors(self._rows, env.actor_ids())
+        with_info = {index: info for index, info in enumerate(infos, first) if info}
+        finished = [(first + index, self._encoder.encode(stats)) for index, stats in env.finished_episodes.items()]
+        if not (with_info or finished or env.final_observations or env.actor_rewards):
             return None
-        finals = {index: tuple(final) for index, final in batch.final_observations.items()}
-        return finished, with_info, finals, batch.actor_rewards
+        finals = {first + index: tuple(final) for index, final in env.final_observations.items()}
+        return finished, with_info, finals, env.actor_rewards
 
 
-_METHODS_OF_WORKER = frozenset({"share", "step", "reset"})
-"""Other methods are called on its :class:`EnvBatch`."""
+_METHODS_OF_WORKER = frozenset({"share", "keep_terminal", "step", "reset"})
+"""Other methods are called on its :class:`SequentialVectorEnv`."""
 
 
 class CloudpickleWrapper:
@@ -194,7 +205,7 @@ class CloudpickleWrapper:
         self.var = cloudpickle.loads(state)
 
 
-class SubprocVectorEnv(BatchVectorEnv):
+class SubprocVectorEnv(DividedVectorEnv):
     """Steps its environments in worker processes, several in each, with actions and results in shared memory.
 
     Worth it where an environment's step takes longer than about a tenth of a millisecond; for cheaper ones
@@ -223,13 +234,12 @@ class SubprocVectorEnv(BatchVectorEnv):
         self._pool = pool = WorkerPool(hosts, slices, start_method, timeout)
         try:
             replies: list[tuple[ActorSpaces, bool]] = pool.gather("building the environments")
-            observation_spaces, action_spaces, agent_counts, self.n_instances = replies[0][0]
-            super().__init__(n_envs, action_spaces, observation_spaces, agent_counts, logging_prefix)
+            super().__init__(slices, replies[0][0], logging_prefix)
             for rows, (spaces, _) in zip(slices, replies, strict=True):
-                check_same_spaces(self, spaces, rows.start)
+                check_same_spaces(self, spaces, f"environment {rows.start}")
             self.is_flat = all(is_flat for _, is_flat in replies)
-            self._shared = shared = SharedArrays(n_envs, observation_spaces, action_spaces)
-            pool.call_each("share", [(n_envs, rows.start, rows.stop) for rows in slices], shared.memory.fd)
+            self._shared = shared = SharedArrays(n_envs, self.observation_spaces_dict, self.action_spaces_dict)
+            pool.call("share", n_envs, fd=shared.memory.fd)
         except BaseException:
             pool.close()
             raise
@@ -270,22 +280,32 @@ class SubprocVectorEnv(BatchVectorEnv):
 
     @override(StructuredVectorEnv)
     def actor_ids(self) -> list[ActorID]:
-        if not self._actor_ids:
-            return [ActorID(*actor) for actor in self._of_each("actor_id")]
-        return list(self._actor_ids)
+        return list(self._actor_ids) or [
+            ActorID(*actor) for of_group in self._call_all("actor_ids") for actor in of_group
+        ]
 
     @override(StructuredVectorEnv)
+    def is_actor_done(self) -> np.ndarray:  # type: ignore[override]
+        return np.concatenate(self._call_all("is_actor_done"))
+
+    @override(StructuredVectorEnv)
+    def get_env_time(self) -> np.ndarray:  # type: ignore[override]
+        return np.concatenate(self._call_all("get_env_time"))
+
+    @override(StructuredVectorEnv)
+    def seeding_at(self, env_index: int, ticks_ago: int) -> Seeding | None:
+        local = [(max(0, min(env_index, rows.stop - 1) - rows.start), ticks_ago) for rows in self.groups]
+        answers: list[Seeding | None] = self._call("seeding_at", local)
+        return next(answer for rows, answer in zip(self.groups, answers, strict=True) if env_index < rows.stop)
+
+    @override(DividedVectorEnv)
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
         self._actor_ids = []  # only the workers know the actors until the next reset
         return super().load_state_dict(state_dict)
 
-    @override(BatchVectorEnv)
-    def _call(self, method: str, *arguments: Any) -> list[Any]:
-        return self._pool.call(method, *arguments)
-
-    @override(BatchVectorEnv)
-    def _call_each(self, method: str, by_env: list[Any]) -> list[Any]:
-        return self._pool.call_each(method, [(by_env[worker.rows],) for worker in self._pool.workers])
+    @override(DividedVectorEnv)
+    def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        return self._pool.call_each(method, arguments)
 
     def _write_actions(self, actions: Mapping[Any, Any]) -> None:
         step_keys = {actor.step_key for actor in self._actor_ids} if not self.is_flat else {self._actor_ids[0].step_key}

@@ -1,4 +1,4 @@
-"""Statistics of the environments in a vector environment, and their encoding for other processes.
+"""Spaces and statistics of the environments in a vector environment, and encoding of statistics for other processes.
 
 A key of statistics refers to an event method. It is sent by name, once; after that, the statistics of an episode are a
 list of key numbers and values.
@@ -6,14 +6,26 @@ list of key numbers and values.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import cloudpickle
 
 from maze.core.annotations import override
+from maze.core.env.core_env import CoreEnv
+from maze.core.env.faults import USER_CODE_ERRORS, Place, fail
+from maze.core.env.structured_env import StepKeyType
+from maze.core.errors import EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStats, LogStatsConsumer, LogStatsKey, LogStatsLevel, event_named
+from maze.core.rollout.batched_acting import logits_shapes_of
+from maze.core.rollout.rollout_columns import RolloutColumns, substeps_per_step
+from maze.core.utils.config_utils import count_instances
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
+from maze.core.wrappers.maze_gym_env_wrapper import GymCoreEnv
+
+_FLAT_RULES = (CoreEnv.is_step_complete, GymCoreEnv.is_step_complete)
+"""With a single actor, these methods complete a step with every action; overriding methods are called after each."""
 
 
 class SinkHoleConsumer(LogStatsConsumer):
@@ -98,3 +110,94 @@ class StatsDecoder:
             event = event_named(definition.module, definition.qualified_name)
             self._keys.append(LogStatsKey(event or cloudpickle.loads(definition.by_value), *definition.rest))
         return {self._keys[number]: value for number, value in values}
+
+
+class ActorSpaces(NamedTuple):
+    """Spaces, agent counts and number of given instances, the same for all environments of a run."""
+
+    observation_spaces_dict: dict[StepKeyType, Any]
+    action_spaces_dict: dict[StepKeyType, Any]
+    agent_counts_dict: dict[StepKeyType, int]
+    n_instances: int = 0
+
+    @classmethod
+    def of(cls, env: Any) -> ActorSpaces:
+        """Return the spaces of an environment or vector environment."""
+        spaces = dict(env.observation_spaces_dict), dict(env.action_spaces_dict), dict(env.agent_counts_dict)
+        return cls(*spaces, count_instances(env))
+
+    def columns(self, n_envs: int, n_steps: int, policy: Any) -> RolloutColumns:
+        """Return columns for rollouts with the logits of a policy."""
+        return RolloutColumns(
+            self.observation_spaces_dict,
+            self.action_spaces_dict,
+            n_envs,
+            n_steps * substeps_per_step(self.agent_counts_dict),
+            logits_shapes_of(policy, self.action_spaces_dict),
+        )
+
+
+class CheckedEnvFactory:
+    """Environment factory with named errors: the environment cannot be made, or has unexpected spaces.
+
+    :param env_factory: Makes one environment.
+    :param spaces: Object with the expected spaces as attributes, such as an environment.
+    """
+
+    def __init__(self, env_factory: Callable[[], Any], spaces: Any) -> None:
+        self.env_factory = env_factory
+        self.spaces = spaces
+
+    def __call__(self) -> Any:
+        try:
+            env = self.env_factory()
+        except USER_CODE_ERRORS as error:
+            fail(error, Place("environment"), "the factory")
+        check_same_spaces(self.spaces, env, "environment")
+        return env
+
+
+def check_same_spaces(reference: Any, env: Any, name: str) -> None:
+    """Raise an error if the spaces of an environment differ from those of the first one.
+
+    :param reference: The first environment, or an object with its spaces as attributes.
+    :param env: The environment.
+    :param name: Name of the environment.
+    """
+    for attribute in ("observation_spaces_dict", "action_spaces_dict", "agent_counts_dict"):
+        expected, found = dict(getattr(reference, attribute)), dict(getattr(env, attribute))
+        if found != expected:
+            raise EnvironmentContractError(
+                f"{name}: all environments of a run need the same `{attribute}`. Expected {expected}, as in the first "
+                f"environment, found {found}."
+            )
+
+
+def actions_at(step_key: StepKeyType, actions: Mapping[Any, Any], is_common: bool = True) -> Mapping[str, Any]:
+    """Return the actions of a sub-step.
+
+    :param step_key: The sub-step.
+    :param actions: Actions by sub-step key; directly by action key if all environments are at the same sub-step.
+    :param is_common: Whether all environments are at the same sub-step.
+    :raises EnvironmentContractError: There are no actions for the sub-step.
+    """
+    nested = actions.get(step_key)
+    if isinstance(nested, Mapping):
+        return nested
+    if is_common:
+        return actions
+    raise EnvironmentContractError(
+        f"The environments are at different sub-steps, one of them at {step_key!r}; expected actions by sub-step key, "
+        f"found the keys {list(actions)}."
+    )
+
+
+def is_flat_env(env: Any) -> bool:
+    """Return whether there is a single actor, each of whose actions completes an environment step."""
+    core_env = getattr(env, "core_env", None)
+    return (
+        len(env.observation_spaces_dict) == 1
+        and list(env.agent_counts_dict.values()) == [1]
+        and core_env is not None
+        and type(core_env).is_step_complete in _FLAT_RULES
+    )

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from maze.perception.models.model_composer import CriticKind
     from maze.runner import Runner
-    from maze.train.trainers.common.trainer import Trainer
 
 
 @dataclass
@@ -43,8 +42,9 @@ class AlgorithmConfig(CheckedConfig, ABC):
     critic: ClassVar[CriticKind | None] = None
     """The kind of critic that is learned besides the policy; `None`: none."""
 
-    trainer: ClassVar[str | type[Trainer]] = ""
-    """The trainer's class. Its path as text keeps the configuration cheap to import."""
+    trainer: ClassVar[str | type[Any]] = ""
+    """The class of the trainer, derived from :class:`~maze.train.trainers.common.trainer.Trainer`. Its path as text
+    keeps the configuration cheap to import."""
 
     distributions: ClassVar[Sequence[Mapping[str, Any]]] = ()
     """Distributions that policies of this algorithm have unless the model configures others: entries of a

@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import sys
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Protocol, TypeVar
 
+from maze.console.runs import TrainingProgress, print_header
+from maze.console.streams import lasting_console
 from maze.core.agent.torch_actor_critic import policy_of
 from maze.core.agent.torch_model import resolve_device
 from maze.core.agent.torch_policy import InitialPolicy
 from maze.core.annotations import override
-from maze.core.errors import CheckpointError, ConfigError
-from maze.core.log_stats.log_stats import GlobalLogState, LogStatsAggregator, LogStatsLevel, get_stats_logger
-from maze.core.utils.checkpoint import load_into, load_state
+from maze.core.env.base_env_events import BaseEnvEvents
+from maze.core.errors import CheckpointError, ConfigError, MazeError, NonFiniteError
+from maze.core.log_stats.log_stats import (
+    GlobalLogState,
+    LogStatsAggregator,
+    LogStatsLevel,
+    StatsContext,
+    get_stats_logger,
+    increment_log_step,
+)
+from maze.core.log_stats.stats_format import significant
+from maze.core.rollout.batched_acting import EpisodesInterrupted, interrupted_if
+from maze.core.utils.checkpoint import load_into, load_state, save_state
+from maze.core.utils.storage import upload_changes
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.learning import UpdateStats
+from maze.train.trainers.common.model_selection.best_model_selection import selected_score
 from maze.train.trainers.common.observation_statistics import ObservationStatistics
-from maze.train.trainers.common.training_session import TrainingSession
 from maze.train.utils.freed_memory import freed_memory_kept
+from maze.train.utils.interrupt import InterruptGuard, TrainingInterrupted
 from maze.train.utils.plain_state import (
     STATE_FORMAT,
     Part,
@@ -32,20 +50,25 @@ from maze.train.utils.plain_state import (
     statistics_to_plain,
     to_plain,
 )
-from maze.train.utils.training_record import EpochSummary
+from maze.train.utils.training_record import ENDED, INTERRUPTED, RUNNING, EpochSummary, write_record
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_model import TorchModel
+    from maze.core.utils.update_profile import UpdateProfile
     from maze.train.trainers.common.evaluators.evaluator import Evaluator
     from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase
-    from maze.train.trainers.common.training_runner import TrainingRunner
-    from maze.train.trainers.common.training_session import EpisodeSource
 
+logger = logging.getLogger(__name__)
 
 STATE_VERSION = 1
+EPOCH_LIMIT = 1000
+"""Most epochs of a run whose number of epochs is not fixed (`algorithm.n_epochs` is 0)."""
 
-_COUNTERS = ("epoch", "update", "n_env_steps")
-_COURSE = ("first_epoch", "is_finished", "evaluated_epoch", "training_reward")
+_PROGRESS = (
+    *("epoch", "update", "n_updates", "n_env_steps"),
+    *("first_epoch", "is_finished", "evaluated_epoch", "training_reward"),
+)
+"""Attributes of a trainer that are saved as they are."""
 
 
 class Trainer(ABC):
@@ -65,7 +88,7 @@ class Trainer(ABC):
         self.model = model
 
     @classmethod
-    def build(cls, run: TrainingRunner) -> Trainer:
+    def build(cls, run: Any) -> Trainer:
         """Build the trainer of a run from the parts that an algorithm needs.
 
         The runner has read the configuration, seeded everything and estimated normalization statistics. It
@@ -75,7 +98,7 @@ class Trainer(ABC):
         closes, and it continues the trainer from an earlier run where that is configured. Only what is the algorithm's
         own (a replay buffer, a data set) is built here.
 
-        :param run: The runner.
+        :param run: The :class:`~maze.train.trainers.common.training_runner.TrainingRunner`.
         :raises ConfigError: The algorithm has no `build`.
         """
         raise ConfigError(f"algorithm: {cls.__name__} cannot be built. Implement its class method `build(run)`.")
@@ -111,6 +134,17 @@ class Trainer(ABC):
         )
 
 
+class EpisodeSource(Protocol):
+    """Source of training episodes: a vector environment, or workers that fill a replay buffer."""
+
+    @property
+    def epoch_stats(self) -> LogStatsAggregator:
+        """Statistics of the episodes that ended in this epoch."""
+
+    def write_epoch_stats(self) -> None:
+        """Pass them to the writers, and begin the next epoch."""
+
+
 class EpochTrainer(Trainer, ABC):
     """Trains epoch after epoch. An epoch has a number of updates; its end is logged, evaluated and saved.
 
@@ -123,12 +157,10 @@ class EpochTrainer(Trainer, ABC):
     * what it consists of besides its model (:meth:`_parts`): optimizers, generators, environments, a replay buffer;
     * where its episodes come from (:meth:`episode_source`), if it collects some.
 
-    Its state holds its weights and everything that another process needs to resume it. All the rest it gets from its
-    :class:`~maze.train.trainers.common.training_session.TrainingSession`: evaluation between epochs, the
-    best model, early stopping, the progress display, a checkpoint after each epoch from which a run resumes
-    exactly, an orderly end after a signal, and for a number that is not finite an error with its place and a file to
-    reproduce it. Burn-in (:attr:`_critic_learns_alone`) and the distance from the initial policy
-    (:attr:`_initial_policy`) follow the configuration, if it has those fields.
+    All the rest is done here: evaluation between epochs, the best model, early stopping, the progress display, a
+    checkpoint after each epoch from which a run resumes exactly, an orderly end after a signal, and for a number that
+    is not finite an error with its place and a file to reproduce it. Burn-in (:attr:`_critic_learns_alone`) and the
+    distance from the initial policy (:attr:`_initial_policy`) follow the configuration, if it has those fields.
 
     Algorithms that act while they learn begin with
     :class:`~maze.train.trainers.common.actor_critic.actor_critic_trainer.ActorCritic` (rollouts of the current policy)
@@ -157,8 +189,6 @@ class EpochTrainer(Trainer, ABC):
     follows_curriculum: ClassVar[bool] = False
     """Whether its environments may change from epoch to epoch, see
     :class:`~maze.train.parallelization.curriculum.Curriculum`."""
-    optional_parts: ClassVar[Mapping[str, str]] = {}
-    """Parts that exist if a field of the configuration is set, by part; a state without them cannot be resumed."""
     update_name: ClassVar[str] = "update"
     """Name of an update in messages."""
 
@@ -187,11 +217,11 @@ class EpochTrainer(Trainer, ABC):
         model.to(resolve_device(self.config.device, "algorithm.device", type(self.config).device))
         self.observation_statistics = ObservationStatistics(model)
         """Statistics of observations that networks normalize; a part of their weights."""
-        """Context for what is computed of a batch."""
         self.evaluator = evaluator
         self.model_selection = model_selection
         if evaluator is not None and model_selection is not None:
             evaluator.report_to(model_selection)
+        self.checkpoint_file = None if checkpoint_file is None else Path(checkpoint_file)
         self.train_stats = LogStatsAggregator(LogStatsLevel.EPOCH, get_stats_logger("train"))
         """Statistics of the epoch."""
         self.events = self.train_stats.create_event_topic(self.events_class)
@@ -201,11 +231,28 @@ class EpochTrainer(Trainer, ABC):
         """Number of completed epochs, and of completed updates of the current one."""
         self.n_updates = self.n_env_steps = 0
         """Number of all updates and of all environment steps, those that filled a replay buffer included."""
+        self.first_epoch, self.is_finished = 0, False
+        """Number of epochs completed before the current call of :meth:`train`; whether the last call completed."""
+        self.evaluated_epoch: int | None = None
+        """Number of completed epochs at the latest evaluation."""
+        self.training_reward = math.nan
+        """Mean reward of the episodes of the last epoch; judges the model where there is no evaluation."""
+        self.history: list[EpochSummary] = []
+        """The epochs that this object has completed."""
+        self.run_seeds: dict[str, int] = {}
+        """Seeds of the run, which are saved with its state."""
+        self.profile: UpdateProfile | None = None
+        """Profile of an update, if one is requested."""
+        self._n_epochs = 0
         self._epoch_length = 0
         """Number of updates of an epoch; 0: as configured."""
         self._initial_policy: InitialPolicy | None = None
-        self.session = TrainingSession(self, checkpoint_file)
-        """Evaluates, saves, and ends the run."""
+        self._restored: dict[str, Any] = {}
+        """Restored states of evaluator and model selection, which some trainers get in :meth:`train` only."""
+        self._saved_epoch: int | None = None
+        """Epoch of the checkpoint; `None`: this object has written none."""
+        self._display: TrainingProgress
+        self._interrupt: InterruptGuard
 
     # -- what trainers differ in -----------------------------------------------------------------------
 
@@ -263,12 +310,11 @@ class EpochTrainer(Trainer, ABC):
 
     def _check_fits(self, state: Mapping[str, Any], origin: str | Path) -> None:
         """Raise an error where the parts, as configured, cannot go on with a state of this algorithm."""
-        for part, field in self.optional_parts.items():
-            if part in self._parts() and part not in state["parts"]:
-                raise ConfigError(
-                    f"algorithm.{field}: the run in `{origin}` learned without it. Leave it out to resume, or "
-                    "start a new run with the weights alone."
-                )
+        if missing := [part for part in self._parts() if part not in state["parts"]]:
+            raise ConfigError(
+                f"algorithm: the run in `{origin}` learned without {', '.join(missing)}, which is configured. "
+                "Configure the algorithm as in that run to resume it, or start a new run with the weights alone."
+            )
 
     def episode_source(self) -> EpisodeSource | None:
         """Source of the training episodes."""
@@ -293,42 +339,11 @@ class EpochTrainer(Trainer, ABC):
         n_learning_epochs = max(0, self.epoch - config.critic_burn_in_epochs)
         return float(config.kl_to_initial_coef * config.kl_to_initial_decay**n_learning_epochs)
 
-    # -- the loop --------------------------------------------------------------------------------------
-
-    @override(Trainer)
-    def train(self, n_epochs: int | None = None, **kwargs: Any) -> None:
-        """Train until the number of epochs is reached, or early stopping or a signal ends the run.
-
-        After a run that ended by itself, another call adds epochs; an interrupted run (in this process or from a loaded
-        state) is completed.
-
-        :param n_epochs: Number of epochs; 0: :data:`EPOCH_LIMIT` at most. `None` takes the configuration's.
-        """
-        n_epochs = int(self.config.n_epochs) if n_epochs is None else n_epochs
-        self._begin_training(n_epochs)
-        if not self.learns_observation_statistics:
-            self.observation_statistics.require_learned(type(self).__name__)
-        if self.config.kl_to_initial_coef and self._initial_policy is None:
-            self._initial_policy = InitialPolicy(self.policy)
-        with self.session.opened(n_epochs) as session, freed_memory_kept():
-            while session.goes_on():
-                while self.update < self.n_updates_per_epoch():
-                    with session.one_update():
-                        self._update()
-                self.epoch, self.update = self.epoch + 1, 0
-                session.before_statistics()
-                self._write_epoch_stats()
-                session.epoch_done()
-            self._end_training()
-
-    def evaluate(self, deterministic: bool | None = None, repeats: int = 1) -> None:
-        """Evaluate the current policy.
-
-        :param deterministic: Take the most probable actions; `None` leaves it to the evaluator.
-        :param repeats: How often.
-        :raises ConfigError: There is no evaluator.
-        """
-        self.session.evaluate(deterministic, repeats)
+    @property
+    def share_done(self) -> float:
+        """Share of all updates that is done; without a limit, epochs."""
+        n_epochs = self.epoch - self.first_epoch + self.update / self.n_updates_per_epoch()
+        return n_epochs / max(self._n_epochs, 1)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -347,10 +362,240 @@ class EpochTrainer(Trainer, ABC):
         self._epoch_length = math.ceil(n_updates / n_epochs)
         return n_epochs
 
-    @property
-    def history(self) -> list[EpochSummary]:
-        """The epochs that this object has completed."""
-        return self.session.history
+    # -- the loop --------------------------------------------------------------------------------------
+
+    @override(Trainer)
+    def train(self, n_epochs: int | None = None, **kwargs: Any) -> None:
+        """Train until the number of epochs is reached, or early stopping or a signal ends the run.
+
+        After a run that ended by itself, another call adds epochs; an interrupted run (in this process or from a loaded
+        state) is completed.
+
+        :param n_epochs: Number of epochs; 0: :data:`EPOCH_LIMIT` at most. `None` takes the configuration's.
+        """
+        self._n_epochs = int(self.config.n_epochs) if n_epochs is None else n_epochs
+        self._begin_training(self._n_epochs)
+        if not self.learns_observation_statistics:
+            self.observation_statistics.require_learned(type(self).__name__)
+        if self.config.kl_to_initial_coef and self._initial_policy is None:
+            self._initial_policy = InitialPolicy(self.policy)
+        self._report(self._hand_out_restored(), "The training state")
+        if self.is_finished:
+            self.first_epoch, self.is_finished = self.epoch, False
+        n_done = self.epoch - self.first_epoch
+        if not self._n_epochs:
+            print(f"-> algorithm.n_epochs is 0: early stopping ends the run, or epoch {EPOCH_LIMIT:,}.", flush=True)
+        elif n_done >= self._n_epochs:
+            print(f"-> nothing left to train: {n_done} of algorithm.n_epochs={self._n_epochs} are done.", flush=True)
+        with self._running(), freed_memory_kept():
+            while self._begins_epoch():
+                while self.update < self.n_updates_per_epoch():
+                    self._run_update()
+                self.epoch, self.update = self.epoch + 1, 0
+                self.before_statistics()
+                self._write_epoch_stats()
+                self._finish_epoch()
+            self._end_training()
+        self.is_finished = True
+        self.save(is_last=True)  # with the log step in which the next epoch would be logged
+        if self.evaluates_between_epochs or self.evaluated_epoch == self.epoch:
+            increment_log_step()
+        self._display.training_done(self._best())
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Context of a whole run: progress display, signals, and the record of a run that fails."""
+        display = self._display = TrainingProgress(self._n_epochs, self.n_updates_per_epoch(), self.steps_per_update())
+        self._write_record(RUNNING)
+        if self.model_selection is not None:
+            self.model_selection.training_started()
+        with lasting_console(), InterruptGuard(self._announce_interrupt) as self._interrupt:
+            try:
+                yield
+                if self.model_selection is not None:
+                    self.model_selection.training_ended()
+            except BaseException as error:
+                self._write_record(INTERRUPTED)
+                if isinstance(error, MazeError) and self._saved_epoch is not None:
+                    error.remark(
+                        f"The run up to epoch {self._saved_epoch} is saved in `{self.checkpoint_file}`; "
+                        "input_dir=<its directory> resume=true resumes it."
+                    )
+                raise
+            finally:
+                display.close()
+
+    def _begins_epoch(self) -> bool:
+        """Return whether another epoch begins, or the rest of one; before, the policy is evaluated if that is due."""
+        n_done = self.epoch - self.first_epoch
+        self.evaluate_if_due()
+        if n_done >= (self._n_epochs or EPOCH_LIMIT):
+            return False
+        n_vain = 0 if self.model_selection is None else self.model_selection.last_improvement
+        if 0 < int(self.config.patience) <= n_vain:
+            print(f"-> early stopping: {self.config.patience} evaluations without improvement.", flush=True)
+            return False
+        self._display.evaluated(self._best())
+        self._stop_if_requested()
+        self._display.start_epoch(n_done, self.update)
+        if n_done == 0:
+            self._display.announce(f"epoch {self.epoch + 1}: {self.work_of_an_epoch()}")
+        return True
+
+    def _run_update(self) -> None:
+        """Run an update, count it, and end the run after a signal; save the data that led to a NaN."""
+        profile, number = self.profile, self.epoch * self.n_updates_per_epoch() + self.update + 1
+        try:
+            with nullcontext() if profile is None or profile.is_done else profile.one_update(number):
+                self._update()
+        except NonFiniteError as error:
+            raise self._with_reproduction_file(error) from error
+        self.update += 1
+        self.n_updates += 1
+        self.n_env_steps += self._display.steps_per_update
+        self._display.update_done()
+        self._stop_if_requested()
+
+    def _finish_epoch(self) -> None:
+        """Follow an epoch that was counted and logged: report its score and save it."""
+        self.training_reward = self._mean_training_reward()
+        self.history.append(EpochSummary(self.epoch, self.n_env_steps, self.training_reward))
+        increment_log_step()
+        seconds = self._display.epoch_done(self.epoch, self.epoch - self.first_epoch, self.n_env_steps)
+        self.stats.add_value("time_epoch", seconds)
+        if self.model_selection is not None:
+            self.model_selection.epoch_completed(self.epoch)
+        self.save()
+
+    def _stop_if_requested(self) -> None:
+        """After a signal, save everything and end the run."""
+        signum = self._interrupt.signum
+        if signum is None:
+            return
+        self.save(is_last=True)
+        increment_log_step()
+        saved = f" Its state is saved in `{self.checkpoint_file}`." if self.checkpoint_file is not None else ""
+        where = f"in epoch {self.epoch + 1} after {self.update_name} {self.update}"
+        if self.update in (0, self.n_updates_per_epoch()):
+            where = f"after epoch {self.epoch + bool(self.update)}"
+        raise TrainingInterrupted(signum, f"Training was interrupted {where}.{saved}")
+
+    def _announce_interrupt(self, signal_name: str) -> None:
+        self._display.before_output()
+        text = "ending after the current update or evaluation step; interrupt again to stop at once."
+        print(f"{signal_name}: {text}", file=sys.stderr, flush=True)
+
+    def _with_reproduction_file(self, error: NonFiniteError) -> NonFiniteError:
+        """Return the error with its place in the run, and write a file beside the checkpoints that reproduces it."""
+        where = ""
+        if self.checkpoint_file is not None:
+            file = self.checkpoint_file.parent / f"non_finite_{time.strftime('%Y-%m-%d_%H-%M-%S')}.pt"
+            where = f" The state before that (weights, random states, data) is in `{file}`."
+            try:
+                save_state(file, {"training_state": self.training_state(), **self.latest_data()})
+            except CheckpointError as failure:
+                where = f" No file to reproduce it was written: {failure}"
+        return NonFiniteError(f"Epoch {self.epoch + 1}, {self.update_name} {self.update + 1}: {error}{where}")
+
+    # -- evaluation and statistics ---------------------------------------------------------------------
+
+    def evaluate(self, deterministic: bool | None = None, repeats: int = 1) -> None:
+        """Evaluate the current policy.
+
+        :param deterministic: Take the most probable actions; `None` leaves it to the evaluator.
+        :param repeats: How often.
+        :raises ConfigError: There is no evaluator.
+        """
+        if self.evaluator is None:
+            raise ConfigError("The trainer has no evaluator; pass one as `evaluator`.")
+        try:
+            with self.evaluator.choosing(deterministic):
+                for _ in range(repeats):
+                    self.evaluator.evaluate(self.policy)
+        except MazeError as error:
+            error.remark("This happened in an evaluation.")
+            raise
+
+    def evaluate_if_due(self) -> None:
+        """Evaluate once between two epochs; not while critics learn alone and the policy does not change."""
+        if not self.evaluates_between_epochs or self.evaluated_epoch == self.epoch or self.update > 0:
+            return
+        if 0 < self.epoch <= self.config.critic_burn_in_epochs:
+            return
+        evaluated_before, self.evaluated_epoch = self.evaluated_epoch, self.epoch
+        self.before_statistics()
+        if self.evaluator is not None:
+            if self.epoch == self.first_epoch:
+                self._display.first_evaluation(self.epoch)
+            try:
+                with interrupted_if(lambda: self._interrupt.requested):
+                    self.evaluate()
+            except EpisodesInterrupted:  # they are played again when the run is resumed
+                self.evaluated_epoch = evaluated_before
+                self._stop_if_requested()
+        elif self.model_selection is not None and self.epoch > 0 and not math.isnan(self.training_reward):
+            self.model_selection.update(self.training_reward)
+
+    def before_statistics(self, header: str = "") -> None:
+        """Report after how many environment steps the following statistics were taken, and make room for their lines.
+
+        :param header: Printed above them; empty: nothing.
+        """
+        counts_steps = self.takes_env_steps or self.steps_per_epoch or self.n_env_steps
+        StatsContext.active().n_env_steps = self.n_env_steps if counts_steps else None
+        self._display.before_output()
+        if header:
+            print_header(header)
+
+    def took_steps(self, n_steps: int) -> None:
+        """Take notice of how many environment steps the update has taken, where their number is not fixed."""
+        self._display.steps_per_update = n_steps
+
+    def _episode_stats(self) -> LogStatsAggregator:
+        episodes = self.episode_source()
+        return self.train_stats if episodes is None else episodes.epoch_stats
+
+    def _mean_training_reward(self) -> float:
+        """Mean reward of the episodes that ended in this epoch; NaN if there are none."""
+        for key, value in self._episode_stats().last_stats.items():
+            if key.event is BaseEnvEvents.reward and key.output_name == "mean" and key.group is None:
+                return float(value)
+        return math.nan
+
+    def _best(self) -> str:
+        """Return the best score so far, in words; empty: there is none."""
+        score = selected_score(self.model_selection)
+        if score is None:
+            return ""
+        value = significant(float(score))
+        return f"{value} (constraints are broken by {score.violation:.5g})" if score.violation else value
+
+    # -- files -----------------------------------------------------------------------------------------
+
+    def save(self, is_last: bool = False) -> None:
+        """Write the checkpoint and the run's record, if there is a place for them.
+
+        :param is_last: Whether the run ends here.
+        """
+        if self.checkpoint_file is not None:
+            save_state(self.checkpoint_file, self.training_state(is_last))
+            self._saved_epoch = self.epoch
+            self._write_record(ENDED if self.is_finished else RUNNING)
+            upload_changes()
+
+    def _write_record(self, state: str) -> None:
+        """Write the progress of the run beside the checkpoint, for tools that list runs."""
+        if self.checkpoint_file is None:
+            return
+        score = selected_score(self.model_selection)
+        values = {
+            "epoch": self.epoch,
+            "n_env_steps": self.n_env_steps,
+            "best_score": None if score is None else float(score),
+            "violation": None if score is None else score.violation,
+            "minimized": score is not None and not score.maximize,
+        }
+        write_record(self.checkpoint_file.parent, state, values)
 
     # -- weights ---------------------------------------------------------------------------------------
 
@@ -372,7 +617,7 @@ class EpochTrainer(Trainer, ABC):
         else:
             is_policy_alone = set(state_dict) == set(self.policy.state_dict())
             load_into(self.policy if is_policy_alone else self.model, state_dict, origin)
-        self.session.evaluated_epoch = None
+        self.evaluated_epoch = None
         self._initial_policy = None
 
     # -- state -----------------------------------------------------------------------------------------
@@ -390,11 +635,9 @@ class EpochTrainer(Trainer, ABC):
             "model": self.model.state_dict(),
             "initial_policy": None if initial is None else initial.policy.state_dict(),
             "policy_generators": self.policy.rng_state(),
-            **{name: getattr(self, name) for name in _COUNTERS},
-            "n_updates": self.n_updates,
-            **{name: getattr(self.session, name) for name in _COURSE},
+            **{name: getattr(self, name) for name in _PROGRESS},
             "log_step": GlobalLogState.global_step,
-            "seeds": dict(self.session.run_seeds),
+            "seeds": dict(self.run_seeds),
             "model_selection": None if self.model_selection is None else self.model_selection.state_dict(),
             "evaluator": None if self.evaluator is None else to_plain(self.evaluator.state_dict()),
             "update_statistics": self.stats.state_dict(),
@@ -427,22 +670,34 @@ class EpochTrainer(Trainer, ABC):
             self._initial_policy = InitialPolicy(self.policy)
             load_into(self._initial_policy.policy, state["initial_policy"], origin)
         self.policy.set_rng_state(state["policy_generators"])
-        for owner, names in ((self, _COUNTERS), (self.session, _COURSE)):
-            for name in names:
-                setattr(owner, name, state[name])
-        # states of earlier versions lack it
-        self.n_updates = state.get("n_updates", self.epoch * int(self.config.epoch_length) + self.update)
-        self.session.run_seeds = dict(state["seeds"])
+        for name in _PROGRESS:
+            setattr(self, name, state[name])
+        self.run_seeds = dict(state["seeds"])
         self.stats.load_state_dict(state["update_statistics"])
         problems = self._load_parts(state)
         restored = {"model_selection": state["model_selection"], "evaluator": from_plain(state["evaluator"])}
-        self.session.restored = {name: of_part for name, of_part in restored.items() if of_part is not None}
-        problems += self.session.hand_out_restored()
+        self._restored = {name: of_part for name, of_part in restored.items() if of_part is not None}
+        problems += self._hand_out_restored()
         for name, aggregator in self._aggregators().items():
             statistics_from_plain(aggregator, state["statistics"].get(name, ()))
         GlobalLogState.global_step = state["log_step"]
         set_global_generators_state(state["global_generators"])
-        self.session.report(problems, origin)
+        self._report(problems, origin)
+
+    def _hand_out_restored(self) -> list[str]:
+        """Pass restored states to evaluator and model selection, once they are there.
+
+        :return: Sentences about parts that could not be restored.
+        """
+        problems: list[str] = []
+        for name, part in (("model_selection", self.model_selection), ("evaluator", self.evaluator)):
+            if part is not None and name in self._restored:
+                problems += part.load_state_dict(self._restored.pop(name)) or []
+        return problems
+
+    def _report(self, problems: list[str], origin: str | Path) -> None:
+        if problems:
+            logger.warning("`%s` is not continued exactly: %s.", origin, "; ".join(problems))
 
     @override(Trainer)
     def load_state(self, file_path: str | Path | BinaryIO) -> None:
@@ -482,7 +737,7 @@ class EpochTrainer(Trainer, ABC):
                 f"model: the run in `{origin}` cannot be resumed with the configured model. {error} To start a "
                 "new run with weights alone, leave out `resume=true`."
             ) from error
-        self.session.first_epoch, self.session.is_finished = 0, False
+        self.first_epoch, self.is_finished = 0, False
 
     def _has_saved(self, state: Mapping[str, Any]) -> bool:
         return bool(state.get("algorithm") == type(self).__name__)

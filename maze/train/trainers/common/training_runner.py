@@ -3,40 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.agent.torch_model import resolve_device
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
+from maze.core.utils.checkpoint import load_state
 from maze.core.utils.config_utils import EnvFactory
 from maze.core.utils.factory import TARGET_KEY, Factory, plain_container
-from maze.core.utils.seeding import set_seeds_globally
+from maze.core.utils.files import clean_stale_temporaries
+from maze.core.utils.seeding import MazeSeeding, set_seeds_globally
+from maze.core.utils.update_profile import PROFILE_FILE, UpdateProfile
 from maze.core.wrappers.observation_normalization.observation_normalization_utils import make_normalized_env_factory
 from maze.perception.models.model_composer import BaseModelComposer
+from maze.perception.models.space_config import SpacesConfig
 from maze.runner import Runner
 from maze.train.parallelization.backend_runner import MIN_CONCURRENCY, BackendRunner
-from maze.train.parallelization.vector_env.env_batch import CheckedEnvFactory
+from maze.train.parallelization.vector_env.vector_env_utils import CheckedEnvFactory
 from maze.train.trainers.common.config_classes import AlgorithmConfig, algorithm_class
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
-from maze.train.trainers.common.resumption import (
-    CHECKPOINT_FILE,
-    StoredTraining,
-    begin_where_configured,
-    seeding_of,
-    stored_training,
-)
-from maze.train.trainers.common.trainer import Trainer
+from maze.train.trainers.common.trainer import EpochTrainer, Trainer
+from maze.train.trainers.common.warm_start import start_warm
+from maze.train.utils.plain_state import STATE_FORMAT
 from maze.utils.log_stats_utils import setup_logging
-
-ComponentType = TypeVar("ComponentType")
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from maze.core.agent.torch_model import TorchModel
+
+ComponentType = TypeVar("ComponentType")
+
+CHECKPOINT_FILE = "latest.pt"
+"""File with the state of a run, in its directory."""
+SEED_KEYS = ("env_base_seed", "agent_base_seed")
 
 
 @dataclass
@@ -95,12 +100,12 @@ class TrainingRunner(BackendRunner):
         self._model_composer: BaseModelComposer | None = None
         self._trainer: Trainer | None = None
         self._algorithm: AlgorithmConfig | None = None
-        self._resumed: StoredTraining | None = None
+        self._resumed: dict[str, Any] | None = None
 
     @override(Runner)
     def setup(self, cfg: DictConfig) -> None:
         self._cfg, self._resumed = cfg, stored_training(cfg)
-        self.maze_seeding = seeding_of(cfg, self._resumed)
+        self.maze_seeding = MazeSeeding.configured(resumed_seeds(self._resumed, cfg.get("seeding") or {}))
         # networks draw their initial weights from torch's global generator
         set_seeds_globally(
             self.maze_seeding.agent_global_seed, self.maze_seeding.cudnn_determinism_flag, "of the training run"
@@ -122,11 +127,41 @@ class TrainingRunner(BackendRunner):
             )
         try:
             self._trainer = self.build_trainer()
-            begin_where_configured(self._trainer, self, self._resumed)
+            self._begin_where_configured(cfg)
             self._resumed = None  # it may be large
         except BaseException:
             self.close()
             raise
+
+    def _begin_where_configured(self, cfg: DictConfig) -> None:
+        """Resume an earlier run, start from its best model, or clone another policy, if that is configured."""
+        trainer, input_dir = self.trainer, cfg.get("input_dir")
+        if isinstance(trainer, EpochTrainer):
+            trainer.profile = UpdateProfile(Path(PROFILE_FILE)) if self.profile else None
+            seeds = (self.maze_seeding.env_global_seed, self.maze_seeding.agent_global_seed)
+            trainer.run_seeds = dict(zip(SEED_KEYS, seeds, strict=True))
+        if not input_dir:
+            start_warm(trainer, self, cfg.get("warm_start") or {})
+            return
+        directory = Path(input_dir)
+        trained_for = directory / Path(self.spaces_config_dump_file).name
+        if trained_for.is_file():
+            SpacesConfig.load(trained_for).require_same(self.spaces, f"input_dir={directory}")
+        with suppress(OSError):  # a directory that cannot be written to has nothing of ours to clean up
+            clean_stale_temporaries(directory, min_age=60.0)
+        weights, checkpoint = directory / Path(self.state_dict_dump_file).name, directory / CHECKPOINT_FILE
+        if self._resumed is not None:
+            trainer.resume(self._resumed, checkpoint)
+        elif weights.is_file():
+            trainer.load_state(weights)
+        elif isinstance(trainer, EpochTrainer) and checkpoint.is_file():  # nothing was evaluated
+            state = load_state(checkpoint)
+            trainer.load_state_dict(state.get("model", state), checkpoint)
+        else:
+            raise ConfigError(
+                f"input_dir: expected the directory of a training run, found no {weights.name} in {directory}. "
+                "`maze-run -cn conf_train env=... algorithm=...` makes one below `outputs`."
+            )
 
     def build_trainer(self) -> Trainer:
         """Build the trainer; runners with arguments for an algorithm pass them on here."""
@@ -170,7 +205,7 @@ class TrainingRunner(BackendRunner):
     @property
     def resumed_state(self) -> Mapping[str, Any]:
         """State of the resumed run, while the trainer is built; empty for a new run."""
-        return {} if self._resumed is None else self._resumed.state
+        return self._resumed or {}
 
     def model(self, seed: int | None = None) -> Any:
         """Return the policy as configured on the algorithm's device, in a `TorchActorCritic` where the algorithm has a
@@ -266,6 +301,50 @@ class TrainingRunner(BackendRunner):
                 f"{trainer.__name__} trains. Choose runner=dev or runner=local, which fit every algorithm."
             )
         return trainer
+
+
+def stored_training(cfg: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the state of the run to resume; `None`: a new one begins.
+
+    :param cfg: The whole configuration.
+    :raises ConfigError: The state of the run is missing or cannot be read.
+    """
+    resume, input_dir = cfg.get("resume", False), cfg.get("input_dir")
+    if not resume:
+        return None
+    if resume is not True:
+        raise ConfigError(f"resume: expected true or false, got {resume!r}.")
+    if not input_dir:
+        raise ConfigError(
+            "resume: true resumes the run in `input_dir`, but no input_dir is given. Name the directory of that run, "
+            "input_dir=outputs/<name>/<time>, or leave out `resume=true` to start a new run."
+        )
+    path = Path(str(input_dir)) / CHECKPOINT_FILE
+    state = load_state(path) if path.is_file() else {}
+    if STATE_FORMAT not in state:
+        found = "weights alone" if state else "no such file"
+        raise ConfigError(
+            f"resume: expected the state of a run in {path}, which is written when its first epoch ends; found {found}."
+            " Leave out `resume=true` to start from the weights in state_dict.pt, if there are some."
+        )
+    return state
+
+
+def resumed_seeds(resumed: Mapping[str, Any] | None, seeding: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the seeding of a run, with the seeds of the run that it resumes.
+
+    :param resumed: The state of the resumed run; `None`: a new one begins.
+    :param seeding: The configured section; its seeds are the same, or `None`.
+    :raises ConfigError: The configured seeds differ from those of the run.
+    """
+    stored = {} if resumed is None else {key: int(seed) for key, seed in resumed["seeds"].items() if key in SEED_KEYS}
+    for key, seed in stored.items():
+        if seeding.get(key) not in (None, seed):
+            raise ConfigError(
+                f"seeding.{key}: the resumed run has the seed {seed}, found {seeding[key]}. Leave it out when "
+                "resuming: seeds are taken over."
+            )
+    return {**seeding, **stored}
 
 
 def _trainer_named(name: str | type[Trainer], config_path: str) -> type[Trainer]:

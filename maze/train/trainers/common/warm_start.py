@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,7 @@ from maze.train.trainers.common.observation_statistics import ObservationStatist
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
-    from maze.train.trainers.common.trainer import Trainer
-    from maze.train.trainers.common.training_runner import TrainingRunner
+    from maze.train.parallelization.backend_runner import BackendRunner
 
 logger = logging.getLogger(__name__)
 
@@ -57,19 +57,20 @@ class WarmStart(CheckedConfig):
         self.require_number("entropy_coef", 0.0)
 
 
-def start_warm(trainer: Trainer, run: TrainingRunner) -> None:
+def start_warm(trainer: Any, run: BackendRunner, section: Mapping[str, Any]) -> None:
     """Clone the policy that `warm_start` names, if there is one, in environments like those of the run.
 
     :param trainer: The trainer, as it was built.
     :param run: Its runner.
+    :param section: The section `warm_start` of the configuration.
     :raises ConfigError: The algorithm has no policy whose actions have probabilities, or the policy carries hidden
         states from step to step.
     """
-    config = WarmStart.from_config(run.cfg.get("warm_start") or {})
+    config = WarmStart.from_config(section)
     if not config.policy:
         return
     learner: Any = getattr(trainer, "policy", None)
-    if not hasattr(learner, "compute_policy_output") or run.algorithm.name == "dqn":
+    if not hasattr(learner, "compute_policy_output") or trainer.config.name == "dqn":
         raise ConfigError(
             f"warm_start.policy: {type(trainer).__name__} learns no probabilities of actions that could be cloned. Use "
             "A2C, PPO, IMPALA, SAC or ES, or leave it empty."
@@ -83,9 +84,8 @@ def start_warm(trainer: Trainer, run: TrainingRunner) -> None:
     demonstrator = Factory(Policy).instantiate(config.policy, config_path="warm_start.policy")  # type: ignore[type-abstract]
     demonstrator.seed(run.agent_seed())
     rollouts = run.rollouts()
-    statistics: ObservationStatistics = trainer.observation_statistics  # type: ignore[attr-defined]  # has a policy
     try:
-        share = clone_policy(learner, demonstrator, rollouts, config, seed=run.agent_seed(), statistics=statistics)
+        share = clone_policy(learner, demonstrator, rollouts, config, run.agent_seed(), trainer.observation_statistics)
     finally:
         rollouts.env.close()
     name = type(demonstrator).__name__

@@ -20,12 +20,11 @@ from maze.core.agent.torch_state_critic import TorchSharedStateCritic, TorchStep
 from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
-from maze.core.log_stats.event_decorators import define_epoch_stats, define_stats_grouping
+from maze.core.log_stats.event_decorators import define_epoch_stats, define_mean_by
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.learning import Losses, Terms, gradient_step, mean_of
 from maze.train.trainers.common.replay_buffer.prioritized_replay_buffer import PrioritizedReplayBuffer
 from maze.train.trainers.common.replay_buffer.transitions import NStepReturns, TransitionBatch
-from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
 from maze.train.trainers.common.replay_trainer import ReplayTrainer
 from maze.train.trainers.dqn.action_values import (
     ActionValueNetwork,
@@ -54,18 +53,15 @@ Key = int | str
 class DQNEvents(ABC):
     """Events of DQN, once per epoch as the mean over its updates. Percentages are of collecting and drawing."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("step_key")
+    @define_mean_by("step_key")
     def value_loss(self, step_key: Key, value: float) -> None:
         """Loss of the values of a sub-step's actions."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("step_key")
+    @define_mean_by("step_key")
     def action_value(self, step_key: Key, value: float) -> None:
         """Mean value of the actions that were taken in a sub-step."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("step_key")
+    @define_mean_by("step_key")
     def grad_norm(self, step_key: Key, value: float) -> None:
         """Gradient norm of the networks of a sub-step, before clipping."""
 
@@ -220,14 +216,8 @@ class DQN(ReplayTrainer):
         """N-step returns; `None`: one step counts."""
         if self.config.n_step_returns == 1:
             return None
-        buffer = self.workers.replay_buffer
-        if not isinstance(buffer, UniformReplayBuffer):
-            raise ConfigError(
-                f"algorithm.n_step_returns: a {type(buffer).__name__} does not know which steps followed others. Leave "
-                "it at 1, or derive the buffer from UniformReplayBuffer."
-            )
-        config = self.config
-        return buffer.columns.n_step_returns(batch.slots, config.n_step_returns, config.gamma, self.model.device)
+        columns, config = self.workers.replay_buffer.columns, self.config
+        return columns.n_step_returns(batch.slots, config.n_step_returns, config.gamma, self.model.device)
 
     def _best_value(self, position: int, observation: TensorDict) -> Tensor:
         observation = as_float_tensors(observation, self.model.device)

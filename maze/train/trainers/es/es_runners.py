@@ -91,8 +91,8 @@ class ESDevRunner(ESMasterRunner):
 class ESLocalRunner(ESMasterRunner):
     """Evaluates the perturbed policies in worker processes; results equal those of `dev` with the same seeds.
 
-    :param n_train_workers: Number of processes for perturbed policies; 0: one for each CPU core.
-    :param n_eval_workers: Number of processes for the unperturbed policy; 0: the other processes evaluate it as well.
+    :param n_train_workers: Number of processes; 0: one for each CPU core.
+    :param n_eval_workers: Number of further processes; all processes play episodes of all kinds.
     :param start_method: `forkserver`, `spawn` or `fork`; `None`: `forkserver` if available.
     """
 

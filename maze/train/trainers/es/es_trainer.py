@@ -188,8 +188,8 @@ class ESTrainer(EpochTrainer):
                 "the estimated gradient is not finite; the step was not taken. Lower "
                 "`algorithm.noise_stddev` or the optimizer's step size."
             )
-        self.session.took_steps(n_steps)
-        self.session.before_statistics(f"Iteration {self.epoch}")
+        self.took_steps(n_steps)
+        self.before_statistics(f"Iteration {self.epoch}")
         self._report_evaluation(returns)  # of the policy as it is before the step
         update_ratio = self.optimizer.update(descent)
         self.events.policy_grad_norm(policy_id=0, value=float(np.linalg.norm(gradient)))
@@ -255,7 +255,7 @@ class ESTrainer(EpochTrainer):
 
     def _report_evaluation(self, training_returns: np.ndarray) -> None:
         """Report the evaluation to the model selection; without evaluations, the mean return of perturbed policies."""
-        if self.session.evaluated_epoch == self.epoch:  # an earlier run ended with these episodes
+        if self.evaluated_epoch == self.epoch:  # an earlier run ended with these episodes
             self._eval_stats.clear_inputs()
         elif self._eval_returns:
             self._eval_stats.reduce()
@@ -272,16 +272,16 @@ class ESTrainer(EpochTrainer):
     @override(EpochTrainer)
     def _end_training(self) -> None:
         """Evaluate the policy after the last step: updates evaluate it before their step."""
-        if not self._n_evaluations or self.session.evaluated_epoch == self.epoch or self._rollouts is None:
+        if not self._n_evaluations or self.evaluated_epoch == self.epoch or self._rollouts is None:
             return
         self.policy.eval()
         with closing(self._results(0, 0)) as results:
             for result in results:
                 if not result.is_eval or len(self._eval_returns) >= self._n_evaluations:
                     break
-        self.session.before_statistics(f"Iteration {self.epoch}")
+        self.before_statistics(f"Iteration {self.epoch}")
         self._report_evaluation(np.empty(0))
-        self.session.evaluated_epoch = self.epoch
+        self.evaluated_epoch = self.epoch
 
     # -- state -----------------------------------------------------------------------------------------
 
@@ -320,8 +320,8 @@ def make_distributed_rollouts(
     :param agent_seed: Seed of the perturbations.
     :param n_eval_rollouts: Number of episodes of the unperturbed policy in each update.
     :param concurrency: Number of parallel episodes of a process; 0: at most 64.
-    :param n_train_workers: Number of processes for perturbed policies; 0: one for each CPU core.
-    :param n_eval_workers: Number of processes for the unperturbed policy; 0: the other processes evaluate it as well.
+    :param n_train_workers: Number of processes; 0: one for each CPU core.
+    :param n_eval_workers: Number of further processes; all processes play episodes of all kinds.
     :param start_method: `forkserver`, `spawn` or `fork`; `None`: `forkserver` if available.
     """
     assert run.env_factory is not None, "setup comes first"

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
@@ -29,7 +28,7 @@ from maze.core.agent.torch_state_action_critic import (
 from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError
-from maze.core.log_stats.event_decorators import define_epoch_stats, define_stats_grouping
+from maze.core.log_stats.event_decorators import define_mean_by
 from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
 from maze.core.utils.factory import ConfigType
 from maze.core.utils.seeding import seeded_generator
@@ -55,43 +54,35 @@ _LARGEST_SCALED = 0.999
 class OfflineEvents(ABC):
     """Statistics of offline training, once per epoch as means over its updates."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("step_key")
+    @define_mean_by("step_key")
     def critic_loss(self, step_key: Key, value: float) -> None:
         """Temporal difference loss of the action values of a sub-step."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("step_key")
+    @define_mean_by("step_key")
     def critic_value(self, step_key: Key, value: float) -> None:
         """Mean value of the logged actions of a sub-step."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("step_key")
+    @define_mean_by("step_key")
     def conservative_loss(self, step_key: Key, value: float) -> None:
         """Log-sum-exp of the values of the allowed actions of a sub-step minus the value of the logged one (CQL)."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("step_key")
+    @define_mean_by("step_key")
     def value_loss(self, step_key: Key, value: float) -> None:
         """Expectile loss of the state values of a sub-step (IQL)."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("step_key")
+    @define_mean_by("step_key")
     def policy_loss(self, step_key: Key, value: float) -> None:
         """Loss of the policy of a sub-step."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("step_key")
+    @define_mean_by("step_key")
     def critic_grad_norm(self, step_key: Key, value: float) -> None:
         """Gradient norm of the networks with the action values of a sub-step."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("step_key")
+    @define_mean_by("step_key")
     def value_grad_norm(self, step_key: Key, value: float) -> None:
         """Gradient norm of the network with the state values of a sub-step (IQL)."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("step_key")
+    @define_mean_by("step_key")
     def policy_grad_norm(self, step_key: Key, value: float) -> None:
         """Gradient norm of the policy network of a sub-step."""
 

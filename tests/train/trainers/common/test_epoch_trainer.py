@@ -109,9 +109,7 @@ def test_a_resumed_training_with_nothing_left_says_so(tmp_path, capsys):
         resumed.resume(load_state(tmp_path / "latest.pt"), tmp_path / "latest.pt")
         resumed.train()
         assert resumed.epoch == n_trained
-        is_said = (
-            f"nothing left to train: 3 epochs are done, algorithm.n_epochs is {n_epochs}" in capsys.readouterr().out
-        )
+        is_said = f"nothing left to train: 3 of algorithm.n_epochs={n_epochs} are done" in capsys.readouterr().out
         assert is_said == (n_epochs <= 3)
 
 

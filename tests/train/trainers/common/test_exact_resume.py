@@ -218,25 +218,25 @@ def signal_after(n_updates):
 
 
 def signal_in_evaluation(trainer):
-    evaluate_if_due = trainer.session.evaluate_if_due
+    evaluate_if_due = trainer.evaluate_if_due
 
     def interrupted():
         evaluate_if_due()
         os.kill(os.getpid(), signal.SIGTERM)
 
-    trainer.session.evaluate_if_due = interrupted
+    trainer.evaluate_if_due = interrupted
 
 
 def killed_after_saving(n_saved):
     def prepare(trainer):
-        save, n_done = trainer.session.save, iter(range(1, 1000))
+        save, n_done = trainer.save, iter(range(1, 1000))
 
         def counted(*args, **kwargs):
             save(*args, **kwargs)
             if next(n_done) == n_saved:
                 raise Killed
 
-        trainer.session.save = counted
+        trainer.save = counted
 
     return prepare
 
@@ -411,7 +411,7 @@ def test_seeds_are_taken_over_and_the_best_model_is_in_the_new_directory(tmp_pat
     resumed = Run("es", second, n_epochs=2, input_dir=str(tmp_path / "first"), resume=True, **overrides)
     assert resumed.state["seeds"] == {"env_base_seed": 11, "agent_base_seed": 11}
     assert (second / "state_dict.pt").is_file()
-    with pytest.raises(ConfigError, match=r"seeding.env_base_seed: the run in .* has the seed 11, found 12"):
+    with pytest.raises(ConfigError, match=r"seeding.env_base_seed: the resumed run has the seed 11, found 12"):
         Run("es", tmp_path / "third", input_dir=str(second), resume=True, seeding__env_base_seed=12)
 
 
@@ -482,7 +482,7 @@ def test_resuming_needs_a_directory(tmp_path):
 
 
 def test_resuming_needs_the_directory_to_exist(tmp_path):
-    assert refused(tmp_path, input_dir=str(tmp_path / "nowhere")).startswith("input_dir: ")
+    assert "nowhere/latest.pt" in refused(tmp_path, input_dir=str(tmp_path / "nowhere"))
 
 
 def test_resuming_needs_the_state_of_a_training(tmp_path):
@@ -490,8 +490,8 @@ def test_resuming_needs_the_state_of_a_training(tmp_path):
     earlier.mkdir()
     save_state(earlier / "state_dict.pt", {"policies": {}})
     message = refused(tmp_path, input_dir=str(earlier))
-    assert "expected latest.pt in" in message
-    assert "found state_dict.pt" in message
+    assert "earlier/latest.pt" in message
+    assert "found no such file" in message
 
 
 def test_weights_named_like_the_state_of_a_training_are_told_from_it(tmp_path):

@@ -22,7 +22,6 @@ from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import (
     EpisodeBatch,
     ESDummyDistributedRollouts,
     Population,
-    SingleEpisodePlayer,
     obstacle_to_batching,
 )
 from maze.train.trainers.es.distributed.es_rollout_wrapper import ESAbortException, ESRolloutWorkerWrapper
@@ -61,14 +60,19 @@ def dummy(make_env, **arguments):
     return ESDummyDistributedRollouts(make_env(), 2, NOISE, 7, **arguments)
 
 
+def single_player(env, policy):
+    """Return a player that evaluates one policy at a time."""
+    return EpisodeBatch(lambda: env, policy, NOISE, 1, env, is_single=True)
+
+
 @pytest.mark.parametrize("make_env", [cartpole, random_walk_env, two_step_env, hierarchical_env, coming_and_going_env])
 def test_episodes_side_by_side_equal_episodes_one_after_another(make_env):
     policy = build_policy(make_env())
     together = dummy(make_env)
     one_by_one = dummy(make_env)
-    one_by_one.players.current = SingleEpisodePlayer(one_by_one.env, policy, NOISE)
+    one_by_one.players.current = single_player(one_by_one.env, policy)
     results = played(together, policy, 5)
-    assert isinstance(together.players.current, EpisodeBatch)
+    assert not together.players.current.is_single
     assert summary(results) == [
         (is_eval, indices, pytest.approx(returns, rel=1e-5), lengths)
         for is_eval, indices, returns, lengths in summary(played(one_by_one, policy, 5))
@@ -86,7 +90,7 @@ def test_a_network_without_numpy_form_is_mapped_over_the_population():
     policy = build_policy(hierarchical_env(), TORCH_ONLY)
     assert obstacle_to_batching(policy, hierarchical_env().observation_spaces_dict) is None
     one_by_one = dummy(hierarchical_env)
-    one_by_one.players.current = SingleEpisodePlayer(one_by_one.env, policy, NOISE)
+    one_by_one.players.current = single_player(one_by_one.env, policy)
     expected = [
         (*rest, pytest.approx(returns, rel=1e-5), n) for *rest, returns, n in summary(played(one_by_one, policy, 5))
     ]
@@ -124,7 +128,7 @@ def test_networks_that_share_parameters_share_the_perturbation():
 def test_mirrored_policies_use_the_same_environment_seed_with_opposite_perturbations():
     seeds = EpisodeSeeds(NOISE, 1, 2)
     schedule = RolloutSchedule(seeds, update=4, n_evaluations=0, n_rollouts=4, n_timesteps=0)
-    plus, minus, other = (schedule.next_training() for _ in range(3))
+    plus, minus, other = (schedule.next_episode() for _ in range(3))
     assert (plus.sign, minus.sign) == (1, -1)
     assert (plus.noise_index, plus.env_seed) == (minus.noise_index, minus.env_seed)
     assert (plus.noise_index, plus.env_seed) != (other.noise_index, other.env_seed)
@@ -140,9 +144,8 @@ def test_mirrored_policies_use_the_same_environment_seed_with_opposite_perturbat
 
 def test_results_come_in_order_whatever_ends_first():
     schedule = RolloutSchedule(EpisodeSeeds(NOISE, 1, 2), 0, n_evaluations=1, n_rollouts=3, n_timesteps=0)
-    episodes = [schedule.next_evaluation(), *(schedule.next_training() for _ in range(4))]
-    assert not schedule.needs_evaluation
-    assert not schedule.needs_training
+    episodes = [schedule.next_episode(), *(schedule.next_episode() for _ in range(4))]
+    assert schedule.next_episode() is None
     for episode in reversed(episodes[1:]):
         schedule.record(episode, Outcome({}, float(episode.number), 10))
         assert list(schedule.results()) == []
@@ -152,12 +155,11 @@ def test_results_come_in_order_whatever_ends_first():
 
 def test_more_episodes_are_started_until_their_steps_suffice():
     schedule = RolloutSchedule(EpisodeSeeds(NOISE, 1, 2), 0, n_evaluations=0, n_rollouts=2, n_timesteps=45)
-    first = [schedule.next_training(), schedule.next_training()]
+    first = [schedule.next_episode(), schedule.next_episode()]
     for episode in first:
         schedule.record(episode, Outcome({}, 0.0, 10))
     n_started = 2
-    while schedule.needs_training:
-        schedule.next_training()
+    while schedule.next_episode() is not None:
         n_started += 1
     assert n_started == 6  # of ten steps each; pairs are completed
 
@@ -191,7 +193,7 @@ def test_a_policy_of_another_class_plays_one_episode_at_a_time():
     before = get_flat_parameters(policy)
     rollouts = dummy(counting_env)
     assert len(played(rollouts, policy, 4)) == 4
-    assert isinstance(rollouts.players.current, SingleEpisodePlayer)
+    assert rollouts.players.current.is_single
     assert torch.equal(get_flat_parameters(policy), before)
 
 
@@ -267,9 +269,9 @@ def observed_statistics(results):
 def test_observation_statistics_do_not_depend_on_the_batch(make_env, in_numpy):
     policy = normalizing(make_env(), in_numpy)
     together, few, one_by_one = dummy(make_env), dummy(make_env, concurrency=2), dummy(make_env)
-    one_by_one.players.current = SingleEpisodePlayer(one_by_one.env, policy, NOISE)
+    one_by_one.players.current = single_player(one_by_one.env, policy)
     results = played(together, policy, 5)
-    assert isinstance(together.players.current, EpisodeBatch)
+    assert not together.players.current.is_single
     assert [len(result.observed) for result in results] == [0, 0, 2, 2, 2], "evaluations teach nothing"
     assert observed_statistics(played(few, policy, 5)) == observed_statistics(results)
     for one, other in zip(played(one_by_one, policy, 5), results, strict=True):
@@ -357,18 +359,19 @@ def test_a_worker_killed_between_updates_becomes_an_error_and_close_returns():
 
 
 def test_impossible_numbers_of_workers_are_refused():
-    with pytest.raises(ConfigError, match=r"runner\.n_train_workers: expected at least 1, got 0"):
+    with pytest.raises(ConfigError, match=r"runner\.n_train_workers: expected a whole number of at least 1, got 0"):
         ESSubprocDistributedRollouts(counting_env, 0, 1, NOISE, [3], 7)
 
 
 def test_statistics_of_an_environment_do_not_pile_up():
     env = with_stats(counting_env())
-    player = SingleEpisodePlayer(env, build_policy(env), NOISE)
+    player = single_player(env, build_policy(env))
     player.configure(get_flat_parameters(player.policy).numpy(), 0.1, None)
     schedule = RolloutSchedule(EpisodeSeeds(NOISE, 1, None), 0, 0, 4, 0)
     for _ in range(4):
-        player.start(schedule.next_training())
-        player.advance()
+        player.start(schedule.next_episode())
+        while not player.advance():
+            pass
     env.write_epoch_stats()
     assert env.epoch_stats.last_stats == {}
 
@@ -412,7 +415,7 @@ def test_a_number_that_is_not_finite_names_its_episode_and_step(what, how):
     else:
         rollouts = ESDummyDistributedRollouts(make_env(), 0, NOISE, 7, env_factory=make_env, env_seed=3)
         if how == "one by one":
-            rollouts.players.current = SingleEpisodePlayer(rollouts.env, policy, NOISE)
+            rollouts.players.current = single_player(rollouts.env, policy)
     seeds = EpisodeSeeds(NOISE, 7, 3)
     episode = rf"perturbation {seeds.noise_index(0, 0)} of the noise table added, seeded with {seeds.env_seed(0, 0, 0)}"
     with pytest.raises(NonFiniteError, match=rf"{episode}, environment step 5: .*{what} .* is nan"):
@@ -425,9 +428,9 @@ def test_frozen_layers_are_the_same_for_all_perturbed_policies(network):
     policy = build_policy(cartpole(), network)
     next(iter(policy.parameters())).requires_grad_(False)
     together, one_by_one = dummy(cartpole), dummy(cartpole)
-    one_by_one.players.current = SingleEpisodePlayer(one_by_one.env, policy, NOISE)
+    one_by_one.players.current = single_player(one_by_one.env, policy)
     assert summary(played(together, policy, 6)) == summary(played(one_by_one, policy, 6))
-    assert isinstance(together.players.current, EpisodeBatch)
+    assert not together.players.current.is_single
 
 
 class Counted(ObservationWrapper):

@@ -38,8 +38,7 @@ from maze.train.trainers.common.actor_critic.valuation import (
     value_rollout,
 )
 from maze.train.trainers.common.learning import Losses, Terms, gradient_step
-from maze.train.trainers.common.trainer import EpochTrainer
-from maze.train.trainers.common.training_session import EpisodeSource
+from maze.train.trainers.common.trainer import EpisodeSource, EpochTrainer
 from maze.train.utils.plain_state import Part
 
 if TYPE_CHECKING:
@@ -86,10 +85,6 @@ class ActorCritic(EpochTrainer, ABC):
     learns_observation_statistics: ClassVar[bool] = True
     follows_curriculum: ClassVar[bool] = True
     events_class: ClassVar[type[Any]] = ActorCriticEvents
-    optional_parts: ClassVar[Mapping[str, str]] = {
-        "average_reward": "reward_centering",
-        "reward_scaling": "reward_scaling",
-    }
     config: ActorCriticConfig
     model: TorchActorCritic
 
@@ -227,7 +222,7 @@ class ActorCritic(EpochTrainer, ABC):
             self.stats.add_value("curriculum_stage", self._curriculum.stage)
 
     def _schedule_lr(self) -> None:
-        self.optimizer.lr = scheduled_lr(self.config.lr_schedule, self.config.lr, self.session.share_done)
+        self.optimizer.lr = scheduled_lr(self.config.lr_schedule, self.config.lr, self.share_done)
 
     def _collect(self) -> RolloutColumns:
         """Return the next rollout; its memory is used again by the one after."""

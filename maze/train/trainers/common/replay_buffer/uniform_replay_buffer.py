@@ -36,8 +36,6 @@ class UniformReplayBuffer(BaseReplayBuffer):
         """Number of items ever drawn."""
         self.lacks_rows = False
         """Whether it resumes a buffer without its content."""
-        self._n_left_behind = 0
-        """Number of items added to the buffer that this one resumes without its content."""
         self._rng = np.random.default_rng(seed)
         self._columns: TransitionColumns | None = None
         self._item_length: int | None = None
@@ -67,8 +65,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
     @override(BaseReplayBuffer)
     def avg_pick_per_transition(self) -> float:  # type: ignore[override]  # read only
         """How often an item was drawn, on average over all that were ever added."""
-        n_added = self.n_added + self._n_left_behind
-        return self.n_drawn / n_added if n_added else 0.0
+        return self.n_drawn / self.n_added if self.n_added else 0.0
 
     @property
     @override(BaseReplayBuffer)
@@ -76,6 +73,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
         return self.columns.n_bytes
 
     @property
+    @override(BaseReplayBuffer)
     def columns(self) -> TransitionColumns:
         """The arrays themselves.
 
@@ -159,22 +157,25 @@ class UniformReplayBuffer(BaseReplayBuffer):
         return {
             "generator": [bits["state"]["state"], bits["state"]["inc"], bits["has_uint32"], bits["uinteger"]],
             "n_drawn": self.n_drawn,
-            "n_added": self.n_added + self._n_left_behind,
             "item_length": self._item_length,
             "content": self.columns.state_dict() if with_content and self._columns is not None else None,
         }
 
     @override(BaseReplayBuffer)
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state; without content in it, with the items there are.
+        """Continue from a state; without content in it, with the items there are, of which none was drawn.
 
         :raises ConfigError: The items have another length, or there is room for more or fewer of them.
         """
-        if state["content"] is not None and self._item_length not in (None, state["item_length"]):
+        content = state["content"]
+        if content is not None and (state["item_length"], content["capacity"]) != (
+            self._item_length or state["item_length"],
+            self.columns.capacity,
+        ):
             raise ConfigError(
-                f"algorithm.n_rollout_steps: the saved replay buffer holds rollouts of {state['item_length']} "
-                f"environment steps, this one of {self._item_length}. Continue with the configuration of the run that "
-                "was saved (`n_rollout_steps`, `split_rollouts_into_transitions`)."
+                f"algorithm.replay_buffer_size, n_rollout_steps: the saved replay buffer holds {content['capacity']} "
+                f"steps in items of {state['item_length']}, this one {self.columns.capacity} in items of "
+                f"{self.item_length}. Continue with the configuration of the run that was saved."
             )
         number, inc, has_uint32, uinteger = state["generator"]
         self._rng.bit_generator.state = {
@@ -183,14 +184,10 @@ class UniformReplayBuffer(BaseReplayBuffer):
             "has_uint32": has_uint32,
             "uinteger": uinteger,
         }
-        self.n_drawn = state["n_drawn"]
-        self.lacks_rows = state["content"] is None
-        if self.lacks_rows:
-            self._n_left_behind = state["n_added"]
-        else:
-            self._item_length = state["item_length"]
-            self.columns.load_state_dict(state["content"])
-            self._n_left_behind = state["n_added"] - self.n_added
+        self.lacks_rows = content is None
+        if content is not None:
+            self.n_drawn, self._item_length = state["n_drawn"], state["item_length"]
+            self.columns.load_state_dict(content)
 
     def _draw(self, n_samples: int) -> np.ndarray:
         if not len(self):

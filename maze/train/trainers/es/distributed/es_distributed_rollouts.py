@@ -34,11 +34,6 @@ class Episode(NamedTuple):
     env_seed: int | None
     """Seed of the environment; `None`: the environment is not seeded."""
 
-    @staticmethod
-    def unperturbed(number: int = 0, env_seed: int | None = None) -> Episode:
-        """Return an episode of the unperturbed policy."""
-        return Episode(number, None, 0, env_seed)
-
     def __str__(self) -> str:
         """Return the name of the episode in messages."""
         seeded = "" if self.env_seed is None else f", seeded with {self.env_seed}"
@@ -117,14 +112,31 @@ class RolloutSchedule:
         self.n_in_flight = 0
         """Number of scheduled episodes that have not ended."""
 
-    @property
-    def needs_evaluation(self) -> bool:
-        """Whether there are evaluations to schedule."""
-        return self._next_evaluation < self._n_evaluations
+    def next_episode(self) -> Episode | None:
+        """Schedule the next episode, evaluations first; `None`: no episode is needed now."""
+        if self._next_evaluation < self._n_evaluations:
+            number = self._next_evaluation
+            self._next_evaluation += 1
+            self.n_in_flight += 1
+            return Episode(number, None, 0, self._seeds.env_seed(self._update, _EVALUATION, number))
+        if self.n_in_flight and not self._needs_training():  # without any, the caller requests more than it announced
+            return None
+        self.n_in_flight += 1
+        if self._mirrored is not None:
+            episode, self._mirrored = self._mirrored, None
+            return episode
+        pair = self._n_pairs
+        self._n_pairs += 1
+        noise_index, env_seed = (
+            self._seeds.noise_index(self._update, pair),
+            self._seeds.env_seed(self._update, _TRAINING, pair),
+        )
+        episode = Episode(self._n_evaluations + 2 * pair, noise_index, 1, env_seed)
+        self._mirrored = episode._replace(number=episode.number + 1, sign=-1)
+        return episode
 
-    @property
-    def needs_training(self) -> bool:
-        """Whether to schedule further training episodes, estimated from the lengths of finished ones."""
+    def _needs_training(self) -> bool:
+        """Return whether to schedule further training episodes, estimated from the lengths of finished ones."""
         if self._mirrored is not None or self._n_pairs < self._n_pairs_wanted:
             return True
         if self._n_timesteps == 0 or self._n_steps_done >= self._n_timesteps:
@@ -133,38 +145,6 @@ class RolloutSchedule:
             return True  # no length is known yet
         mean_length = self._n_steps_done / self._n_training_done
         return mean_length * 2 * self._n_pairs < self._n_timesteps
-
-    def next_evaluation(self) -> Episode:
-        """Schedule an episode of the unperturbed policy."""
-        number = self._next_evaluation
-        self._next_evaluation += 1
-        self.n_in_flight += 1
-        return Episode.unperturbed(number, self._seeds.env_seed(self._update, _EVALUATION, number))
-
-    def next_training(self) -> Episode:
-        """Schedule an episode of a perturbed policy, whether or not one is needed."""
-        self.n_in_flight += 1
-        if self._mirrored is not None:
-            episode, self._mirrored = self._mirrored, None
-            return episode
-        pair = self._n_pairs
-        self._n_pairs += 1
-        episode = Episode(
-            self._n_evaluations + 2 * pair,
-            self._seeds.noise_index(self._update, pair),
-            1,
-            self._seeds.env_seed(self._update, _TRAINING, pair),
-        )
-        self._mirrored = episode._replace(number=episode.number + 1, sign=-1)
-        return episode
-
-    def next_episode(self) -> Episode | None:
-        """Schedule the next episode, evaluations first; `None`: no episode is needed now."""
-        if self.needs_evaluation:
-            return self.next_evaluation()
-        if self.needs_training or self.n_in_flight == 0:  # the caller requests more episodes than it announced
-            return self.next_training()
-        return None
 
     def record(self, episode: Episode, outcome: Outcome) -> None:
         """Record the outcome of an episode."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import cloudpickle
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -34,8 +34,7 @@ from maze.core.rollout.batched_acting import Row, act_by_actor
 from maze.core.utils.update_profile import COLLECTING, timed
 from maze.perception.program.network_program import TorchPopulation
 from maze.perception.program.numpy_networks import Rows, population_in_numpy
-from maze.train.parallelization.vector_env.env_batch import is_flat_env
-from maze.train.parallelization.vector_env.vector_env_utils import with_stats
+from maze.train.parallelization.vector_env.vector_env_utils import is_flat_env, with_stats
 from maze.train.trainers.common.observation_statistics import ObservationStatistics, ObservedRows
 from maze.train.trainers.es.distributed.es_distributed_rollouts import (
     Episode,
@@ -55,6 +54,7 @@ from maze.train.trainers.es.es_utils import (
 
 if TYPE_CHECKING:
     from maze.core.env.structured_env import StepKeyType
+    from maze.core.log_stats.log_stats import LogStats
     from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
 
 logger = logging.getLogger(__name__)
@@ -90,6 +90,12 @@ class Population:
         self._networks = {
             key: _network_function(network, stacked, self._heads[key]) for key, network in policy.networks.items()
         }
+
+    def begin(self, seed: int | None) -> None:
+        """Do nothing: the rows are the parameters of the networks."""
+
+    def end(self, parameters: np.ndarray) -> None:
+        """Do nothing: the parameters of the policy itself are not changed."""
 
     def act(self, actor_id: ActorID, observations: Mapping[str, np.ndarray], rows: Rows) -> dict[str, np.ndarray]:
         """Return the actions of some policies, one observation for each.
@@ -159,21 +165,95 @@ MAX_ENVS = 64
 """Default number of parallel episodes of a process."""
 
 
-class EpisodePlayer(ABC):
-    """Plays episodes of perturbed policies.
+class SinglePolicy:
+    """Any policy as a population of one; its own parameters are perturbed during an episode.
 
     :param policy: The policy.
-    :param shared_noise: The noise table.
+    :param env: Its environment.
     """
 
-    def __init__(self, policy: Any, shared_noise: SharedNoiseTable) -> None:
+    def __init__(self, policy: Any, env: Any) -> None:
+        self.parameters = np.zeros((1, n_trained_parameters(policy)), np.float32)
+        self._policy = policy
+        self._act = acting_in(env, policy, deterministic=True)
+
+    def begin(self, seed: int | None) -> None:
+        """Perturb the policy.
+
+        :param seed: Seed of the policy; `None`: its generators continue.
+        """
+        set_flat_parameters(self._policy, torch.from_numpy(self.parameters[0]))
+        if seed is not None:
+            self._policy.seed(seed)
+
+    def end(self, parameters: np.ndarray) -> None:
+        """Restore the unperturbed parameters."""
+        set_flat_parameters(self._policy, torch.from_numpy(parameters))
+
+    def act(self, actor_id: ActorID, observations: Mapping[str, np.ndarray], rows: Rows) -> dict[str, np.ndarray]:
+        """Return the action of the policy, see :meth:`Population.act`."""
+        action = self._act({key: values[0] for key, values in observations.items()}, actor_id)
+        return {key: np.asarray(value)[None] for key, value in action.items()}
+
+
+class _Slot:
+    """State of a running episode: its environment, perturbed policy and row of the arrays."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = with_stats(env)
+        self.step = self.env.step  # attribute access through all wrappers is slow
+        self.context = self.env.context
+        self.actor_id = self.env.actor_id
+        self.is_flat = is_flat_env(self.env)
+        self.episode = Episode(0, None, 0, None)
+        self.actor: Any = None
+        self.episode_return = 0.0
+        self.n_steps = 0
+
+
+class EpisodeBatch:
+    """Plays episodes in parallel and evaluates their perturbed policies as one batch.
+
+    :param env_factory: Makes an environment; called when a further one is needed.
+    :param policy: The policy.
+    :param shared_noise: The noise table.
+    :param n_slots: Number of parallel episodes.
+    :param first_env: The first environment; `None`: it is made by the factory.
+    :param is_single: Whether the policy cannot be evaluated as a batch; then there is one slot.
+    """
+
+    def __init__(
+        self,
+        env_factory: Callable[[], Any],
+        policy: Any,
+        shared_noise: SharedNoiseTable,
+        n_slots: int,
+        first_env: Any = None,
+        *,
+        is_single: bool = False,
+    ) -> None:
         self.policy = policy
         self.shared_noise = shared_noise
+        self.is_single = is_single
         self._normalized = ObservationStatistics(policy).names
-        self.current_env = 0
-        """Index of the environment that raised an exception."""
-        self._noise_stddev = 0.0
-        self._max_steps: int | None = None
+        self._env_factory = env_factory
+        first = _Slot(env_factory() if first_env is None else first_env)
+        self._slots = [first]
+        """The first `n_active` slots have a running episode."""
+        self._n_active = 0
+        self._n_slots = n_slots
+        self._population = SinglePolicy(policy, first.env) if is_single else Population(policy, n_slots)
+        observation_spaces, action_spaces = first.env.observation_spaces_dict, first.env.action_spaces_dict
+        self._specs = array_specs(observation_spaces, "observation")
+        self._observations = zeros(observation_spaces, (n_slots,), "observation")
+        self._action_specs = array_specs(action_spaces, "action")
+        self._float_keys = {
+            step_key: [key for key, (_, dtype) in specs.items() if dtype.kind == "f"]
+            for step_key, specs in self._specs.items()
+        }
+        self._observed = ObservedRows(self._normalized, observation_spaces, n_slots)
+        self._current = 0
+        """Row of the environment that raised an exception."""
 
     def configure(self, parameters: np.ndarray, noise_stddev: float, max_steps: int | None) -> None:
         """Start an update; running episodes are discarded.
@@ -188,26 +268,28 @@ class EpisodePlayer(ABC):
             set_flat_statistics(self.policy, statistics)
         self._noise_stddev = noise_stddev
         self._max_steps = max_steps
+        self.stop()
+
+    def stop(self) -> None:
+        """Discard the running episodes."""
+        for slot in self._slots[: self._n_active]:
+            slot.env.get_stats(LogStatsLevel.EPISODE).clear_inputs()
+        self._n_active = 0
+        self._population.end(self._parameters)
 
     @property
-    @abstractmethod
     def n_free(self) -> int:
         """Number of episodes that can be started."""
+        return self._n_slots - self._n_active
 
-    @abstractmethod
-    def start(self, episode: Episode) -> None:
-        """Start an episode."""
-
-    @abstractmethod
     def close(self, keep: Any = None) -> None:
         """Close the environments.
 
         :param keep: An environment that is not closed.
         """
-
-    @abstractmethod
-    def advance(self) -> list[tuple[Episode, Outcome]]:
-        """Advance all running episodes; return those that ended."""
+        for index, slot in enumerate(self._slots):
+            if slot.env is not keep:
+                closed(slot.env.close, f"environment {index}")
 
     def play_on(self, waiting: list[Episode]) -> list[tuple[Episode, Outcome]]:
         """Start waiting episodes as long as slots are free, and advance all running episodes.
@@ -230,170 +312,14 @@ class EpisodePlayer(ABC):
             noise = self.shared_noise.get(episode.noise_index, len(out))
             out += np.float32(episode.sign * self._noise_stddev) * noise
 
-
-class SingleEpisodePlayer(EpisodePlayer):
-    """Plays one episode after another; for policies that cannot be batched.
-
-    :param env: The environment.
-    :param policy: The policy; its parameters are perturbed during an episode and restored afterwards.
-    :param shared_noise: The noise table.
-    """
-
-    def __init__(self, env: Any, policy: Any, shared_noise: SharedNoiseTable) -> None:
-        super().__init__(policy, shared_noise)
-        self._env = env
-        self._waiting: list[Episode] = []
-
-    @property
-    @override(EpisodePlayer)
-    def n_free(self) -> int:
-        return 1 - len(self._waiting)
-
-    @override(EpisodePlayer)
-    def configure(self, parameters: np.ndarray, noise_stddev: float, max_steps: int | None) -> None:
-        super().configure(parameters, noise_stddev, max_steps)
-        self._waiting.clear()
-
-    @override(EpisodePlayer)
-    def close(self, keep: Any = None) -> None:
-        if self._env is not keep:
-            closed(self._env.close, "environment")
-
-    @override(EpisodePlayer)
     def start(self, episode: Episode) -> None:
-        self._waiting.append(episode)
-
-    @override(EpisodePlayer)
-    @timed(COLLECTING)
-    def advance(self) -> list[tuple[Episode, Outcome]]:
-        played = [(episode, self._play(episode)) for episode in self._waiting]
-        self._waiting.clear()
-        return played
-
-    def _play(self, episode: Episode) -> Outcome:
-        perturbed = np.empty_like(self._parameters)
-        self.perturbed(episode, perturbed)
-        set_flat_parameters(self.policy, torch.from_numpy(perturbed))
-        try:
-            if episode.env_seed is not None:
-                self._env.seed(episode.env_seed)
-                self.policy.seed(episode.env_seed)
-            return play_episode(self._env, self.policy, self._max_steps, episode, self._normalized)
-        except NonFiniteError:
-            raise
-        except USER_CODE_ERRORS as error:
-            fail(error, Place.of(self._env, str(episode)), "step")
-        finally:
-            set_flat_parameters(self.policy, torch.from_numpy(self._parameters))
-
-
-def play_episode(
-    env: Any, policy: Any, max_steps: int | None, episode: Episode, normalized: Sequence[str] = ()
-) -> Outcome:
-    """Play one episode with the current parameters of the policy.
-
-    :param env: An environment with statistics.
-    :param policy: The policy.
-    :param max_steps: The episode is truncated after this number of environment steps; `None`: never.
-    :param episode: The episode, for messages.
-    :param normalized: Names of the normalized observations; their statistics are returned for perturbed policies.
-    :raises NonFiniteError: A reward or observation is NaN or infinite.
-    """
-    float_keys = _float_keys(env.observation_spaces_dict)
-    act = acting_in(env, policy, deterministic=True)
-    step, acting_now, context = env.step, env.actor_id, env.context  # attribute access through all wrappers is slow
-    observed = ObservedRows(normalized if episode.sign else (), env.observation_spaces_dict, 1)
-    observation, done = env.reset(), False
-    episode_return, n_steps = 0.0, 0
-    while not done and n_steps != max_steps:
-        actor_id = acting_now()
-        for key in float_keys[actor_id.step_key]:
-            if not np.isfinite(observation[key]).all():
-                raise _non_finite(episode, n_steps, _observation_name(key, actor_id), observation[key])
-        if observed:
-            observed.add(actor_id, {key: np.asarray(value)[None] for key, value in observation.items()}, slice(0, 1))
-        observation, reward, done, _ = step(act(observation, actor_id))
-        if not abs(reward) < math.inf:
-            raise _non_finite(episode, n_steps, f"the reward of sub-step {actor_id.step_key!r}", reward)
-        episode_return += float(reward)
-        n_steps += bool(done or context.is_step_complete)
-        if n_steps % LONG_EPISODE == 0:
-            check_episode_ends(n_steps, str(episode))
-    return Outcome(_published_stats(env), episode_return, n_steps, observed.of(0))
-
-
-class _Slot:
-    """State of a running episode: its environment, perturbed policy and row of the arrays."""
-
-    def __init__(self, env: Any) -> None:
-        self.env = with_stats(env)
-        self.step = self.env.step  # attribute access through all wrappers is slow
-        self.context = self.env.context
-        self.actor_id = self.env.actor_id
-        self.is_flat = is_flat_env(self.env)
-        self.episode = Episode.unperturbed()
-        self.actor: Any = None
-        self.episode_return = 0.0
-        self.n_steps = 0
-
-
-class EpisodeBatch(EpisodePlayer):
-    """Plays episodes in parallel and evaluates their perturbed policies as one batch.
-
-    :param env_factory: Makes an environment; called when a further one is needed.
-    :param policy: The policy.
-    :param shared_noise: The noise table.
-    :param n_slots: Number of parallel episodes.
-    :param first_env: The first environment; `None`: it is made by the factory.
-    """
-
-    def __init__(
-        self,
-        env_factory: Callable[[], Any],
-        policy: TorchPolicy,
-        shared_noise: SharedNoiseTable,
-        n_slots: int,
-        first_env: Any = None,
-    ) -> None:
-        super().__init__(policy, shared_noise)
-        self._env_factory = env_factory
-        first = _Slot(env_factory() if first_env is None else first_env)
-        self._slots = [first]
-        """The first `n_active` slots have a running episode."""
-        self._n_active = 0
-        self._n_slots = n_slots
-        self._population = Population(policy, n_slots)
-        self._specs = array_specs(first.env.observation_spaces_dict, "observation")
-        self._observations = zeros(first.env.observation_spaces_dict, (n_slots,), "observation")
-        self._action_specs = array_specs(first.env.action_spaces_dict, "action")
-        self._float_keys = _float_keys(first.env.observation_spaces_dict)
-        self._observed = ObservedRows(self._normalized, first.env.observation_spaces_dict, n_slots)
-
-    @property
-    @override(EpisodePlayer)
-    def n_free(self) -> int:
-        return self._n_slots - self._n_active
-
-    @override(EpisodePlayer)
-    def close(self, keep: Any = None) -> None:
-        for index, slot in enumerate(self._slots):
-            if slot.env is not keep:
-                closed(slot.env.close, f"environment {index}")
-
-    @override(EpisodePlayer)
-    def configure(self, parameters: np.ndarray, noise_stddev: float, max_steps: int | None) -> None:
-        super().configure(parameters, noise_stddev, max_steps)
-        for slot in self._slots[: self._n_active]:
-            slot.env.get_stats(LogStatsLevel.EPISODE).clear_inputs()
-        self._n_active = 0
-
-    @override(EpisodePlayer)
-    def start(self, episode: Episode) -> None:
-        row = self.current_env = self._n_active
+        """Start an episode."""
+        row = self._current = self._n_active
         if row == len(self._slots):
             self._slots.append(_Slot(self._env_factory()))
         slot = self._slots[row]
         self.perturbed(episode, self._population.parameters[row])
+        self._population.begin(episode.env_seed)
         try:
             if episode.env_seed is not None:
                 slot.env.seed(episode.env_seed)
@@ -407,9 +333,9 @@ class EpisodeBatch(EpisodePlayer):
         self._observed.begin(row)
         self._n_active += 1
 
-    @override(EpisodePlayer)
     @timed(COLLECTING)
     def advance(self) -> list[tuple[Episode, Outcome]]:
+        """Advance all running episodes; return those that ended."""
         if self._n_active == 0:
             return []
         actions = self._chosen_actions()
@@ -418,13 +344,13 @@ class EpisodeBatch(EpisodePlayer):
         except NonFiniteError:
             raise
         except USER_CODE_ERRORS as error:
-            fail(error, self._place(self.current_env), "step")
+            fail(error, self._place(self._current), "step")
 
     def _stepped(self, actions: list[dict[str, Any]]) -> list[tuple[Episode, Outcome]]:
         max_steps = self._max_steps
         finished = []
         for row, (slot, action) in enumerate(zip(self._slots, actions, strict=False)):
-            self.current_env = row
+            self._current = row
             observation, reward, done, _ = slot.step(action)
             if not abs(reward) < math.inf:
                 name = f"the reward of sub-step {slot.actor.step_key!r}"
@@ -494,13 +420,15 @@ class EpisodeBatch(EpisodePlayer):
             if not np.isfinite(column).all():
                 position = int(np.argwhere(~np.isfinite(column))[0][0])
                 slot = self._slots[rows[position]]
-                raise _non_finite(slot.episode, slot.n_steps, _observation_name(key, actor), column[position])
+                name = f"observation `{key}` of sub-step {actor.step_key!r}"
+                raise _non_finite(slot.episode, slot.n_steps, name, column[position])
 
     def _finish(self, row: int) -> tuple[Episode, Outcome]:
         """Return the outcome of an episode and move the last running episode to its row."""
         slot = self._slots[row]
         observed = self._observed.of(row) if slot.episode.sign else None
-        outcome = Outcome(_published_stats(slot.env), float(slot.episode_return), slot.n_steps, observed)
+        outcome = Outcome(published_stats(slot.env), float(slot.episode_return), slot.n_steps, observed)
+        self._population.end(self._parameters)
         self._n_active -= 1
         last = self._n_active
         if row != last:
@@ -513,18 +441,6 @@ class EpisodeBatch(EpisodePlayer):
         return slot.episode, outcome
 
 
-def _float_keys(observation_spaces_dict: Mapping[StepKeyType, Any]) -> dict[StepKeyType, list[str]]:
-    """Return the keys of floating-point observations by sub-step."""
-    return {
-        step_key: [key for key, subspace in space.items() if subspace.dtype is not None and subspace.dtype.kind == "f"]
-        for step_key, space in observation_spaces_dict.items()
-    }
-
-
-def _observation_name(key: str, actor_id: ActorID) -> str:
-    return f"observation `{key}` of sub-step {actor_id.step_key!r}"
-
-
 def _non_finite(episode: Episode, n_steps: int, name: str, value: Any) -> NonFiniteError:
     number = np.ravel(value)[~np.isfinite(np.ravel(value))][0]
     return NonFiniteError(
@@ -533,9 +449,11 @@ def _non_finite(episode: Episode, n_steps: int, name: str, value: Any) -> NonFin
     )
 
 
-def _published_stats(env: Any) -> Any:
+def published_stats(env: Any) -> LogStats:
+    """Return the statistics of the current episode of an environment, which ends here."""
     env.publish_episode()
-    return env.get_stats(LogStatsLevel.EPISODE).last_stats
+    stats: LogStats = env.get_stats(LogStatsLevel.EPISODE).last_stats
+    return stats
 
 
 class ESDummyDistributedRollouts(ScheduledRollouts):
@@ -581,12 +499,15 @@ class ESDummyDistributedRollouts(ScheduledRollouts):
             n_wanted = min(MAX_ENVS, self.n_eval_rollouts + (self._n_rollouts or MAX_ENVS))
             player = self.players.make(policy, normalization_stats, self._concurrency or n_wanted)
         player.configure(get_flat_weights(policy).numpy(), noise_stddev, max_steps)
-        while True:
-            while player.n_free and (episode := schedule.next_episode()) is not None:
-                player.start(episode)
-            for episode, outcome in player.advance():
-                schedule.record(episode, outcome)
-            yield from schedule.results()
+        try:
+            while True:
+                while player.n_free and (episode := schedule.next_episode()) is not None:
+                    player.start(episode)
+                for episode, outcome in player.advance():
+                    schedule.record(episode, outcome)
+                yield from schedule.results()
+        finally:
+            player.stop()
 
     @override(ESDistributedRollouts)
     def close(self) -> None:
@@ -604,10 +525,10 @@ class Players:
     def __init__(self, env: Any, env_factory: Callable[[], Any] | None, shared_noise: SharedNoiseTable) -> None:
         self.env = env
         self._env_factory, self._shared_noise = env_factory, shared_noise
-        self.current: EpisodePlayer | None = None
+        self.current: EpisodeBatch | None = None
         """The player of the latest policy."""
 
-    def make(self, policy: Any, normalization_stats: Any, n_wanted: int) -> EpisodePlayer:
+    def make(self, policy: Any, normalization_stats: Any, n_wanted: int) -> EpisodeBatch:
         """Make the player of a policy and close the player before.
 
         Episodes are played in parallel if further environments can be made and the policy can be batched.
@@ -617,23 +538,36 @@ class Players:
         :param n_wanted: Number of parallel episodes.
         """
         self._close_current()
-        first, factory, noise = self.env, self._env_factory, self._shared_noise
+        first, factory = self.env, self._env_factory
 
-        def normalized(env: Any) -> Any:
+        def made(env: Any = None) -> Any:
+            env = factory() if env is None and factory is not None else env
             if normalization_stats is not None and hasattr(env, "set_normalization_statistics"):
                 env.set_normalization_statistics(normalization_stats)
             return env
 
-        normalized(first)
+        made(first)
         if (obstacle := obstacle_to_batching(policy, first.observation_spaces_dict)) is not None:
             logger.info("Perturbed policies are evaluated one after another: %s.", obstacle)
-            self.current = SingleEpisodePlayer(first, policy, noise)
-        elif factory is None:
-            self.current = EpisodeBatch(lambda: first, policy, noise, 1, first)
-        else:
-            n_slots = population_size(policy, n_wanted)
-            self.current = EpisodeBatch(lambda: normalized(factory()), policy, noise, n_slots, first)
+        is_single = obstacle is not None
+        n_slots = 1 if is_single or factory is None else population_size(policy, n_wanted)
+        self.current = EpisodeBatch(made, policy, self._shared_noise, n_slots, first, is_single=is_single)
         return self.current
+
+    def configured(self, pickled: bytes | None, n_wanted: int, *arguments: Any) -> EpisodeBatch:
+        """Return the player of a policy from another process, configured for an update.
+
+        :param pickled: The pickled policy and the statistics for observation normalization; `None`: the latest policy.
+        :param n_wanted: Number of parallel episodes.
+        :param arguments: Arguments of :meth:`EpisodeBatch.configure`.
+        """
+        player = self.current
+        if pickled is not None:
+            policy, normalization_stats = cloudpickle.loads(pickled)
+            player = self.make(policy, normalization_stats, n_wanted)
+        assert player is not None, "the first call passes a policy"
+        player.configure(*arguments)
+        return player
 
     def close(self) -> None:
         """Close all environments; a second call does nothing."""

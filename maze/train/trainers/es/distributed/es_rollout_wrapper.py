@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from maze.core.agent.policy import acting_in
 from maze.core.annotations import override
 from maze.core.wrappers.wrapper import Wrapper
 from maze.train.parallelization.vector_env.vector_env_utils import with_stats
-from maze.train.trainers.es.distributed.es_distributed_rollouts import Episode, ESRolloutResult
-from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import play_episode
+from maze.train.trainers.es.distributed.es_distributed_rollouts import ESRolloutResult
+from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import published_stats
 from maze.train.trainers.es.es_utils import get_flat_parameters, set_flat_parameters
 
 if TYPE_CHECKING:
+    from maze.core.log_stats.log_stats import LogStats
     from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
 
 
@@ -56,12 +58,12 @@ class ESRolloutWorkerWrapper(Wrapper[Any]):
 
     def rollout(self, policy: Any) -> None:
         """Play one episode; its statistics become the last episode statistics of the environment."""
-        play_episode(self, policy, self.max_steps, Episode.unperturbed())
+        self._play(policy)
 
     def generate_evaluation(self, policy: Any) -> ESRolloutResult:
         """Play an episode of the unperturbed policy."""
         result = ESRolloutResult(is_eval=True)
-        result.add_episode(*play_episode(self, policy, self.max_steps, Episode.unperturbed()))
+        result.add_episode(*self._play(policy))
         return result
 
     def generate_training(self, policy: Any, noise_stddev: float) -> ESRolloutResult:
@@ -78,7 +80,18 @@ class ESRolloutWorkerWrapper(Wrapper[Any]):
         try:
             for sign in (1, -1):
                 set_flat_parameters(policy, parameters + sign * noise)
-                result.add_episode(*play_episode(self, policy, self.max_steps, Episode(0, index, sign, None)))
+                result.add_episode(*self._play(policy))
         finally:
             set_flat_parameters(policy, parameters)
         return result
+
+    def _play(self, policy: Any) -> tuple[LogStats, float, int]:
+        """Play an episode; return its statistics, its return and its number of environment steps."""
+        act = acting_in(self, policy, deterministic=True)
+        observation, done = self.reset(), False
+        episode_return, n_steps = 0.0, 0
+        while not done and n_steps != self.max_steps:
+            observation, reward, done, _ = self.step(act(observation, self.actor_id()))
+            episode_return += float(reward)
+            n_steps += bool(done or self.context.is_step_complete)
+        return published_stats(self), episode_return, n_steps

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import cloudpickle
 import numpy as np
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.utils.config_utils import whole_number
 from maze.core.utils.worker_pool import Worker, WorkerPool
 from maze.core.utils.worker_process import Host
-from maze.train.parallelization.distributed_actors.shared_policy import MadeOnce, SharedPolicyWeights
+from maze.train.parallelization.distributed_actors.shared_policy import MadeOnce
 from maze.train.parallelization.on_ray.actor_pool import N_AHEAD, ActorPool
 from maze.train.parallelization.vector_env.vector_env_utils import StatsDecoder, StatsEncoder, with_stats
 from maze.train.trainers.es.distributed.es_distributed_rollouts import (
@@ -34,24 +34,21 @@ if TYPE_CHECKING:
     from maze.core.log_stats.log_stats import LogStatsAggregator
 
 
-N_PARAMETER_SLOTS = 2
-"""Number of versions of the parameters in shared memory: workers may still read those of the update before."""
-
-
 class ESWorker(Host):
     """Plays episodes in a worker process, several in parallel.
 
     :param env_factory: Makes an environment.
+    :param n_slots: Number of parallel episodes.
     """
 
-    def __init__(self, env_factory: Callable[[], Any]) -> None:
-        self._env_factory = env_factory
+    sends_in_background: ClassVar[bool] = True
+
+    def __init__(self, env_factory: Callable[[], Any], n_slots: int) -> None:
+        self._env_factory, self._n_slots = env_factory, n_slots
         self._encoder = StatsEncoder()
         self._env: Any = None
-        self._players: Players | None = None
         self._waiting: list[Episode] = []
         self._n_playing = 0
-        self._update = 0
 
     @property
     @override(Host)
@@ -61,13 +58,13 @@ class ESWorker(Host):
     @override(Host)
     def open(self) -> None:
         self._env = with_stats(self._env_factory())
+        self._close: Callable[[], None] = self._env.close
 
     @override(Host)
     def close(self) -> None:
         env, self._env = self._env, None
-        owner = env if self._players is None else self._players
-        if owner is not None:
-            owner.close()
+        if env is not None:
+            self._close()
 
     @override(Host)
     def advance(self) -> None:
@@ -84,32 +81,18 @@ class ESWorker(Host):
         :param fd: File descriptor of its shared memory.
         """
         self._players = Players(self._env, self._env_factory, SharedNoiseTable(count, seed=seed, fd=fd))
+        self._close = self._players.close
 
-    def share_policy(self, pickled: bytes, normalization_stats: Any, n_slots: int, fd: int) -> None:
-        """Receive a policy and the shared memory of its parameters.
-
-        :param pickled: The policy.
-        :param normalization_stats: Statistics for observation normalization.
-        :param n_slots: Number of parallel episodes.
-        :param fd: File descriptor of the shared memory.
-        """
-        policy = cloudpickle.loads(pickled)
-        self._parameters = get_flat_weights(policy)
-        self._shared = SharedPolicyWeights({"parameters": self._parameters}, N_PARAMETER_SLOTS, fd)
-        assert self._players is not None
-        self._player = self._players.make(policy, normalization_stats, n_slots)
-
-    def begin(self, update: int, noise_stddev: float, max_steps: int | None) -> None:
+    def begin(self, update: int, policy: bytes | None, *arguments: Any) -> None:
         """Start an update; running episodes of the update before are discarded.
 
         :param update: Number of the update.
-        :param noise_stddev: Standard deviation of the perturbations.
-        :param max_steps: Episodes are truncated after this number of environment steps; `None`: never.
+        :param policy: The pickled policy and statistics for observation normalization; `None`: as before.
+        :param arguments: Arguments of :meth:`EpisodeBatch.configure`.
         """
         self._update = update
         self.stop()
-        self._shared.read(update, {"parameters": self._parameters})
-        self._player.configure(self._parameters.numpy(), noise_stddev, max_steps)
+        self._player = self._players.configured(policy, self._n_slots, *arguments)
 
     def play(self, episodes: list[Episode]) -> None:
         """Play more episodes of the current update."""
@@ -125,13 +108,13 @@ class ESWorker(Host):
 class ESSubprocDistributedRollouts(ScheduledRollouts):
     """Plays episodes in worker processes, several in parallel in each worker.
 
-    Workers read the parameters from shared memory once per update, perturbations from the shared noise table, and
-    receive a few integers per episode. Results and their order do not depend on which worker plays an episode, or when:
-    they equal those of :class:`ESDummyDistributedRollouts` with the same seeds.
+    Workers receive the parameters once per update and a few integers per episode; they read perturbations from the
+    shared noise table. Results and their order do not depend on which worker plays an episode, or when: they equal
+    those of :class:`ESDummyDistributedRollouts` with the same seeds.
 
     :param env_factory: Makes an environment, in the worker.
-    :param n_training_workers: Number of processes for perturbed policies.
-    :param n_eval_workers: Number of processes for the unperturbed policy; 0: the training workers evaluate it as well.
+    :param n_training_workers: Number of processes.
+    :param n_eval_workers: Number of further processes; all processes play episodes of all kinds.
     :param shared_noise: The noise table.
     :param env_seeds: Seeds of the environments; the seeds of all episodes are derived from the first one.
     :param agent_seed: Seed of the perturbations.
@@ -154,23 +137,17 @@ class ESSubprocDistributedRollouts(ScheduledRollouts):
         n_eval_rollouts: int = 10,
         concurrency: int = 0,
     ) -> None:
-        if n_training_workers < 1:
-            raise ConfigError(f"runner.n_train_workers: expected at least 1, got {n_training_workers}.")
-        if n_eval_workers < 0:
-            raise ConfigError(f"runner.n_eval_workers: expected at least 0, got {n_eval_workers}.")
+        for name, number, minimum in (("train", n_training_workers, 1), ("eval", n_eval_workers, 0)):
+            whole_number(f"runner.n_{name}_workers", number, at_least=minimum)
         seeds = EpisodeSeeds(shared_noise, agent_seed, env_seeds[0] if env_seeds else None)
         super().__init__(seeds, n_eval_rollouts)
         self._concurrency = concurrency or MAX_ENVS
-        n_workers = n_training_workers + n_eval_workers
-        hosts = [ESWorker(env_factory)] * n_workers
+        hosts = [ESWorker(env_factory, self._concurrency)] * (n_training_workers + n_eval_workers)
         self._pool = pool = WorkerPool(hosts, start_method=start_method)
         pool.gather("building the environments")
         pool.call("share_noise", shared_noise.count, shared_noise.seed, name="start", fd=shared_noise.memory.fd)
         self._decoders = [StatsDecoder() for _ in pool.workers]
-        self._training_workers = pool.workers[:n_training_workers]
-        self._eval_workers = pool.workers[n_training_workers:] or self._training_workers
-        self._n_playing = [0] * len(pool.workers)
-        self._policy: MadeOnce[SharedPolicyWeights] = MadeOnce()
+        self._policy: Any = None
         self._n_calls = 0
 
     @override(ESDistributedRollouts)
@@ -178,16 +155,17 @@ class ESSubprocDistributedRollouts(ScheduledRollouts):
         self, policy: Any, max_steps: int | None, noise_stddev: float, normalization_stats: Any
     ) -> Generator[ESRolloutResult, None, None]:
         schedule = self._next_schedule()
-        shared = self._policy.of(policy, lambda: self._share_policy(policy, normalization_stats))
         self._n_calls += 1
-        self._n_playing = [0] * len(self._pool.workers)
-        shared.write(self._n_calls, {"parameters": get_flat_weights(policy)})
-        self._pool.tell_all("begin", self._n_calls, noise_stddev, max_steps)
+        n_playing = dict.fromkeys(self._pool.workers, 0)
+        sent = None if policy is self._policy else cloudpickle.dumps((policy, normalization_stats))
+        self._policy = policy
+        parameters = get_flat_weights(policy).numpy()
+        self._pool.tell_all("begin", self._n_calls, sent, parameters, noise_stddev, max_steps)
         try:
             while True:
-                self._hand_out(schedule)
+                self._hand_out(schedule, n_playing)
                 for worker, episode, outcome in self._outcomes():
-                    self._n_playing[worker.index] -= 1
+                    n_playing[worker] -= 1
                     schedule.record(episode, outcome)
                 yield from schedule.results()
         finally:
@@ -198,13 +176,6 @@ class ESSubprocDistributedRollouts(ScheduledRollouts):
     def close(self) -> None:
         self._pool.close()
 
-    def _share_policy(self, policy: Any, normalization_stats: Any) -> SharedPolicyWeights:
-        """Send a policy to the workers and return the shared memory of its parameters."""
-        weights = SharedPolicyWeights({"parameters": get_flat_weights(policy)}, N_PARAMETER_SLOTS)
-        arguments = (cloudpickle.dumps(policy), normalization_stats, self._concurrency)
-        self._pool.tell_all("share_policy", *arguments, fd=weights.memory.fd)
-        return weights
-
     def _outcomes(self) -> Iterator[tuple[Worker, Episode, Outcome]]:
         """Wait until episodes have ended; episodes of earlier updates are dropped."""
         for worker, (update, finished) in self._pool.reports(wait=True):
@@ -214,25 +185,17 @@ class ESSubprocDistributedRollouts(ScheduledRollouts):
                 if update == self._n_calls:
                     yield worker, episode, Outcome(decoded, *rest)
 
-    def _hand_out(self, schedule: RolloutSchedule) -> None:
+    def _hand_out(self, schedule: RolloutSchedule, n_playing: dict[Worker, int]) -> None:
         """Distribute episodes, the next one to the worker with the fewest."""
-        handed_out: dict[int, list[Episode]] = {}
-        while schedule.needs_evaluation and (worker := self._least_busy(self._eval_workers)) is not None:
-            self._assign(worker, schedule.next_evaluation(), handed_out)
-        while schedule.needs_training and (worker := self._least_busy(self._training_workers)) is not None:
-            self._assign(worker, schedule.next_training(), handed_out)
-        if schedule.n_in_flight == 0:  # the caller requests more episodes than it announced
-            self._assign(self._training_workers[0], schedule.next_training(), handed_out)
-        for index, episodes in handed_out.items():
-            self._pool.tell(self._pool.workers[index], "play", episodes)
-
-    def _assign(self, worker: Worker, episode: Episode, handed_out: dict[int, list[Episode]]) -> None:
-        self._n_playing[worker.index] += 1
-        handed_out.setdefault(worker.index, []).append(episode)
-
-    def _least_busy(self, workers: list[Worker]) -> Worker | None:
-        worker = min(workers, key=lambda worker: self._n_playing[worker.index])
-        return worker if self._n_playing[worker.index] < self._concurrency else None
+        handed_out: dict[Worker, list[Episode]] = {}
+        while n_playing[worker := min(n_playing, key=n_playing.__getitem__)] < self._concurrency:
+            episode = schedule.next_episode()
+            if episode is None:
+                break
+            n_playing[worker] += 1
+            handed_out.setdefault(worker, []).append(episode)
+        for worker, episodes in handed_out.items():
+            self._pool.tell(worker, "play", episodes)
 
 
 SMALLEST_SLICE = 16
@@ -262,15 +225,13 @@ class RemotePlayer:
         :param token: Number of the policy.
         :param policy: The pickled policy and the statistics for observation normalization, uint8 `[n_bytes]`.
         :param parameters: Result of :func:`~maze.train.trainers.es.es_utils.get_flat_weights`.
-        :param limits: Further arguments of :meth:`EpisodePlayer.configure`.
+        :param limits: Further arguments of :meth:`EpisodeBatch.configure`.
         :return: The outcomes of the episodes with encoded statistics.
         """
-        player = self._players.current
-        if player is None or token != self._token:
-            sent, normalization_stats = cloudpickle.loads(policy.tobytes())
-            player = self._players.make(sent, normalization_stats, self._concurrency)
-            self._token = token
-        player.configure(parameters.copy(), *limits)
+        is_new, self._token = token != self._token, token
+        player = self._players.configured(
+            policy.tobytes() if is_new else None, self._concurrency, parameters.copy(), *limits
+        )
         waiting, outcomes = list(episodes), dict[int, Outcome]()
         while len(outcomes) < len(episodes):
             outcomes.update((episode.number, outcome) for episode, outcome in player.play_on(waiting))
