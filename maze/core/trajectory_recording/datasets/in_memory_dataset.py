@@ -26,7 +26,7 @@ from maze.core.trajectory_recording.records.trajectory_record import (
 from maze.core.utils.factory import ConfigType, Factory
 from maze.core.utils.safe_pickle import register_safe_types, registered_safe_types
 from maze.core.utils.worker_pool import ShareWorkers
-from maze.core.utils.worker_process import Host, ReportingQueue
+from maze.core.utils.worker_process import Host
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -286,7 +286,7 @@ class DataLoadWorker(Host):
     def run(
         env_factory: EnvFactory | None,
         trajectories_or_paths: Sequence[Path | str | TrajectoryRecord[Any]],
-        reporting_queue: ReportingQueue,
+        reporting_queue: Any,
         trajectory_processor: TrajectoryProcessor,
         reader: TrajectoryReader | None = None,
     ) -> None:

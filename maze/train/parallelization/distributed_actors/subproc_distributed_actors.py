@@ -194,7 +194,7 @@ class SubprocDistributedActors(ActorsAhead):
         self._spaces = spaces[0]
         self._decoders = [StatsDecoder() for _ in actors]
         for worker in pool.workers:
-            pool.tell(worker, "add_tickets", self._tickets.n_issued(worker.index))
+            pool.tell("add_tickets", self._tickets.n_issued(worker.index), workers=[worker])
 
     @override(DistributedActors)
     def stop(self) -> None:
@@ -208,7 +208,7 @@ class SubprocDistributedActors(ActorsAhead):
             return  # actors that are started later receive the policy itself
         self._tickets.updated()
         self._weights.write(self._tickets.version, state_dict)
-        self._pool.tell_all("use_version", self._tickets.version)
+        self._pool.tell("use_version", self._tickets.version)
 
     @override(ActorsAhead)
     def _report_work(self) -> None:
@@ -218,7 +218,7 @@ class SubprocDistributedActors(ActorsAhead):
     @override(ActorsAhead)
     def _issue(self, actor: int) -> None:
         assert self._pool is not None
-        self._pool.tell(self._pool.workers[actor], "add_tickets", 1)
+        self._pool.tell("add_tickets", 1, workers=[self._pool.workers[actor]])
 
     @override(ActorsAhead)
     def _receive(self, wait: bool) -> None:
