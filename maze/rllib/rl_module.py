@@ -84,7 +84,7 @@ class LogitsLayout:
     def join(self, logits: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Join the logits by head to one tensor `[..., size]`.
 
-        :raises ConfigError: A head is missing, or its logits have another shape.
+        :raises ConfigError: A head is missing.
         """
         missing = [head for head in self.shapes if head not in logits]
         if missing:
@@ -94,11 +94,6 @@ class LogitsLayout:
         flat = []
         for head, shape in self.shapes.items():
             tensor = logits[head]
-            if tuple(tensor.shape[tensor.dim() - len(shape) :]) != shape:
-                raise ConfigError(
-                    f"model.policy: the logits of action head `{head}` have shape {tuple(tensor.shape)}, expected "
-                    f"them to end with {shape}."
-                )
             flat.append(tensor.flatten(tensor.dim() - len(shape)) if len(shape) != 1 else tensor)
         return torch.cat(flat, dim=-1) if len(flat) > 1 else flat[0]
 
@@ -148,8 +143,6 @@ class MazeActionDistribution(Distribution):
 
         :raises EnvironmentContractError: All actions of a head are masked.
         """
-        if sample_shape:
-            raise NotImplementedError("Maze's distributions sample one action for each row of logits.")
         self.joint.require_valid()
         actions = self.joint.deterministic_sample() if self.is_deterministic else self.joint.sample()
         # Copies: a squashed distribution recognises its own samples, also where tanh is saturated. The learner gets
