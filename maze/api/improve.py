@@ -73,9 +73,12 @@ _OVERRUN = 2.0
 _SHARE_OF_SIMULATION = 0.85
 """Share of the time of a planning policy's episodes that is spent on decisions."""
 _WARM_START_STEPS = 20_000
-_LEAST_STATES, _WANTED_STATES, _MOST_STATES = 200, 1000, 2000
+_LEAST_STATES, _WANTED_STATES = 200, 5000
 """Labelled decisions of a generation of `dcl`; below the second number, the scenarios of a label are reduced."""
 _LEAST_SCENARIOS, _SCENARIOS = 16, 128
+_GENERATIONS = 2
+_UPDATE_SHARE = 0.01
+"""Share of the time of a generation of `dcl` that one of its updates takes."""
 _PILOT_SECONDS = 3.0
 
 
@@ -451,7 +454,10 @@ class ImproveRunner(EvaluationRunner):
         settings = {**self._settings(algorithm, seconds), **self._training_seeds, **self.overrides}
         make = self.context or self._context
         with make(algorithm=algorithm, overrides=settings, run_dir=str(directory), silent=True) as context:
-            train_for(context, seconds, by_steps=algorithm == PPO)
+            if algorithm == DCL:
+                context.train()
+            else:
+                train_for(context, seconds, by_steps=algorithm == PPO)
             policy, make_env = context.policy, context.env_factory
         # What was trained is evaluated, even if training has exceeded its time.
         most = max(self._left() - reserved, _OVERRUN * of_episodes, PLANNING_SHARE * self._budget_s)
@@ -520,8 +526,9 @@ class ImproveRunner(EvaluationRunner):
         """Return the values by path with which an algorithm starts from the heuristic."""
         heuristic, policy = self._rungs[0], plain_container(self.policy, "policy")
         if algorithm == DCL:
-            # Two generations fit, with time to learn from their labels. Fewer scenarios are better than few states.
-            n_labels = 0.2 * seconds / self._seconds_of_label(heuristic)
+            generation_s = seconds / _GENERATIONS
+            n_labels = 0.75 * generation_s / self._seconds_of_label(heuristic)
+            # Fewer scenarios are better than few states.
             scenarios = min(_SCENARIOS, max(_LEAST_SCENARIOS, int(_SCENARIOS * n_labels / _WANTED_STATES)))
             n_states = int(n_labels * _SCENARIOS / scenarios)
             if n_states < _LEAST_STATES:
@@ -533,7 +540,9 @@ class ImproveRunner(EvaluationRunner):
                 "algorithm.base": policy,
                 "algorithm.horizon": self.horizon,
                 "algorithm.scenarios": scenarios,
-                "algorithm.states": min(_MOST_STATES, n_states),
+                "algorithm.generations": _GENERATIONS,
+                "algorithm.generation_seconds": 0.98 * generation_s,
+                "algorithm.states_per_update": min(100, max(1, int(_UPDATE_SHARE * n_states))),
             }
         # The demonstrations for cloning take about a tenth of the time.
         steps_per_second = self.n_episodes * float(heuristic.played.measures[LENGTH].mean()) / heuristic.seconds

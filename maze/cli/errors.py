@@ -15,7 +15,6 @@ from yaml import YAMLError
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, GateNotPassedError, did_you_mean, first_line
-from maze.rllib.algorithms import what_is_there_instead
 
 _LONG_WRAPPER = re.compile(r"^wrappers\.(\w+\.)+(?=[A-Z])")
 """The path of a wrapper's class as a key, which messages shorten to the class."""
@@ -115,8 +114,6 @@ def _missing_config(error: MissingConfigException) -> str:
         return f"-cn {missing}: there is no such root configuration." + suggestion(missing, root_configs())
     if not options:
         return f"{group}={option}: there is no group {group!r}, or it is empty."
-    if group == "rllib/algorithm" and (instead := what_is_there_instead(option)):
-        return instead
     return f"{group}={option}: there is no such option." + suggestion(option, options, f"Options of {group}")
 
 

@@ -17,7 +17,8 @@ from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import CheckpointError, ConfigError
 from maze.core.trajectory_recording.datasets.logged_steps import PROPENSITY, LoggedSteps
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
-from maze.serve.decision_log import decoded, log_files, read_lines
+from maze.serve.bundle_file import decoded
+from maze.serve.decision_log import log_files, read_lines
 
 _LOGGER = logging.getLogger(__name__)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import logging
 import threading
@@ -16,37 +15,11 @@ import numpy as np
 
 from maze.core.errors import CheckpointError, ConfigError, MazeError
 from maze.serve.bundle import PolicyBundle, PolicySession
+from maze.serve.bundle_file import decoded
 
 _LOGGER = logging.getLogger(__name__)
 
 FORMAT = "maze-decisions-1"
-_MOST_NUMBERS = 512
-"""Larger arrays are written in base64."""
-
-
-def encoded(array: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """Encode an array as plain data, from which :func:`decoded` restores the same bits.
-
-    :param array: Numbers in any shape.
-    """
-    whole = {"dtype": array.dtype.str, "shape": list(array.shape)}
-    if array.size > _MOST_NUMBERS or not np.isfinite(array).all():
-        return {**whole, "base64": base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()}
-    return {**whole, "values": array.ravel().tolist()}  # the shortest text of a float restores its bits
-
-
-def decoded(entry: Mapping[str, Any]) -> np.ndarray[Any, Any]:
-    """The encoded array, in its shape.
-
-    :raises ValueError: The entry describes no array of numbers.
-    """
-    dtype = np.dtype(str(entry["dtype"]))
-    if dtype.kind not in "iufb":
-        raise ValueError(f"an array of {dtype} does not hold numbers")
-    shape = tuple(int(size) for size in entry["shape"])
-    if "base64" in entry:
-        return np.frombuffer(base64.b64decode(entry["base64"], validate=True), dtype).reshape(shape)
-    return np.asarray(entry["values"], dtype).reshape(shape)
 
 
 class DecisionLog:

@@ -141,17 +141,10 @@ def test_a_rollout_is_described_and_a_cut_off_trajectory_found(copy: Path, capfd
     assert re.search(rf"{trajectory.name} .*DAMAGED", info(run, capfd, status=1))
 
 
-def test_another_directory_is_refused_and_similar_runs_are_named(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    trained = Path("outputs") / "trained"
-    rolled_out = Path("outputs") / "rolled_out"
-    assert f"Did you mean {trained}?" in info("outputs/traind", capfd, status=2)
-    found = info("outputs", capfd, status=2)
-    assert "not the directory of a run" in found
-    assert str(trained) in found
-    assert str(rolled_out) in found
-    assert f"maze-run --info {trained.absolute()}" in info(copy / "trained" / "latest.pt", capfd, status=2)
-    (copy.parent / "elsewhere").mkdir()
-    assert "for instance outputs/<name>/<time>.\n" in info("elsewhere", capfd, status=2)
+def test_another_directory_is_refused(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert "outputs/traind is no directory" in info("outputs/traind", capfd, status=2)
+    assert "outputs is not the directory of a run" in info("outputs", capfd, status=2)
+    assert f"maze-run --info {copy}/trained" in info(copy / "trained" / "latest.pt", capfd, status=2)
 
 
 def test_the_file_of_an_interrupted_write_is_listed(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:

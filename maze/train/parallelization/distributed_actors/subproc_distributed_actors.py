@@ -141,17 +141,8 @@ class SubprocDistributedActors(ActorsAhead):
         *,
         envs_per_actor: int = 1,
     ) -> None:
-        super().__init__(
-            env_factory,
-            policy,
-            n_rollout_steps,
-            n_actors,
-            batch_size,
-            queue_out_of_sync_factor,
-            actor_env_seeds,
-            actor_agent_seeds,
-            envs_per_actor=envs_per_actor,
-        )
+        sizes = (n_rollout_steps, n_actors, batch_size, queue_out_of_sync_factor)
+        super().__init__(env_factory, policy, *sizes, actor_env_seeds, actor_agent_seeds, envs_per_actor=envs_per_actor)
         self.get_multiprocessing_context(start_method)
         if start_method == "forkserver":
             forkserver.ensure_running()  # it imports torch while the learner sets up everything else

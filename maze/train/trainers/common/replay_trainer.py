@@ -7,7 +7,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from maze.core.agent.networks import depends_on_mode
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
         BaseDistributedWorkersWithBuffer,
     )
     from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
-    from maze.train.trainers.common.evaluators.evaluator import Evaluator
-    from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase
     from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer
     from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch
     from maze.train.trainers.common.training_runner import TrainingRunner
@@ -197,7 +194,8 @@ class ReplayTrainer(EpochTrainer, ABC):
     :param model: The model that is trained and saved.
     :param workers: Collect transitions into a buffer, and draw from it.
     :param seed: Seed of what is drawn while it learns, for those subclasses that draw something.
-    :param evaluator: See :class:`~maze.train.trainers.common.trainer.EpochTrainer`, as for the others.
+    :param common: Evaluator, model selection and checkpoint file, see
+        :class:`~maze.train.trainers.common.trainer.EpochTrainer`.
     """
 
     learns_observation_statistics: ClassVar[bool] = True
@@ -209,17 +207,9 @@ class ReplayTrainer(EpochTrainer, ABC):
         workers: BaseDistributedWorkersWithBuffer,
         *,
         seed: int | None = None,
-        evaluator: Evaluator | None = None,
-        model_selection: ModelSelectionBase | None = None,
-        checkpoint_file: str | Path | None = None,
+        **common: Any,
     ) -> None:
-        super().__init__(
-            algorithm_config,
-            model,
-            evaluator=evaluator,
-            model_selection=model_selection,
-            checkpoint_file=checkpoint_file,
-        )
+        super().__init__(algorithm_config, model, **common)
         self.workers = workers
         self._n_rows_seen = 0
         """Number of rows of the buffer that observation statistics have learned from."""
