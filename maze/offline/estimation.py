@@ -20,7 +20,6 @@ from maze.core.utils.factory import CollectionOfConfigType
 from maze.core.utils.files import aligned
 from maze.evaluation.comparison import intervals_figure
 from maze.evaluation.runners import EvaluationRunner, require_policies, runs_of, write_files
-from maze.offline.decision_source import is_decision_log, join_decision_log
 from maze.offline.estimate import (
     BEHAVIOUR,
     ESTIMATORS,
@@ -44,7 +43,8 @@ class EstimationRunner(EvaluationRunner):
     Writes `estimates.csv` and `report.html`, and prints the table.
 
     :param policies: As for :class:`~maze.evaluation.runners.ComparisonRunner`.
-    :param data: Logged episodes: a trajectory file, a directory of them, or a Minari data set (`minari:<id>`).
+    :param data: Logged episodes: a trajectory file, a directory of them, a table (`*.parquet`), a decision log of a
+        server, or a Minari data set (`minari:<id>`).
     :param behaviour: Name of the entry of `policies` that acted in the log, which gives the probabilities of the logged
         actions; `None`: they are read from the log, where it has any.
     :param gamma: Discount factor per environment step.
@@ -113,12 +113,6 @@ class EstimationRunner(EvaluationRunner):
     def _logged(self, entry: Mapping[str, Any]) -> tuple[LoggedSteps, Any, Any]:
         """Return the log as the policy of an entry observes it, the policy and its environment."""
         env, policy = self.built(entry)
-        if is_decision_log(self.data):
-            joined = join_decision_log(self.data, {str(key): key for key in env.action_spaces_dict})
-            print(f"Decision log: {joined.summary()}", flush=True)
-            data = joined.steps()
-            data.require_spaces(env.observation_spaces_dict, env.action_spaces_dict)
-            return data, policy, env
         dataset = InMemoryDataset(
             input_data=self.data,
             conversion_env_factory=lambda: env,

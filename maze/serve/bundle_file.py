@@ -6,7 +6,6 @@ all bytes before it, so that every changed byte is detected.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import io
 import json
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from maze.core.errors import MazeError
+from maze.core.trajectory_recording.datasets.decision_data import decoded, encoded
 
 Array = np.ndarray[Any, Any]
 
@@ -32,8 +32,6 @@ _PREFIX = "maze-sha256:"
 _CHECKSUM_SIZE = len(_PREFIX) + 64
 _EARLIEST = (1980, 1, 1, 0, 0, 0)
 """The time of all members, so that equal contents have equal files."""
-_MOST_NUMBERS = 512
-"""Larger arrays are written in base64."""
 _EXTERNAL_DATA = re.compile(rb"(?<![\w/.:-])location")
 """The key of each reference to external data in ONNX; the byte before it is the last one of its length, 8."""
 
@@ -121,30 +119,6 @@ def _members(archive: zipfile.ZipFile, size: int, name: str) -> dict[str, bytes]
 
 
 # -- arrays in JSON ----------------------------------------------------------------------------------------------------
-
-
-def encoded(array: Array) -> dict[str, Any]:
-    """Encode an array as plain data, from which :func:`decoded` restores the same bits.
-
-    :param array: Numbers in any shape.
-    """
-    whole = {"dtype": array.dtype.str, "shape": list(array.shape)}
-    if array.size > _MOST_NUMBERS or not np.isfinite(array).all():
-        return {**whole, "base64": base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()}
-    return {**whole, "values": array.ravel().tolist()}  # the shortest text of a float restores its bits
-
-
-def decoded(entry: Mapping[str, Any]) -> Array:
-    """The encoded array, in its shape.
-
-    :raises ValueError: The entry describes no array of numbers.
-    """
-    dtype, shape = np.dtype(str(entry["dtype"])), [int(size) for size in entry["shape"]]
-    if dtype.kind not in "iufb" or min(shape, default=0) < 0:
-        raise ValueError(f"an array of {dtype} with the shape {shape} does not hold numbers")
-    if "base64" in entry:
-        return np.frombuffer(base64.b64decode(entry["base64"], validate=True), dtype).reshape(shape)
-    return np.asarray(entry["values"], dtype).reshape(shape)
 
 
 def _plain(value: Any) -> Any:

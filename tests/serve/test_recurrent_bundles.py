@@ -24,6 +24,7 @@ from maze.core.agent_deployment.agent_deployment import AgentDeployment
 from maze.core.env.maze_env import MazeEnv
 from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteError
 from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.core.trajectory_recording.datasets.decision_data import read_lines
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.interop.sb3_predictor import to_sb3
@@ -32,7 +33,7 @@ from maze.perception.blocks import DenseBlock, InferenceBlock, RecurrentCellBloc
 from maze.serve.bundle import BundleError, PolicyBundle, replay_reference
 from maze.serve.bundle_file import packed, unpacked
 from maze.serve.client import PolicyClient, ServerError
-from maze.serve.decision_log import DecisionLog, read_lines, replay
+from maze.serve.decision_log import DecisionLog, replay
 from maze.serve.drift import DriftLimits
 from maze.serve.export import export_policy
 from maze.serve.policy import BundlePolicy
