@@ -26,12 +26,14 @@ from maze.cli.hydra_setup import value_text
 from maze.cli.run_directory import claim_directory
 from maze.cli.run_info import shown_path
 from maze.cli.run_summary import command_text
+from maze.cli.stored_model import TRUST
 from maze.console.runs import Progress
 from maze.core.agent.policy import Policy
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, MazeError, first_line
 from maze.core.utils.config_utils import duration, whole_number
 from maze.core.utils.factory import TARGET_KEY, ConfigType, plain_container
+from maze.core.utils.stored_config import is_own_package
 from maze.core.utils.targets import locate
 from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes, comparison_page, intervals_figure
 from maze.evaluation.gate import LESS, MIN_EPISODES, MORE, Gate, Threshold, read_thresholds, require_episodes
@@ -407,6 +409,8 @@ class ImproveRunner(EvaluationRunner):
         start, seconds = time.monotonic(), PLANNING_SHARE * self._budget_s
         env, heuristic = self.built({"policy": self.policy})
         self._batched = simulation_of(env) is not None
+        modules = [type(each).__module__ for each in (heuristic, env.core_env, *stack_of(env))]
+        self._packages = sorted({name for name, *_ in (each.split(".") for each in modules) if is_own_package(name)})
         try:
             played, n_decisions = self._played(HEURISTIC, env, heuristic, seconds)
         except BudgetSpentError as error:
@@ -464,9 +468,9 @@ class ImproveRunner(EvaluationRunner):
         played, n_decisions = self._played(algorithm, make_env(), policy, most)
         shown = str(shown_path(directory, self._project))
         commands = {
-            "Export it to one file": command_text("--export", shown, "--out", "policy.maze"),
+            "Export it to one file": command_text("--export", shown, "--out", "policy.maze", *self._trust()),
             "Serve it": "maze-serve policy.maze",
-            "Show an episode": command_text("--play", shown),
+            "Show an episode": command_text("--play", shown, *self._trust()),
         }
         took = time.monotonic() - start
         return Rung(algorithm, policy, make_env, played, n_decisions, took, directory, commands)
@@ -585,7 +589,11 @@ class ImproveRunner(EvaluationRunner):
         settings = [f"policy.base={value_text(shown)}", f"policy.horizon={self.horizon}", f"policy.budget={budget}"]
         given = HydraConfig.get().overrides.task if base.run is None and HydraConfig.initialized() else []
         kept = [each for each in given if each.lstrip("+~").startswith(("env", "wrappers"))]
-        return command_text(*kept, "policy=rollout", *settings)
+        return command_text(*kept, "policy=rollout", *settings, *([] if base.run is None else self._trust()))
+
+    def _trust(self) -> list[str]:
+        """Return the arguments by which commands may import the user's packages that stored runs name."""
+        return [TRUST, ",".join(self._packages)] if self._packages else []
 
 
 def improve(
