@@ -4,7 +4,7 @@
 
 d3rlpy 2.8 pins gymnasium 1.0 and needs an environment of its own. CartPole is logged from random actions (CQL),
 Pendulum from a noisy heuristic (IQL). Both libraries use two layers of 256 units, batches of 256 decisions and one
-thread. CPU seconds are those of the second half of the updates. Returns are means over 20 episodes of the greedy policy.
+thread. CPU seconds are those of the second half of the updates. Returns are means over 20 greedy episodes.
 """
 
 from __future__ import annotations
