@@ -16,6 +16,8 @@ from maze.core.errors import ConfigError, GateNotPassedError
 from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
 from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
 from maze.core.trajectory_recording.datasets.trajectory_processor import IdentityWithNextObservationTrajectoryProcessor
+from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
+from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord, TrajectoryRecord
 from maze.core.utils.factory import CollectionOfConfigType
 from maze.core.utils.files import aligned
 from maze.evaluation.comparison import intervals_figure
@@ -34,6 +36,16 @@ from maze.utils.process import use_one_thread
 
 ESTIMATES_FILE, PAGE_FILE = "estimates.csv", "report.html"
 _HEADER = ("policy", "estimator", "estimate", "95 %", "effective episodes", "largest weight", "without support")
+
+
+class CompleteTrajectoryProcessor(IdentityWithNextObservationTrajectoryProcessor):
+    """Add next observations to recorded states; keep all steps of recorded observations and actions."""
+
+    @override(IdentityWithNextObservationTrajectoryProcessor)
+    def process(self, trajectory: TrajectoryRecord[Any], conversion_env: Any) -> list[list[StructuredSpacesRecord]]:
+        if isinstance(trajectory, SpacesTrajectoryRecord):
+            return [list(trajectory.step_records)]
+        return super().process(trajectory, conversion_env)
 
 
 @dataclass
@@ -117,7 +129,7 @@ class EstimationRunner(EvaluationRunner):
         dataset = InMemoryDataset(
             input_data=self.data,
             conversion_env_factory=lambda: env,
-            trajectory_processor=IdentityWithNextObservationTrajectoryProcessor(),
+            trajectory_processor=CompleteTrajectoryProcessor(),
         )
         data = LoggedSteps.of_dataset(dataset)
         data.require_spaces(env.observation_spaces_dict, env.action_spaces_dict)

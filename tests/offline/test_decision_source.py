@@ -20,6 +20,7 @@ from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.distributions.samplers import probabilities_of, sampler_of, uniform_logits
 from maze.offline.estimate import EstimationConfig, estimate
+from maze.offline.estimation import CompleteTrajectoryProcessor
 from maze.serve.bundle import PolicyBundle
 from maze.serve.client import PolicyClient, ServerError
 from maze.serve.decision_log import DecisionLog, replay
@@ -141,6 +142,8 @@ def test_sampled_decisions_have_the_probabilities_of_their_networks(tmp_path: Pa
     assert data.n_episodes == 3
     np.testing.assert_allclose(data.propensities, data.rewards, rtol=1e-6)
     assert data.truncated.sum() == 3
+    complete = InMemoryDataset(tmp_path, trajectory_processor=CompleteTrajectoryProcessor())
+    assert len(LoggedSteps.of_dataset(complete)) == 6  # the last decision of a truncated episode stays
 
 
 def test_what_is_incomplete_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
