@@ -105,6 +105,7 @@ class EstimationRunner(EvaluationRunner):
             found += others if found else [behaviour, *others]
         data = next(iter(logs.values()))[0]
         self.estimates = found
+        print("\n".join(f"{name}: {text}" for name, text in log_facts(data)), flush=True)
         print("\n".join(aligned([_HEADER, *(_cells(entry) for entry in found)])), flush=True)
         for text in dict.fromkeys(entry.refusal for entry in found if entry.refusal):
             print(f"Refused: {text}", flush=True)
@@ -204,6 +205,35 @@ def _as_csv(entries: Sequence[PolicyEstimate]) -> str:
     return text.getvalue()
 
 
+def log_facts(data: LoggedSteps) -> list[tuple[str, str]]:
+    """Describe a log: episodes, returns, missing values, the behaviour's entropy, and what cannot be estimated.
+
+    :param data: The log.
+    """
+    lengths, returns, n_known = data.lengths, data.returns(), int(np.isfinite(data.propensities).sum())
+    low, middle, high = np.quantile(returns, (0.05, 0.5, 0.95))
+    facts = [
+        ("Episodes", str(data.n_episodes)),
+        ("Decisions", f"{len(data)} ({lengths.min()} to {lengths.max()} in an episode)"),
+        ("Returns", f"mean {returns.mean():.4g}, median {middle:.4g}, 5 to 95 %: {low:.4g} to {high:.4g}"),
+        ("Truncated episodes", f"{int(data.truncated.sum())}; they continue in estimates with fitted values only"),
+        ("Probabilities of the actions", f"known for {n_known} of {len(data)} decisions"),
+    ]
+    for key in data.tables:
+        known = data.propensities[data.positions(key)]
+        known = known[np.isfinite(known)]
+        if len(known):
+            entropy = f"{-np.log(known).mean():.3g} nats; smallest probability {known.min():.2g}"
+            facts.append((f"Behaviour's entropy, sub-step {key}", entropy))
+    if n_known < len(data):
+        facts.append(("Not estimated", "all estimators with weights: probabilities of actions are missing"))
+    elif (data.propensities == 1.0).all():
+        facts.append(("Not estimated", "other policies: the behaviour is deterministic; log with exploration"))
+    if n_lost := int((~data.has_target).sum()):
+        facts.append(("Left out of fitted values", f"{n_lost} decisions before truncations without an observation"))
+    return facts
+
+
 def estimation_page(entries: Sequence[PolicyEstimate], data: LoggedSteps, written: datetime) -> Page:
     """Build the HTML report: estimates of each policy beside the return of the log.
 
@@ -212,20 +242,13 @@ def estimation_page(entries: Sequence[PolicyEstimate], data: LoggedSteps, writte
     :param written: Time that the page shows.
     """
     policies = [name for name in dict.fromkeys(entry.policy for entry in entries) if name != BEHAVIOUR]
-    lengths = data.lengths
-    facts = [
-        ("Episodes", str(data.n_episodes)),
-        ("Decisions", f"{len(data)} ({lengths.min()} to {lengths.max()} in an episode)"),
-        ("Truncated episodes", f"{int(data.truncated.sum())}; they continue in estimates with fitted values only"),
-        ("Probabilities of the actions", "unknown" if np.isnan(data.propensities).any() else "known"),
-    ]
     return Page(
         title="Estimates of " + (" / ".join(policies) if len(policies) <= 4 else f"{len(policies)} policies"),
         subtitle=f"discounted return of an episode, estimated from {data.n_episodes} logged episodes",
         note=f"written {written:%Y-%m-%d %H:%M:%S}; 95 % intervals by bootstrap over episodes; effective episodes: "
         "number of equally weighted episodes that the weighted ones are worth (Kish 1965)",
         sections=[
-            page_section("Log", facts=fact_list(facts)),
+            page_section("Log", facts=fact_list(log_facts(data))),
             *(_policy_section(name, entries, bool(data.truncated.any())) for name in policies),
         ],
     )
