@@ -7,6 +7,9 @@ as a user would. The best policy that each run saved acts in fresh episodes of t
     python benchmarks/auto_models.py                              # three seeds each (two hours on two cores)
     python benchmarks/auto_models.py dispatching cutting_masked --seeds 1
     python benchmarks/auto_models.py --markdown table.md --json results.json
+    python benchmarks/auto_models.py dispatching --seeds 1 --epochs 4 --models auto dense shared normalized orthogonal
+
+The last command compares settings of `model=auto` with each other, in short runs.
 """
 
 from __future__ import annotations
@@ -71,6 +74,16 @@ PAIRS = {
     "cutting_masked": Pair((f"{_TUTORIAL}_struct_masked",), tolerance=1.0),
 }
 
+MODELS: dict[str, tuple[str, ...]] = {
+    "own": (),
+    "auto": ("model=auto",),
+    "dense": ("model=auto", "model.attention=false"),
+    "shared": ("model=auto", "model.shared_embedding=true"),
+    "normalized": ("model=auto", "model.normalize_observations=true"),
+    "orthogonal": ("model=auto", "model.initialization=orthogonal"),
+}
+"""Overrides of each model."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -84,11 +97,14 @@ class Result:
     mean_return: float
 
 
-def train(name: str, model: str, seed: int, directory: Path) -> float:
+def train(name: str, model: str, seed: int, directory: Path, n_epochs: int | None) -> float:
     """Train one policy in a process of its own; returns its CPU seconds."""
     command = list(PAIRS[name].command)
-    if model == "auto":
-        command = [part for part in command if not part.startswith("model=")] + ["model=auto"]
+    if model != "own":
+        command = [part for part in command if not part.startswith("model=")] + list(MODELS[model])
+    if n_epochs is not None:
+        command = [part for part in command if not part.startswith("algorithm.n_epochs=")]
+        command.append(f"algorithm.n_epochs={n_epochs}")
     if "-cn" not in command:
         command = ["-cn", "conf_train", *command]
     command += [f"seeding.env_base_seed={seed}", f"seeding.agent_base_seed={seed + 1000}", f"hydra.run.dir={directory}"]
@@ -102,7 +118,7 @@ def train(name: str, model: str, seed: int, directory: Path) -> float:
     return float(finished.stdout.split()[-1])
 
 
-def train_and_evaluate(name: str, model: str, seed: int) -> Result:
+def train_and_evaluate(name: str, model: str, seed: int, n_epochs: int | None) -> Result:
     """One training, and the best policy that it saved."""
     from omegaconf import OmegaConf
 
@@ -111,7 +127,7 @@ def train_and_evaluate(name: str, model: str, seed: int) -> Result:
 
     with tempfile.TemporaryDirectory(prefix=f"{name}_{model}_{seed}_") as parent:
         directory = Path(parent) / "run"
-        cpu_seconds = train(name, model, seed, directory)
+        cpu_seconds = train(name, model, seed, directory, n_epochs)
         config: Any = OmegaConf.load(directory / "hydra_config.yaml")
         policy = SerializedTorchPolicy(
             model=OmegaConf.to_container(config.model, resolve=False),
@@ -157,11 +173,24 @@ def table(names: Sequence[str], results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
+def settings_table(results: Sequence[Result]) -> str:
+    """Markdown table with a row for each environment and model."""
+    lines = ["| environment | model | environment steps | mean return per seed | CPU seconds |", "| --- " * 5 + "|"]
+    for name, model in dict.fromkeys((result.environment, result.model) for result in results):
+        found = [result for result in results if (result.environment, result.model) == (name, model)]
+        returns = ", ".join(f"{result.mean_return:.1f}" for result in found)
+        seconds = mean(result.cpu_seconds for result in found)
+        lines.append(f"| {name} | {model} | {found[0].env_steps:,} | {returns} | {seconds:.0f} |")
+    return "\n".join(lines)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the comparison; exit status 1 where `model=auto` reaches less."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("environments", nargs="*", metavar="environment", help=f"of {', '.join(PAIRS)}; default: all")
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each model")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=("own", "auto"), help="models to compare")
+    parser.add_argument("--epochs", type=int, help="epochs of each training; default: those of its configuration")
     parser.add_argument("--jobs", type=int, default=2, help="trainings side by side")
     parser.add_argument("--markdown", type=Path, help="also write the table here")
     parser.add_argument("--json", type=Path, help="also write all figures here")
@@ -169,16 +198,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := set(options.environments) - set(PAIRS):
         parser.error(f"unknown environment {', '.join(sorted(unknown))}; there are {', '.join(PAIRS)}")
     names = [name for name in PAIRS if not options.environments or name in options.environments]
-    jobs = [(name, model, seed) for name in names for seed in range(options.seeds) for model in ("own", "auto")]
+    jobs = [(name, model, seed) for name in names for seed in range(options.seeds) for model in options.models]
     with ThreadPoolExecutor(options.jobs) as pool:
-        results = list(pool.map(lambda job: train_and_evaluate(*job), jobs))
-    text = table(names, results)
+        results = list(pool.map(lambda job: train_and_evaluate(*job, options.epochs), jobs))
+    text = table(names, results) if set(options.models) >= {"own", "auto"} else settings_table(results)
     print(text)
     if options.markdown:
         options.markdown.write_text(f"{text}\n", encoding="utf-8")
     if options.json:
         options.json.write_text(json.dumps([asdict(entry) for entry in results], indent=1), encoding="utf-8")
-    return int(not all(is_reached(name, results) for name in names))
+    is_comparison = {"own", "auto"} <= set(options.models)
+    return int(is_comparison and not all(is_reached(name, results) for name in names))
 
 
 if __name__ == "__main__":

@@ -48,9 +48,8 @@ def maze(double: bool = False) -> Contender:
         DummyDistributedWorkersWithBuffer,
     )
     from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
-    from maze.train.trainers.dqn.action_values import EpsilonGreedyPolicy
     from maze.train.trainers.dqn.dqn_algorithm_config import DQNAlgorithmConfig
-    from maze.train.trainers.dqn.dqn_trainer import DQN
+    from maze.train.trainers.dqn.dqn_trainer import DQN, EpsilonGreedyPolicy
 
     def make_env() -> Any:
         return GymMazeEnv(ENV_ID)

@@ -18,7 +18,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,23 +42,23 @@ from maze_envs.inventory.lost_sales import BaseStockPolicy, LostSales, LostSales
 from maze_envs.scheduling.job_shop import JobShops
 
 ENVS = Path(__file__).resolve().parents[1] / "maze_envs"
-DCL = {"states": 5000, "scenarios": 256, "n_passes": 60, "states_per_update": 100}
-"""Hyperparameters of `algorithm=dcl` in lost sales."""
 SETTINGS = [
     f"{demand},{lead},{cost}" for demand in ("poisson", "geometric") for lead in (2, 3, 4) for cost in (4, 9, 19, 39)
 ]
+PUBLISHED = {"poisson,10,4": 5.024, "poisson,10,39": 13.487}
+"""Average costs of deep controlled learning (Temizöz et al. 2025), by setting."""
 PROBLEMS: dict[str, tuple[str, dict[str, Any], str | dict[str, Any], dict[str, Any]]] = {
     "dispatching": (
         "logistics/dispatching/conf/env/dispatching",
         {},
         {"_target_": "benchmarks.planning.NearestOrder"},
-        {"horizon": 12, "scenarios": 16},
+        {"horizon": 12, "scenarios": 32, "value": {"_target_": "benchmarks.planning.RestOfTheDay"}},
     ),
     "cutting_2d": (
         "logistics/cutting_2d/conf/env/cutting_2d",
         {},
         "logistics/cutting_2d/conf/policy/cutting_2d_greedy_policy",
-        {"horizon": 10, "scenarios": 16, "candidates": 16},
+        {"horizon": 20, "scenarios": 64, "candidates": 16},
     ),
     "bin_packing": (
         "packing/conf/env/bin_packing",
@@ -90,6 +90,17 @@ class NearestOrder(ArrayPolicy):
     def choose(self, observation: Mapping[str, np.ndarray], step_key: object) -> dict[str, np.ndarray]:
         nearness = np.append(observation["orders"][..., 1], np.zeros((len(observation["orders"]), 1)), axis=1)
         return {"order": np.where(observation["order_mask"] > 0, 1.0 + nearness, 0.0).argmax(axis=1)}
+
+
+class RestOfTheDay:
+    """Value of dispatching at the horizon: the heuristic earns 82 on an average day.
+
+    Steps take different times, so that branches of equally many steps end at different times.
+    """
+
+    def __call__(self, observations: Mapping[str, np.ndarray], actor: Any) -> np.ndarray:
+        rest: np.ndarray = 82.0 * observations["time_left"][:, 1]
+        return rest
 
 
 def lost_sales(settings: list[str], scenarios: int) -> None:
@@ -124,24 +135,25 @@ def problem_of_setting(setting: str) -> dict[str, Any]:
     """Arguments of the lost-sales problem."""
     demand, lead, penalty = setting.split(",")
     # with geometric demand states are many: larger orders than these are never optimal
-    max_order = 20 if demand == "poisson" else {2: 30, 3: 24, 4: 14}[int(lead)]
+    max_order = (20 if int(lead) <= 4 else 12) if demand == "poisson" else {2: 30, 3: 24, 4: 14}[int(lead)]
     return {"demand": demand, "lead_time": int(lead), "penalty": float(penalty), "max_order": max_order}
 
 
 def labelled(settings: list[str], seed: int, generations: int) -> None:
-    """Print the gaps to the optimum of the policies of `algorithm=dcl` from the best base-stock policy.
+    """Print the gaps of the policies of `algorithm=dcl`, which begins with the best base-stock policy.
 
-    The policies act greedily and without planning; their average costs are exact.
+    The policies act greedily and without planning. Up to lead time 4, average costs and the optimum are exact; beyond
+    it, costs are simulated and compared with published ones.
     """
     print("| setting | seed | generation | base stock % | policy % | CPU s |\n| --- | --- | --- | --- | --- | --- |")
     for setting in settings:
         problem = problem_of_setting(setting)
         one = LostSales(1, **problem, expected_costs=True)
-        optimum = lost_sales_cost(one, tolerance=1e-4).cost
+        optimum = PUBLISHED[setting] if one.lead_time > 4 else lost_sales_cost(one, tolerance=1e-4).cost
         level, base_cost = best_level(one)
         env = {f"env.{name}": value for name, value in {**problem, "expected_costs": True}.items()}
         base = {"_target_": "maze_envs.inventory.lost_sales.BaseStockPolicy", "level": level}
-        algorithm = {"base": base, "horizon": one.lead_time + 8, **DCL}
+        algorithm = {"base": base, "horizon": one.lead_time + 8}
         overrides = {
             **env,
             **{f"algorithm.{name}": value for name, value in algorithm.items()},
@@ -163,16 +175,36 @@ def labelled(settings: list[str], seed: int, generations: int) -> None:
                     seen = {"stock": (states / LostSales.scale).astype(np.float32)}
                     return np.asarray(policy.compute_actions(seen, deterministic=True)["order"])
 
-                gap = 100 * (lost_sales_cost(one, orders, tolerance=1e-4).cost / optimum - 1)
+                gap = 100 * (average_cost(one, orders, tolerance=1e-4) / optimum - 1)
                 shown = f"{100 * (base_cost / optimum - 1):.2f} | {gap:.3f} | {spent:.0f}"
                 print(f"| {setting} | {seed} | {generation} | {shown} |", flush=True)
+
+
+def average_cost(one: LostSales, orders: Callable[[np.ndarray], np.ndarray], tolerance: float) -> float:
+    """Average cost of a policy: exact up to lead time 4, otherwise of 4 million simulated periods (error 0.02 %)."""
+    if one.lead_time <= 4:
+        return lost_sales_cost(one, orders, tolerance).cost
+    n_stores, n_periods, warm_up = 4000, 1100, 100
+    stores = LostSales(
+        n_stores, "poisson", lead_time=one.lead_time, penalty=one.penalty, max_order=one.max_order,
+        expected_costs=True, max_episode_steps=n_periods + 1,
+    )  # fmt: skip
+    for row in range(n_stores):
+        stores.seed_row(row, row)
+    stores.begin(np.arange(n_stores))
+    total = 0.0
+    for period in range(n_periods):
+        states = np.column_stack([stores.stock, stores.outstanding])
+        rewards, _, _ = stores.advance({"order": np.clip(orders(states), 0, one.max_order).astype(np.int64)})
+        total -= float(rewards.mean()) * (period >= warm_up)
+    return total / (n_periods - warm_up)
 
 
 def best_level(one: LostSales) -> tuple[int, float]:
     """The best level of a base-stock policy with its exact average cost."""
 
     def cost(level: int) -> float:
-        return lost_sales_cost(one, lambda states: np.clip(level - states.sum(1), 0, None), tolerance=1e-3).cost
+        return average_cost(one, lambda states: np.clip(level - states.sum(1), 0, None), tolerance=1e-3)
 
     level = round(one.mean_demand * (one.lead_time + 1))
     costs = {level: cost(level)}
@@ -355,7 +387,7 @@ def main() -> None:
     parser.add_argument("--scenarios", type=int, default=2048)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--generations", type=int, default=3)
+    parser.add_argument("--generations", type=int, default=2)
     arguments = parser.parse_args()
     if arguments.what == "lost_sales":
         lost_sales(arguments.settings or SETTINGS, arguments.scenarios)

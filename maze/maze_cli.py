@@ -319,11 +319,6 @@ def _run_flag(flag: str, arguments: list[str]) -> int:
 
     module, name = COMMANDS[flag]
     try:
-        if flag == "--report":
-            from maze.cli.report import episode_wanted
-
-            if (episode := episode_wanted(arguments)) is not None and _main(episode):
-                print("The report has no episode: playing one failed.", file=sys.stderr)
         function: Callable[[list[str]], int] = getattr(import_module(module), name)
         return function(arguments)
     except SystemExit:  # --help

@@ -335,6 +335,7 @@ def _check_runner(config: DictConfig) -> None:
     if issubclass(kind, TrainingRunner):
         config_class = algorithm_class(config.algorithm)
         if config_class is not None:
+            config_class.from_config(config.algorithm)  # checks its values
             kind.trainer_for(config_class, (runner.trainer_class if is_object else runner.get("trainer_class")) or "")
         return
     from maze.core.rollout.check_runner import CheckRunner

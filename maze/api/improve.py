@@ -26,12 +26,14 @@ from maze.cli.hydra_setup import value_text
 from maze.cli.run_directory import claim_directory
 from maze.cli.run_info import shown_path
 from maze.cli.run_summary import command_text
+from maze.cli.stored_model import TRUST
 from maze.console.runs import Progress
 from maze.core.agent.policy import Policy
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, MazeError, first_line
 from maze.core.utils.config_utils import duration, whole_number
 from maze.core.utils.factory import TARGET_KEY, ConfigType, plain_container
+from maze.core.utils.stored_config import is_own_package
 from maze.core.utils.targets import locate
 from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes, comparison_page, intervals_figure
 from maze.evaluation.gate import LESS, MIN_EPISODES, MORE, Gate, Threshold, read_thresholds, require_episodes
@@ -73,9 +75,12 @@ _OVERRUN = 2.0
 _SHARE_OF_SIMULATION = 0.85
 """Share of the time of a planning policy's episodes that is spent on decisions."""
 _WARM_START_STEPS = 20_000
-_LEAST_STATES, _WANTED_STATES, _MOST_STATES = 200, 1000, 2000
+_LEAST_STATES, _WANTED_STATES = 200, 5000
 """Labelled decisions of a generation of `dcl`; below the second number, the scenarios of a label are reduced."""
 _LEAST_SCENARIOS, _SCENARIOS = 16, 128
+_GENERATIONS = 2
+_UPDATE_SHARE = 0.01
+"""Share of the time of a generation of `dcl` that one of its updates takes."""
 _PILOT_SECONDS = 3.0
 
 
@@ -404,6 +409,8 @@ class ImproveRunner(EvaluationRunner):
         start, seconds = time.monotonic(), PLANNING_SHARE * self._budget_s
         env, heuristic = self.built({"policy": self.policy})
         self._batched = simulation_of(env) is not None
+        modules = [type(each).__module__ for each in (heuristic, env.core_env, *stack_of(env))]
+        self._packages = sorted({name for name, *_ in (each.split(".") for each in modules) if is_own_package(name)})
         try:
             played, n_decisions = self._played(HEURISTIC, env, heuristic, seconds)
         except BudgetSpentError as error:
@@ -451,16 +458,19 @@ class ImproveRunner(EvaluationRunner):
         settings = {**self._settings(algorithm, seconds), **self._training_seeds, **self.overrides}
         make = self.context or self._context
         with make(algorithm=algorithm, overrides=settings, run_dir=str(directory), silent=True) as context:
-            train_for(context, seconds, by_steps=algorithm == PPO)
+            if algorithm == DCL:
+                context.train()
+            else:
+                train_for(context, seconds, by_steps=algorithm == PPO)
             policy, make_env = context.policy, context.env_factory
         # What was trained is evaluated, even if training has exceeded its time.
         most = max(self._left() - reserved, _OVERRUN * of_episodes, PLANNING_SHARE * self._budget_s)
         played, n_decisions = self._played(algorithm, make_env(), policy, most)
         shown = str(shown_path(directory, self._project))
         commands = {
-            "Export it to one file": command_text("--export", shown, "--out", "policy.maze"),
+            "Export it to one file": command_text("--export", shown, "--out", "policy.maze", *self._trust()),
             "Serve it": "maze-serve policy.maze",
-            "Show an episode": command_text("--play", shown),
+            "Show an episode": command_text("--play", shown, *self._trust()),
         }
         took = time.monotonic() - start
         return Rung(algorithm, policy, make_env, played, n_decisions, took, directory, commands)
@@ -520,8 +530,9 @@ class ImproveRunner(EvaluationRunner):
         """Return the values by path with which an algorithm starts from the heuristic."""
         heuristic, policy = self._rungs[0], plain_container(self.policy, "policy")
         if algorithm == DCL:
-            # Two generations fit, with time to learn from their labels. Fewer scenarios are better than few states.
-            n_labels = 0.2 * seconds / self._seconds_of_label(heuristic)
+            generation_s = seconds / _GENERATIONS
+            n_labels = 0.75 * generation_s / self._seconds_of_label(heuristic)
+            # Fewer scenarios are better than few states.
             scenarios = min(_SCENARIOS, max(_LEAST_SCENARIOS, int(_SCENARIOS * n_labels / _WANTED_STATES)))
             n_states = int(n_labels * _SCENARIOS / scenarios)
             if n_states < _LEAST_STATES:
@@ -533,7 +544,9 @@ class ImproveRunner(EvaluationRunner):
                 "algorithm.base": policy,
                 "algorithm.horizon": self.horizon,
                 "algorithm.scenarios": scenarios,
-                "algorithm.states": min(_MOST_STATES, n_states),
+                "algorithm.generations": _GENERATIONS,
+                "algorithm.generation_seconds": 0.98 * generation_s,
+                "algorithm.states_per_update": min(100, max(1, int(_UPDATE_SHARE * n_states))),
             }
         # The demonstrations for cloning take about a tenth of the time.
         steps_per_second = self.n_episodes * float(heuristic.played.measures[LENGTH].mean()) / heuristic.seconds
@@ -576,7 +589,11 @@ class ImproveRunner(EvaluationRunner):
         settings = [f"policy.base={value_text(shown)}", f"policy.horizon={self.horizon}", f"policy.budget={budget}"]
         given = HydraConfig.get().overrides.task if base.run is None and HydraConfig.initialized() else []
         kept = [each for each in given if each.lstrip("+~").startswith(("env", "wrappers"))]
-        return command_text(*kept, "policy=rollout", *settings)
+        return command_text(*kept, "policy=rollout", *settings, *([] if base.run is None else self._trust()))
+
+    def _trust(self) -> list[str]:
+        """Return the arguments by which commands may import the user's packages that stored runs name."""
+        return [TRUST, ",".join(self._packages)] if self._packages else []
 
 
 def improve(

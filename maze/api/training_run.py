@@ -186,16 +186,8 @@ class TrainingRun:
             self._epochs = tuple(getattr(self.runner.trainer, "history", ()))
         self._status = "completed"
         with output(self.silent):
-            print(ending(self.run_dir, self.project, self._seconds, self._next_calls()), flush=True)
-
-    def _next_calls(self) -> dict[str, str]:
-        if self.loaded.swept:
-            return {}
-        return {
-            "Evaluate its best policy": "rc.evaluate(n_episodes=50)",
-            "Inspect an episode step by step": "rc.rollout(n_episodes=1, record_pages=True)",
-            "Load it in another process": f"RunContext.load({str(self.run_dir)!r})",
-        }
+            commands: dict[str, str] | None = {} if self.loaded.swept else None  # only of a single run
+            print(ending(self.run_dir, self.project, self._seconds, commands), flush=True)
 
     def require_trainable(self) -> None:
         """Raise a :class:`RunContextError` if the run cannot be trained further."""

@@ -10,7 +10,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from maze.cli.errors import GATE, UsageError, is_gate
-from maze.cli.run_info import CONFIG_FILE, VERSIONS_FILE, installed_versions
+from maze.cli.run_info import CONFIG_FILE
 from maze.cli.run_summary import algorithm_name
 from maze.cli.stored_model import packages_trusted_by
 from maze.core.errors import ConfigError, did_you_mean
@@ -18,7 +18,6 @@ from maze.core.rollout.recording import TRAJECTORY_DIR
 from maze.core.trajectory_recording.datasets.minari_data import PREFIX as MINARI
 from maze.core.utils.config_utils import read_config
 from maze.core.utils.factory import TARGET_KEY
-from maze.core.utils.files import read_json_object
 from maze.core.utils.stored_run import STORED_CONFIG, StoredRun, read_plain_yaml
 
 _GROUP = "policy"
@@ -271,7 +270,6 @@ def complete_replay(cfg: DictConfig, project: Path, overrides: Sequence[str]) ->
         own = cfg.runner
         own.input_dir = str(recorded.get("input_dir") or "")
         own.n_recorded = int(runner.get("n_episodes") or 1)
-        own.versions = _differing_versions(run)
         if own.max_episode_steps is None:
             own.max_episode_steps = runner.get("max_episode_steps") or 0
         if own.deterministic is None:
@@ -291,12 +289,3 @@ def _policy_of_what_if(cfg: DictConfig, project: Path, named: set[str], stored: 
     reader = PolicyReader(cfg, project, {*named, "wrappers"})
     reader.where = "what_if.policy"
     return reader.entry(wanted)[1]
-
-
-def _differing_versions(run: Path | None) -> str:
-    """Return the differences between installed versions and those of the recorded run as text."""
-    recorded: Any = {} if run is None else read_json_object(run / VERSIONS_FILE).get("versions") or {}
-    now = installed_versions()
-    different = [name for name in now if recorded.get(name, now[name]) != now[name]]
-    texts = [f"{name} {recorded[name]}, now {now[name]}" for name in different]
-    return f"it was recorded with {'; '.join(texts)}" if texts else ""

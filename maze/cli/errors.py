@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import re
-from collections.abc import Container, Iterable, Iterator
-from contextlib import suppress
-from difflib import get_close_matches
+from collections.abc import Container, Iterable
 from importlib import resources
 from typing import Any, NoReturn
 
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
 from maze.core.annotations import override
-from maze.core.errors import SYNONYMS, ConfigError, GateNotPassedError, did_you_mean, first_line
-from maze.rllib.algorithms import what_is_there_instead
+from maze.core.errors import ConfigError, GateNotPassedError, did_you_mean, first_line
 
 _LONG_WRAPPER = re.compile(r"^wrappers\.(\w+\.)+(?=[A-Z])")
 """The path of a wrapper's class as a key, which messages shorten to the class."""
@@ -118,8 +114,6 @@ def _missing_config(error: MissingConfigException) -> str:
         return f"-cn {missing}: there is no such root configuration." + suggestion(missing, root_configs())
     if not options:
         return f"{group}={option}: there is no group {group!r}, or it is empty."
-    if group == "rllib/algorithm" and (instead := what_is_there_instead(option)):
-        return instead
     return f"{group}={option}: there is no such option." + suggestion(option, options, f"Options of {group}")
 
 
@@ -147,33 +141,6 @@ def _unknown_key(cause: Any) -> str:
     if "." not in wrong:
         full_key = _LONG_WRAPPER.sub("wrappers.", full_key)
     siblings = [str(key) for key in parent] if isinstance(parent, DictConfig) else []
-    prefix = full_key.removesuffix(wrong)
-    synonym = SYNONYMS.get(wrong, wrong)
-    elsewhere = _paths_ending_in(parent, (wrong, synonym)) if isinstance(parent, DictConfig) else []
-    is_here = wrong in siblings or synonym in siblings or get_close_matches(wrong, siblings, n=1, cutoff=0.8)
-    if elsewhere and not is_here:
-        hint = f" Did you mean `{elsewhere[0]}`?" + suggestion("", siblings, "Known here")
-    else:
-        hint = did_you_mean(wrong, siblings, f"{prefix}{{}}") + suggestion("", siblings, "Known here")
+    hint = did_you_mean(wrong, siblings, f"{full_key.removesuffix(wrong)}{{}}")
+    hint += suggestion("", siblings, "Known here")
     return f"{full_key}: unknown key.{hint} To add a new key, write +{full_key}=<value>."
-
-
-def _paths_ending_in(parent: DictConfig, names: Container[str]) -> list[str]:
-    """Return the paths of values with one of these names in the whole configuration, those nearest to its root first.
-
-    :param parent: Any mapping in the configuration.
-    """
-    root: Any = parent
-    with suppress(OmegaConfBaseException):  # raised above the root
-        for n_dots in itertools.count(1):
-            root = OmegaConf.select(parent, "." * n_dots)
-
-    def walk(node: Any, path: str) -> Iterator[str]:
-        for key, value in node.items() if isinstance(node, dict) else ():
-            child = f"{path}.{key!s}" if path else str(key)
-            if str(key) in names:
-                yield child
-            if child != "hydra":
-                yield from walk(value, child)
-
-    return sorted(walk(OmegaConf.to_container(root), ""), key=lambda path: (path.count("."), path))

@@ -31,6 +31,7 @@ from maze.cli.wrapper_overrides import apply_overrides, for_hydra
 from maze.console.streams import let_console_last
 from maze.core.annotations import override
 from maze.core.errors import WorkerError
+from maze.core.utils.worker_pool import n_available_cores
 from maze.utils.exception_report import ExceptionReport
 from maze.utils.process import end, exit_text, preload
 
@@ -71,7 +72,7 @@ class LocalLauncher(Launcher):  # type: ignore[misc, unused-ignore]
     """
 
     def __init__(self, n_jobs: int = -1) -> None:
-        self.n_jobs = n_jobs if n_jobs > 0 else _n_cpus()
+        self.n_jobs = n_jobs if n_jobs > 0 else n_available_cores()
         self.config: DictConfig | None = None
         self.hydra_context: HydraContext | None = None
         self.task_function: TaskFunction | None = None
@@ -102,9 +103,6 @@ class LocalLauncher(Launcher):  # type: ignore[misc, unused-ignore]
 
     def _open_jobs(self) -> Any:
         return LocalJobs(self)
-
-    def close(self) -> None:
-        """Release resources shared by all jobs."""
 
     def payload(self, number: int, overrides: list[str]) -> bytes:
         """Return the job, pickled for its process."""
@@ -146,7 +144,6 @@ class Jobs(ABC):
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-        self._launcher.close()
 
     @property
     def n_running(self) -> int:
@@ -234,7 +231,10 @@ class LocalJobs(Jobs):
             job_return: JobReturn = cloudpickle.loads(handle.recv_bytes())
         except (EOFError, OSError):
             job.process.join()
-            job_return = _lost(job)
+            what = exit_text(job.process.exitcode)
+            job_return = lost_job(
+                f"The process of job {job.number} (pid {job.process.pid}) {what} before the job ended."
+            )
         handle.close()
         end(job.process, GRACE_PERIOD)  # the job's own threads may delay its end; its result has arrived
         return job_return
@@ -249,26 +249,12 @@ def _context(preload_torch: bool) -> Any:
     return context
 
 
-def _lost(job: Job) -> JobReturn:
-    """Return the result of a job whose process ended before the job."""
-    code = job.process.exitcode
-    is_killed = code is not None and code < 0
-    hint = " The operating system may have run out of memory; try a smaller hydra.launcher.n_jobs." if is_killed else ""
-    return lost_job(
-        f"The process of job {job.number} (pid {job.process.pid}) {exit_text(code)} before the job ended.{hint}"
-    )
-
-
 def lost_job(text: str) -> JobReturn:
     """Return the result of a job whose process is lost.
 
     :param text: The reason.
     """
     return JobReturn(status=JobStatus.FAILED, _return_value=WorkerError(text))
-
-
-def _n_cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _serve_job(payload: bytes, connection: Connection, environment: Mapping[str, str], directory: str) -> None:

@@ -13,7 +13,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from fnmatch import fnmatch
-from importlib import metadata, resources
+from importlib import resources
 from pathlib import Path
 
 from maze.cli.errors import UsageError
@@ -55,36 +55,17 @@ def write_project(arguments: Sequence[str]) -> int:
 def _check_name(directory: Path) -> None:
     name = directory.name
     if not _NAME.fullmatch(name) or keyword.iskeyword(name) or keyword.issoftkeyword(name):
-        usual = re.sub(r"\W+", "_", name.lower(), flags=re.ASCII).strip("_0123456789")
-        hint = (
-            f" How about {usual}?" if _NAME.fullmatch(usual) and usual != name and not keyword.iskeyword(usual) else ""
-        )
         raise UsageError(
             f"{FLAG}: {name!r} cannot be the name of a package: expected lower-case letters, digits and underscores, "
-            f"beginning with a letter, and no keyword of Python.{hint}"
+            f"beginning with a letter, and no keyword of Python."
         )
-    if name in sys.stdlib_module_names or name in _TAKEN_IN_PROJECT or _is_installed(directory):
-        raise UsageError(f"{FLAG}: {name} is the name of an existing package. Choose another name.")
-    option = next((package for package in (*environment_configs(), "maze.conf") if _has_env(package, name)), None)
-    if option is not None:
-        raise UsageError(f"{FLAG}: env={name} is an environment of Maze ({option}). Choose another name.")
-
-
-def _is_installed(directory: Path) -> bool:
-    """Return whether another package of this name can be imported or is installed."""
-    spec = importlib.util.find_spec(directory.name)
+    spec = importlib.util.find_spec(name)
     places = () if spec is None else spec.submodule_search_locations or (spec.origin,)
-    if any(place is None or Path(place) != directory for place in places):
-        return True
-    try:
-        metadata.distribution(directory.name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
-
-
-def _has_env(package: str, name: str) -> bool:
-    return (resources.files(package) / "env" / f"{name}.yaml").is_file()
+    if name in _TAKEN_IN_PROJECT or any(place is None or Path(place) != directory for place in places):
+        raise UsageError(f"{FLAG}: {name} is the name of an existing package. Choose another name.")
+    for package in (*environment_configs(), "maze.conf"):
+        if (resources.files(package) / "env" / f"{name}.yaml").is_file():
+            raise UsageError(f"{FLAG}: env={name} is an environment of Maze ({package}). Choose another name.")
 
 
 def _check_place(directory: Path) -> None:
@@ -93,29 +74,20 @@ def _check_place(directory: Path) -> None:
     if directory.is_dir() and not any(directory.iterdir()):
         return
     if os.path.lexists(directory):
-        what = "a directory that is not empty" if directory.is_dir() else "a file"
-        raise UsageError(f"{FLAG}: {directory} is {what}. Choose another name or directory.")
+        raise UsageError(f"{FLAG}: {directory} exists already, and is no empty directory. Choose another one.")
 
 
 def _write(directory: Path) -> None:
-    """Write all files, or none."""
-    unfinished = directory.with_name(f".{directory.name}-{os.getpid()}")
     try:
-        unfinished.mkdir()
-        _copy(template_directory(), unfinished, directory.name)
-        (unfinished / LOCAL).write_text(
+        directory.mkdir(exist_ok=True)
+        _copy(template_directory(), directory, directory.name)
+        (directory / LOCAL).write_text(
             f"# Local to this machine, ignored by git: the Python with Maze.\nPYTHON ?= {sys.executable}\n",
             encoding="utf-8",
         )
-        if directory.is_dir():  # empty; it may be a working directory
-            for entry in sorted(unfinished.iterdir()):
-                entry.rename(directory / entry.name)
-        else:
-            unfinished.rename(directory)
     except OSError as error:
+        shutil.rmtree(directory, ignore_errors=True)
         raise UsageError(f"{FLAG}: {directory} cannot be written: {error.strerror or error}.") from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def template_directory() -> Path:

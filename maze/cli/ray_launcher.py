@@ -42,27 +42,27 @@ class RayLauncher(LocalLauncher):
         self._is_bounded = n_jobs > 0
         self.cpus_per_job, self.gpus_per_job = cpus_per_job, gpus_per_job
         self._ray_config = {**(ray_config or {}), "address": address}
-        self._session = ExitStack()
 
     @override(LocalLauncher)
     def _open_jobs(self) -> RayJobs:
-        self._session.enter_context(ray_session(self._ray_config, self.cpus_per_job, key="hydra.launcher.address"))
-        require_cpus(self.cpus_per_job, "hydra.launcher: a job", "Reduce hydra.launcher.cpus_per_job.")
-        if not self._is_bounded:
-            self.n_jobs = max(1, int(n_cpus() / max(self.cpus_per_job, 0.01)))
-        return RayJobs(self)
-
-    @override(LocalLauncher)
-    def close(self) -> None:
-        self._session.close()
+        with ExitStack() as session:
+            session.enter_context(ray_session(self._ray_config, self.cpus_per_job, key="hydra.launcher.address"))
+            require_cpus(self.cpus_per_job, "hydra.launcher: a job", "Reduce hydra.launcher.cpus_per_job.")
+            if not self._is_bounded:
+                self.n_jobs = max(1, int(n_cpus() / max(self.cpus_per_job, 0.01)))
+            return RayJobs(self, session.pop_all())
 
 
 class RayJobs(Jobs):
-    """Jobs in processes started by Ray."""
+    """Jobs in processes started by Ray.
 
-    def __init__(self, launcher: RayLauncher) -> None:
+    :param launcher: The launcher of the jobs.
+    :param session: Closes the connection to Ray.
+    """
+
+    def __init__(self, launcher: RayLauncher, session: ExitStack) -> None:
         super().__init__(launcher)
-        self._ray = require_ray()
+        self._ray, self._session = require_ray(), session
         self._task = self._ray.remote(
             num_cpus=launcher.cpus_per_job, num_gpus=launcher.gpus_per_job, max_retries=0, max_calls=1
         )(run_packed_job)
@@ -77,6 +77,7 @@ class RayJobs(Jobs):
             if refs and not is_forced:
                 _, refs = self._ray.wait(refs, num_returns=len(refs), timeout=GRACE_PERIOD)
         self._jobs.clear()
+        self._session.close()
 
     @override(Jobs)
     def _begin(self, payload: bytes) -> tuple[Any, Any]:

@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -152,18 +151,16 @@ def shown_path(path: Path, project: Path) -> Path:
 def find_run(path: Path, flag: str = "--info") -> Path:
     """Return the directory of a run or a sweep.
 
-    :raises UsageError: It is no directory of a run; names similar ones.
+    :raises UsageError: It is no directory of a run.
     """
     if is_run(path) or is_sweep(path):
         return path
     if path.is_file() and is_run(path.parent):
         raise UsageError(f"{flag}: {path} is a file of a run. Name its directory: maze-run {flag} {path.parent}")
     kind = "a file" if path.is_file() else "not the directory of a run" if path.is_dir() else "no directory"
-    candidates = _candidates(path)
-    hint = f" Did you mean {' or '.join(map(str, candidates))}?" if candidates else ""
     raise UsageError(
-        f"{flag}: {path} is {kind}. Expected a directory written by maze-run, with "
-        f"{', '.join(_RUN_FILES[:2])} and {COMMAND_FILE}, for instance outputs/<name>/<time>.{hint}"
+        f"{flag}: {path} is {kind}. Expected a directory written by maze-run, with {', '.join(_RUN_FILES)}, such as "
+        "outputs/<name>/<time>; maze-run --runs lists them."
     )
 
 
@@ -175,19 +172,6 @@ def is_run(directory: Path) -> bool:
 def is_sweep(directory: Path) -> bool:
     """Return whether it is the directory of a sweep."""
     return any((directory / name).is_file() for name in SWEEP_FILES) and not (directory / CONFIG_FILE).is_file()
-
-
-def _candidates(path: Path) -> list[Path]:
-    """Return runs near a path: below it, or else beside it with similar names; the newest first."""
-    path = path.absolute()
-    existing = next(parent for parent in (path, *path.parents) if parent.is_dir())
-    runs = list(dict.fromkeys(runs_below(existing))) if existing != Path(existing.anchor) else []
-    runs.sort(key=lambda run: run.stat().st_mtime, reverse=True)
-    if existing != path:
-        names = {run.relative_to(existing).as_posix(): run for run in runs}
-        close = get_close_matches(path.relative_to(existing).as_posix(), names, n=5, cutoff=0.5)
-        runs = [names[name] for name in close] or runs
-    return [shown_path(run, Path.cwd()) for run in runs[:5]]
 
 
 def runs_below(directory: Path, names: Sequence[str] = (CONFIG_FILE, *SWEEP_FILES)) -> Iterator[Path]:

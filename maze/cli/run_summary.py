@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,8 +26,8 @@ from maze.cli.run_info import (
 from maze.core.errors import MazeError
 from maze.core.log_stats.stats_format import significant
 from maze.core.utils.config_utils import gym_env_defaults
-from maze.core.utils.files import read_json_object
-from maze.core.utils.stored_run import chosen_options, read_plain_yaml
+from maze.core.utils.files import aligned, read_json_object
+from maze.core.utils.stored_run import SPACES_FILE, chosen_options, read_plain_yaml
 from maze.train.utils.training_record import ENDED, INTERRUPTED, read_record
 
 if TYPE_CHECKING:
@@ -94,25 +93,6 @@ def record_of(run: Path) -> Mapping[str, Any] | None:
     return record
 
 
-def stored_versions(directory: Path) -> tuple[Mapping[str, Any], str] | None:
-    """Return the versions that a run used, and its commit as text; `None`: the file is damaged."""
-    try:
-        stored = json.loads(text_of(directory / VERSIONS_FILE) or "{}")
-        git = stored.get("git") or {}
-        changed = " with uncommitted changes" if git.get("dirty") else ""
-        commit = f"{str(git['commit'])[:12]} (branch {git.get('branch')}){changed}" if git.get("commit") else ""
-        return dict(stored.get("versions") or {}), commit
-    except (ValueError, AttributeError, TypeError):
-        return None
-
-
-def seeds_text(cfg: Mapping[str, Any]) -> str:
-    seeding = cfg.get("seeding")
-    if not isinstance(seeding, Mapping):
-        return ""
-    return f"environment {seeding.get('env_base_seed')}, agent {seeding.get('agent_base_seed')}"
-
-
 def stored_overrides(directory: Path) -> list[str]:
     """Return the overrides of a run's command."""
     try:
@@ -129,53 +109,63 @@ def command_text(*arguments: str) -> str:
     return shlex.join(["maze-run", *arguments])
 
 
-def again_command(arguments: Sequence[str]) -> str:
-    """Return the command that repeats a run in another directory.
+def run_commands(directory: Path, project: Path, usable: Container[str] | None = None) -> dict[str, str]:
+    """Return the commands that use a run, by their purposes.
 
-    :param arguments: Arguments of the run's command.
+    :param directory: Its directory.
+    :param project: Working directory of the commands.
+    :param usable: Names of its undamaged files; `None`: all that a training run writes.
     """
-    return command_text(*(each for each in arguments if not each.startswith("hydra.run.dir=")))
+
+    def has(*names: str) -> bool:
+        return usable is None or all(name in usable for name in names)
+
+    cfg, arguments = read_plain_yaml(directory / CONFIG_FILE), stored_arguments(directory)
+    shown = shown_path(directory, project)
+    run, commands = value_text(shown), dict[str, str]()
+    if has("state_dict.pt", SPACES_FILE) and "algorithm" in cfg:
+        commands = {
+            "Show an episode of its best policy": command_text("--play", str(shown)),
+            "Inspect its decisions step by step": command_text("-cn", "conf_inspect", f"policies=[{run}]"),
+            "Compare it with a random policy": command_text("-cn", "conf_compare", f"policies=[random,{run}]"),
+            "Roll it out": _rollout_command(arguments, shown),
+            "Describe and check its files": command_text("--info", str(shown)),
+        }
+    if arguments:
+        # without `hydra.run.dir`, in another directory
+        again = command_text(*(each for each in arguments if not each.startswith("hydra.run.dir=")))
+        commands["Run it again"] = again
+    if arguments and has("latest.pt"):
+        record = read_record(directory) or {}
+        n_epochs = record.get("epoch") if record.get("state") == ENDED else None
+        purpose = "Train on, for as many epochs again" if n_epochs else "Resume it"
+        commands[purpose] = _resume_command(arguments, cfg, shown, n_epochs)
+    return commands
 
 
-def resume_command(
-    arguments: Sequence[str], cfg: Mapping[str, Any], directory: Path, n_finished_epochs: int | None = None
-) -> str:
+def _resume_command(arguments: Sequence[str], cfg: Mapping[str, Any], directory: Path, n_epochs: int | None) -> str:
     """Return the command that resumes a training run.
 
-    :param arguments: Arguments of the run's command.
-    :param cfg: Its configuration.
-    :param directory: Its directory.
-    :param n_finished_epochs: Epochs of a run that has ended: the command trains for as many again.
+    :param n_epochs: Epochs of a run that has ended: the command trains for as many again.
     """
     dropped = ["hydra.run.dir=", "input_dir=", "resume=", "+resume=", "seeding."]
     added = [f"input_dir={directory}", "resume=true" if "resume" in cfg else "+resume=true"]
-    if n_finished_epochs:
+    if n_epochs:
         dropped.append("algorithm.n_epochs=")
-        added.append(f"algorithm.n_epochs={2 * n_finished_epochs}")
-    kept = [argument for argument in arguments if not argument.startswith(tuple(dropped))]
-    return command_text(*kept, *added)
+        added.append(f"algorithm.n_epochs={2 * n_epochs}")
+    return command_text(*(each for each in arguments if not each.startswith(tuple(dropped))), *added)
 
 
-def _commands(
-    directory: Path, cfg: Mapping[str, Any], shown: Path, n_finished_epochs: int | None = None
-) -> dict[str, str]:
-    """Return the commands that use a training run, by their purposes."""
-    commands = {}
-    if arguments := stored_arguments(directory):
-        purpose = "Train on, for as many epochs again" if n_finished_epochs else "Resume it"
-        commands = {
-            "Run it again": again_command(arguments),
-            purpose: resume_command(arguments, cfg, shown, n_finished_epochs),
-        }
-    return {
-        "Show an episode of its best policy": command_text("--play", str(shown)),
-        "Inspect its decisions step by step": command_text("-cn", "conf_inspect", f"policies=[{value_text(shown)}]"),
-        "Compare it with a random policy": command_text(
-            "-cn", "conf_compare", f"policies=[random,{value_text(shown)}]"
-        ),
-        "Describe and check its files": command_text("--info", str(shown)),
-        **commands,
-    }
+def _rollout_command(arguments: Sequence[str], directory: Path) -> str:
+    """Return the command that rolls a policy out.
+
+    It repeats the overrides that name the user's own code, which is trusted then, unless they are only a part of the
+    environment's configuration (with an experiment or another root configuration).
+    """
+    is_all = "conf_train" in arguments and not any("experiment=" in argument for argument in arguments)
+    sections = ("trusted_packages=", *(("env=", "env.", "wrappers") if is_all else ()))
+    named = [argument for argument in arguments if argument.lstrip("+~").startswith(sections)]
+    return command_text(*named, "policy=torch_policy", f"input_dir={directory}")
 
 
 # -- first and last lines of a run -------------------------------------------------------------------------------------
@@ -203,11 +193,7 @@ def ending(directory: Path, project: Path, seconds: float, commands: Mapping[str
     lines = [*_reached(directory, seconds), f"Results are in {shown}{':' if present else '.'}"]
     lines += [f"  {', '.join(present)}"] if present else []
     if commands is None:
-        record = read_record(directory) or {}
-        n_epochs = record.get("epoch") if record.get("state") == ENDED else None
-        cfg = read_plain_yaml(directory / CONFIG_FILE)
-        is_trained = (directory / "state_dict.pt").is_file()
-        commands = _commands(directory, cfg, shown, n_epochs) if is_trained else {}
+        commands = run_commands(directory, project) if (directory / "state_dict.pt").is_file() else {}
     if commands:
         lines += ["Next:", *(line for what, command in commands.items() for line in (f"  # {what}", f"  {command}"))]
     return "\n".join(lines)
@@ -223,16 +209,29 @@ def _duration(seconds: float) -> str:
 
 def _reached(directory: Path, seconds: float) -> Iterator[str]:
     record = record_of(directory)
-    if record is None:
-        return
+    if record is not None:
+        verb = "Trained" if record.get("state") == ENDED else "Interrupted after"
+        yield f"{verb} {_done(directory, record)} in {_duration(seconds)}{_best(record)}."
+
+
+def progress_of(directory: Path) -> str:
+    """Return state, progress and best score of a training run; empty: it has not trained so far."""
+    record = record_of(directory)
+    return "" if record is None else f"{record.get('state')}, {_done(directory, record)}{_best(record)}"
+
+
+def _done(directory: Path, record: Mapping[str, Any]) -> str:
     unit = "iteration" if read_record(directory) is None else "epoch"
-    verb = "Trained" if record.get("state") == ENDED else "Interrupted after"
-    epoch, n_steps, score = record.get("epoch"), record.get("n_env_steps"), record.get("best_score")
+    epoch, n_steps = record.get("epoch"), record.get("n_env_steps")
     steps = f", {n_steps:,} environment steps" if isinstance(n_steps, int) and n_steps else ""
-    best = f"; best score {significant(score)}" if isinstance(score, float | int) else ""
-    if best and record.get("violation"):
-        best += f" (constraints are broken by {record['violation']:.5g})"
-    yield f"{verb} {epoch} {unit}{'' if epoch == 1 else 's'}{steps} in {_duration(seconds)}{best}."
+    return f"{epoch} {unit}{'' if epoch == 1 else 's'}{steps}"
+
+
+def _best(record: Mapping[str, Any]) -> str:
+    score, violation = record.get("best_score"), record.get("violation")
+    if not isinstance(score, float | int):
+        return ""
+    return f"; best score {significant(score)}{f' (constraints are broken by {violation:.5g})' if violation else ''}"
 
 
 # -- the report --------------------------------------------------------------------------------------------------------
@@ -281,9 +280,9 @@ def facts_of(directory: Path, project: Path) -> RunFacts:
         title=", ".join(name for name in title if name and name != "None") or directory.name,
         started=datetime.fromtimestamp(command.stat().st_mtime) if command.is_file() else None,
         facts=list(_facts(directory, cfg)),
-        settings=[(key, value, None) for key, _, value in (t.partition("=") for t in stored_overrides(directory))],
+        settings=[(key, value) for key, _, value in (t.partition("=") for t in stored_overrides(directory))],
         config=text_of(directory / CONFIG_FILE),
-        commands=list(_commands(directory, cfg, shown_path(directory, project)).items()),
+        commands=list(run_commands(directory, project).items()),
     )
 
 
@@ -291,10 +290,23 @@ def _facts(directory: Path, cfg: Mapping[str, Any]) -> Iterator[tuple[str, str]]
     choices = chosen_options(directory)
     choices["env"] = environment_option(choices.get("env"), cfg.get("env"))
     yield from ((group, str(choices[group])) for group in _GROUPS if choices.get(group))
-    versions, commit = stored_versions(directory) or ({}, "")
-    shown = ", ".join(f"{name} {versions[name]}" for name in _SHOWN_VERSIONS if versions.get(name))
-    rows = {"seeds": seeds_text(cfg), "input_dir": str(cfg.get("input_dir") or ""), "versions": shown, "git": commit}
+    stored = read_json_object(directory / VERSIONS_FILE)
+    versions, git, seeding = (
+        _mapping(each) for each in (stored.get("versions"), stored.get("git"), cfg.get("seeding"))
+    )
+    changed = " with uncommitted changes" if git.get("dirty") else ""
+    rows = {
+        "seeds": ", ".join(f"{name} {seeding.get(f'{name}_base_seed')}" for name in ("env", "agent") if seeding),
+        "input_dir": str(cfg.get("input_dir") or ""),
+        "versions": ", ".join(f"{name} {versions[name]}" for name in _SHOWN_VERSIONS if versions.get(name)),
+        "git": f"{str(git['commit'])[:12]} (branch {git.get('branch')}){changed}" if git.get("commit") else "",
+    }
     yield from ((label, text) for label, text in rows.items() if text)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    """Return a mapping of a stored file; empty for other values."""
+    return value if isinstance(value, dict) else {}
 
 
 # -- the list of runs --------------------------------------------------------------------------------------------------
@@ -327,9 +339,7 @@ def print_runs(arguments: Sequence[str]) -> int:
     runs = [_listed(run, cfg) for run, cfg in found if "algorithm" in cfg]
     if runs:
         rows = [ListedRun(*(name.replace("_", " ") for name in ListedRun._fields)), *runs]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            print("  ".join(map(str.ljust, row, widths)).rstrip())
+        print("\n".join(aligned(rows)))
     else:
         print(f"No training runs in {directory}; maze-run -cn conf_train starts one.")
     if others := len(found) - len(runs):

@@ -11,10 +11,9 @@ from typing import IO, NamedTuple, cast
 
 from maze.console.streams import LastingStream, print_text
 from maze.core.annotations import override
-from maze.core.env.base_env_events import BaseEnvEvents
-from maze.core.errors import ConfigError, did_you_mean
-from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator, LogStatsWriter, StatsContext
-from maze.core.log_stats.stats_format import name_parts, scalar_value, significant, statistic_name
+from maze.core.errors import ConfigError
+from maze.core.log_stats.log_stats import LogStats, LogStatsWriter, StatsContext
+from maze.core.log_stats.stats_format import scalar_value, significant, statistic_name
 
 QUIET, SHORT, EVERYTHING = 0, 1, 2
 """Values of `verbose`: only warnings and errors; a short table; the configuration and every statistic."""
@@ -96,11 +95,8 @@ class RunConsole(LogStatsWriter):
         self._wanted = [str(row) for row in rows]
         self._clock = clock
         self._paths: dict[str, tuple[int, dict[str, float]]] = {}
-        self._interfaces: dict[str, bool] = {}
-        """Whether interfaces of events are the environment's own."""
         self._next = -math.inf
         self._waiting: Progressed | None = None
-        self._is_checked = False
 
     @override(LogStatsWriter)
     def write(self, path: str | None, step: int, stats: LogStats) -> None:
@@ -111,7 +107,6 @@ class RunConsole(LogStatsWriter):
             number = scalar_value(value)
             if number is not None:
                 values[statistic_name(key)] = number
-                self._interfaces[name_parts(key)[0]] = not key.event.__module__.startswith("maze.")
         self._paths[path or ""] = (step, values)
 
     def epoch_done(self, progressed: Progressed) -> None:
@@ -179,20 +174,17 @@ class RunConsole(LogStatsWriter):
             return [rows.get(wanted, Row(wanted, ())) for wanted in self._wanted]
         kpis = [row for row in rows.values() if row.spread and row.label not in _NAMED_ROWS][:_MOST_KPIS]
         names = [row.label for row in rows.values() if row.columns == (row.label,)]
-        is_own = {name: self._interfaces.get(name.partition("/")[0], False) for name in names}
-        own = [] if kpis else [Row(name.partition("/")[2], (name,)) for name in names if is_own[name]][:2]
-        events = dict.fromkeys(_event(name) for name in names if not (is_own[name] or name.startswith("BaseEnvEvents")))
+        events = dict.fromkeys(_event(name) for name in names if not name.startswith("BaseEnvEvents"))
         learning = [event for part in _LEARNING for event in events if event.endswith(part)]
         learning = learning[: min(_MOST_OF_LEARNING, _MOST_OF_BOTH - len(kpis))]
         learning += ["learning_rate"] if "learning_rate" in events else []
         named = [rows[label] for label in _NAMED_ROWS if label in rows]
-        return [*named, *kpis, *own, *(rows[event] for event in learning)]
+        return [*named, *kpis, *(rows[event] for event in learning)]
 
     def _show(self) -> None:
         progressed, self._waiting = self._waiting, None
         if progressed is None or self.verbose == QUIET:
             return
-        self._report_unknown_rows()
         if sys.stdout is not None and sys.stdout.isatty():
             self._print_table(progressed)
         else:
@@ -221,14 +213,6 @@ class RunConsole(LogStatsWriter):
             table.add_row("time", f"{significant(progressed.seconds, 3)} s")
         console.print(Text(", ".join(_heading(progressed)), style="cyan"), no_wrap=True, overflow="ellipsis")
         console.print(Padding(table, (0, 0, 0, 2)))
-
-    def _report_unknown_rows(self) -> None:
-        if not self._is_checked:
-            self._is_checked, rows = True, self._known_rows()
-            for wanted in self._wanted:
-                if wanted not in rows:
-                    hint = did_you_mean(wanted, rows)
-                    print(f"console.rows: no statistic is called `{wanted}` so far.{hint}", file=sys.stderr, flush=True)
 
 
 def active_console() -> RunConsole | None:
@@ -380,21 +364,17 @@ class Progress:
 
 
 class TrainingProgress:
-    """Show the progress of the epoch, the rate of environment steps, the remaining time and the mean return.
+    """Show the progress of the epoch, the rate of environment steps and the remaining time.
 
     :param n_epochs: Number of epochs of the run; 0: unknown.
     :param epoch_length: Number of updates per epoch.
     :param steps_per_update: Number of environment steps per update; 0: updates take none.
-    :param describe: Describes the episodes of the epoch so far.
     """
 
-    def __init__(
-        self, n_epochs: int, epoch_length: int, steps_per_update: int, describe: Callable[[], str] = str
-    ) -> None:
+    def __init__(self, n_epochs: int, epoch_length: int, steps_per_update: int) -> None:
         self.n_epochs = n_epochs
         self.epoch_length = epoch_length
         self.steps_per_update = steps_per_update
-        self._describe = describe
         self._console = active_console()
         self._start = self._epoch_start = time.perf_counter()
         self._n_steps = self._n_updates = 0
@@ -499,7 +479,7 @@ class TrainingProgress:
         if self._line is None:
             return
         left = self._left(self._n_epochs_done())
-        parts = [self._rate(), self._describe(), f"{left} left" if left else ""]
+        parts = [self._rate(), f"{left} left" if left else ""]
         self._draw(", ".join(filter(None, parts)))
 
     def _draw(self, text: str) -> None:
@@ -520,23 +500,6 @@ class TrainingProgress:
         if n_left <= 0 or n_own <= 0:
             return ""
         return _duration(n_left * (time.perf_counter() - self._start) / n_own)
-
-
-def unfinished_epoch(statistics: LogStatsAggregator) -> str:
-    """Return mean return and first KPI of the ended episodes of an epoch, or else those of the last epoch.
-
-    :param statistics: Statistics of its episodes.
-    """
-    shown = {RETURN: statistics.pending(BaseEnvEvents.reward, "sum").get(None)}
-    kpis = statistics.pending(BaseEnvEvents.kpi)
-    if kpis:
-        group, values = next(iter(kpis.items()))
-        shown["/".join(map(str, group or ()))] = values
-    if any(shown.values()):
-        return ", ".join(f"{name} {significant(sum(values) / len(values))}" for name, values in shown.items() if values)
-    last = {statistic_name(key): value for key, value in statistics.last_stats.items()}
-    names = {RETURN: "BaseEnvEvents/reward/mean"} | {name: f"{KPI}mean/{name}" for name in list(shown)[1:]}
-    return ", ".join(f"{label} {significant(last[name])}" for label, name in names.items() if name in last)
 
 
 def _duration(seconds: float) -> str:

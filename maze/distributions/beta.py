@@ -55,11 +55,7 @@ class BetaProbabilityDistribution(TorchProbabilityDistribution[Beta]):
     def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
         width = self.high - self.low
         position = _inside((actions - self.low) / width)
-        log_density = (self.alpha - 1.0) * position.log() + (self.beta - 1.0) * torch.log1p(-position)
-        return self._joint(log_density - self._log_beta_function() - width.log())
-
-    def _log_beta_function(self) -> torch.Tensor:
-        return torch.lgamma(self.alpha) + torch.lgamma(self.beta) - torch.lgamma(self.alpha + self.beta)
+        return super().log_prob(position) - self._joint(width.log())
 
     def typical_range(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Lower and upper ends `[..., *space.shape]`, one standard deviation from the mean."""
@@ -82,14 +78,7 @@ class BetaProbabilityDistribution(TorchProbabilityDistribution[Beta]):
 
     @override(TorchProbabilityDistribution)
     def entropy(self) -> torch.Tensor:
-        total = self.alpha + self.beta
-        per_component = (
-            self._log_beta_function()
-            - (self.alpha - 1.0) * torch.digamma(self.alpha)
-            - (self.beta - 1.0) * torch.digamma(self.beta)
-            + (total - 2.0) * torch.digamma(total)
-        )
-        return self._joint(per_component + (self.high - self.low).log())
+        return super().entropy() + self._joint((self.high - self.low).log())
 
 
 def _inside(position: torch.Tensor) -> torch.Tensor:

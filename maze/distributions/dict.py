@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from maze.core.annotations import override
-from maze.distributions.distribution import JointProbabilityDistribution, ProbabilityDistribution
+from maze.distributions.distribution import JointProbabilityDistribution, ProbabilityDistribution, summed
 from maze.distributions.utils import sample_with
 
 
@@ -49,16 +48,11 @@ class DictProbabilityDistribution(JointProbabilityDistribution):
         :param actions: `[..., *space.shape]` by head.
         :return: `[...]`, the batch.
         """
-        return _sum_over_heads(self.log_prob(actions))
+        return summed(list(self.log_prob(actions).values()))
 
-    @override(ProbabilityDistribution)
-    def joint_entropy(self) -> torch.Tensor:
-        return _sum_over_heads({head: dist.joint_entropy() for head, dist in self.distribution_dict.items()})
-
-    @override(ProbabilityDistribution)
-    def joint_kl(self, other: DictProbabilityDistribution) -> torch.Tensor:
-        others = other.distribution_dict
-        return _sum_over_heads({head: dist.joint_kl(others[head]) for head, dist in self.distribution_dict.items()})
+    @override(JointProbabilityDistribution)
+    def parts(self) -> list[ProbabilityDistribution]:
+        return list(self.distribution_dict.values())
 
     @override(ProbabilityDistribution)
     def sample(self, generator: torch.Generator | None = None) -> dict[str, torch.Tensor]:
@@ -67,7 +61,3 @@ class DictProbabilityDistribution(JointProbabilityDistribution):
     @override(ProbabilityDistribution)
     def deterministic_sample(self) -> dict[str, torch.Tensor]:
         return {head: dist.deterministic_sample() for head, dist in self.distribution_dict.items()}
-
-
-def _sum_over_heads(values: dict[str, torch.Tensor]) -> torch.Tensor:
-    return functools.reduce(torch.add, values.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -62,12 +62,29 @@ class JointProbabilityDistribution(ProbabilityDistribution):
     `reduce_fun` reduces the joint values of the batch `[...]`; `None`: not at all.
     """
 
+    @abstractmethod
+    def parts(self) -> Sequence[ProbabilityDistribution]:
+        """The distributions."""
+
+    @override(ProbabilityDistribution)
+    def joint_entropy(self) -> torch.Tensor:
+        return summed([part.joint_entropy() for part in self.parts()])
+
+    @override(ProbabilityDistribution)
+    def joint_kl(self, other: Any) -> torch.Tensor:
+        return summed([own.joint_kl(others) for own, others in zip(self.parts(), other.parts(), strict=True)])
+
     @override(ProbabilityDistribution)
     def entropy(self, reduce_fun: Reduction | None = torch.mean) -> torch.Tensor:
-        joint: torch.Tensor = self.joint_entropy()
+        joint = self.joint_entropy()
         return joint if reduce_fun is None else reduce_fun(joint)
 
     @override(ProbabilityDistribution)
     def kl(self, other: Any, reduce_fun: Reduction | None = torch.mean) -> torch.Tensor:
-        joint: torch.Tensor = self.joint_kl(other)
+        joint = self.joint_kl(other)
         return joint if reduce_fun is None else reduce_fun(joint)
+
+
+def summed(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the sum of tensors of the same shape."""
+    return values[0] if len(values) == 1 else torch.stack(list(values)).sum(0)

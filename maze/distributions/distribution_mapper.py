@@ -8,8 +8,8 @@ from typing import Any, ClassVar, cast
 import torch
 from gymnasium import spaces
 
-from maze.core.errors import ConfigError, ConfigImportError, did_you_mean
-from maze.core.utils.targets import locate
+from maze.core.errors import ConfigError, unknown_key_error
+from maze.core.utils.factory import Factory
 from maze.distributions.bernoulli import BernoulliProbabilityDistribution
 from maze.distributions.beta import BetaProbabilityDistribution
 from maze.distributions.categorical import CategoricalProbabilityDistribution, GreedyCategoricalProbabilityDistribution
@@ -24,14 +24,6 @@ from maze.distributions.samplers import HeadDescription
 from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDistribution
 
 _CONFIG = "distribution_mapper_config"
-_BUILT_IN = (
-    BernoulliProbabilityDistribution,
-    BetaProbabilityDistribution,
-    CategoricalProbabilityDistribution,
-    DiagonalGaussianProbabilityDistribution,
-    MultiCategoricalProbabilityDistribution,
-    SquashedGaussianProbabilityDistribution,
-)
 _DESCRIBED: Mapping[type[Any], tuple[str, bool]] = {
     BernoulliProbabilityDistribution: ("bernoulli", False),
     BetaProbabilityDistribution: ("beta", False),
@@ -159,19 +151,19 @@ class DistributionMapper:
     def _apply(self, entry: Mapping[str, Any], where: str) -> None:
         if not isinstance(entry, Mapping):
             raise ConfigError(f"{where}: expected a mapping with `distribution`, found {entry!r}.")
-        unknown = set(entry) - {"action_space", "action_head", "bounded", "distribution"}
-        if unknown or "distribution" not in entry or len(entry) < 2:
+        known = {"action_space", "action_head", "bounded", "distribution"}
+        if not set(entry) <= known or "distribution" not in entry or len(entry) < 2:
             raise ConfigError(
                 f"{where}: expected `distribution` and `action_space` or `action_head`, perhaps with `bounded`, "
                 f"found {sorted(map(str, entry))}."
             )
-        distribution = _resolve_distribution(entry["distribution"], f"{where}.distribution")
+        distribution = _distribution_type(entry["distribution"], f"{where}.distribution")
         heads: Iterable[str] = self._distributions
         if entry.get("action_head") is not None:
             self._require_head(entry["action_head"], f"{where}.action_head")
             heads = [entry["action_head"]]
         if entry.get("action_space") is not None:
-            space_type = _resolve_space(entry["action_space"], f"{where}.action_space")
+            space_type = _space_type(entry["action_space"], f"{where}.action_space")
             heads = [head for head in heads if isinstance(self.action_space.spaces[head], space_type)]
         for head in list(heads):
             space = self.action_space.spaces[head]
@@ -187,7 +179,7 @@ class DistributionMapper:
 
     def _require_head(self, head: str, where: str) -> None:
         if head not in self._distributions:
-            raise ConfigError(f"{where}: `{head}` is unknown.{_did_you_mean(head, self._distributions)}")
+            raise unknown_key_error(where, head, self._distributions)
 
 
 def _entries(config: Any) -> list[Any]:
@@ -200,49 +192,16 @@ def _entries(config: Any) -> list[Any]:
     raise ConfigError(f"{_CONFIG}: expected a list of entries, found {config!r}.")
 
 
-def _did_you_mean(name: Any, known: Iterable[str]) -> str:
-    known = list(known)
-    return f"{did_you_mean(name, known)} Known: {', '.join(known)}."
-
-
-def _resolve_space(value: Any, where: str) -> type[Any]:
+def _space_type(value: Any, where: str) -> type[Any]:
     """Return a space type, also by name: `gym.spaces.Box`, `gymnasium.spaces.Box` and `Box` are the same."""
-    if isinstance(value, type) and issubclass(value, spaces.Space):
-        return value
-    if isinstance(value, str):
-        package, _, name = value.rpartition(".")
-        if package.split(".")[0] not in ("", "gym", "gymnasium", "spaces"):
-            return _import_class(value, spaces.Space, where, ())
-        found = getattr(spaces, name, None)
-        if isinstance(found, type) and issubclass(found, spaces.Space):
-            return found
-        known = [f"gym.spaces.{name}" for name in ("Discrete", "MultiDiscrete", "MultiBinary", "Box")]
-        raise ConfigError(f"{where}: `{value}` is unknown.{_did_you_mean(f'gym.spaces.{name}', known)}")
-    raise ConfigError(f"{where}: expected a space type, found {value!r}.")
+    if isinstance(value, str) and ("." not in value or value.split(".")[0] in ("gym", "gymnasium", "spaces")):
+        value = f"gymnasium.spaces.{value.rpartition('.')[2]}"
+    return Factory(spaces.Space).type_from_name(value, config_path=where)
 
 
-def _resolve_distribution(value: Any, where: str) -> type[Any]:
-    known = [f"{built_in.__module__}.{built_in.__name__}" for built_in in _BUILT_IN]
-    resolved = value if isinstance(value, type) else _import_class(value, ProbabilityDistribution, where, known)
-    if not issubclass(resolved, ProbabilityDistribution) or not hasattr(resolved, "required_logits_shape"):
-        raise ConfigError(
-            f"{where}: {resolved.__name__} is no ProbabilityDistribution with a classmethod `required_logits_shape`."
-        )
-    return resolved
-
-
-def _import_class(path: Any, base: type[Any], where: str, known: Iterable[str]) -> type[Any]:
-    if not isinstance(path, str) or "." not in path:
-        raise ConfigError(f"{where}: expected a class or its import path, found {path!r}.{_known_hint(path, known)}")
-    try:
-        found = locate(path, where)
-    except ConfigImportError as error:
-        raise ConfigImportError(f"{error}{_known_hint(path, known)}") from error
-    if not isinstance(found, type) or not issubclass(found, base):
-        raise ConfigError(f"{where}: `{path}` is not a {base.__name__} class.{_known_hint(path, known)}")
+def _distribution_type(value: Any, where: str) -> type[Any]:
+    factory = Factory(ProbabilityDistribution)  # type: ignore[type-abstract]  # the configuration names a concrete one
+    found = factory.type_from_name(value, config_path=where)
+    if not hasattr(found, "required_logits_shape"):
+        raise ConfigError(f"{where}: {found.__name__} has no classmethod `required_logits_shape`.")
     return found
-
-
-def _known_hint(path: Any, known: Iterable[str]) -> str:
-    known = list(known)
-    return _did_you_mean(path, known) if known else ""

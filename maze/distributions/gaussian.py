@@ -85,10 +85,3 @@ class DiagonalGaussianProbabilityDistribution(TorchProbabilityDistribution[Norma
     @override(TorchProbabilityDistribution)
     def entropy(self) -> torch.Tensor:
         return self._joint(self.log_std + (0.5 + HALF_LOG_2_PI))
-
-    @override(TorchProbabilityDistribution)
-    def kl(self, other: TorchProbabilityDistribution[Any]) -> torch.Tensor:
-        assert isinstance(other, DiagonalGaussianProbabilityDistribution)
-        variance_ratio = (2.0 * (self.log_std - other.log_std)).exp()
-        distance = ((self.mean - other.mean) / other.std).square()
-        return self._joint(0.5 * (variance_ratio + distance - 1.0) - (self.log_std - other.log_std))

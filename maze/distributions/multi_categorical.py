@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from gymnasium import spaces
 
 from maze.core.annotations import override
 from maze.distributions.categorical import CategoricalProbabilityDistribution
-from maze.distributions.distribution import JointProbabilityDistribution, ProbabilityDistribution
+from maze.distributions.distribution import JointProbabilityDistribution, ProbabilityDistribution, summed
 from maze.distributions.utils import require_space
 
 
@@ -47,15 +46,11 @@ class MultiCategoricalProbabilityDistribution(JointProbabilityDistribution):
     @override(ProbabilityDistribution)
     def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
         choices = actions.flatten(-self.action_space.nvec.ndim).unbind(-1)
-        return _sum(part.log_prob(choice) for part, choice in zip(self.components, choices, strict=True))
+        return summed([part.log_prob(choice) for part, choice in zip(self.components, choices, strict=True)])
 
-    @override(ProbabilityDistribution)
-    def joint_entropy(self) -> torch.Tensor:
-        return _sum(part.entropy() for part in self.components)
-
-    @override(ProbabilityDistribution)
-    def joint_kl(self, other: MultiCategoricalProbabilityDistribution) -> torch.Tensor:
-        return _sum(own.kl(others) for own, others in zip(self.components, other.components, strict=True))
+    @override(JointProbabilityDistribution)
+    def parts(self) -> list[CategoricalProbabilityDistribution]:
+        return self.components
 
     @override(ProbabilityDistribution)
     def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
@@ -68,10 +63,6 @@ class MultiCategoricalProbabilityDistribution(JointProbabilityDistribution):
     def _join(self, choices: list[torch.Tensor]) -> torch.Tensor:
         joined = torch.stack(choices, dim=-1)
         return joined.reshape(*joined.shape[:-1], *self.action_space.nvec.shape)
-
-
-def _sum(tensors: Any) -> torch.Tensor:
-    return torch.stack(list(tensors)).sum(0)
 
 
 class GreedyMultiCategoricalProbabilityDistribution(MultiCategoricalProbabilityDistribution):

@@ -14,7 +14,7 @@ import numpy as np
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.context import CONTEXT
 from maze.core.log_stats.log_stats import LogStats
-from maze.core.utils.files import csv_text
+from maze.core.utils.files import aligned, csv_text
 from maze.report.estimates import Estimate, Values, interquartile_mean_interval, mean_interval
 from maze.report.page import Cell, MarkedNumber, Page, number_text, page_section, table
 
@@ -190,20 +190,6 @@ def _short(value: float) -> str:
 
 def _interval(estimate: Estimate) -> str:
     return f"[{estimate.low:.4g}, {estimate.high:.4g}]" if estimate.is_known else ""
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a table for the console, whose first column is a name.
-
-    :param rows: Cells; the first row is the heading.
-    """
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = [
-            cell.ljust(width) if not index else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield "  ".join(cells).rstrip()
 
 
 def measures_of(stats: LogStats) -> dict[str, float]:

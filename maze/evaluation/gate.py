@@ -14,7 +14,8 @@ import numpy as np
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, GateNotPassedError, did_you_mean, unknown_key_error
-from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes, aligned, comparison_page
+from maze.core.utils.files import aligned
+from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes, comparison_page
 from maze.evaluation.runners import PAGE_FILE, ComparisonRunner
 from maze.report.estimates import (
     Bounds,

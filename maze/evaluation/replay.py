@@ -33,9 +33,10 @@ from maze.core.rendering.step_summary import text_of
 from maze.core.rendering.trajectory_page import OtherFuture, write_trajectory_page
 from maze.core.trajectory_recording.records.state_record import StateRecord
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
+from maze.core.utils.files import aligned
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
-from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes, aligned, measures_of
+from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes, measures_of
 from maze.utils.env_checks.acting import same
 
 RECORDED, REPLAYED, WHAT_IF = "recorded", "replayed", "what if"
@@ -152,8 +153,7 @@ def reward_replay(
     old, new = PlayedEpisodes.of(RECORDED, [before]), PlayedEpisodes.of(REPLAYED, [after])
     others = {name: values for name, values in new.measures.items() if name not in old.measures}
     further = Comparison([PlayedEpisodes(REPLAYED, others)]) if others else None
-    remarks = [*_unreproduced(episodes, env), *_missing_events(episodes, reward_aggregator)]
-    return RewardReplay(Comparison([old, new]), further, remarks)
+    return RewardReplay(Comparison([old, new]), further, list(_unreproduced(episodes, env)))
 
 
 def _unreproduced(episodes: Sequence[StateTrajectoryRecord], env: MazeEnv[Any] | None) -> Iterator[str]:
@@ -172,16 +172,6 @@ def _unreproduced(episodes: Sequence[StateTrajectoryRecord], env: MazeEnv[Any] |
                     f"the new reward: wrappers changed rewards or skipped steps, or the aggregator had other arguments."
                 )
                 return
-
-
-def _missing_events(
-    episodes: Sequence[StateTrajectoryRecord], aggregator: RewardAggregatorInterface | None
-) -> Iterator[str]:
-    interfaces = [] if aggregator is None else aggregator.get_interfaces()
-    fired = (event.interface_class for episode in episodes for record in _taken(episode) for event in _events(record))
-    if interfaces and not any(interface in interfaces for interface in fired):
-        names = ", ".join(interface.__name__ for interface in interfaces)
-        yield f"{type(aggregator).__name__} uses events of {names}, of which none was recorded."
 
 
 def _taken(episode: StateTrajectoryRecord) -> list[StateRecord]:
@@ -210,8 +200,6 @@ class WhatIf:
     :param substep: Index of the decision within that step.
     :param change: Description of the change.
     :param measures: Return, length and KPIs of both.
-    :param agreement: Number of decisions before the change in which the policy agrees, and the number of all of them;
-        `None`: there is no policy.
     """
 
     recorded: StateTrajectoryRecord
@@ -220,7 +208,6 @@ class WhatIf:
     substep: int
     change: str
     measures: tuple[dict[str, float], dict[str, float]]
-    agreement: tuple[int, int] | None
 
     def summary(self) -> list[tuple[str, float, float]]:
         """Return name and values of both: return, return and events from the change on, length, KPIs."""
@@ -246,11 +233,8 @@ class WhatIf:
         return [(name, f"{a:.6g}", f"{b:.6g}", f"{b - a:+.6g}" if b != a else "") for name, a, b in self.summary()]
 
     def headline(self) -> str:
-        """Describe the change and the agreement of the policy with the recorded actions."""
-        text = f"Step {self.step}, decision {self.substep}: {self.change}."
-        if self.agreement is not None and self.agreement[1]:
-            text += " The policy agrees with {} of the {} decisions before.".format(*self.agreement)
-        return text
+        """Describe the change."""
+        return f"Step {self.step}, decision {self.substep}: {self.change}."
 
     def write_page(self, path: str | Path, title: str | None = None, every_k_states: int = 1) -> Path:
         """Write an HTML page with both futures side by side.
@@ -272,7 +256,6 @@ def what_if(
     substep: int = 0,
     agent_seed: int | None = None,
     deterministic: bool = True,
-    versions: str = "",
 ) -> WhatIf:
     """Replay a recorded episode with another action, or with another policy from a decision on.
 
@@ -289,15 +272,14 @@ def what_if(
     :param agent_seed: Seed of the policy, which computes actions from the beginning of the episode: with its recorded
         seed, the recorded policy samples the same actions.
     :param deterministic: Take deterministic actions instead of sampling.
-    :param versions: Differences of versions, for messages.
-    :raises CheckpointError: The record has no seed or no actions, or belongs to another environment.
+    :raises CheckpointError: The record has no seed or no actions, or the replay differs from it.
     :raises ConfigError: There is no such step, or no such action.
-    :raises EnvironmentContractError: The environment is not deterministic, or the recorded actions become invalid.
+    :raises EnvironmentContractError: The recorded actions become invalid.
     """
     if action is None and policy is None:
         raise ConfigError("what_if: expected action, policy, or both; found none of them.")
     player = _Player(env, episode)
-    recorded = player.as_recorded(versions)
+    recorded = player.as_recorded()
     if (step, substep) not in recorded.places:
         n_steps = recorded.places[-1][0] + 1
         if not 0 <= step < n_steps:
@@ -307,16 +289,13 @@ def what_if(
     if policy is not None and agent_seed is not None:
         policy.seed(agent_seed)
     act = None if policy is None else acting_in(player.env, policy, deterministic)
-    agreed: list[bool] = []
     changed = recorded.places.index((step, substep))
     taken: list[str] = []
 
     def decide(position: int, observation: Any, actor: ActorID) -> Any:
         own = None if act is None else act(observation, actor)
         if position < changed:
-            before = player.actions[position][1]
-            agreed.extend([] if act is None else [same(own, before)])
-            return before
+            return player.actions[position][1]
         if position == changed and action is not None:
             chosen = _merged(action, player.actions[position][1], observation, actor, player.env, step)
             taken.append(f"{text_of(chosen)} in place of {text_of(player.actions[position][1])}")
@@ -325,9 +304,7 @@ def what_if(
 
     other = player.play(decide)
     change = ", then ".join([*taken, "the recorded actions" if policy is None else type(policy).__name__])
-    agreement = None if act is None else (sum(agreed), len(agreed))
-    measures = recorded.measures, other.measures
-    return WhatIf(recorded.record, other.record, step, substep, change, measures, agreement)
+    return WhatIf(recorded.record, other.record, step, substep, change, (recorded.measures, other.measures))
 
 
 class _Played(NamedTuple):
@@ -385,11 +362,8 @@ class _Player:
             fail(error, Place.of(env, f"environment in episode {self.episode.id}"), call)
         return _Played(record, measures_of(env.get_stats(LogStatsLevel.EPISODE).last_stats), places)
 
-    def as_recorded(self, versions: str) -> _Played:
-        """Play the recorded actions and compare the result with the record.
-
-        :param versions: Differences of versions, for messages.
-        """
+    def as_recorded(self) -> _Played:
+        """Play the recorded actions and compare the result with the record."""
         departures: list[str] = []
 
         def decide(position: int, observation: Any, actor: ActorID) -> Any:
@@ -406,15 +380,10 @@ class _Player:
         found = departures[0] if departures else _difference(self.episode, played.record)
         if found is None:
             return played
-        between = _difference(played.record, self.play(decide).record)
-        if between is not None:
-            raise EnvironmentContractError(
-                f"Episode {self.episode.id}: the environment is not deterministic. Two replays with the seed "
-                f"{self.seed} and the same actions differ ({between}). Use generators that `seed` sets."
-            )
         raise CheckpointError(
-            f"Episode {self.episode.id}: the replay differs from the record ({found}). The environment, its arguments, "
-            f"the wrappers or the version of the simulator differ from the recording{versions and f': {versions}'}."
+            f"Episode {self.episode.id}: the replay differs from the record ({found}). Either the environment, its "
+            "arguments, the wrappers or the version of the simulator differ from the recording, or the environment is "
+            "not deterministic: use generators that `seed` sets."
         )
 
     def recorded_action(self, position: int, observation: Any, actor: ActorID) -> Any:

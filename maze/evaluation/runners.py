@@ -283,7 +283,6 @@ class ReplayRunner(EvaluationRunner):
     :param allow: Further types that the files may hold, by full name or pattern.
     :param input_dir: Directory of the files of the wrappers and of the recorded policy.
     :param n_recorded: Number of episodes of the recorded rollout, whose seeds are derived from `seeding`.
-    :param versions: Differences of versions from the recording, for messages.
     :param every_k_states: Draw only every k-th state of what-if pages.
     """
 
@@ -294,7 +293,6 @@ class ReplayRunner(EvaluationRunner):
     allow: Any = ()
     input_dir: str = ""
     n_recorded: int = 1
-    versions: str = ""
     every_k_states: int = 1
 
     def __post_init__(self) -> None:
@@ -383,7 +381,6 @@ class ReplayRunner(EvaluationRunner):
             self._change.get("substep") or 0,
             self._agent_seed(episode),
             self.deterministic,
-            self.versions,
         )
         print(compared.text(), flush=True)
         title = f"What if? Episode {episode.id}, step {compared.step}"

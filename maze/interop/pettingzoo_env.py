@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import functools
-import importlib
 import importlib.util
-import io
-import pickle
-import pkgutil
-import re
 from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import cloudpickle
 import gymnasium
 import numpy as np
 
@@ -25,7 +18,7 @@ from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.maze_state import MazeStateType
 from maze.core.env.structured_env import ACTORS_DONE_KEY, ActorID, StepKeyType
-from maze.core.errors import ConfigError, ConfigImportError, EnvironmentContractError, did_you_mean, install_command
+from maze.core.errors import ConfigError, ConfigImportError, did_you_mean, install_command
 from maze.core.events.pubsub import Pubsub
 from maze.core.log_events.episode_event_log import EpisodeEventLog
 from maze.core.log_events.kpi_calculator import KpiCalculator
@@ -34,9 +27,6 @@ from maze.core.wrappers.gym_adapters import ACTION_MASK
 from maze.core.wrappers.gym_make import import_modules
 from maze.core.wrappers.maze_gym_env_wrapper import GymActionConversion, GymObservationConversion, GymRenderer
 from maze.interop.pettingzoo_agents import AgentAdapter, actors_of, has_masks, with_unique_names
-
-_MPE = "mpe2"
-"""Package of the particle environments, which are in no registry."""
 
 
 def make_aec_env(name: str, **kwargs: Any) -> Any:
@@ -89,76 +79,31 @@ def require_pettingzoo(where: str) -> None:
 def _named(name: str, where: str) -> Callable[..., Any]:
     """Return the function that makes an environment."""
     module, colon, function = name.partition(":")
+    found: Any
     if colon:
-        found: Callable[..., Any] = locate(f"{module}.{function}", where)
-        return found
-    if "." in name:
-        return _maker_in(name, where)
-    short = name.rpartition("/")[2]
-    if name in (short, f"{_MPE}/{short}") and short in _modules_of(_MPE):
-        return _maker_in(f"{_MPE}.{short}", where)
+        found = locate(f"{module}.{function}", where)
+        return found  # type: ignore[no-any-return]  # of another package
+    if name.startswith("mpe2/"):  # the particle environments, which are in no registry
+        module = name.replace("/", ".", 1)
+    if "." in module:
+        made = named_module(module, where)
+        for maker in ("env", "parallel_env"):
+            if callable(found := getattr(made, maker, None)):
+                return found  # type: ignore[no-any-return]
+        raise ConfigError(
+            f"{where}: `{module}` has neither a function `env` nor `parallel_env`. Name the function that makes the "
+            f"environment, {module}:<function>."
+        )
     import pettingzoo
 
     registered = {id.replace("-v", "_v"): id for id in pettingzoo.aec_registry}
-    wanted = name.replace("-v", "_v")
-    if (
-        id := next((registered[key] for key in registered if wanted in (key, key.rpartition("/")[2])), None)
-    ) is not None:
-        return functools.partial(pettingzoo.make, "aec", id)
-    known = [*registered, *(f"{_MPE}/{each}" for each in _modules_of(_MPE))]
-    missing = "" if _modules_of(_MPE) else f" {_MPE} is not installed: {install_command('pettingzoo')}."
-    raise ConfigError(
-        f"{where}: PettingZoo has no such environment.{did_you_mean(wanted, known)}{missing} Names are those of "
-        f"PettingZoo, such as classic/tictactoe_v3, those of {_MPE}, such as {_MPE}/simple_spread_v3, or paths "
-        "of other modules and functions, such as my_package.my_env_v0, my_package.envs:make or, in a file my_env.py, "
-        "my_env:parallel_env."
-    )
-
-
-def _maker_in(module_name: str, where: str) -> Callable[..., Any]:
-    module = named_module(module_name, where)
-    for maker in ("env", "parallel_env"):
-        if callable(made := getattr(module, maker, None)):
-            return made  # type: ignore[no-any-return]  # of a package without annotations
-    raise ConfigError(
-        f"{where}: `{module_name}` has neither a function `env` nor `parallel_env`. Name the function that makes the "
-        f"environment, {module_name}:<function>."
-    )
-
-
-def _modules_of(package: str) -> list[str]:
-    """Return the environments of a package, one module each; empty if it is not installed."""
-    spec = importlib.util.find_spec(package)
-    places = list(spec.submodule_search_locations or ()) if spec is not None else []
-    return [module.name for module in pkgutil.iter_modules(places) if re.search(r"_v\d+$", module.name)]
-
-
-class _WholePickler(cloudpickle.Pickler):  # type: ignore[misc]  # a package without annotations
-    """Pickler of the state of environments; an `EzPickle` would otherwise be made anew from its arguments."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        """Return the reduction of an object."""
-        kind = type(obj)
-        if any(base.__name__ == "EzPickle" for base in kind.__mro__):
-            return object.__new__, (kind,), vars(obj), None, None, _filled
-        name = f"{kind.__module__}.{kind.__qualname__}"
-        if name == "pygame.surface.Surface":
-            pygame = importlib.import_module("pygame")
-            return pygame.image.frombytes, (pygame.image.tobytes(obj, "RGBA"), obj.get_size(), "RGBA")
-        if name == "pygame.freetype.Font":
-            return kind, (obj.path, obj.size)
-        return super().reducer_override(obj)
-
-
-def _filled(made: Any, state: Mapping[str, Any]) -> None:
-    vars(made).update(state)
-
-
-def whole(env: Any) -> bytes:
-    """Pickle an environment with the state of its episode."""
-    buffer = io.BytesIO()
-    _WholePickler(buffer).dump(env)
-    return buffer.getvalue()
+    if name not in registered:
+        raise ConfigError(
+            f"{where}: PettingZoo has no such environment.{did_you_mean(name, registered)} Names are those of "
+            "PettingZoo, such as classic/tictactoe_v3, those of mpe2, such as mpe2/simple_spread_v3, or paths of other "
+            "modules and functions, such as my_package.my_env_v0 or my_package.envs:make."
+        )
+    return functools.partial(pettingzoo.make, "aec", registered[name])
 
 
 AGAINST_RANDOM = "return_against_random"
@@ -180,8 +125,8 @@ def make_pettingzoo_env(
 ) -> PettingZooEnv:
     """Make a PettingZoo environment as a Maze environment, by name.
 
-    :param name: Such as `simple_spread_v3` or `mpe2/simple_spread_v3`; in other packages the module or function that
-        makes it, `my_package.my_env_v0` or `my_package.envs:make`.
+    :param name: Such as `classic/tictactoe_v3` or `mpe2/simple_spread_v3`; in other packages the module or function
+        that makes it, `my_package.my_env_v0` or `my_package.envs:make`.
     :param kwargs: Arguments of the environment, `max_cycles` for instance.
     :param policies: See :class:`PettingZooEnv`.
     :param random_opponents: See :class:`PettingZooEnv`.
@@ -556,29 +501,6 @@ class PettingZooCoreEnv(CoreEnv):
             raise ConfigError(f"{self!r} was not made by name; make it with render_mode={render_mode!r} yourself.")
         self.env.close()
         self.env = self.renderer.env = as_aec(self._make(render_mode=render_mode))
-
-    @override(CoreEnv)
-    def clone_from(self, env: CoreEnv) -> None:
-        assert isinstance(env, PettingZooCoreEnv)
-        own = ("context", "events", "env", "renderer", "_make")
-        try:
-            self.env = self.renderer.env = pickle.loads(whole(env.env))
-        except Exception as error:
-            raise EnvironmentContractError(f"{env!r} cannot be cloned: {error}") from error
-        vars(self).update(copy.deepcopy({name: value for name, value in vars(env).items() if name not in own}))
-
-    @override(CoreEnv)
-    def new_future(self, seed: int) -> None:
-        """Replace `np_random`, the generator that most environments have; others stay."""
-        self.env.unwrapped.np_random = np.random.default_rng(seed)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "env": whole(self.env), "renderer": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self.env = pickle.loads(state["env"])
-        self.renderer = GymRenderer(self.env)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.env})"

@@ -10,7 +10,7 @@ import json
 import pickle
 import re
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,19 +65,14 @@ class SB3Policy(Policy):
     ) -> None:
         if importlib.util.find_spec("stable_baselines3") is None:
             raise ConfigImportError(f"policy=sb3: stable-baselines3 is not installed: {install_command('sb3')}.")
-        self._path = _found(Path(path))
-        self._step_key = _only_kind_of_actor(observation_spaces_dict, action_spaces_dict, self._path)
-        self._head, self._observed, self._mask = _fitting_entries(
-            observation_spaces_dict[self._step_key], action_spaces_dict[self._step_key]
-        )
-        stored = _read(self._path, allow_pickle)
-        observation_space = _observation_space(
-            stored, observation_spaces_dict[self._step_key], self._observed, self._path
-        )
+        path = Path(path)
+        path = path if path.exists() or path.suffix else path.with_suffix(".zip")
+        step_key, self._head, self._mask = _fitting_entries(observation_spaces_dict, action_spaces_dict)
+        stored = _read(path, allow_pickle)
+        self._observed, observation_space = _observed(stored, observation_spaces_dict[step_key], path)
         self._takes_dict = isinstance(observation_space, spaces.Dict)
-        self.sb3_policy: Any = _built(
-            stored, observation_space, action_spaces_dict[self._step_key].spaces[self._head], self._path, device
-        )
+        action_space = action_spaces_dict[step_key].spaces[self._head]
+        self.sb3_policy: Any = _built(stored, observation_space, action_space, path, device)
         """The policy of stable-baselines3."""
         self._takes_mask = "action_masks" in inspect.signature(self.sb3_policy.predict).parameters
         self._normalization = None if normalization is None else _normalization(Path(normalization), allow_pickle)
@@ -109,35 +104,6 @@ class SB3Policy(Policy):
         self._is_start = np.zeros(1, bool)
         return {self._head: action}
 
-    @override(Policy)
-    def compute_top_action_candidates(
-        self,
-        observation: Mapping[str, Any],
-        num_candidates: int | None,
-        maze_state: Any,
-        env: Any,
-        actor_id: ActorID | None = None,
-    ) -> tuple[Sequence[dict[str, Any]], Sequence[float]]:
-        """Return discrete actions of actor-critics by their probabilities; of other models the chosen action."""
-        from stable_baselines3.common.policies import ActorCriticPolicy
-
-        policy = self.sb3_policy
-        is_ranked = isinstance(policy.action_space, spaces.Discrete) and hasattr(policy, "get_distribution")
-        if not is_ranked or not (isinstance(policy, ActorCriticPolicy) or self._takes_mask) or self._is_recurrent:
-            return super().compute_top_action_candidates(observation, num_candidates, maze_state, env, actor_id)
-        mask = (
-            {} if self._mask is None or not self._takes_mask else {"action_masks": np.asarray(observation[self._mask])}
-        )
-        with torch.no_grad():
-            shown, _ = policy.obs_to_tensor(self._shown(observation))
-            probabilities = policy.get_distribution(shown, **mask).distribution.probs[0].cpu().numpy()
-        ranked = np.argsort(-probabilities, kind="stable")[:num_candidates]
-        return [{self._head: np.int64(index)} for index in ranked], [float(probabilities[index]) for index in ranked]
-
-    @property
-    def _is_recurrent(self) -> bool:
-        return "Recurrent" in type(self.sb3_policy).__name__
-
     def _shown(self, observation: Mapping[str, Any]) -> Any:
         shown: Any = {key: np.asarray(observation[key]) for key in self._observed}
         if not self._takes_dict:
@@ -159,17 +125,11 @@ class SB3Policy(Policy):
 class _Stored(NamedTuple):
     """The parts of a file that acting needs."""
 
-    data: Mapping[str, Any]
+    described: Mapping[str, Any]
+    """The JSON, in which pickled values have a description."""
     policy_class: type[Any]
     policy_kwargs: Mapping[str, Any]
     weights: Mapping[str, Any]
-
-
-def _found(path: Path) -> Path:
-    path = path if path.exists() or path.suffix else path.with_suffix(".zip")
-    if not path.is_file():
-        raise CheckpointError(f"policy.path: there is no file {path}; model.save(...) of stable-baselines3 writes one.")
-    return path
 
 
 def _read(path: Path, allow_pickle: bool) -> _Stored:
@@ -179,21 +139,22 @@ def _read(path: Path, allow_pickle: bool) -> _Stored:
             text, weights = archive.read("data").decode(), archive.read("policy.pth")
         described = json.loads(text)
     except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
-        raise CheckpointError(f"{path} is no model that stable-baselines3 has saved ({error}).") from error
+        raise CheckpointError(
+            f"policy.path: {path} is no model that stable-baselines3 has saved by model.save(...) ({error})."
+        ) from error
     if allow_pickle:
         from stable_baselines3.common.save_util import json_to_data
 
         data = json_to_data(text)
         policy_class, policy_kwargs = data["policy_class"], data.get("policy_kwargs") or {}
     else:
-        data = described
         policy_class = _class_of(described.get("policy_class"), path)
         policy_kwargs = {
             key: _plain(key, value, path)
             for key, value in (described.get("policy_kwargs") or {}).items()
             if not key.startswith(":") and key not in _NOT_FOR_ACTING
         }
-    return _Stored(data, policy_class, policy_kwargs, load_state(io.BytesIO(weights)))
+    return _Stored(described, policy_class, policy_kwargs, load_state(io.BytesIO(weights)))
 
 
 def _class_of(described: Any, path: Path) -> type[Any]:
@@ -240,67 +201,48 @@ def _needs_pickle(path: Path, reason: str) -> CheckpointError:
     )
 
 
-def _only_kind_of_actor(observation_spaces: Mapping[Any, Any], action_spaces: Mapping[Any, Any], path: Path) -> Any:
-    first, *others = action_spaces
-    same = all(
-        (action_spaces[key], observation_spaces[key]) == (action_spaces[first], observation_spaces[first])
-        for key in others
+def _fitting_entries(observation_spaces: Any, action_spaces: Any) -> tuple[Any, str, str | None]:
+    """Return a step key, the action head, and the observation with its mask.
+
+    :raises ConfigError: There are several action heads, or actors with different spaces.
+    """
+    step_key = next(iter(action_spaces))
+    observation_space, action_space = observation_spaces[step_key], action_spaces[step_key]
+    is_dict = isinstance(observation_space, spaces.Dict) and isinstance(action_space, spaces.Dict)
+    is_same = all(
+        (observation_spaces[key], action_spaces[key]) == (observation_space, action_space) for key in action_spaces
     )
-    if not same:
-        raise CheckpointError(
-            f"{path}: a model of stable-baselines3 acts for actors of one kind, but the sub-steps "
-            f"{list(action_spaces)} of this environment have different spaces."
-        )
-    return first
-
-
-def _fitting_entries(observation_space: Any, action_space: Any) -> tuple[str, list[str], str | None]:
-    """Return the action head, the observations of the model, and the mask."""
-    for name, space in (("observation", observation_space), ("action", action_space)):
-        if not isinstance(space, spaces.Dict):
-            raise ConfigError(
-                f"policy=sb3: expected a dictionary {name} space, found {space}. Remove NoDictSpacesWrapper."
-            )
-    if len(action_space.spaces) != 1:
+    if not is_dict or len(action_space.spaces) != 1 or not is_same:
         raise ConfigError(
-            f"policy=sb3: models of stable-baselines3 take one action, but the environment has {list(action_space)}."
+            "policy=sb3: expected actors of one kind with a dictionary of observations and a dictionary with one "
+            f"action (without NoDictSpacesWrapper), found the observations {observation_spaces} and the actions "
+            f"{action_spaces}."
         )
     (head,) = action_space.spaces
-    mask = next(iter(mask_heads(observation_space, action_space)), None)
-    return head, list(observation_space.spaces), mask
+    return step_key, head, next(iter(mask_heads(observation_space, action_space)), None)
 
 
-def _observation_space(stored: _Stored, space: spaces.Dict, observed: list[str], path: Path) -> spaces.Space[Any]:
-    """Return the observation space of the model; `observed` is reduced to its entries, in place."""
-    described = stored.data.get("observation_space")
-    if isinstance(described, spaces.Space):
-        kind, shape = type(described).__name__, list(described.shape or ())
-        names = list(described.spaces) if isinstance(described, spaces.Dict) else None
-    else:
-        described = described if isinstance(described, Mapping) else {}
-        named = _CLASS.fullmatch(str(described.get(":type:")))
-        kind, shape = "" if named is None else named[1].rpartition(".")[2], described.get("_shape") or []
+def _observed(stored: _Stored, space: spaces.Dict, path: Path) -> tuple[list[str], spaces.Space[Any]]:
+    """Return the observations of the model, and its observation space."""
+    described = stored.described.get("observation_space")
+    described = described if isinstance(described, Mapping) else {}
+    if str(described.get(":type:")).endswith(".Dict'>"):
         # the entries are described as text; their names are parsed
-        names = re.findall(r"'(\w+)': ", str(described.get("spaces"))) if kind == "Dict" else None
-    if names is not None:
+        names = re.findall(r"'(\w+)': ", str(described.get("spaces")))
         if missing := [name for name in names if name not in space.spaces]:
             raise CheckpointError(
                 f"{path}: the model observes {', '.join(missing)}; here there are {list(space.spaces)}."
             )
-        observed[:] = names
-        return spaces.Dict({name: space.spaces[name] for name in names})
-    shown = [name for name in observed if not name.endswith("mask")] or observed
-    observed[:] = [_NAMELESS] if _NAMELESS in shown else shown
-    if len(observed) != 1:
-        raise CheckpointError(f"{path}: the model observes one {kind or 'space'}; here there are {list(space.spaces)}.")
-    own: Any = space.spaces[observed[0]]
-    if isinstance(own, spaces.Box) and len(own.shape) == 3 and list(own.shape) != shape:
-        channels_first = (own.shape[2], *own.shape[:2])
-        if list(channels_first) == shape:  # stable-baselines3 transposes images
-            return spaces.Box(np.moveaxis(own.low, 2, 0), np.moveaxis(own.high, 2, 0), dtype=own.dtype.type)
-    if isinstance(own, spaces.Box) and shape and list(own.shape) != shape:
-        raise CheckpointError(f"{path}: the model observes the shape {shape}; `{observed[0]}` has {list(own.shape)}.")
-    return own  # type: ignore[no-any-return]  # a space
+        return names, spaces.Dict({name: space.spaces[name] for name in names})
+    names = [name for name in space.spaces if not name.endswith("mask")] or list(space.spaces)
+    names = [_NAMELESS] if _NAMELESS in names else names
+    if len(names) != 1:
+        raise CheckpointError(f"{path}: the model has a single observation; here there are {list(space.spaces)}.")
+    own, shape = space.spaces[names[0]], tuple(described.get("_shape") or ())
+    if isinstance(own, spaces.Box) and len(own.shape) == 3 and shape == (own.shape[2], *own.shape[:2]):
+        # stable-baselines3 transposes images
+        own = spaces.Box(np.moveaxis(own.low, 2, 0), np.moveaxis(own.high, 2, 0), dtype=own.dtype.type)
+    return names, own
 
 
 def _built(stored: _Stored, observation_space: Any, action_space: Any, path: Path, device: str) -> Any:
@@ -308,7 +250,7 @@ def _built(stored: _Stored, observation_space: Any, action_space: Any, path: Pat
     kwargs = dict(stored.policy_kwargs)
     for name in _NOT_FOR_ACTING:
         kwargs.pop(name, None)
-    if stored.data.get("use_sde") and "use_sde" not in kwargs:
+    if stored.described.get("use_sde") and "use_sde" not in kwargs:
         kwargs["use_sde"] = True
     if "lr_schedule" in inspect.signature(stored.policy_class).parameters:  # not for ARS
         kwargs["lr_schedule"] = lambda _: 0.0

@@ -16,10 +16,12 @@ from maze.core.errors import ConfigError, GateNotPassedError
 from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
 from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
 from maze.core.trajectory_recording.datasets.trajectory_processor import IdentityWithNextObservationTrajectoryProcessor
+from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
+from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord, TrajectoryRecord
 from maze.core.utils.factory import CollectionOfConfigType
-from maze.evaluation.comparison import aligned, intervals_figure
+from maze.core.utils.files import aligned
+from maze.evaluation.comparison import intervals_figure
 from maze.evaluation.runners import EvaluationRunner, require_policies, runs_of, write_files
-from maze.offline.decision_source import is_decision_log, join_decision_log
 from maze.offline.estimate import (
     BEHAVIOUR,
     ESTIMATORS,
@@ -36,6 +38,16 @@ ESTIMATES_FILE, PAGE_FILE = "estimates.csv", "report.html"
 _HEADER = ("policy", "estimator", "estimate", "95 %", "effective episodes", "largest weight", "without support")
 
 
+class CompleteTrajectoryProcessor(IdentityWithNextObservationTrajectoryProcessor):
+    """Add next observations to recorded states; keep all steps of recorded observations and actions."""
+
+    @override(IdentityWithNextObservationTrajectoryProcessor)
+    def process(self, trajectory: TrajectoryRecord[Any], conversion_env: Any) -> list[list[StructuredSpacesRecord]]:
+        if isinstance(trajectory, SpacesTrajectoryRecord):
+            return [list(trajectory.step_records)]
+        return super().process(trajectory, conversion_env)
+
+
 @dataclass
 class EstimationRunner(EvaluationRunner):
     """Estimate the discounted return of policies from logged episodes, without playing any.
@@ -43,7 +55,8 @@ class EstimationRunner(EvaluationRunner):
     Writes `estimates.csv` and `report.html`, and prints the table.
 
     :param policies: As for :class:`~maze.evaluation.runners.ComparisonRunner`.
-    :param data: Logged episodes: a trajectory file, a directory of them, or a Minari data set (`minari:<id>`).
+    :param data: Logged episodes: a trajectory file, a directory of them, a table (`*.parquet`), a decision log of a
+        server, or a Minari data set (`minari:<id>`).
     :param behaviour: Name of the entry of `policies` that acted in the log, which gives the probabilities of the logged
         actions; `None`: they are read from the log, where it has any.
     :param gamma: Discount factor per environment step.
@@ -104,6 +117,7 @@ class EstimationRunner(EvaluationRunner):
             found += others if found else [behaviour, *others]
         data = next(iter(logs.values()))[0]
         self.estimates = found
+        print("\n".join(f"{name}: {text}" for name, text in log_facts(data)), flush=True)
         print("\n".join(aligned([_HEADER, *(_cells(entry) for entry in found)])), flush=True)
         for text in dict.fromkeys(entry.refusal for entry in found if entry.refusal):
             print(f"Refused: {text}", flush=True)
@@ -112,16 +126,10 @@ class EstimationRunner(EvaluationRunner):
     def _logged(self, entry: Mapping[str, Any]) -> tuple[LoggedSteps, Any, Any]:
         """Return the log as the policy of an entry observes it, the policy and its environment."""
         env, policy = self.built(entry)
-        if is_decision_log(self.data):
-            joined = join_decision_log(self.data, {str(key): key for key in env.action_spaces_dict})
-            print(f"Decision log: {joined.summary()}", flush=True)
-            data = joined.steps()
-            data.require_spaces(env.observation_spaces_dict, env.action_spaces_dict)
-            return data, policy, env
         dataset = InMemoryDataset(
             input_data=self.data,
             conversion_env_factory=lambda: env,
-            trajectory_processor=IdentityWithNextObservationTrajectoryProcessor(),
+            trajectory_processor=CompleteTrajectoryProcessor(),
         )
         data = LoggedSteps.of_dataset(dataset)
         data.require_spaces(env.observation_spaces_dict, env.action_spaces_dict)
@@ -209,6 +217,35 @@ def _as_csv(entries: Sequence[PolicyEstimate]) -> str:
     return text.getvalue()
 
 
+def log_facts(data: LoggedSteps) -> list[tuple[str, str]]:
+    """Describe a log: episodes, returns, missing values, the behaviour's entropy, and what cannot be estimated.
+
+    :param data: The log.
+    """
+    lengths, returns, n_known = data.lengths, data.returns(), int(np.isfinite(data.propensities).sum())
+    low, middle, high = np.quantile(returns, (0.05, 0.5, 0.95))
+    facts = [
+        ("Episodes", str(data.n_episodes)),
+        ("Decisions", f"{len(data)} ({lengths.min()} to {lengths.max()} in an episode)"),
+        ("Returns", f"mean {returns.mean():.4g}, median {middle:.4g}, 5 to 95 %: {low:.4g} to {high:.4g}"),
+        ("Truncated episodes", f"{int(data.truncated.sum())}; they continue in estimates with fitted values only"),
+        ("Probabilities of the actions", f"known for {n_known} of {len(data)} decisions"),
+    ]
+    for key in data.tables:
+        known = data.propensities[data.positions(key)]
+        known = known[np.isfinite(known)]
+        if len(known):
+            entropy = f"{-np.log(known).mean():.3g} nats; smallest probability {known.min():.2g}"
+            facts.append((f"Behaviour's entropy, sub-step {key}", entropy))
+    if n_known < len(data):
+        facts.append(("Not estimated", "all estimators with weights: probabilities of actions are missing"))
+    elif (data.propensities == 1.0).all():
+        facts.append(("Not estimated", "other policies: the behaviour is deterministic; log with exploration"))
+    if n_lost := int((~data.has_target).sum()):
+        facts.append(("Left out of fitted values", f"{n_lost} decisions before truncations without an observation"))
+    return facts
+
+
 def estimation_page(entries: Sequence[PolicyEstimate], data: LoggedSteps, written: datetime) -> Page:
     """Build the HTML report: estimates of each policy beside the return of the log.
 
@@ -217,20 +254,13 @@ def estimation_page(entries: Sequence[PolicyEstimate], data: LoggedSteps, writte
     :param written: Time that the page shows.
     """
     policies = [name for name in dict.fromkeys(entry.policy for entry in entries) if name != BEHAVIOUR]
-    lengths = data.lengths
-    facts = [
-        ("Episodes", str(data.n_episodes)),
-        ("Decisions", f"{len(data)} ({lengths.min()} to {lengths.max()} in an episode)"),
-        ("Truncated episodes", f"{int(data.truncated.sum())}; they continue in estimates with fitted values only"),
-        ("Probabilities of the actions", "unknown" if np.isnan(data.propensities).any() else "known"),
-    ]
     return Page(
         title="Estimates of " + (" / ".join(policies) if len(policies) <= 4 else f"{len(policies)} policies"),
         subtitle=f"discounted return of an episode, estimated from {data.n_episodes} logged episodes",
         note=f"written {written:%Y-%m-%d %H:%M:%S}; 95 % intervals by bootstrap over episodes; effective episodes: "
         "number of equally weighted episodes that the weighted ones are worth (Kish 1965)",
         sections=[
-            page_section("Log", facts=fact_list(facts)),
+            page_section("Log", facts=fact_list(log_facts(data))),
             *(_policy_section(name, entries, bool(data.truncated.any())) for name in policies),
         ],
     )

@@ -2,7 +2,8 @@
 
 A small network for each sub-step key learns by temporal differences. Its last hidden layer then serves as features of
 a linear fit whose fixed point is solved exactly (LSTD-Q, Lagoudakis and Parr 2003), for all data and for bootstrap
-samples of the episodes (Hao et al. 2021), so that intervals contain the error of the fit.
+samples of the episodes (Hao et al. 2021). Several networks are trained: values are their mean, and bootstrap samples
+are divided among them, so that intervals contain the error of the fit and that of the features.
 """
 
 from __future__ import annotations
@@ -44,9 +45,11 @@ class FittedQConfig:
     """Gradient steps."""
     target_interval: int = 100
     """Gradient steps between two copies of the network into the target network."""
+    n_networks: int = 3
+    """Independently trained networks."""
     n_action_samples: int = 8
     """Actions over which values are averaged where they cannot be enumerated."""
-    ridge: float = 1e-9
+    ridge: float = 1e-6
     """Relative weight of the penalty on the coefficients of the linear fit."""
 
 
@@ -172,11 +175,21 @@ def fit_q(
     inputs = {
         key: _Inputs(data, key, action_spaces[key], policy, greedy, config.n_action_samples, rng) for key in data.tables
     }
-    networks = _trained(data, inputs, gamma, config, rng)
-    with torch.inference_mode():
-        phi, following, expected = _features(data, inputs, networks)
-    discounts = data.discounts(gamma)
-    return _solved(data, phi, expected, following * discounts[:, None], bootstrap, config.ridge)
+    discounts, n = data.discounts(gamma), config.n_networks
+    fits = []
+    for index in range(n):
+        networks = _trained(data, inputs, gamma, config, rng)
+        with torch.inference_mode():
+            phi, following, expected = _features(data, inputs, networks)
+        fits.append(_solved(data, phi, expected, following * discounts[:, None], bootstrap[index::n], config.ridge))
+    n_features = fits[0].of_actions.shape[1]
+    coefficients = np.zeros((1 + len(bootstrap), n * n_features))
+    for index, fit in enumerate(fits):
+        own = slice(index * n_features, (index + 1) * n_features)
+        coefficients[0, own] = fit.coefficients[0] / n
+        coefficients[1 + index :: n, own] = fit.coefficients[1:]
+    parts = zip(*((fit.of_actions, fit.of_observations, fit.of_ends) for fit in fits), strict=True)
+    return FittedValues(coefficients, *(np.concatenate(part, 1) for part in parts))
 
 
 def _trained(

@@ -188,37 +188,3 @@ def _t(degrees: int) -> float:
     from scipy import special  # a fifth of the import time of scipy.stats
 
     return float(special.stdtrit(degrees, _UPPER))
-
-
-def explained_share(parameter: Sequence[str], objective: Values, n_groups: int = 4) -> float:
-    """Estimate the share of an objective's variance that one parameter explains (ε², Kelley 1935).
-
-    Numbers with many values are compared in groups of equal size. The correction for the number of groups makes the
-    mean 0 for parameters without effect; negative estimates are set to 0.
-
-    :param parameter: Value of the parameter in each trial.
-    :param objective: Objective of each trial, `[n_trials]`.
-    :param n_groups: Number of groups of a parameter with more values.
-    """
-    groups = _groups(parameter, n_groups)
-    n, k = len(objective), len(set(groups))
-    total = float(((objective - objective.mean()) ** 2).sum())
-    if k < 2 or n <= k or not total > 0:
-        return 0.0
-    within = sum(
-        float(((members - members.mean()) ** 2).sum())
-        for group in set(groups)
-        if len(members := objective[np.asarray(groups) == group])
-    )
-    return max(0.0, 1.0 - (within / (n - k)) / (total / (n - 1)))
-
-
-def _groups(values: Sequence[str], n_groups: int) -> list[Any]:
-    if len(set(values)) <= n_groups:
-        return list(values)
-    try:
-        numbers = np.array([float(value) for value in values])
-    except ValueError:
-        return list(values)
-    edges = np.quantile(numbers, np.arange(1, n_groups) / n_groups)
-    return list(np.searchsorted(edges, numbers, side="right"))

@@ -416,12 +416,3 @@ if (navigator.clipboard) for (const command of document.querySelectorAll(".comma
 }
 
 drawAll();
-
-// A page that `maze-run --report --live` serves asks whether there is something new.
-const version = document.querySelector("meta[name=maze-live]")?.content;
-if (version !== undefined) setInterval(async () => {
-  try {
-    const answer = await fetch("version", {cache: "no-store"});
-    if (answer.ok && (await answer.text()) !== version) location.reload();
-  } catch { /* the server has ended; the page stays as it is */ }
-}, 3000);

@@ -22,11 +22,8 @@ from maze.report.progress import Progress, StatisticsOfPath
 
 MOST_POINTS = 1000
 """Largest number of rows of a prefix on a page; longer histories are thinned to equal distances."""
-CONTENT_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
-    "connect-src 'self'; frame-src 'self'"
-)
-"""Content security policy: a page loads nothing from other sites. Frames inherit it."""
+CONTENT_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
+"""Content security policy: a page loads nothing from other sites."""
 
 _WHOLE, _LONGEST = 32, 2000
 """Largest number of characters on one line of a table, and of a text in a table."""
@@ -140,20 +137,16 @@ class Page:
         content = self.text().encode("utf-8", errors="replace")
         write_whole(path, content)
 
-    def text(self, version: str | None = None) -> str:
-        """Return the page as HTML.
-
-        :param version: Version of a served page, which is reloaded when the version changes.
-        """
+    def text(self) -> str:
+        """Return the page as HTML."""
         badge = f' <span class="state {_word(self.state)}">{html.escape(self.state)}</span>' if self.state else ""
         failure = f'<pre class="error" role="alert">{html.escape(self.error)}</pre>' if self.error else ""
-        live = "" if version is None else f'<meta name="maze-live" content="{html.escape(version)}">\n'
         title = html.escape(self.title)
         return "".join(
             (
                 '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
                 f'<meta http-equiv="Content-Security-Policy" content="{CONTENT_POLICY}">\n',
-                f'<meta name="viewport" content="width=device-width, initial-scale=1">\n{live}',
+                '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
                 f"<title>{title}</title>\n<style>\n{_resource('page.css')}</style>\n</head>\n<body>\n<header>\n",
                 f'<h1>{title}{badge}</h1>\n<p class="subtitle">{html.escape(self.subtitle)}</p>\n',
                 f'<p class="note">{html.escape(self.note)}</p>\n{failure}<div class="controls"></div>\n</header>\n',
@@ -224,23 +217,6 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Cell]], caption: str = 
 def details(summary: str, text: str) -> str:
     """Return a text that is shown on demand."""
     return f'<details><summary>{html.escape(summary)}</summary><pre tabindex="0">{html.escape(text)}</pre></details>\n'
-
-
-def embedded_page(title: str, page: str) -> str:
-    """Return another page in a sandboxed frame, isolated from this page's script."""
-    return (
-        f'<iframe title="{html.escape(title)}" loading="lazy" sandbox="allow-scripts" '
-        f'srcdoc="{html.escape(page)}"></iframe>\n'
-    )
-
-
-def embedded_picture(name: str, svg: str) -> str:
-    """Return an SVG file as an image, in which no script runs."""
-    data = base64.b64encode(svg.encode()).decode()
-    return (
-        f'<figure class="picture"><img alt="{html.escape(name)}" src="data:image/svg+xml;base64,{data}">'
-        f"<figcaption>{html.escape(name)}</figcaption></figure>\n"
-    )
 
 
 def number_text(value: float) -> str:

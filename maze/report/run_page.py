@@ -20,8 +20,6 @@ from maze.report.page import (
     code_list,
     column_of,
     details,
-    embedded_page,
-    embedded_picture,
     fact_list,
     page_section,
     tiles,
@@ -45,24 +43,18 @@ class RunFacts:
     :param title: Environment and algorithm.
     :param started: Time of its start; `None`: unknown.
     :param facts: Further facts as text, by name.
-    :param settings: Settings of the user: name, value, and default (`None`: unknown).
+    :param settings: Settings of the user: name and value.
     :param config: The whole configuration as YAML.
     :param commands: Commands for the run: a heading and the command.
-    :param pictures: Graphs of the model as SVG, by name.
-    :param networks: Networks as text, by name.
-    :param episode: A recorded episode as an HTML page.
     """
 
     name: str
     title: str
     started: datetime | None = None
     facts: Sequence[tuple[str, str]] = ()
-    settings: Sequence[tuple[str, str, str | None]] = ()
+    settings: Sequence[tuple[str, str]] = ()
     config: str = ""
     commands: Sequence[tuple[str, str]] = ()
-    pictures: Sequence[tuple[str, str]] = ()
-    networks: Sequence[tuple[str, str]] = ()
-    episode: str | None = None
 
 
 def run_page(facts: RunFacts, progress: Progress, state: str, written: datetime, error: str | None = None) -> Page:
@@ -121,15 +113,7 @@ def chart_sections(charts: Sequence[Chart], learning: Container[str]) -> Iterato
 
 
 def _about(facts: RunFacts) -> Iterator[str]:
-    if facts.episode is not None:
-        yield page_section("An episode of the best policy", embedded_page("Episode", facts.episode))
-    if facts.pictures or facts.networks:
-        drawn = "".join(embedded_picture(name, svg) for name, svg in facts.pictures)
-        yield page_section("Model", drawn + "".join(details(name, text) for name, text in facts.networks))
-    settings = ""
-    if facts.settings:
-        rows = [(key, value if other is None else f"{value} (default {other})") for key, value, other in facts.settings]
-        settings = fact_list(rows)
+    settings = fact_list(facts.settings)
     if facts.config:
         settings += details("The whole configuration", facts.config)
     if settings:

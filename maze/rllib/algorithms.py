@@ -9,8 +9,6 @@ from typing import Any
 
 from maze.core.errors import ConfigError, did_you_mean, first_line, install_command
 
-INSTALLATION = install_command("rllib")
-
 SET_BY_RUNNER: Mapping[str, str] = {
     "num_env_runners": "runner.num_workers",
     "num_rollout_workers": "runner.num_workers",
@@ -58,42 +56,18 @@ ALGORITHMS: Mapping[str, RLlibAlgorithm] = {algorithm.name: algorithm for algori
 
 _OPTIONS = ", ".join(name.lower() for name in ALGORITHMS)
 
-DROPPED = (
-    "A2C", "A3C", "AlphaStar", "AlphaZero", "APEX", "APEX_DDPG", "ARS", "BanditLinTS", "BanditLinUCB", "CRR", "DDPG",
-    "DDPPO", "Dreamer", "DT", "ES", "LeelaChessZero", "MADDPG", "MAML", "MBMPO", "PG", "QMIX", "R2D2", "Random",
-    "RNNSAC", "SimpleQ", "SlateQ", "TD3",
-)  # fmt: skip
-"""Algorithms that RLlib had in earlier releases."""
-
-_NATIVE = {"A2C": "a2c", "A3C": "a2c", "ES": "es", "PG": "a2c", "ARS": "es", "DDPPO": "ppo", "RNNSAC": "sac"}
-"""Algorithms of Maze that are the same as those, or the most similar ones."""
-
 
 def find_algorithm(name: Any) -> RLlibAlgorithm:
     """Return the algorithm with a name; Ray is not needed.
 
-    :raises ConfigError: RLlib no longer has it, or it is not supported; lists the supported ones.
+    :raises ConfigError: It is not supported; lists the supported ones.
     """
     for known in ALGORITHMS.values():
         if known.name.lower() == str(name).lower():
             return known
     raise ConfigError(
-        what_is_there_instead(name)
-        or f"algorithm.algorithm: {name!r} is no supported algorithm of RLlib."
+        f"algorithm.algorithm: {name!r} is no supported algorithm of RLlib."
         f"{did_you_mean(str(name), ALGORITHMS)} Choose one with rllib/algorithm=<option>. Options: {_OPTIONS}."
-    )
-
-
-def what_is_there_instead(name: Any) -> str | None:
-    """Return the alternatives to an algorithm that RLlib has dropped; `None`: RLlib never had it, or still has it."""
-    dropped = next((known for known in DROPPED if known.lower() == str(name).lower()), None)
-    if dropped is None:
-        return None
-    native = _NATIVE.get(dropped)
-    own = f" Maze has its own algorithm: maze-run -cn conf_train algorithm={native}." if native else ""
-    return (
-        f"rllib/algorithm={dropped.lower()}: RLlib no longer has {dropped}. Choose another one with "
-        f"rllib/algorithm=<option>. Options: {_OPTIONS}.{own}"
     )
 
 
@@ -103,7 +77,7 @@ def require_ray() -> None:
         importlib.import_module("ray.rllib.algorithms.algorithm_config")
     except ImportError as error:
         raise ConfigError(
-            f"-cn conf_rllib: RLlib cannot be imported ({error}). It comes with an extra: {INSTALLATION}"
+            f"-cn conf_rllib: RLlib cannot be imported ({error}). It comes with an extra: {install_command('rllib')}"
         ) from error
 
 

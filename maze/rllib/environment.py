@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 from ray.rllib.env.multi_agent_env import MultiAgentEnv
 
-from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.env.base_env import is_truncated
 from maze.core.env.structured_env import ActorID
@@ -82,18 +81,14 @@ class MonitoredEnv(LogStatsConsumer):
             rows = {name: np.asarray(value)[None] for name, value in observation.items()}
             self._observed.add(self.env.actor_id(), rows, slice(0, 1))
 
-    def take_episodes(self) -> list[EncodedStats]:
-        """Return the encoded statistics of the episodes since the last call."""
+    def take(self) -> tuple[list[EncodedStats], Moments | None]:
+        """Return the statistics of the episodes and of the normalized observations since the last call."""
         encoder = StatsEncoder()
         encoded = [encoder.encode(stats) for stats in self._episodes]
         self._episodes.clear()
-        return encoded
-
-    def take_observed(self) -> Moments | None:
-        """Return the statistics of the observations since the last call; `None`: there are none."""
-        found = self._observed.of(0)
+        observed = self._observed.of(0)
         self._observed.begin(0)
-        return found
+        return encoded, observed
 
 
 def unique_seed(seed: int, worker_index: int, given: int) -> int:
@@ -107,7 +102,7 @@ def unique_seed(seed: int, worker_index: int, given: int) -> int:
 
 
 def decode_episodes(encoded: list[EncodedStats]) -> list[LogStats]:
-    """Decode the result of :meth:`MonitoredEnv.take_episodes`."""
+    """Decode the statistics of :meth:`MonitoredEnv.take`."""
     decoder = StatsDecoder()
     return [decoder.decode(stats) for stats in encoded]
 
@@ -123,12 +118,10 @@ class MazeRLlibEnv(MazeGymnasiumEnv):
         self.monitored = MonitoredEnv(context)
         super().__init__(self.monitored.env)
         self._latest: Mapping[str, Any] = {}
-        self._head = _only_key(self.action_space, "action", config.is_single_action)
-        self._observed = _only_key(self.observation_space, "observation", config.is_single_observation)
-        if self._head is not None:
-            self.action_space = _part(self.action_space, self._head)
-        if self._observed is not None:
-            self.observation_space = _part(self.observation_space, self._observed)
+        self._head, self.action_space = _only_entry(self.action_space, "action", config.is_single_action)
+        self._observed, self.observation_space = _only_entry(
+            self.observation_space, "observation", config.is_single_observation
+        )
 
     @override(MazeGymnasiumEnv)
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -152,55 +145,31 @@ class MazeRLlibEnv(MazeGymnasiumEnv):
         return converted if getattr(self, "_observed", None) is None else converted[self._observed]
 
 
-def _only_key(space: spaces.Space[Any], what: str, is_wanted: bool) -> str | None:
-    """Return the only key of a dictionary space, if it is wanted."""
+def _only_entry(space: spaces.Space[Any], what: str, is_wanted: bool) -> tuple[str | None, spaces.Space[Any]]:
+    """Return the key and the space of the only entry of a dictionary space, if it is wanted."""
     if not is_wanted or not isinstance(space, spaces.Dict):
-        return None
+        return None, space
     if len(space.spaces) > 1:
         raise ConfigError(
             f"env: expected a single {what}, found {list(space.spaces)}. Choose an algorithm with dictionary "
             "actions (ppo, appo, impala)."
         )
-    return str(next(iter(space.spaces)))
+    ((key, entry),) = space.spaces.items()
+    return key, entry
 
 
-def _part(space: spaces.Space[Any], key: str) -> spaces.Space[Any]:
-    assert isinstance(space, spaces.Dict)
-    return space.spaces[key]
-
-
-def take_statistics_of_runner(env_runner: Any) -> list[list[EncodedStats]]:
+def take_of_runner(env_runner: Any) -> list[tuple[list[EncodedStats], Moments | None]]:
     """Take the statistics of all environments of an env runner of RLlib; runs in its process."""
-    return [env.take_episodes() for env in _envs_of(env_runner)]
-
-
-def take_seen_of_runner(env_runner: Any) -> list[Moments]:
-    """Take the statistics of observations of all environments of an env runner of RLlib; runs in its process."""
-    return [observed for env in _envs_of(env_runner) if (observed := env.take_observed())]
-
-
-def _envs_of(env_runner: Any) -> list[MonitoredEnv]:
     envs = () if env_runner.env is None else getattr(env_runner.env.unwrapped, "envs", ())
-    return [env.unwrapped.monitored for env in envs if hasattr(env.unwrapped, "monitored")]
+    return [env.unwrapped.monitored.take() for env in envs]
 
 
 _SEPARATOR = ":"
 
 
-class NetworkKeys(NamedTuple):
-    """A network of a policy.
-
-    :param network_key: Its key in the policy: a step key, or `(step_key, agent_id)`.
-    :param step_key: The sub-step it acts in.
-    """
-
-    network_key: Any
-    step_key: Any
-
-
-def network_keys(policy: TorchPolicy) -> dict[str, NetworkKeys]:
-    """Return the networks of a policy by the name of their module."""
-    return {module_id(key): NetworkKeys(key, key[0] if isinstance(key, tuple) else key) for key in policy.networks}
+def step_key_of(network_key: Any) -> Any:
+    """Return the sub-step of a network of a policy, whose key is a step key or `(step_key, agent_id)`."""
+    return network_key[0] if isinstance(network_key, tuple) else network_key
 
 
 def module_id(network_key: Any) -> str:
@@ -243,12 +212,13 @@ class MazeMultiAgentEnv(MultiAgentEnv):
         super().__init__()
         self.monitored = MonitoredEnv(context)
         self.maze_env = env = self.monitored.env
-        names = {
-            agent_name(ActorID(step_key, agent)): step_key
-            for step_key, count in env.agent_counts_dict.items()
-            for agent in range(count)
-        }
-        _require_fixed_agents(env)
+        counts = dict(env.agent_counts_dict)
+        if any(count < 1 for count in counts.values()):
+            raise ConfigError(
+                f"env: {env!r} has a variable number of agents (agent counts {counts}), which RLlib does not support "
+                "here. Train it with Maze: maze-run -cn conf_train algorithm=ppo."
+            )
+        names = {agent_name(ActorID(key, agent)): key for key, count in counts.items() for agent in range(count)}
         self.possible_agents = list(names)
         self.agents = list(names)
         self.observation_spaces = {name: env.observation_spaces_dict[key] for name, key in names.items()}
@@ -316,12 +286,3 @@ class MazeMultiAgentEnv(MultiAgentEnv):
             )
         self._waiting = with_numbers(observation, discrete)
         return {name: self._waiting}
-
-
-def _require_fixed_agents(env: Any) -> None:
-    counts = env.agent_counts_dict
-    if any(count < 1 for count in counts.values()):
-        raise ConfigError(
-            f"env: {env!r} has a variable number of agents (agent counts {dict(counts)}), which RLlib does not "
-            "support here. Train it with Maze: maze-run -cn conf_train algorithm=ppo."
-        )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.config_utils import EnvFactory, whole_number
-from maze.core.utils.factory import TARGET_KEY, plain_container
+from maze.core.utils.factory import plain_container
 from maze.core.utils.seeding import MazeSeeding, set_seeds_globally
 from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import estimated_statistics
 from maze.perception.models.space_config import SpacesConfig
@@ -80,6 +80,9 @@ class MazeRLlibRunner(Runner):
         rllib_config = configured(algorithm, hyperparameters)
         if self.num_learners is not None:
             rllib_config.learners(num_learners=self.num_learners)
+        if "restart_failed_env_runners" not in hyperparameters:
+            # by default RLlib restarts a worker repeatedly with the same error, and continues without its samples
+            rllib_config.fault_tolerance(restart_failed_env_runners=False)
         self.maze_seeding = MazeSeeding.configured(cfg.get("seeding"))
         set_seeds_globally(
             self.maze_seeding.agent_global_seed, self.maze_seeding.cudnn_determinism_flag, "of the training run"
@@ -88,28 +91,11 @@ class MazeRLlibRunner(Runner):
         SpacesConfig(**spaces_dicts).save(self.spaces_config_dump_file)
         setup_logging(job_config=cfg)
         model = plain_container(cfg.model, "model")
-        setup = TrainingSetup(
-            algorithm=algorithm,
-            config=rllib_config,
-            model=model,
-            is_default_model=TARGET_KEY not in model,
-            spaces_dicts=spaces_dicts,
-            env_factory=env_factory,
-            seeding=self.maze_seeding,
-            num_workers=self.num_workers,
-            log_level=self.log_level,
-            restarts_workers="restart_failed_env_runners" in hyperparameters,
-        )
+        setup = TrainingSetup(self, algorithm, rllib_config, model, spaces_dicts, env_factory)
+        input_dir = cfg.get("input_dir")
+        input_file = Path(str(input_dir)) / Path(self.state_dict_dump_file).name if input_dir else None
         try:
-            self._training = setup.build(
-                self._resources,
-                ray_config=self.ray_config,
-                parameters=parameters,
-                state_dict_file=self.state_dict_dump_file,
-                input_file=self._input_file(cfg),
-                eval_episodes=self.eval_episodes,
-                iteration_timeout=self.iteration_timeout,
-            )
+            self._training = setup.build(self._resources, parameters, input_file)
         except BaseException:
             self.close()
             raise
@@ -150,7 +136,3 @@ class MazeRLlibRunner(Runner):
         finally:
             env.close()
         return normalized_factory, spaces_dicts
-
-    def _input_file(self, cfg: DictConfig) -> Path | None:
-        input_dir = cfg.get("input_dir")
-        return Path(str(input_dir)) / Path(self.state_dict_dump_file).name if input_dir else None

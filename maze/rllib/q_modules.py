@@ -18,18 +18,16 @@ from ray.rllib.algorithms.sac.sac_learner import (
     QF_TWIN_PREDS,
 )
 from ray.rllib.core.columns import Columns
-from ray.rllib.core.learner.utils import make_target_network
 from ray.rllib.core.rl_module.apis import InferenceOnlyAPI, QNetAPI, TargetNetworkAPI
 from ray.rllib.core.rl_module.torch import TorchRLModule
 from ray.rllib.utils.schedules.scheduler import Scheduler
 from torch import nn
 
-from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.agent.torch_state_action_critic import TorchStateActionCritic, encode_action, q_values_key
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.distributions.utils import require_valid_rows
-from maze.perception.models.model_composer import BaseModelComposer, Critic
+from maze.perception.models.model_composer import BaseModelComposer
 from maze.rllib.rl_module import MazeRLModule, PolicyTarget
 
 
@@ -50,11 +48,6 @@ class QPolicyModule(MazeRLModule, InferenceOnlyAPI, QNetAPI, PolicyTarget):
         options = self.maze_config.options
         self.uses_double_q = bool(options.get("double_q", True))
         self.epsilon_schedule = Scheduler(fixed_value_or_schedule=options.get("epsilon", 0.05), framework="torch")
-
-    @staticmethod
-    @override(MazeRLModule)
-    def parts(policy: TorchPolicy, critic: Critic | None, network_key: Any) -> dict[str, nn.Module]:
-        return {"policy_net": policy.networks[network_key]}
 
     @override(TorchRLModule)
     def _forward_inference(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
@@ -120,35 +113,24 @@ class SoftActorCriticModule(MazeRLModule, InferenceOnlyAPI, QNetAPI, TargetNetwo
         # RLlib's learner optimises encoders and heads; a Maze network is both
         self.pi_encoder, self.qf_encoder, self.qf_twin_encoder = nn.Identity(), nn.Identity(), nn.Identity()
 
-    @staticmethod
     @override(MazeRLModule)
-    def parts(policy: TorchPolicy, critic: Critic | None, network_key: Any) -> dict[str, nn.Module]:
-        assert isinstance(critic, TorchStateActionCritic)
-        key = next(iter(critic.networks))
-        first, second = critic.networks[key]
-        target, target_twin = critic.target_networks[key]
-        return {
-            "pi": policy.networks[network_key],
-            "qf": first,
-            "qf_twin": second,
-            "target_qf": target,
-            "target_qf_twin": target_twin,
-        }
-
-    @override(MazeRLModule)
-    def take_critic(self, critic: Critic | None, composer: BaseModelComposer) -> None:
+    def take_networks(self, policy_net: nn.Module, composer: BaseModelComposer) -> None:
+        super().take_networks(policy_net, composer)
+        critic = composer.critic
         if not isinstance(critic, TorchStateActionCritic):
             found = "none" if critic is None else f"a {type(critic).__name__}"
             raise ConfigError(
                 f"model.critic: SAC needs a state-action critic, found {found}. Choose one with "
                 "`critic=flatten_concat_state_action` or `critic=template_state_action`."
             )
+        key = next(iter(critic.networks))
+        self.qf, self.qf_twin = critic.networks[key]
+        self.target_qf, self.target_qf_twin = critic.target_networks[key]
 
     @property
-    @override(MazeRLModule)
-    def policy_part(self) -> nn.Module:
-        network: nn.Module = self.pi
-        return network
+    def pi(self) -> nn.Module:
+        """The policy network by RLlib's name."""
+        return self.policy_net
 
     @override(TorchRLModule)
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
@@ -223,7 +205,9 @@ class SoftActorCriticModule(MazeRLModule, InferenceOnlyAPI, QNetAPI, TargetNetwo
 
     @override(TargetNetworkAPI)
     def make_target_networks(self) -> None:
-        self.target_qf, self.target_qf_twin = make_target_network(self.qf), make_target_network(self.qf_twin)
+        for network, target in self.get_target_network_pairs():
+            target.load_state_dict(network.state_dict())
+            target.requires_grad_(False)
 
     @override(TargetNetworkAPI)
     def get_target_network_pairs(self) -> list[tuple[nn.Module, nn.Module]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,19 +19,21 @@ from ray.rllib.core.rl_module.apis import (
     TargetNetworkAPI,
     ValueFunctionAPI,
 )
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
 from ray.rllib.core.rl_module.torch import TorchRLModule
+from ray.rllib.utils.torch_utils import convert_to_torch_tensor
 from torch import nn
 
 from maze.core.agent.networks import as_float_tensors
-from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.agent.torch_state_critic import TorchStateCritic, TorchStepStateCritic
 from maze.core.annotations import override
-from maze.core.errors import ConfigError, MazeError, NonFiniteError
+from maze.core.errors import ConfigError, NonFiniteError
 from maze.core.utils.factory import Factory
 from maze.distributions.dict import DictProbabilityDistribution
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.perception.models.model_composer import BaseModelComposer, Critic
 from maze.perception.models.network_factory import embedding_spaces
+from maze.rllib.environment import step_key_of
 
 MODEL_KEY = "maze"
 """Where RLlib's `model_config` holds the :class:`ModuleConfig`."""
@@ -46,6 +48,7 @@ class ModuleConfig:
     :param network_key: Key of the policy network: a step key, or `(step_key, agent_id)`.
     :param only_head: The single action head that RLlib uses without a dictionary; `None`: dictionaries.
     :param options: Hyperparameters of the module.
+    :param shared: The model whose networks the module trains; `None`: a model of its own, with new weights.
     """
 
     model: Mapping[str, Any]
@@ -53,14 +56,11 @@ class ModuleConfig:
     network_key: Any
     only_head: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def step_key(self) -> Any:
-        return self.network_key[0] if isinstance(self.network_key, tuple) else self.network_key
+    shared: BaseModelComposer | None = None
 
     def composer(self) -> BaseModelComposer:
-        """Build policy and critic, with new weights."""
-        return Factory(BaseModelComposer).instantiate(  # type: ignore[type-abstract]  # a subclass
+        """Return the shared model, or build one."""
+        return self.shared or Factory(BaseModelComposer).instantiate(  # type: ignore[type-abstract]  # a subclass
             self.model, config_path="model", **self.spaces_dicts
         )
 
@@ -84,7 +84,7 @@ class LogitsLayout:
     def join(self, logits: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Join the logits by head to one tensor `[..., size]`.
 
-        :raises ConfigError: A head is missing, or its logits have another shape.
+        :raises ConfigError: A head is missing.
         """
         missing = [head for head in self.shapes if head not in logits]
         if missing:
@@ -94,11 +94,6 @@ class LogitsLayout:
         flat = []
         for head, shape in self.shapes.items():
             tensor = logits[head]
-            if tuple(tensor.shape[tensor.dim() - len(shape) :]) != shape:
-                raise ConfigError(
-                    f"model.policy: the logits of action head `{head}` have shape {tuple(tensor.shape)}, expected "
-                    f"them to end with {shape}."
-                )
             flat.append(tensor.flatten(tensor.dim() - len(shape)) if len(shape) != 1 else tensor)
         return torch.cat(flat, dim=-1) if len(flat) > 1 else flat[0]
 
@@ -148,8 +143,6 @@ class MazeActionDistribution(Distribution):
 
         :raises EnvironmentContractError: All actions of a head are masked.
         """
-        if sample_shape:
-            raise NotImplementedError("Maze's distributions sample one action for each row of logits.")
         self.joint.require_valid()
         actions = self.joint.deterministic_sample() if self.is_deterministic else self.joint.sample()
         # Copies: a squashed distribution recognises its own samples, also where tanh is saturated. The learner gets
@@ -223,35 +216,29 @@ class MazeRLModule(TorchRLModule):
                 "`local` and PPO, or `model.recurrence=true` with stacked observations."
             )
         self.policy = policy
-        self.step_action_space: spaces.Dict = composer.action_spaces_dict[self.maze_config.step_key]
+        self.step_key = step_key_of(self.maze_config.network_key)
+        self.step_action_space: spaces.Dict = composer.action_spaces_dict[self.step_key]
         self.action_dist_cls = action_distribution_class(
             composer.distribution_mapper, self.step_action_space, self.maze_config.only_head
         )
         self.layout = self.action_dist_cls.layout
-        self.take_critic(composer.critic, composer)
-        for name, network in self.parts(policy, composer.critic, self.maze_config.network_key).items():
-            setattr(self, name, network)
+        self.take_networks(policy.networks[self.maze_config.network_key], composer)
 
-    @staticmethod
-    def parts(policy: TorchPolicy, critic: Critic | None, network_key: Any) -> dict[str, nn.Module]:
-        """Return the networks of a model that the module trains, by the module's attributes."""
-        raise NotImplementedError
+    def take_networks(self, policy_net: nn.Module, composer: BaseModelComposer) -> None:
+        """Store the networks that the module trains as its attributes.
 
-    def take_critic(self, critic: Critic | None, composer: BaseModelComposer) -> None:
-        """Check and store the critic, if the algorithm needs it."""
-
-    @property
-    def policy_part(self) -> nn.Module:
-        """The policy network."""
-        network: nn.Module = self.policy_net
-        return network
+        :param policy_net: The policy network.
+        :param composer: The model, with its critic.
+        :raises ConfigError: The algorithm needs another critic.
+        """
+        self.policy_net = policy_net
 
     def float_observations(self, observations: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Return the network's inputs, on the device of its parameters.
 
         :param observations: Tensors or arrays `[batch, ...]` by key.
         """
-        parameter = next(self.policy_part.parameters(), None)
+        parameter = next(self.policy_net.parameters(), None)
         device = "cpu" if parameter is None else str(parameter.device)
         return as_float_tensors(observations, device)
 
@@ -259,7 +246,7 @@ class MazeRLModule(TorchRLModule):
         self, observations: Mapping[str, Any], network: nn.Module | None = None
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return joined logits `[B, n]`, and the embeddings that the policy network shares with the critic."""
-        outputs = (network or self.policy_part)(self.float_observations(observations))
+        outputs = (network or self.policy_net)(self.float_observations(observations))
         heads = self.layout.shapes
         embeddings = {name: tensor for name, tensor in outputs.items() if name not in heads}
         return self.layout.join(outputs), embeddings
@@ -270,21 +257,15 @@ class PolicyGradientModule(MazeRLModule, InferenceOnlyAPI, ValueFunctionAPI):
 
     algorithm = "PPO, APPO and IMPALA"
 
-    @staticmethod
     @override(MazeRLModule)
-    def parts(policy: TorchPolicy, critic: Critic | None, network_key: Any) -> dict[str, nn.Module]:
-        assert isinstance(critic, TorchStateCritic)
-        return {
-            "policy_net": policy.networks[network_key],
-            "critic_net": critic.networks[_critic_key(critic, network_key)],
-        }
-
-    @override(MazeRLModule)
-    def take_critic(self, critic: Critic | None, composer: BaseModelComposer) -> None:
-        self.critic = checked_state_critic(critic, composer)
-        self.critic_key = _critic_key(self.critic, self.maze_config.network_key)
+    def take_networks(self, policy_net: nn.Module, composer: BaseModelComposer) -> None:
+        super().take_networks(policy_net, composer)
+        self.critic = checked_state_critic(composer.critic, composer)
+        networks = self.critic.networks
+        self.critic_key = next(iter(networks)) if len(networks) == 1 else self.step_key
+        self.critic_net = networks[self.critic_key]
         embeddings = embedding_spaces(self.policy, composer.observation_spaces_dict)
-        self.shares_embeddings = bool(embeddings[self.maze_config.step_key])
+        self.shares_embeddings = bool(embeddings[self.step_key])
 
     @override(TorchRLModule)
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
@@ -365,95 +346,18 @@ def checked_state_critic(critic: Critic | None, composer: BaseModelComposer) -> 
     return critic
 
 
-def _critic_key(critic: TorchStateCritic, network_key: Any) -> Any:
-    if len(critic.networks) == 1:
-        return next(iter(critic.networks))
-    return network_key[0] if isinstance(network_key, tuple) else network_key
-
-
-Parts = Mapping[str, nn.Module]
-"""Networks by the attribute of the module that trains them."""
-
-
-def to_module_state(parts: Parts, state: Mapping[str, Any], targets: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """Return a module's state with the weights of a Maze model.
-
-    :param parts: Networks of the model.
-    :param state: The module's state, as NumPy arrays; entries that are not in the model stay unchanged.
-    :param targets: Pairs of a network and its target network, by their attributes.
-    """
-    changed = dict(state)
-    for name, network in parts.items():
-        for key, tensor in network.state_dict().items():
-            full_key = f"{name}.{key}"
-            if full_key in changed:
-                changed[full_key] = tensor.detach().cpu().numpy().copy()
-    for name, target in targets:
-        prefix = f"{name}."
-        copies = {f"{target}.{key[len(prefix) :]}": value for key, value in changed.items() if key.startswith(prefix)}
-        changed.update({key: np.array(value) for key, value in copies.items() if key in changed})
-    return changed
-
-
-TARGETS = (("policy_net", "target_policy_net"), ("qf", "target_qf"), ("qf_twin", "target_qf_twin"))
-"""Pairs of a network and its target network, by their attributes."""
-
-
-def buffer_state(parts: Parts, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the buffers of a Maze model, such as statistics of observations, as a part of a module's state.
-
-    :param parts: Networks of the model.
-    :param state: The module's own state, as NumPy arrays.
-    """
-    changed = to_module_state(parts, state, TARGETS)
-    followers = dict(TARGETS)
-    names = [
-        f"{prefix}.{name}"
-        for part, network in parts.items()
-        for name, _ in network.named_buffers()
-        for prefix in (part, followers.get(part, part))
-    ]
-    return {name: changed[name] for name in names if name in changed}
-
-
-def load_into_runner(buffers: Mapping[str, Mapping[str, Any]], env_runner: Any) -> None:
+def load_into_runner(states: Mapping[str, Mapping[str, Any]], env_runner: Any) -> None:
     """Load a part of the state of an env runner's modules; runs in its process.
 
     RLlib itself ignores weights of an update that the runner has already.
 
-    :param buffers: The parts by module.
+    :param states: The parts by module.
     :param env_runner: The env runner.
     """
-    from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
-
-    if env_runner.module is None:  # a runner without environments
-        return
-    for module, part in buffers.items():
-        found = env_runner.module[module] if isinstance(env_runner.module, MultiRLModule) else env_runner.module
-        own = found.state_dict()
-        tensors = {name: torch.as_tensor(np.array(value)) for name, value in part.items() if name in own}
-        found.load_state_dict(tensors, strict=False)
-
-
-def load_module_state(parts: Parts, state: Mapping[str, Any], where: str) -> None:
-    """Load the weights of an RLlib module into the networks of a Maze model.
-
-    :param parts: Networks of the model.
-    :param state: The module's state, as NumPy arrays.
-    :param where: The module, for messages.
-    :raises MazeError: The module has other weights; the model stays unchanged.
-    """
-    loaded: list[tuple[nn.Module, dict[str, torch.Tensor]]] = []
-    for name, network in parts.items():
-        weights = {}
-        for key, tensor in network.state_dict().items():
-            found = state.get(f"{name}.{key}")
-            if found is None:
-                raise MazeError(f"RLlib's module {where} has no weights `{name}.{key}`; found {sorted(state)[:6]} ...")
-            weights[key] = torch.as_tensor(np.array(found), dtype=tensor.dtype)
-        loaded.append((network, weights))
-    for network, weights in loaded:
-        network.load_state_dict(weights)
+    module = env_runner.module  # `None`: a runner without environments
+    for name, part in states.items() if module is not None else ():
+        own = module[name] if isinstance(module, MultiRLModule) else module
+        own.load_state_dict(convert_to_torch_tensor(part), strict=False)
 
 
 def require_finite(weights: Mapping[str, Mapping[str, Any]], when: str) -> None:

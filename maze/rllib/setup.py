@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from ray.rllib.connectors.env_to_module.flatten_observations import FlattenObservations
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.agent.torch_model import TorchModel
-from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.errors import ConfigError, MazeError, did_you_mean
 from maze.core.utils.checkpoint import load_state
-from maze.core.utils.seeding import MazeSeeding
+from maze.core.utils.factory import TARGET_KEY
 from maze.core.wrappers.reward_wrappers import FrozenEnvFactory
 from maze.perception.models.model_composer import BaseModelComposer
 from maze.rllib.algorithms import RLlibAlgorithm, validated
-from maze.rllib.environment import EnvConfig, MazeMultiAgentEnv, MazeRLlibEnv, ModuleOfAgent, module_id, network_keys
+from maze.rllib.environment import EnvConfig, MazeMultiAgentEnv, MazeRLlibEnv, ModuleOfAgent, module_id, step_key_of
 from maze.rllib.q_modules import QPolicyModule, SoftActorCriticModule
-from maze.rllib.rl_module import (
-    MODEL_KEY,
-    TARGETS,
-    MazeRLModule,
-    ModuleConfig,
-    PolicyGradientModule,
-    TargetPolicyModule,
-    to_module_state,
-)
+from maze.rllib.rl_module import MODEL_KEY, MazeRLModule, ModuleConfig, PolicyGradientModule, TargetPolicyModule
 from maze.rllib.statistics import TuneParameters
 from maze.rllib.training import MazeModel, RLlibTraining, explained
 from maze.train.parallelization.on_ray.session import ray_session, require_cpus
@@ -36,6 +32,9 @@ from maze.train.parallelization.vector_env.sequential_vector_env import Sequenti
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
 from maze.train.trainers.common.observation_statistics import ObservationStatistics
+
+if TYPE_CHECKING:
+    from maze.rllib.maze_rllib_runner import MazeRLlibRunner
 
 _MODULES: Mapping[str, type[MazeRLModule]] = {
     "PPO": PolicyGradientModule,
@@ -61,125 +60,126 @@ _TALKATIVE = (
 class TrainingSetup:
     """Parts of a run with RLlib.
 
+    :param runner: The runner, with its settings and seeds.
     :param algorithm: The algorithm.
     :param config: Its configuration, with the user's hyperparameters.
-    :param model: Configuration of the model, as plain data.
-    :param is_default_model: Whether RLlib builds the model.
+    :param model: Configuration of the model, as plain data; without a class, RLlib builds the model.
     :param spaces_dicts: `action_spaces_dict`, `observation_spaces_dict` and `agent_counts_dict`.
     :param env_factory: Makes one environment with all its wrappers.
-    :param seeding: Source of all seeds.
-    :param num_workers: Number of workers that step environments.
-    :param log_level: Level of RLlib's messages.
-    :param restarts_workers: Whether the configuration states what to do with failed workers. By default RLlib restarts
-        a worker repeatedly with the same error, and the run continues without its samples.
     """
 
+    runner: MazeRLlibRunner
     algorithm: RLlibAlgorithm
     config: Any
     model: dict[str, Any]
-    is_default_model: bool
     spaces_dicts: dict[str, Any]
     env_factory: Callable[[], Any]
-    seeding: MazeSeeding
-    num_workers: int
-    log_level: str
-    restarts_workers: bool = False
 
-    def build(
-        self,
-        resources: ExitStack,
-        ray_config: Mapping[str, Any],
-        parameters: TuneParameters,
-        state_dict_file: str,
-        input_file: Path | None,
-        eval_episodes: int,
-        iteration_timeout: float,
-    ) -> RLlibTraining:
+    def __post_init__(self) -> None:
+        counts = self.spaces_dicts["agent_counts_dict"]
+        self._step_keys = list(self.spaces_dicts["action_spaces_dict"])
+        self._is_flat = len(self._step_keys) == 1 and all(n == 1 for n in counts.values())
+        self._is_default_model = TARGET_KEY not in self.model
+        self._module_class = _MODULES[self.algorithm.name]
+
+    def build(self, resources: ExitStack, parameters: TuneParameters, input_file: Path | None) -> RLlibTraining:
         """Start Ray and build the algorithm.
 
         :param resources: Resources to close at the end of the run.
-        :param ray_config: Arguments of `ray.init`.
         :param parameters: When to stop.
-        :param state_dict_file: File for the best policy.
         :param input_file: Weights to start from.
-        :param eval_episodes: Number of episodes per evaluation; 0: no evaluation.
-        :param iteration_timeout: See :class:`~maze.rllib.training.RLlibTraining`.
-        :raises ConfigError: Weights of a Maze model are set for a model of RLlib.
+        :raises ConfigError: Model, environment and algorithm do not fit, or weights of a Maze model are set for a
+            model of RLlib.
         """
-        set_log_levels(self.log_level)
-        composer = None if self.is_default_model else self._checked_composer()
-        self._configure(() if composer is None else tuple(ObservationStatistics(self._trained(composer)).names))
-        learners = int(self.config.num_learners or 0)
-        n_workers = self.num_workers + learners
-        resources.enter_context(ray_session(ray_config, n_workers + 1, self.log_level))
+        runner = self.runner
+        set_log_levels(runner.log_level)
+        model = trained = None
+        if not self._is_default_model:
+            model, trained = self._maze_model(input_file)
+        elif input_file is not None:
+            raise ConfigError("input_dir: model=rllib, RLlib's own model, cannot load weights of a Maze model.")
+        self._configure(model)
+        n_workers = runner.num_workers + int(self.config.num_learners or 0)
+        resources.enter_context(ray_session(runner.ray_config, n_workers + 1, runner.log_level))
         advice = "Reduce runner.num_workers, or let Ray use more: runner.ray_config.num_cpus."
         require_cpus(n_workers, f"runner.num_workers: {n_workers} workers", advice)
-        validated(self.config)
         algorithm = self._built_algorithm()
         resources.callback(algorithm.stop)
-        if composer is None:
-            if input_file is not None:
-                raise ConfigError("input_dir: model=rllib, RLlib's own model, cannot load weights of a Maze model.")
-            selection = BestModelSelection(dump_file=None, model=None)
-            return RLlibTraining(algorithm, None, selection, None, parameters, iteration_timeout)
-        model, trained = self._maze_model(composer, input_file)
-        self._give_weights(algorithm, model)
-        selection = BestModelSelection(dump_file=state_dict_file, model=trained)
-        evaluator = self._evaluator(resources, selection, eval_episodes) if eval_episodes else None
-        return RLlibTraining(algorithm, model, selection, evaluator, parameters, iteration_timeout)
+        dump_file = None if model is None else runner.state_dict_dump_file
+        selection = BestModelSelection(dump_file=dump_file, model=trained)
+        evaluator = None
+        if model is not None:
+            # the initial weights of RLlib: the seeded ones of the model, or those of an earlier run
+            algorithm.learner_group.set_weights(model.states())
+            algorithm.env_runner_group.sync_weights(
+                from_worker_or_learner_group=algorithm.learner_group, inference_only=True, timeout_seconds=None
+            )
+            evaluator = self._evaluator(resources, selection, runner.eval_episodes) if runner.eval_episodes else None
+        return RLlibTraining(algorithm, model, selection, evaluator, parameters, runner.iteration_timeout)
 
     # -- the model -----------------------------------------------------------------------------------------------------
 
-    @property
-    def _is_flat(self) -> bool:
-        counts = self.spaces_dicts["agent_counts_dict"]
-        return len(self.spaces_dicts["action_spaces_dict"]) == 1 and all(n == 1 for n in counts.values())
+    def _maze_model(self, input_file: Path | None) -> tuple[MazeModel, TorchModel]:
+        """Build the model that loads RLlib's weights, and its part that is saved.
 
-    @property
-    def _module_class(self) -> type[MazeRLModule]:
-        return _MODULES[self.algorithm.name]
-
-    def _checked_composer(self) -> BaseModelComposer:
-        """Build the model and a module of each kind in this process, where errors are clearer than in a worker."""
+        Its modules are built in this process, where errors are clearer than in a worker.
+        """
         composer = ModuleConfig(self.model, self.spaces_dicts, None).composer()
-        if composer.policy is None:
+        policy = composer.policy
+        if policy is None:
             raise ConfigError("model.policy: missing; choose a model, for instance model=flatten_concat.")
+        self._check_algorithm()
+        modules = {name: spec.build() for name, spec in self._specs(policy.networks, composer).items()}
+        if self._is_flat:
+            modules = {_DEFAULT_MODULE: next(iter(modules.values()))}
+        policy.seed(self.runner.maze_seeding.generate_agent_instance_seed())
+        critic = None if self.algorithm.name == "DQN" else composer.critic  # DQN trains none
+        trained = policy if critic is None else TorchActorCritic(policy=policy, critic=critic, device="cpu")
+        if input_file is not None:
+            state = load_state(input_file)
+            state = state.get("model", state)
+            (trained if "critics" in state else policy).load_state_dict(state)
+        return MazeModel(modules, policy, ObservationStatistics(trained)), trained
+
+    def _check_algorithm(self) -> None:
         if not self._is_flat and self.algorithm.needs_single_action:
             raise ConfigError(
                 f"rllib/algorithm={self.algorithm.name.lower()}: the environment is structured (sub-steps "
-                f"{list(self.spaces_dicts['action_spaces_dict'])}, agents "
-                f"{list(self.spaces_dicts['agent_counts_dict'].values())}), which can be trained with ppo, appo and "
-                "impala. DQN and SAC take flat environments with a single action."
+                f"{self._step_keys}, agents {list(self.spaces_dicts['agent_counts_dict'].values())}), which can be "
+                "trained with ppo, appo and impala. DQN and SAC take flat environments with a single action."
             )
-        if self.algorithm.name == "DQN":
-            self._check_dqn()
-        for keys in network_keys(composer.policy).values():
-            self._module_class(
-                observation_space=self.spaces_dicts["observation_spaces_dict"][keys.step_key],
-                action_space=self.spaces_dicts["action_spaces_dict"][keys.step_key],
-                inference_only=False,
-                model_config={MODEL_KEY: self._module_config(keys.network_key)},
-            )
-        return composer
-
-    def _check_dqn(self) -> None:
         for name, plain in (("dueling", False), ("noisy", False), ("num_atoms", 1)):
-            if getattr(self.config, name) != plain:
+            if self.algorithm.name == "DQN" and getattr(self.config, name) != plain:
                 raise ConfigError(
                     f"algorithm.config.{name}: DQN with a Maze model takes the policy network's logits as the values "
                     f"of actions, which is neither dueling, noisy nor distributional. Set it to {plain}, or choose "
                     "model=rllib."
                 )
 
-    def _module_config(self, network_key: Any) -> ModuleConfig:
+    def _specs(self, network_keys: Iterable[Any], shared: BaseModelComposer | None = None) -> dict[str, RLModuleSpec]:
+        """Return the specification of a module for each network of the policy.
+
+        :param network_keys: Keys of the networks.
+        :param shared: The model whose networks the modules train; `None`: models of their own.
+        """
         options = {name: getattr(self.config, name) for name in ("double_q", "epsilon") if hasattr(self.config, name)}
-        return ModuleConfig(self.model, self.spaces_dicts, network_key, self._only_head(), options)
+        return {
+            module_id(key): RLModuleSpec(
+                module_class=self._module_class,
+                observation_space=self.spaces_dicts["observation_spaces_dict"][step_key_of(key)],
+                action_space=self.spaces_dicts["action_spaces_dict"][step_key_of(key)],
+                model_config={
+                    MODEL_KEY: ModuleConfig(self.model, self.spaces_dicts, key, self._only_head(), options, shared)
+                },
+            )
+            for key in network_keys
+        }
 
     def _only_head(self) -> str | None:
         """Return the single action head of an algorithm without dictionary actions."""
         if not self.algorithm.needs_single_action:
             return None
-        heads = list(next(iter(self.spaces_dicts["action_spaces_dict"].values())).spaces)
+        heads = list(self.spaces_dicts["action_spaces_dict"][self._step_keys[0]].spaces)
         if len(heads) > 1:
             raise ConfigError(
                 f"rllib/algorithm={self.algorithm.name.lower()}: {self.algorithm.name} of RLlib takes a single "
@@ -187,113 +187,48 @@ class TrainingSetup:
             )
         return str(heads[0])
 
-    def _maze_model(self, composer: BaseModelComposer, input_file: Path | None) -> tuple[MazeModel, TorchModel]:
-        """Return the model that loads RLlib's weights, and its part that is saved."""
-        policy, critic = composer.policy, composer.critic
-        assert policy is not None
-        policy.seed(self.seeding.generate_agent_instance_seed())
-        trained = self._trained(composer)
-        if input_file is not None:
-            state = load_state(input_file)
-            state = state.get("model", state)
-            (trained if "critics" in state else policy).load_state_dict(state)
-        parts = {
-            self._rllib_module_id(keys.network_key): self._module_class.parts(policy, critic, keys.network_key)
-            for keys in network_keys(policy).values()
-        }
-        return MazeModel(parts, policy, ObservationStatistics(trained)), trained
-
-    def _trained(self, composer: BaseModelComposer) -> TorchModel:
-        """Return the part of a model that is trained: DQN trains no critic."""
-        assert composer.policy is not None
-        if self.algorithm.name == "DQN" or composer.critic is None:
-            return composer.policy
-        return TorchActorCritic(policy=composer.policy, critic=composer.critic, device="cpu")
-
-    def _rllib_module_id(self, network_key: Any) -> str:
-        return _DEFAULT_MODULE if self._is_flat else module_id(network_key)
-
-    @staticmethod
-    def _give_weights(algorithm: Any, model: MazeModel) -> None:
-        """Set the initial weights of RLlib: the seeded ones of the model, or those of an earlier run."""
-        weights = algorithm.learner_group.get_weights()
-        changed = {
-            module: to_module_state(model.parts[module], state, TARGETS) if module in model.parts else state
-            for module, state in weights.items()
-        }
-        algorithm.learner_group.set_weights(changed)
-        algorithm.env_runner_group.sync_weights(
-            from_worker_or_learner_group=algorithm.learner_group, inference_only=True, timeout_seconds=None
-        )
-
     # -- RLlib's configuration -----------------------------------------------------------------------------------------
 
-    def _configure(self, normalized: tuple[str, ...]) -> None:
+    def _configure(self, model: MazeModel | None) -> None:
         """Complete RLlib's configuration with the settings of Maze.
 
-        :param normalized: Observations with running normalization.
+        :param model: The model; `None`: RLlib builds one.
         """
-        from ray.rllib.core.rl_module.rl_module import RLModuleSpec
-
-        config = self.config
-        single = self._is_flat and (self.is_default_model or self.algorithm.needs_single_action)
-        n_heads = len(next(iter(self.spaces_dicts["action_spaces_dict"].values())).spaces)
-        n_observations = len(next(iter(self.spaces_dicts["observation_spaces_dict"].values())).spaces)
+        config, seeding, needs_single_action = self.config, self.runner.maze_seeding, self.algorithm.needs_single_action
+        n_heads, n_observations = (
+            len(self.spaces_dicts[name][self._step_keys[0]].spaces)
+            for name in ("action_spaces_dict", "observation_spaces_dict")
+        )
+        is_plain = self._is_flat and model is None  # RLlib's own models
         env_config = EnvConfig(
             factory=self.env_factory,
-            seed=self.seeding.generate_env_instance_seed(),
-            is_single_action=single and (n_heads == 1 or self.algorithm.needs_single_action),
-            is_single_observation=self._is_flat and self.is_default_model and n_observations == 1,
-            normalized=normalized,
+            seed=seeding.generate_env_instance_seed(),
+            is_single_action=self._is_flat and (needs_single_action or (is_plain and n_heads == 1)),
+            is_single_observation=is_plain and n_observations == 1,
+            normalized=() if model is None else tuple(model.statistics.names),
         )
         env_class = MazeRLlibEnv if self._is_flat else MazeMultiAgentEnv
         config.environment(env=env_class, env_config=env_config.to_rllib(), disable_env_checking=True)
         config.framework("torch")
-        if not self.restarts_workers:
-            config.fault_tolerance(restart_failed_env_runners=False)
-        config.env_runners(num_env_runners=self.num_workers)
-        config.debugging(seed=self.seeding.generate_agent_instance_seed() % 2**30, log_level=self.log_level)
-        if self.is_default_model:
+        config.env_runners(num_env_runners=self.runner.num_workers)
+        config.debugging(seed=seeding.generate_agent_instance_seed() % 2**30, log_level=self.runner.log_level)
+        if model is None:
             self._configure_default_model(n_observations)
             return
         # the actions of Maze's distributions have the scale of the environment; RLlib rescales those of its own
         config.environment(normalize_actions=False, clip_actions=True)
+        specs = self._specs(model.policy.networks)
         if self._is_flat:
-            config.rl_module(
-                rl_module_spec=RLModuleSpec(
-                    module_class=self._module_class, model_config={MODEL_KEY: self._module_config(self._step_key())}
-                )
-            )
+            (spec,) = specs.values()
+            spec.observation_space = spec.action_space = None  # those of the environment
+            config.rl_module(rl_module_spec=spec)
             return
-        self._configure_modules()
-
-    def _step_key(self) -> Any:
-        return next(iter(self.spaces_dicts["action_spaces_dict"]))
-
-    def _configure_modules(self) -> None:
-        """Configure a module for each network of the policy, for structured environments."""
-        from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
-        from ray.rllib.core.rl_module.rl_module import RLModuleSpec
-
-        composer = ModuleConfig(self.model, self.spaces_dicts, None).composer()
-        assert composer.policy is not None
-        specs = {
-            module_id(keys.network_key): RLModuleSpec(
-                module_class=self._module_class,
-                observation_space=self.spaces_dicts["observation_spaces_dict"][keys.step_key],
-                action_space=self.spaces_dicts["action_spaces_dict"][keys.step_key],
-                model_config={MODEL_KEY: self._module_config(keys.network_key)},
-            )
-            for keys in network_keys(composer.policy).values()
-        }
-        mapping = ModuleOfAgent(composer.policy.substeps_with_separate_agent_nets)
-        self.config.multi_agent(policies=set(specs), policy_mapping_fn=mapping, count_steps_by="env_steps")
-        self.config.rl_module(rl_module_spec=MultiRLModuleSpec(rl_module_specs=specs))
+        mapping = ModuleOfAgent(model.policy.substeps_with_separate_agent_nets)
+        config.multi_agent(policies=set(specs), policy_mapping_fn=mapping, count_steps_by="env_steps")
+        config.rl_module(rl_module_spec=MultiRLModuleSpec(rl_module_specs=specs))
 
     def _configure_default_model(self, n_observations: int) -> None:
         """Configure RLlib's own model with the values of `model=rllib`."""
-        from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
-
         if not self._is_flat:
             raise ConfigError(
                 "model=rllib: RLlib's own models need a flat environment, and this one is structured. Choose a "
@@ -309,11 +244,12 @@ class TrainingSetup:
                 )
         self.config.rl_module(model_config=DefaultModelConfig(**values))
         if n_observations > 1:
-            self.config.env_runners(env_to_module_connector=_flatten_observations)
+            self.config.env_runners(env_to_module_connector=lambda *args, **kwargs: FlattenObservations())
 
     # -- algorithm and evaluation --------------------------------------------------------------------------------------
 
     def _built_algorithm(self) -> Any:
+        validated(self.config)
         try:
             return self.config.build_algo()
         except MazeError:
@@ -325,25 +261,8 @@ class TrainingSetup:
         n_envs = min(n_episodes, _MAX_EVAL_ENVS)
         env = SequentialVectorEnv([FrozenEnvFactory(self.env_factory)] * n_envs, logging_prefix="eval")
         resources.callback(env.close)
-        env.seed([self.seeding.generate_env_instance_seed() for _ in range(n_envs)])
+        env.seed([self.runner.maze_seeding.generate_env_instance_seed() for _ in range(n_envs)])
         return RolloutEvaluator(env, n_episodes, selection, deterministic=True)
-
-
-def _flatten_observations(env: Any = None, spaces: Any = None, device: Any = None) -> Any:
-    from ray.rllib.connectors.env_to_module.flatten_observations import FlattenObservations
-
-    return FlattenObservations()
-
-
-def policy_of(training: RLlibTraining) -> TorchPolicy:
-    """Return the policy of a run.
-
-    :raises ConfigError: The run trains a model of RLlib.
-    """
-    if training.model is None:
-        raise ConfigError("model=rllib trains a model of RLlib, which is no policy of Maze.")
-    policy: TorchPolicy = training.model.policy
-    return policy
 
 
 def set_log_levels(log_level: str) -> None:
@@ -353,4 +272,4 @@ def set_log_levels(log_level: str) -> None:
     """
     logging.getLogger("ray").setLevel("WARNING" if log_level == "WARN" else log_level)  # Python's name
     for name in _TALKATIVE:
-        logging.getLogger(name).setLevel(logging.ERROR if log_level in ("WARN", "WARNING", "ERROR") else logging.NOTSET)
+        logging.getLogger(name).setLevel(logging.ERROR if log_level in ("WARN", "ERROR") else logging.NOTSET)

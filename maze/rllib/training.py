@@ -10,7 +10,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
@@ -18,16 +18,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ray.rllib.core.rl_module.apis import TargetNetworkAPI
+
 from maze.console.runs import Progressed, active_console
 from maze.core.errors import MazeError, WorkerError
-from maze.core.log_stats.log_stats import LogStats, StatsContext, increment_log_step
+from maze.core.log_stats.log_stats import StatsContext, increment_log_step
 from maze.core.log_stats.stats_format import significant
-from maze.rllib.environment import decode_episodes, take_seen_of_runner, take_statistics_of_runner
-from maze.rllib.rl_module import Parts, buffer_state, load_into_runner, load_module_state, require_finite
+from maze.rllib.environment import decode_episodes, take_of_runner
+from maze.rllib.rl_module import MazeRLModule, load_into_runner, require_finite
 from maze.rllib.statistics import TrainingStatistics, TuneParameters, value_at, write_progress
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection, selected_score
-from maze.train.trainers.common.observation_statistics import ObservationStatistics, merged
+from maze.train.trainers.common.observation_statistics import Moments, ObservationStatistics, merged
 from maze.train.utils.interrupt import InterruptGuard, TrainingInterrupted
 
 T = TypeVar("T")
@@ -43,21 +45,39 @@ _POLL_INTERVAL = 0.2
 class MazeModel:
     """A Maze model that loads the weights of RLlib's modules after each iteration.
 
-    :param parts: Networks by module and by the module's attributes.
+    :param modules: RLlib's modules with the networks of the model.
     :param policy: The policy, for evaluation.
     :param statistics: Statistics of its observations. Those of RLlib's modules are rounded to single precision and are
         not loaded.
     """
 
-    parts: Mapping[str, Parts]
+    modules: Mapping[str, MazeRLModule]
     policy: Any
     statistics: ObservationStatistics
 
     def load(self, weights: Mapping[str, Any]) -> None:
         """Load the weights of all modules."""
         with self.statistics.kept():
-            for module, networks in self.parts.items():
-                load_module_state(networks, weights[module], module)
+            for name, module in self.modules.items():
+                module.set_state(weights[name])
+
+    def states(self) -> dict[str, dict[str, Any]]:
+        """Return the states of all modules, with target networks that equal their networks."""
+        for module in self.modules.values():
+            if isinstance(module, TargetNetworkAPI):
+                module.make_target_networks()
+        return {name: module.get_state() for name, module in self.modules.items()}
+
+    def buffers(self) -> dict[str, dict[str, Any]]:
+        """Return the buffers of all modules, such as statistics of observations, as parts of their states."""
+        buffers = {}
+        for name, module in self.modules.items():
+            for network, target in module.get_target_network_pairs() if isinstance(module, TargetNetworkAPI) else ():
+                for buffer, copied in zip(network.buffers(), target.buffers(), strict=True):
+                    copied.copy_(buffer)
+            state = module.get_state()
+            buffers[name] = {key: state[key] for key, _ in module.named_buffers()}
+        return buffers
 
 
 class RLlibTraining:
@@ -122,12 +142,14 @@ class RLlibTraining:
         """Process the result of an iteration; return why the run ends, or an empty text."""
         weights = self._in_time(self.algorithm.learner_group.get_weights)
         require_finite(weights, f"Iteration {self.iteration}")
+        taken = [one for runner in self._of_runners(take_of_runner) for one in runner]
         if self.model is not None:
             self.model.load(weights)
-            self._learn_observation_statistics(self.model, weights)
+            self._learn_observation_statistics(self.model, [moments for _, moments in taken if moments])
         steps = value_at(result, _STEPS)
         StatsContext.active().n_env_steps = None if steps is None else int(steps)
-        self._statistics.write(result, self._in_time(self._episodes), seconds, self.iteration)
+        episodes = [stats for encoded, _ in taken for stats in decode_episodes(encoded)]
+        self._statistics.write(result, episodes, seconds, self.iteration)
         if self.evaluator is not None and self.model is not None:
             self.evaluator.evaluate(self.model.policy)
         else:
@@ -140,21 +162,19 @@ class RLlibTraining:
             self._save(is_finished=False)
         return self.parameters.reason_to_stop(result, self.iteration)
 
-    def _learn_observation_statistics(self, model: MazeModel, weights: Mapping[str, Any]) -> None:
+    def _learn_observation_statistics(self, model: MazeModel, seen: Sequence[Moments]) -> None:
         """Add the observations of the iteration to the statistics; the learner used the previous ones."""
-        if not model.statistics:
+        if not seen:
             return
-        group = self.algorithm.env_runner_group
-        seen = self._in_time(lambda: group.foreach_env_runner(take_seen_of_runner, timeout_seconds=_STATISTICS_TIMEOUT))
-        observed = merged(moments for of_runner in seen for moments in of_runner)
-        if not observed:
-            return
-        model.statistics.learn_merged(observed)
-        buffers = {module: buffer_state(networks, weights[module]) for module, networks in model.parts.items()}
+        model.statistics.learn_merged(merged(seen))
+        buffers = model.buffers()
         self._in_time(lambda: self.algorithm.learner_group.set_weights(buffers))
-        self._in_time(
-            lambda: group.foreach_env_runner(partial(load_into_runner, buffers), timeout_seconds=_STATISTICS_TIMEOUT)
-        )
+        self._of_runners(partial(load_into_runner, buffers))
+
+    def _of_runners(self, function: Callable[[Any], Any]) -> list[Any]:
+        """Call a function with each env runner, in its process."""
+        group = self.algorithm.env_runner_group
+        return self._in_time(lambda: group.foreach_env_runner(function, timeout_seconds=_STATISTICS_TIMEOUT))
 
     def _report(self, result: Mapping[str, Any], seconds: float) -> None:
         if not self.parameters.verbose:
@@ -175,13 +195,6 @@ class RLlibTraining:
             f"iteration {self.iteration}: {steps:.0f} steps, mean return {shown}{best_shown}, {seconds:.1f} s",
             flush=True,
         )
-
-    def _episodes(self) -> list[LogStats]:
-        """Return the statistics of the episodes that ended in the workers."""
-        per_runner = self.algorithm.env_runner_group.foreach_env_runner(
-            take_statistics_of_runner, timeout_seconds=_STATISTICS_TIMEOUT
-        )
-        return [stats for envs in per_runner for encoded in envs for stats in decode_episodes(encoded)]
 
     def _in_time(self, function: Callable[[], T]) -> T:
         """Run a function in a thread with the timeout, so that the main thread handles signals."""

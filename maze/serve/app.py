@@ -6,6 +6,7 @@ import asyncio
 import base64
 import hashlib
 import hmac
+import json
 import logging
 import re
 from collections import Counter, OrderedDict, deque
@@ -27,7 +28,6 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from maze.core.errors import MazeError, did_you_mean
-from maze.serve.openapi import open_api
 from maze.serve.policies import Policies, checked_seed
 from maze.serve.served import Carried, Options, RefusedError, Served, as_json, invalid
 
@@ -659,3 +659,47 @@ def _page() -> Response:
     )
     others = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
     return HTMLResponse(page, headers={"content-security-policy": policy, **others})
+
+
+# -- the OpenAPI description, with the spaces of the policies ----------------------------------------------------------
+
+_OBSERVATION = json.dumps({"$ref": "#/components/schemas/Observation"})
+_ACTING = ("/act", "/sessions/{session}/act")
+"""Paths that exist once for each sub-step."""
+
+
+def open_api(policies: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Describe the endpoints of a server.
+
+    :param policies: As :meth:`maze.serve.served.Served.described` returns them.
+    """
+    document: dict[str, Any] = json.loads((resources.files("maze.serve") / "openapi.json").read_bytes())
+    acting = {path: json.dumps(document["paths"].pop(path)) for path in _ACTING}
+    steps: dict[str, list[dict[str, Any]]] = {}
+    for policy in policies:
+        for step in policy["steps"]:
+            end = f"/{step['step']}" if len(policy["steps"]) > 1 else ""
+            steps.setdefault(end, []).append(_observation(step))
+    for end, schemas in steps.items():
+        schema = schemas[0] if all(each == schemas[0] for each in schemas) else {"anyOf": schemas}
+        for path, text in acting.items():
+            document["paths"][path + end] = json.loads(text.replace(_OBSERVATION, json.dumps(schema)))
+    return document
+
+
+def _observation(step: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of an observation of the raw environment."""
+    entries = {name: _entry(space) for name, space in step["observation"].items()}
+    if step["observation_kind"] == "single":
+        return next(iter(entries.values()))
+    if step["observation_kind"] == "tuple":
+        return {"type": "array", "prefixItems": list(entries.values()), "minItems": len(entries)}
+    return {"type": "object", "properties": entries, "required": list(entries)}
+
+
+def _entry(space: Mapping[str, Any]) -> dict[str, Any]:
+    dtype = str(space.get("dtype", "float32"))
+    schema: dict[str, Any] = {"type": "integer" if "int" in dtype else "boolean" if dtype == "bool" else "number"}
+    for size in reversed(space.get("shape", ())):
+        schema = {"type": "array", "items": schema, "minItems": size, "maxItems": size}
+    return schema

@@ -26,18 +26,7 @@ from maze.distributions.samplers import (
     most_probable,
     sampler_of,
 )
-from maze.serve.bundle_file import (
-    ARRAYS,
-    DESCRIPTION,
-    NEXT_STATE,
-    STATE,
-    BundleError,
-    loaded,
-    parsed_json,
-    refuse_external_data,
-    sha256,
-    unpacked,
-)
+from maze.serve.bundle_file import DESCRIPTION, NEXT_STATE, STATE, BundleError, sha256, unpacked
 from maze.serve.drift import checked_summaries
 from maze.serve.pipeline import Actor, Memory, StepKey, action_stages, check_provided, observation_stages, packed
 
@@ -59,7 +48,7 @@ class BundledNetwork:
 
     The hidden states of a recurrent network are further inputs, and its next hidden states further outputs.
 
-    :param content: The whole graph; external data is refused.
+    :param content: The whole graph.
     :param description: `inputs` (names in the graph by entry), `outputs` (names in the graph by head), and of recurrent
         networks `states` (sizes by state key).
     :param n_threads: See :class:`PolicyBundle`.
@@ -67,7 +56,6 @@ class BundledNetwork:
     """
 
     def __init__(self, content: bytes, description: Mapping[str, Any], n_threads: int | None = None) -> None:
-        refuse_external_data(content)
         try:
             import onnxruntime
         except ImportError as error:
@@ -361,14 +349,12 @@ class PolicyBundle:
         self, content: bytes, path: Path | None = None, check: bool | float = True, n_threads: int | None = None
     ) -> None:
         name = str(path) if path is not None else "The bundle"
-        members = unpacked(content, name)
+        description, members = unpacked(content, name)
         self.path = path
         self.sha256 = sha256(content)
         """SHA-256 sum of the whole file."""
         self._content = content
-        arrays = members.get(ARRAYS, b"")
         try:
-            description = loaded(parsed_json(members.get(DESCRIPTION, b"null"), f"{name}: {DESCRIPTION}"), arrays)
             self.card: Mapping[str, Any] = description["card"]
             """Name, versions, environment, algorithm, evaluation, spaces, and code of the caller, as JSON."""
             networks = [

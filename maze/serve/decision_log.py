@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,38 +14,10 @@ from typing import Any
 import numpy as np
 
 from maze.core.errors import CheckpointError, ConfigError, MazeError
+from maze.core.trajectory_recording.datasets.decision_data import FORMAT, decoded, log_files, number_of, read_lines
 from maze.serve.bundle import PolicyBundle, PolicySession
 
 _LOGGER = logging.getLogger(__name__)
-
-FORMAT = "maze-decisions-1"
-_MOST_NUMBERS = 512
-"""Larger arrays are written in base64."""
-
-
-def encoded(array: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """Encode an array as plain data, from which :func:`decoded` restores the same bits.
-
-    :param array: Numbers in any shape.
-    """
-    whole = {"dtype": array.dtype.str, "shape": list(array.shape)}
-    if array.size > _MOST_NUMBERS or not np.isfinite(array).all():
-        return {**whole, "base64": base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()}
-    return {**whole, "values": array.ravel().tolist()}  # the shortest text of a float restores its bits
-
-
-def decoded(entry: Mapping[str, Any]) -> np.ndarray[Any, Any]:
-    """The encoded array, in its shape.
-
-    :raises ValueError: The entry describes no array of numbers.
-    """
-    dtype = np.dtype(str(entry["dtype"]))
-    if dtype.kind not in "iufb":
-        raise ValueError(f"an array of {dtype} does not hold numbers")
-    shape = tuple(int(size) for size in entry["shape"])
-    if "base64" in entry:
-        return np.frombuffer(base64.b64decode(entry["base64"], validate=True), dtype).reshape(shape)
-    return np.asarray(entry["values"], dtype).reshape(shape)
 
 
 class DecisionLog:
@@ -79,7 +50,7 @@ class DecisionLog:
             self._directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"The decision log cannot be written to {directory}: {error}.") from error
-        self._number = max((_number_of(path) for path in log_files(self._directory)), default=0)
+        self._number = max((number_of(path) for path in log_files(self._directory)), default=0)
         self._lines: deque[bytes] = deque()
         self._waiting_bytes = 0
         self._file: Any = None
@@ -177,58 +148,6 @@ def _write_all(file: Any, content: bytes) -> None:
     rest = memoryview(content)
     while rest:
         rest = rest[file.write(rest) :]
-
-
-def log_files(path: Path) -> list[Path]:
-    """The files of a log, oldest first.
-
-    :param path: Its directory, or one of its files.
-    """
-    return [path] if path.is_file() else sorted(path.glob("decisions-*.jsonl"), key=_number_of)
-
-
-def _number_of(path: Path) -> int:
-    digits = path.stem.rpartition("-")[2]
-    return int(digits) if digits.isdecimal() else 0
-
-
-def read_lines(path: Path, damaged: list[str] | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Read all entries of a log with their places, `file:line`; skip the half line of a killed server.
-
-    :param path: Directory or file.
-    :param damaged: Gets the places of damaged lines, which are skipped; `None`: they raise.
-    :raises CheckpointError: There is no log, or a line in the middle of one is damaged.
-    """
-    files = log_files(path)
-    if not files:
-        raise CheckpointError(
-            f"{path} is no decision log: it is neither a file nor a directory with decisions-*.jsonl."
-        )
-    for file in files:
-        lines = file.read_bytes().split(b"\n")
-        for number, line in enumerate(lines, 1):
-            if not line:
-                continue
-            try:
-                entry = json.loads(line)
-                if not isinstance(entry, dict):
-                    raise ValueError("not an object")
-            except (ValueError, RecursionError) as error:
-                if number == len(lines):
-                    _LOGGER.warning("%s ends in the middle of line %d, which is skipped.", file, number)
-                    continue
-                if damaged is not None and number > 1:
-                    damaged.append(f"{file.name}:{number}")
-                    continue
-                raise CheckpointError(f"{file}:{number} is no entry of a decision log: {error}.") from error
-            if number == 1:
-                if entry.get("format") != FORMAT:
-                    raise CheckpointError(
-                        f"{file} is no decision log of this version: expected the format {FORMAT!r}, found "
-                        f"{entry.get('format')!r}."
-                    )
-                continue
-            yield f"{file.name}:{number}", entry
 
 
 def written_rng(rng: np.random.Generator) -> dict[str, Any]:

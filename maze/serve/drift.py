@@ -235,9 +235,7 @@ class _EntrySummary:
     def __init__(self, summary: Mapping[str, Any], margin: float) -> None:
         parts = summary["components"]
         self.features: list[str] | None = summary["features"]
-        # Bundles of earlier releases lack the number of effective samples.
-        n_effective = summary.get("n_effective", [summary["n_samples"]] * len(parts))
-        n_samples, *effective = _numbers([summary["n_samples"], *n_effective], len(parts) + 1)
+        n_samples, *effective = _numbers([summary["n_samples"], *summary["n_effective"]], len(parts) + 1)
         if min(n_samples, *effective) <= 0:
             raise ValueError("numbers of samples are not positive")
         self._n_effective = np.asarray(effective).clip(1.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import warnings
@@ -24,7 +23,7 @@ from maze.core.errors import ConfigImportError, MazeError, install_command
 from maze.core.utils.files import read_json_object
 from maze.perception.blocks.recurrent.recurrent_cell import StepRun, recurrent_cells, running
 from maze.report.progress import read_progress
-from maze.serve.bundle_file import ARRAYS, DESCRIPTION, NEXT_STATE, STATE, ArrayWriter, packed
+from maze.serve.bundle_file import NEXT_STATE, STATE, packed
 from maze.serve.pipeline import StepKey
 from maze.serve.recording import Recording, record
 from maze.serve.wrappers_as_data import Operations, operations_of, space_as_data
@@ -83,7 +82,7 @@ def export_policy(
     policy.to("cpu")
     operations = operations_of(env)
     recording = record(policy, env, operations, n_steps, seed)
-    members: dict[str, bytes] = {}
+    graphs: dict[str, bytes] = {}
     networks: list[dict[str, Any]] = []
     numbers: dict[int, int] = {}
     steps = []
@@ -93,15 +92,13 @@ def export_policy(
         for network in agents.values():
             if id(network) not in numbers:
                 file = f"networks/{len(networks)}.onnx"
-                content, description = exported_network(network, policy, env, key)
-                members[file] = content
+                graphs[file], description = exported_network(network, policy, env, key)
                 numbers[id(network)] = len(networks)
                 networks.append({"file": file, **description})
             used += networks[numbers[id(network)]]["inputs"]
         steps.append(
             _step(policy, env, key, {agent: numbers[id(one)] for agent, one in agents.items()}, used, networks)
         )
-    writer = ArrayWriter()
     for step in steps:
         step.update(operations.of_step(step["key"]), drift=recording.drift(step["key"]))
     description = {
@@ -112,9 +109,7 @@ def export_policy(
         "reference": recording.reference_cases(policy, {step["key"]: step["inputs"] for step in steps}),
         "episode": recording.episode,
     }
-    members[DESCRIPTION] = json.dumps(writer.stored(description), allow_nan=False).encode()
-    members[ARRAYS] = bytes(writer.content)
-    return packed(members)
+    return packed(description, graphs)
 
 
 def exported_network(

@@ -245,7 +245,10 @@ def _settings(options: argparse.Namespace, provided: Provided) -> Settings:
 
 def _application(options: argparse.Namespace, sources: Mapping[str, Path], provided: Provided) -> Application:
     settings, tokens = _settings(options, provided), _tokens(options)
-    weights = {name: _number(name, share) for name, share in map(_assignment, options.weight)}
+    try:
+        weights = {name: float(share) for name, share in map(_assignment, options.weight)}
+    except ValueError as error:
+        raise ConfigError(f"--weight NAME=SHARE: expected a number as share ({error}).") from error
     for name in (*weights, *options.shadow):
         if name not in sources:
             raise ConfigError(f"There is no policy {name!r}; there are {list(sources)}.")
@@ -266,13 +269,6 @@ def _application(options: argparse.Namespace, sources: Mapping[str, Path], provi
         seconds=options.time_limit,
     )
     return Application(policies, limits, tokens)
-
-
-def _number(name: str, share: str) -> float:
-    try:
-        return float(share)
-    except ValueError:
-        raise ConfigError(f"--weight {name}={share}: expected a number.") from None
 
 
 def versions() -> dict[str, str]:

@@ -48,7 +48,7 @@ class TrackedRun:
 
     def identity(self, tracker: str) -> str | None:
         """Return the identity of the resumed run in a tracker; `None`: none."""
-        identity = None if self.resumed is None else _identities(self.resumed).get(tracker)
+        identity = None if self.resumed is None else read_json_object(self.resumed / TRACKING_FILE).get(tracker)
         return identity if isinstance(identity, str) else None
 
     def remember(self, tracker: str, identity: str) -> None:
@@ -57,7 +57,7 @@ class TrackedRun:
         :raises OSError: Writing failed.
         """
         directory = self.place.directory
-        text = json.dumps({**_identities(directory), tracker: identity}, indent=2)
+        text = json.dumps({**read_json_object(directory / TRACKING_FILE), tracker: identity}, indent=2)
         write_whole(directory / TRACKING_FILE, f"{text}\n")
 
     def files(self) -> Iterator[tuple[str, Path]]:
@@ -162,7 +162,3 @@ class Tracker(LogStatsWriter, ABC):
         numbers, self._numbers = self._numbers, {}
         for path, (step, n_env_steps, values) in numbers.items():
             self._log(path, step, n_env_steps, values)
-
-
-def _identities(directory: Path) -> dict[str, Any]:
-    return read_json_object(directory / TRACKING_FILE)

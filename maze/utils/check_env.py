@@ -16,7 +16,14 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.errors import EnvironmentContractError
 from maze.core.utils.config_utils import EnvFactory
 from maze.core.wrappers.maze_gym_env_wrapper import env_name
-from maze.utils.env_checks.acting import CheckReport, check_cloning, check_determinism, check_futures, check_pickling
+from maze.utils.env_checks.acting import (
+    CheckReport,
+    Subject,
+    check_cloning,
+    check_determinism,
+    check_futures,
+    check_pickling,
+)
 from maze.utils.env_checks.mask_checks import IsInvalid, check_masks, looks_invalid
 from maze.utils.env_checks.step_checks import check_declarations, check_steps
 
@@ -48,16 +55,16 @@ def check_env(
     report = CheckReport(str(_name_of(make_env())))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the warnings of environments are about faults that are checked below
-        subject = make_env()
-        if check_declarations(report, subject):
-            masks = dict(masks or {})
-            if check_steps(report, subject, n_steps, seed, masks):
-                check_determinism(report, make_env, n_steps, seed, masks)
-                check_pickling(report, make_env, n_steps, seed, masks)
-                if check_cloning(report, make_env, n_steps, seed, masks):
-                    check_futures(report, make_env, n_steps, seed, masks)
-                    check_masks(report, make_env, n_steps, seed, masks, is_invalid)
-        subject.close()
+        env = make_env()
+        if check_declarations(report, env):
+            subject = Subject(report, make_env, n_steps, seed, dict(masks or {}))
+            if check_steps(subject, env):
+                check_determinism(subject)
+                check_pickling(subject)
+                if check_cloning(subject):
+                    check_futures(subject)
+                    check_masks(subject, is_invalid)
+        env.close()
     if raise_on_findings and report.findings:
         raise EnvironmentContractError(str(report))
     return report

@@ -71,7 +71,7 @@ WRONG: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     ),
     "value of the wrong type": (
         lambda: {"algorithm": "ppo", "overrides": {"algorithm.lr": "fast"}},
-        "algorithm.lr: expected a number, got 'fast'",
+        "algorithm.lr: expected a number of at least 0, got 'fast'",
     ),
     "list without multirun": (
         lambda: {"algorithm": "ppo", "overrides": {"algorithm.lr": [0.1, 0.2]}},

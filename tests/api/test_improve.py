@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -148,8 +149,9 @@ def test_planning_and_learning_improve_a_heuristic_and_the_best_can_be_exported(
         rung.played.measures[RETURN].mean() for rung in found.rungs
     )
     assert found.sentence in capfd.readouterr().out
-    trained = next(rung.run for rung in found.rungs if rung.run is not None)
-    assert main(["--export", str(trained), "--out", "policy.maze", "--trust", "tests"]) == 0
+    trained = next(rung for rung in found.rungs if rung.name == "ppo")
+    _, *arguments = shlex.split(trained.commands["Export it to one file"])
+    assert main(arguments) == 0
 
 
 def test_a_policy_that_cannot_be_built_is_reported_and_the_others_go_on() -> None:

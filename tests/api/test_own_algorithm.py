@@ -155,7 +155,7 @@ def test_it_has_its_configured_name(tmp_path):
         ),
         ([TARGET, "algorithm.gama=0.9"], "algorithm.gama"),
         ([TARGET, "algorithm.gamma=2"], "algorithm.gamma: expected a number of at least 0 and at most 1, got 2"),
-        ([TARGET, "algorithm.n_epochs=many"], "algorithm.n_epochs: expected a whole number, got 'many'"),
+        ([TARGET, "algorithm.n_epochs=many"], "algorithm.n_epochs: expected a whole number of at least 0, got 'many'"),
         (["algorithm._target_=own_project.ReinforcConfig"], "own_project.ReinforcConfig"),
         (["algorithm._target_=own_project.Reinforce"], "`own_project.Reinforce` is no AlgorithmConfig"),
         (["algorithm._target_=own_project.NamelessConfig"], "NamelessConfig has no trainer"),

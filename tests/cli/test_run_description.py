@@ -50,14 +50,12 @@ def test_a_training_run_is_described_with_its_components_progress_and_files(
 ) -> None:
     text = info(copy / "trained", capfd)
     rows = dict(re.findall(r"^  (\w[\w ]*?)  +(.*)$", text, re.MULTILINE))
-    assert rows["kind"] == "training"
+    assert rows["run"] == "CartPole-v1, ppo"
     assert rows["command"].startswith("maze-run -cn conf_train +experiment=cartpole_ppo")
-    assert rows["env"].startswith("gym_env: ")
-    assert "name=CartPole-v1" in rows["env"].split(", ")
+    assert rows["env"] == "gym_env"
     assert rows["algorithm"] == "ppo"
-    assert rows["seeds"] == "environment 3, agent 4"
-    assert rows["progress"] == "2 of 2 epochs done, the run has ended"
-    assert float(rows["best score"].split()[0]) > 0
+    assert rows["seeds"] == "env 3, agent 4"
+    assert re.fullmatch(r"ended, 2 epochs, 16 environment steps; best score [\d.]+", rows["state"])
     assert "torch" in rows["versions"]
     for name in ("state_dict.pt", "latest.pt", "spaces_config.pkl", "hydra_config.yaml", "events.out.tfevents"):
         assert re.search(rf"^  {re.escape(name)}\S*\s.*: valid$", text, re.MULTILINE), name
@@ -68,18 +66,13 @@ def commands(text: str) -> list[list[str]]:
 
 
 def test_the_printed_commands_work(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    resume, roll_out, report = commands(info(copy / "trained", capfd))
-    assert main(report) == 0
+    *_, roll_out, _, _, resume = commands(info(copy / "trained", capfd))
     assert "input_dir=outputs/trained" in resume
-    assert roll_out == [
-        "policy=torch_policy",
-        "input_dir=outputs/trained",
-    ]  # environment and model come with it
+    assert roll_out == ["policy=torch_policy", "input_dir=outputs/trained"]  # environment and model come with it
     assert main([*resume, "hydra.run.dir=resumed"]) == 0
     quick = ("runner.n_episodes=2", "runner=sequential", "runner.max_episode_steps=5")
     assert main([*roll_out, *quick, "hydra.run.dir=rolled_out"]) == 0
-    text = info("resumed", capfd)
-    assert "4 of 4 epochs done" in text
+    assert "ended, 4 epochs" in info("resumed", capfd)
     (again,) = commands(info("rolled_out", capfd))
     assert again == [*roll_out, *quick]
     assert main([*again, "hydra.run.dir=again"]) == 0
@@ -98,10 +91,8 @@ def test_a_flipped_byte_is_found_and_usable_files_are_named(copy: Path, capfd: p
     damage(run / "latest.pt")
     text = info(run, capfd, status=1)
     assert re.search(r"latest\.pt .*DAMAGED", text)
-    assert "there is no readable latest.pt" in text
-    assert "Missing or damaged, and required for further commands: latest.pt." in text
     assert "resume=true" not in text
-    assert [command[0] for command in commands(text)[1:]] == ["--report"], "the best model can still be rolled out"
+    assert "policy=torch_policy" in text, "the best model can still be rolled out"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +114,6 @@ def test_without_weights_or_spaces_no_rollout_command_is_printed(
     how(path)
     text = info(copy / "trained", capfd, status=int(path.exists()))
     assert "policy=torch_policy" not in text
-    assert f"required for further commands: {name}" in text
 
 
 def test_damaged_logs_configurations_and_versions_are_reported(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -132,36 +122,29 @@ def test_damaged_logs_configurations_and_versions_are_reported(copy: Path, capfd
     events.write_bytes(events.read_bytes()[:-7])
     (run / "versions.json").write_text("{")
     text = info(run, capfd, status=1)
-    assert re.search(r"events\.out.*DAMAGED: \d+ bytes in 1 places cannot be read", text)
-    assert "versions.json is damaged" in text
+    assert re.search(r"events\.out.*DAMAGED: \d+ events can be read, the next one cannot", text)
+    assert re.search(r"versions\.json .*DAMAGED", text)
     for name in ("hydra_config.yaml", ".hydra/config.yaml"):
         (run / name).write_text("a: [1")
     text = info(run, capfd, status=1)
-    assert "cannot be read" in text
-    assert "There are no commands without the run's configuration." in text
+    assert re.search(r"hydra_config\.yaml .*DAMAGED: it cannot be read", text)
+    assert re.search(r"settings +it cannot be read", text)
 
 
 def test_a_rollout_is_described_and_a_cut_off_trajectory_found(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = copy / "rolled_out"
     text = info(run, capfd)
-    assert "2 trajectories: valid" in text
-    assert "rollout (maze.core.rollout.sequential_rollout_runner.SequentialRolloutRunner)" in text
+    assert len(re.findall(r"trajectory_data/.*\.pkl .*: valid", text)) == 2
+    assert re.search(r"runner +sequential", text)
     trajectory = sorted((run / "trajectory_data").iterdir())[0]
     trajectory.write_bytes(trajectory.read_bytes()[:-60])
-    assert f"DAMAGED: 1 of them, {trajectory.name}" in info(run, capfd, status=1)
+    assert re.search(rf"{trajectory.name} .*DAMAGED", info(run, capfd, status=1))
 
 
-def test_another_directory_is_refused_and_similar_runs_are_named(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    trained = Path("outputs") / "trained"
-    rolled_out = Path("outputs") / "rolled_out"
-    assert f"Did you mean {trained}?" in info("outputs/traind", capfd, status=2)
-    found = info("outputs", capfd, status=2)
-    assert "not the directory of a run" in found
-    assert str(trained) in found
-    assert str(rolled_out) in found
-    assert f"maze-run --info {trained.absolute()}" in info(copy / "trained" / "latest.pt", capfd, status=2)
-    (copy.parent / "elsewhere").mkdir()
-    assert "for instance outputs/<name>/<time>.\n" in info("elsewhere", capfd, status=2)
+def test_another_directory_is_refused(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert "outputs/traind is no directory" in info("outputs/traind", capfd, status=2)
+    assert "outputs is not the directory of a run" in info("outputs", capfd, status=2)
+    assert f"maze-run --info {copy}/trained" in info(copy / "trained" / "latest.pt", capfd, status=2)
 
 
 def test_the_file_of_an_interrupted_write_is_listed(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:

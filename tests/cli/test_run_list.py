@@ -43,7 +43,7 @@ def test_training_runs_are_listed_with_their_state(capsys: pytest.CaptureFixture
     assert "interrupted" in two
     assert others == "Not shown: 1 rollout or other jobs."
     assert main(["--info", "outputs/a/2"]) == 0
-    assert "interrupted, 16 environment steps" in capsys.readouterr().out
+    assert "interrupted, 2 epochs, 16 environment steps" in capsys.readouterr().out
 
 
 def test_a_directory_without_training_runs_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

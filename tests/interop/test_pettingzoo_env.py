@@ -284,11 +284,6 @@ def test_an_action_that_the_mask_forbids_is_told_as_an_error():
     assert forbidden[4]["error"] == "the action 1 of player_0 is masked"
 
 
-def test_the_checker_finds_nothing_in_an_environment_that_is_pickled_by_its_arguments():
-    """`EzPickle` would make it anew, without the episode that it is in the middle of."""
-    assert check_env("mpe2/simple_spread_v3", n_steps=40).findings == []
-
-
 def test_the_frames_of_an_episode_are_recorded():
     env = FrameRecordingWrapper.wrap(make_pettingzoo_env("tests.interop.pettingzoo_envs:Duel"))
     env.reset()

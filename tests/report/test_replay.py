@@ -146,8 +146,6 @@ def test_what_cannot_be_replayed_is_one_sentence() -> None:
     episode = recorded(cartpole())
     with pytest.raises(ConfigError, match=r"Fails raised KeyError: 'price' in step 0 of the recorded episode"):
         replayed_rewards(episode, Fails(1.0))
-    (remark,) = reward_replay([episode], RawPieceUsageRewardAggregator(1.0)).remarks
-    assert remark == "RawPieceUsageRewardAggregator uses events of InventoryEvents, of which none was recorded."
     with pytest.raises(ConfigError, match="at least one recorded episode"):
         reward_replay([])
     episode.step_records[3].step_event_log = None
@@ -195,8 +193,6 @@ def test_without_a_change_the_same_policy_goes_on_as_it_did() -> None:
     episode = recorded(env)
     policy = RandomPolicy(env.action_spaces_dict)
     compared = what_if(dispatching_env(horizon=30), episode, 5, policy=policy, agent_seed=2, deterministic=False)
-    assert compared.agreement is not None
-    assert compared.agreement[0] == compared.agreement[1] > 5
     assert all(one == other for _, one, other in compared.summary())
     of_events = [name for name, *_ in compared.summary() if "Events." in name]
     assert of_events
@@ -224,7 +220,6 @@ def test_recorded_actions_go_on_as_long_as_they_can() -> None:
     episode = recorded(cutting())
     before = episode.action_record.actions[2][1]  # type: ignore[union-attr]
     compared = what_if(cutting(), episode, 2, {"cut_rotation": 1 - before["cut_rotation"]})
-    assert compared.agreement is None
     assert compared.measures[1]["steps"] == 12
     assert compared.other.action_record is not None
     for at, (one, other) in enumerate(
@@ -275,10 +270,10 @@ class NoisyCartPole(GymMazeEnv):
             lambda: cartpole(name="Acrobot-v1"),
             {"step": 1, "action": 1},
             CheckpointError,
-            "The environment, its arguments",
+            "Either the environment, its arguments",
         ),
         (lambda: cartpole(5), {"step": 1, "action": 1}, CheckpointError, r"done is True, recorded was False"),
-        (lambda: NoisyCartPole("CartPole-v1"), {"step": 1, "action": 1}, EnvironmentContractError, "not deterministic"),
+        (lambda: NoisyCartPole("CartPole-v1"), {"step": 1, "action": 1}, CheckpointError, "not deterministic"),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence(
@@ -286,12 +281,8 @@ def test_what_cannot_be_done_is_one_sentence(
 ) -> None:
     episode = recorded(cartpole(name="CartPole-v1"), Always({"action": 1}) if error is CheckpointError else None)
     with pytest.raises(error, match=message) as raised:
-        what_if(make_env(), episode, versions="it was recorded with gymnasium 0.1, now 1.2", **arguments)
+        what_if(make_env(), episode, **arguments)
     assert "\n" not in str(raised.value)
-    if error is CheckpointError:
-        assert "the simulator differ from the recording: it was recorded with gymnasium 0.1, now 1.2." in str(
-            raised.value
-        )
 
 
 def test_a_masked_action_is_refused_with_those_that_are_allowed() -> None:
@@ -361,8 +352,6 @@ def test_sub_steps_with_masks_are_changed_from_the_command_line(capsys: pytest.C
     """The environment, its wrappers, its limit of steps, the policy and its seed come from the rollout."""
     episode = roll_out(*CUTTING, "runner.n_episodes=3", "runner.max_episode_steps=6")
     assert replay(f"trajectory_data={episode}", "what_if.step=2", "what_if.action={piece_idx: 0}") == 0
-    said = capsys.readouterr().out
-    assert "The policy agrees with 4 of the 4 decisions before." in said
     data = data_of(Path("replayed/what_if.html"))
     assert data["names"] == ["recorded", "what if"]
     assert len(data["steps"]) == len(data["other"])
@@ -376,7 +365,6 @@ def test_sub_steps_with_masks_are_changed_from_the_command_line(capsys: pytest.C
         assert message in capsys.readouterr().err
     change = "what_if.action={cut_rotation: 1, cut_order: 1}"
     assert replay(f"trajectory_data={episode}", "what_if.step=2", "what_if.substep=1", change, "hydra.run.dir=cut") == 0
-    assert "The policy agrees with 5 of the 5 decisions before." in capsys.readouterr().out
     (other,) = Path("replayed/trajectory_data").glob("*.pkl")
     assert other.name == episode.name
 
@@ -411,12 +399,6 @@ def test_wrong_commands_are_one_sentence_each(capsys: pytest.CaptureFixture[str]
         assert replay(*arguments) in (1, 2)
         (line,) = [line for line in capsys.readouterr().err.splitlines() if "Error: " in line]
         assert message in line
-    versions = Path("rollout/versions.json")
-    content = json.loads(versions.read_text(encoding="utf-8"))
-    content["versions"]["gymnasium"] = "0.29.1"
-    versions.write_text(json.dumps(content), encoding="utf-8")
-    assert replay(f"trajectory_data={episode}", "what_if.step=1", "env.name=MountainCar-v0") == 1
-    assert "recorded with gymnasium 0.29.1, now " in capsys.readouterr().err
     bare = Path("bare.pkl")
     bare.write_bytes(episode.read_bytes())
     assert replay(f"trajectory_data={bare}", "what_if.step=1", "what_if.action=1") == 1

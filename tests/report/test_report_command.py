@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import csv
-import itertools
 import re
-import threading
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +13,8 @@ import yaml
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.log_stats.log_stats import LogStatsKey
 from maze.maze_cli import main
-from maze.report.page import Page, page_section
 from maze.report.progress import Progress
 from maze.report.run_page import REPORT_FILE
-from maze.report.served_page import PageServer
-from tests.api.shorter import SHORTER
 from tests.report.browser import NARROW, WIDE, OpenPage, accessibility_faults, cut_off, looked_at
 
 MEAN = LogStatsKey(BaseEnvEvents.reward, "mean", None)
@@ -104,12 +97,12 @@ def sweep_page(sweep: Path) -> Path:
     return sweep / REPORT_FILE
 
 
-def test_a_sweep_has_its_trials_ranked_and_its_parameters_weighed(tmp_path: Path) -> None:
+def test_a_sweep_has_the_table_of_its_trials(tmp_path: Path) -> None:
     page = sweep_page(tmp_path / "sweep").read_text(encoding="utf-8")
     assert "<b>" not in page
-    shares = dict(re.findall(r'scope="row">algorithm\.(\w+)</th><td class="number">(\d+)%', page))
-    assert shares == {"lr": "100", "note": "0"}
-    assert page.count("<polyline") == 12
+    assert "Sweep sweep" in page
+    trials = page[page.index("<h2>Trials") :]
+    assert trials[: trials.index("</table>")].count("<tr>") == 1 + 12
 
 
 @pytest.mark.parametrize(
@@ -129,29 +122,10 @@ def test_configurations_that_unfold_without_end_are_left_out(tmp_path: Path, con
     assert "2 runs, 2 settings" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    "arguments", [[], ["--output"], ["nowhere"], ["--color"], ["nowhere", "--output", "x"], ["a", "b", "--episode"]]
-)
+@pytest.mark.parametrize("arguments", [[], ["--output"], ["nowhere"], ["--color"], ["nowhere", "--output", "x"]])
 def test_wrong_usage(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["--report", *arguments]) == 2
-
-
-def test_a_report_says_what_was_set_shows_the_model_and_an_episode(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from maze.api.run_context import RunContext
-
-    monkeypatch.chdir(tmp_path)
-    overrides = {**SHORTER["a2c"], "algorithm.lr": 0.125}
-    rc = RunContext(run_dir="run", algorithm="a2c", env="CartPole-v1", overrides=overrides, silent=True)
-    rc.train(n_epochs=1)
-    assert main(["--report", "run", "--episode"]) == 0
-    page = Path("run", REPORT_FILE).read_text(encoding="utf-8").replace("<wbr>", "")
-    assert re.search(r"algorithm.lr</th><td>0.125 \(default 0\.\d+\)", page) is not None
-    assert page.count("<iframe") == 1
-    assert re.search(r"<summary>policy 0</summary>|alt=.policy 0", page) is not None
-    assert main(["--report", "run", "--episode"]) == 0, "the episode that is there is taken again"
 
 
 @pytest.mark.slow
@@ -177,62 +151,11 @@ def test_the_pages_of_several_runs_draw_in_a_browser(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [WIDE, NARROW])
-def test_the_page_of_a_sweep_is_drawn_without_labels_over_each_other(
-    tmp_path: Path, open_page: OpenPage, width: int
-) -> None:
+def test_the_page_of_a_sweep_is_drawn(tmp_path: Path, open_page: OpenPage, width: int) -> None:
     page = open_page(sweep_page(tmp_path / "sweep"), width=width)
     looked_at(page)
-    boxes = page.evaluate(
-        """() => [...document.querySelectorAll("figure.drawn text")].map(each => {
-            const {x, y, width, height} = each.getBoundingClientRect();
-            return [x, y + height * 0.2, x + width, y + height * 0.8];
-        })"""
-    )
-    overlapping = [
-        (one, two)
-        for one, two in itertools.combinations(boxes, 2)
-        if one[0] < two[2] and two[0] < one[2] and one[1] < two[3] and two[1] < one[3]
-    ]
-    assert len(boxes) > 8
-    assert overlapping == []
     page.emulate_media(media="print")
     assert page.locator("table.sortable").first.locator("th").first.inner_text() == "trial", "on paper as well"
     page.emulate_media(media="screen")
     assert cut_off(page) == []
     assert accessibility_faults(page) == []
-
-
-@pytest.mark.slow
-def test_a_live_page_shows_what_has_come_since(tmp_path: Path, open_page: OpenPage) -> None:
-    """And the policy that is sent with it lets its own script run."""
-    values = [1.0]
-    server = PageServer(lambda: Page("title", f"{values[0]}", [], note="now"))
-    with server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        page = open_page(server.address)
-        assert page.locator(".subtitle").inner_text() == "1.0"
-        values[0] = 2.0
-        page.locator(".subtitle", has_text="2.0").wait_for(timeout=20_000)
-        server.shutdown()
-
-
-def test_a_live_page_is_served_here_only_and_says_when_it_is_another() -> None:
-    content = ["one"]
-    server = PageServer(lambda: Page("title", "", [page_section("s", content[0])], note=f"written {len(content)}"))
-    with server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-
-        def get(path: str, **headers: str) -> str:
-            request = urllib.request.Request(server.address + path, headers=headers)
-            with urllib.request.urlopen(request, timeout=10) as answer:
-                return str(answer.read().decode())
-
-        first = get("version")
-        assert f'content="{first}"' in get("")
-        assert get("version") == first
-        content[0] = "two"
-        assert get("version") != first
-        for path, headers in (("../etc/passwd", {}), ("", {"Host": "evil.example"})):
-            with pytest.raises(urllib.error.HTTPError):
-                get(path, **headers)
-        server.shutdown()

@@ -14,7 +14,7 @@ from hydra import compose, initialize_config_module
 from maze.cli.checks import complete
 from maze.core.errors import ConfigError
 from maze.maze_cli import main
-from maze.rllib.algorithms import ALGORITHMS, DROPPED, find_algorithm, require_ray
+from maze.rllib.algorithms import ALGORITHMS, find_algorithm, require_ray
 from maze.rllib.maze_rllib_runner import MazeRLlibRunner
 from maze.rllib.statistics import TuneParameters, read_progress, write_progress
 
@@ -41,12 +41,6 @@ def test_every_algorithm_has_an_option() -> None:
     assert {name.lower() for name in ALGORITHMS} == {path.stem for path in CONF.glob("*.yaml")}
 
 
-@pytest.mark.parametrize("name", DROPPED)
-def test_an_algorithm_that_rllib_dropped_is_an_error_that_lists_what_there_is(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"no longer has .*Options: ppo, appo, impala, dqn, sac"):
-        find_algorithm(name)
-
-
 def test_a_misspelt_algorithm_gets_a_suggestion() -> None:
     with pytest.raises(ConfigError, match="Did you mean `IMPALA`"):
         find_algorithm("impalla")
@@ -58,8 +52,8 @@ def test_the_command_with_a3c_says_what_there_is(
     monkeypatch.chdir(tmp_path)
     assert main(["-cn", "conf_rllib", "env.name=CartPole-v0", "rllib/algorithm=a3c", "algorithm.config.lr=0.001"]) == 2
     message = capfd.readouterr().err
-    assert "RLlib no longer has A3C" in message
-    assert "ppo, appo, impala, dqn, sac" in message
+    assert "there is no such option" in message
+    assert all(option in message for option in ("ppo", "appo", "impala", "dqn", "sac"))
     assert not list(tmp_path.iterdir())
 
 

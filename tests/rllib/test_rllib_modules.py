@@ -34,12 +34,10 @@ with warnings.catch_warnings():
         PolicyGradientModule,
         TargetPolicyModule,
         action_distribution_class,
-        buffer_state,
         load_into_runner,
-        load_module_state,
         require_finite,
-        to_module_state,
     )
+    from maze.rllib.training import MazeModel
 
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteError
@@ -167,35 +165,30 @@ CASES = [
 def test_weights_of_rllib_give_bit_equal_logits_in_a_maze_policy(module_class: type, options: dict) -> None:
     config = module_config(**options)
     module = built(module_class, config)
-    composer = config.composer()
-    policy = composer.policy
-    assert policy is not None
-    parts = module_class.parts(policy, composer.critic, 0)
+    model = maze_model(module_class, config)
+    model.states()  # makes target networks
+    policy = model.policy
     observations = torch.randn(6, 4)
     before = module.policy_outputs({"observation": observations})[0]
     assert not torch.equal(before, policy.networks[0]({"observation": observations})["action"])
-    load_module_state(parts, {**module.get_state(), **targets_of(parts)}, "default_policy")
+    model.load({"default_policy": module.get_state()})
     assert torch.equal(before, policy.networks[0]({"observation": observations})["action"])
 
 
-def targets_of(parts: Any) -> dict[str, Any]:
-    """Target networks exist only after the learner has made them."""
-    return {
-        f"{name}.{key}": value.numpy()
-        for name, network in parts.items()
-        if name.startswith("target_")
-        for key, value in network.state_dict().items()
-    }
+def maze_model(module_class: type, config: ModuleConfig) -> MazeModel:
+    """A Maze model that loads the weights of a module."""
+    composer = config.composer()
+    module = built(module_class, replace(config, shared=composer))
+    return MazeModel({"default_policy": module}, composer.policy, ObservationStatistics(composer.policy))
 
 
 def test_rllib_begins_with_the_weights_of_the_model_targets_included() -> None:
     config = module_config()
     module = built(TargetPolicyModule, config)
     module.make_target_networks()
-    composer = config.composer()
-    parts = TargetPolicyModule.parts(composer.policy, composer.critic, 0)
-    module.set_state(to_module_state(parts, module.get_state(), [("policy_net", "target_policy_net")]))
-    expected = composer.policy.networks[0].state_dict()
+    model = maze_model(TargetPolicyModule, config)
+    module.set_state(model.states()["default_policy"])
+    expected = model.policy.networks[0].state_dict()
     for network in (module.policy_net, module.target_policy_net):
         assert all(torch.equal(value, expected[key]) for key, value in network.state_dict().items())
 
@@ -205,11 +198,11 @@ def test_statistics_of_observations_reach_learners_targets_and_workers_and_weigh
     config = replace(config, model={**read_auto_model(), "critic": config.model["critic"]})
     learner, worker = built(TargetPolicyModule, config), built(TargetPolicyModule, config, inference_only=True)
     learner.make_target_networks()
-    composer = config.composer()
-    parts = TargetPolicyModule.parts(composer.policy, composer.critic, 0)
-    statistics = ObservationStatistics(composer.policy)
+    model = maze_model(TargetPolicyModule, config)
+    model.states()
+    statistics = model.statistics
     statistics.learn_from([{"observation": np.random.default_rng(0).normal(3.0, 2.0, (50, 4))}])
-    part = buffer_state(parts, learner.get_state())
+    part = model.buffers()["default_policy"]
     before = {name: value.clone() for name, value in learner.named_parameters()}
     learner.set_state(part)
     load_into_runner({"default_policy": part}, SimpleNamespace(module=worker))
@@ -223,8 +216,7 @@ def test_statistics_of_observations_reach_learners_targets_and_workers_and_weigh
     assert all(torch.equal(value, before[name]) for name, value in learner.named_parameters())
     (block,) = statistics._blocks["observation"]
     mean = block.mean.clone()
-    with statistics.kept():  # what comes back is rounded
-        load_module_state(parts, learner.get_state(), "default_policy")
+    model.load({"default_policy": learner.get_state()})  # its statistics are rounded
     assert torch.equal(block.mean, mean)
 
 
@@ -318,9 +310,9 @@ def test_statistics_of_finished_episodes_travel() -> None:
     for _ in range(3):
         env.step(np.int64(0))
     env.reset()
-    (episode,) = decode_episodes(env.monitored.take_episodes())
+    (episode,) = decode_episodes(env.monitored.take()[0])
     assert 3.0 in episode.values()
-    assert env.monitored.take_episodes() == []
+    assert env.monitored.take() == ([], None)
 
 
 def test_statistics_of_what_was_acted_on_travel() -> None:
@@ -329,11 +321,11 @@ def test_statistics_of_what_was_acted_on_travel() -> None:
     for _ in range(2):
         seen.append(env.reset(seed=5)[0]["observation"])
         seen += [env.step(np.int64(0))[0]["observation"] for _ in range(3)][:2]  # no action follows the last one
-    count, mean, variance = env.monitored.take_observed()["observation"]
+    count, mean, variance = env.monitored.take()[1]["observation"]
     assert count == 6
     np.testing.assert_allclose(mean, np.mean(seen, 0, dtype=float), rtol=1e-9)
     np.testing.assert_allclose(variance, np.var(seen, 0, dtype=float), rtol=1e-6, atol=1e-12)
-    assert env.monitored.take_observed() is None
+    assert env.monitored.take()[1] is None
 
 
 def test_environments_of_different_workers_have_different_seeds() -> None:
@@ -366,7 +358,7 @@ def test_actors_of_a_structured_environment_take_turns(structured: MazeMultiAgen
     assert truncations["__all__"]
     assert set(observations) == {"0:0", "1:0"}
     structured.maze_env.reset()
-    (episode,) = decode_episodes(structured.monitored.take_episodes())
+    (episode,) = decode_episodes(structured.monitored.take()[0])
     rewards_of_episode = [value for key, value in episode.items() if key.event is BaseEnvEvents.reward]
     assert total in rewards_of_episode  # what actors earn is what the environment gives
 

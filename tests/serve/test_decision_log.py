@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from maze.core.errors import CheckpointError, ConfigError
+from maze.core.trajectory_recording.datasets.decision_data import decoded, encoded, log_files, read_lines
 from maze.serve.bundle import PolicyBundle
 from maze.serve.client import PolicyClient
-from maze.serve.decision_log import DecisionLog, decoded, encoded, log_files, read_lines, read_rng, replay, written_rng
+from maze.serve.decision_log import DecisionLog, read_rng, replay, written_rng
 from maze.serve.served import Settings, as_json
 from maze.serve.server import main
 from tests.security.attack import mutated_json

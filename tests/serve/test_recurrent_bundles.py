@@ -24,15 +24,16 @@ from maze.core.agent_deployment.agent_deployment import AgentDeployment
 from maze.core.env.maze_env import MazeEnv
 from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteError
 from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.core.trajectory_recording.datasets.decision_data import read_lines
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.interop.sb3_predictor import to_sb3
 from maze.maze_cli import main
 from maze.perception.blocks import DenseBlock, InferenceBlock, RecurrentCellBlock
 from maze.serve.bundle import BundleError, PolicyBundle, replay_reference
-from maze.serve.bundle_file import DESCRIPTION, packed, unpacked
+from maze.serve.bundle_file import packed, unpacked
 from maze.serve.client import PolicyClient, ServerError
-from maze.serve.decision_log import DecisionLog, read_lines, replay
+from maze.serve.decision_log import DecisionLog, replay
 from maze.serve.drift import DriftLimits
 from maze.serve.export import export_policy
 from maze.serve.policy import BundlePolicy
@@ -179,21 +180,18 @@ def test_policies_without_a_memory_take_and_give_no_states() -> None:
 
 def test_hidden_states_are_in_the_card_and_in_the_onnx_graph(bundle: PolicyBundle) -> None:
     assert bundle.card["steps"][0]["hidden_states"] == {KEY: 16}
-    content = unpacked(remembering(), "policy")["networks/0.onnx"]
+    content = unpacked(remembering(), "policy")[1]["networks/0.onnx"]
     graph = onnx.load_from_string(content).graph
     assert [each.name for each in graph.input] == ["observation/observation", f"state/{KEY}"]
     assert [each.name for each in graph.output] == ["logits/action", f"next_state/{KEY}"]
 
 
 def test_a_bundle_that_remembers_something_else_is_not_loaded() -> None:
-    members = unpacked(remembering(), "policy")
-    members.pop("manifest.json", None)
-    description = json.loads(members[DESCRIPTION])
+    description, networks = unpacked(remembering(), "policy")
     for states in ({}, {KEY: 2**40}, {KEY: 16, "other": 1}):
         description["networks"][0]["states"] = states
-        members[DESCRIPTION] = json.dumps(description).encode()
         with pytest.raises(BundleError, match="do not agree"):
-            PolicyBundle(packed(members))
+            PolicyBundle(packed(description, networks))
     case = PolicyBundle(remembering()).reference[0]
     assert np.abs(case["states"][KEY]).max() > 0.1, "cases from within episodes"
     changed = PolicyBundle(remembering(), check=False)

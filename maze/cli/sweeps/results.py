@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import re
-import shutil
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ from statistics import fmean, pstdev
 
 from omegaconf import OmegaConf
 
-from maze.core.utils.files import write_whole
+from maze.core.utils.files import aligned, write_whole
 
 STUDY_FILE = "optuna_study.log"
 """The Optuna study that holds the trials of a sweep, in the sweep's directory."""
@@ -228,10 +228,7 @@ def results_table(results: Sequence[TrialResult], maximize: bool, n_rows: int = 
     has_constraints = any(result.violation is not None for result in results)
     header = ["trial", *names, "objective", *(["violation"] if has_constraints else []), "duration", "status", "run"]
     rows = [header, *(_row(result, keys, has_constraints) for result in ranked(results, maximize)[:n_rows])]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    width = max(80, shutil.get_terminal_size((160, 24)).columns)
-    lines = [_cut(" | ".join(map(str.rjust, row, widths)), width) for row in rows]
-    lines.insert(1, _cut("-+-".join("-" * size for size in widths), width))
+    lines = list(aligned(rows))
     if len(results) > n_rows:
         lines.append(f"... and {len(results) - n_rows} more in {RESULTS_FILE}")
     return "\n".join(lines)
@@ -249,11 +246,11 @@ def _row(result: TrialResult, keys: Sequence[str], has_constraints: bool) -> lis
     spread = "" if result.objective_std is None else f" ± {result.objective_std:.3g}"
     return [
         str(result.trial),
-        *(_cut(_unquoted(result.params.get(key, "")), MAX_CELL) for key in keys),
+        *(textwrap.shorten(_unquoted(result.params.get(key, "")), MAX_CELL) for key in keys),
         number_text(result.objective) + spread,
         *([number_text(result.violation)] if has_constraints else []),
         "-" if result.duration is None else f"{result.duration:.1f} s",
-        result.status + (f": {_cut(result.error.splitlines()[0], MAX_ERROR)}" if result.error else ""),
+        result.status + (f": {textwrap.shorten(result.error, MAX_ERROR)}" if result.error else ""),
         " ".join(result.run_dirs),
     ]
 
@@ -272,7 +269,3 @@ def _typed(text: str) -> int | float | str:
     if not is_number:
         return _unquoted(text)
     return int(text) if text.lstrip("+-").isdecimal() else float(text)
-
-
-def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"

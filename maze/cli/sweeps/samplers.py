@@ -1,9 +1,8 @@
-"""The samplers of searches: Optuna's own, and the optimizers of Nevergrad behind Optuna's interface."""
+"""The samplers and pruners of searches: Optuna's own, and the optimizers of Nevergrad."""
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -11,9 +10,9 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, SuccessiveHalvingPruner
-from optuna.samplers import BaseSampler, CmaEsSampler, RandomSampler, TPESampler
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.study import StudyDirection
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import FrozenTrial
 
 from maze.cli.errors import UsageError
 from maze.cli.sweeps.results import reported_value
@@ -21,7 +20,7 @@ from maze.cli.sweeps.space import ChoiceParameter, Parameter
 from maze.core.annotations import override
 from maze.core.errors import did_you_mean, optional_package
 
-SAMPLERS: dict[str, Callable[..., BaseSampler]] = {"tpe": TPESampler, "cmaes": CmaEsSampler, "random": RandomSampler}
+SAMPLERS: dict[str, Callable[..., BaseSampler]] = {"tpe": TPESampler, "random": RandomSampler}
 """The samplers by their names in the configuration."""
 PRUNERS: dict[str, Callable[[], BasePruner]] = {
     "median": MedianPruner,
@@ -35,33 +34,52 @@ NO_RESULT_YET = 1e6
 """Loss of a failed trial for Nevergrad as long as no other trial has finished."""
 
 
-class ReplayedSampler(BaseSampler):
-    """Sampler with an optimizer whose state depends on all its proposals and reports.
+class Nevergrad(BaseSampler):
+    """An optimizer of Nevergrad behind Optuna's interface. A failed trial counts as the worst result so far.
 
-    In a resumed sweep, all earlier proposals and reports are repeated in their order. With the same random seed, the
-    optimizer is then in the state in which the sweep was interrupted. If it proposes other values than before (another
-    version of its package), the recorded values are reported. Its state is not stored: the states of these optimizers
-    are pickles.
+    Its state depends on all its proposals and reports, and is not stored, because it is a pickle. In a resumed sweep,
+    all earlier proposals and reports are repeated in their order: with the same random seed, the optimizer is then in
+    the state in which the sweep was interrupted. If it proposes other values than before (another version of its
+    package), the recorded values are reported.
 
     :param distributions: All parameters of the search.
+
+    :param parameters: The searched parameters.
+    :param optimizer: Name in Nevergrad's registry.
+    :param noisy: Whether results of the same values differ; some optimizers then evaluate them again.
+    :raises UsageError: Nevergrad has no such optimizer.
     """
 
-    def __init__(self, distributions: Mapping[str, BaseDistribution]) -> None:
+    def __init__(
+        self,
+        seed: int,
+        distributions: Mapping[str, BaseDistribution],
+        maximize: bool,
+        parameters: Sequence[Parameter],
+        optimizer: str,
+        noisy: bool,
+        budget: int,
+        num_workers: int,
+    ) -> None:
         self._distributions = dict(distributions)
         self._proposals: dict[int, Any] = {}
         self._reported: set[int] = set()
-
-    @abstractmethod
-    def ask(self) -> tuple[Any, dict[str, Any]]:
-        """Return a proposal in the optimizer's form, and its values."""
-
-    @abstractmethod
-    def tell(self, proposal: Any, params: Mapping[str, Any], value: float | None) -> None:
-        """Report a result to the optimizer.
-
-        :param proposal: None: the optimizer did not propose these values.
-        :param value: None: the trial failed.
-        """
+        ng = optional_package("nevergrad", "hpo", "hydra/sweeper=nevergrad needs the package nevergrad")
+        registry = ng.optimizers.registry
+        if optimizer not in registry:
+            raise UsageError(
+                f"hydra.sweeper.optim.optimizer={optimizer}: Nevergrad has no such optimizer."
+                f"{did_you_mean(optimizer, registry)} Often used: {', '.join(COMMON_OPTIMIZERS)}; all "
+                f"{len(registry)}: nevergrad.optimizers.registry."
+            )
+        self._not_supported = ng.errors.TellNotAskedNotSupportedError
+        self._parameters = parameters
+        self._sign = -1 if maximize else 1
+        self._worst = -math.inf
+        parametrization = ng.p.Dict(**{parameter.key: _parameter(ng, parameter) for parameter in parameters})
+        parametrization.function.deterministic = not noisy
+        parametrization.random_state.seed(seed)
+        self._optimizer = registry[optimizer](parametrization=parametrization, budget=budget, num_workers=num_workers)
 
     @override(BaseSampler)
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
@@ -81,8 +99,8 @@ class ReplayedSampler(BaseSampler):
                     value = reported_value(
                         other.value, other.constraints.get("violation"), study.direction is StudyDirection.MAXIMIZE
                     )
-                    self.tell(self._proposals[other.number], other.params, value)
-            proposal, values = self.ask()
+                    self._tell(self._proposals[other.number], other.params, value)
+            proposal, values = self._ask()
             is_repeated = proposed is trial or values == proposed.params
             self._proposals[proposed.number] = proposal if is_repeated else None
         return values
@@ -93,80 +111,8 @@ class ReplayedSampler(BaseSampler):
     ) -> Any:
         raise ValueError(f"{param_name}: the optimizer proposed a value outside of {param_distribution}")
 
-
-def _was_finished(trial: FrozenTrial, proposed: FrozenTrial) -> bool:
-    """Return whether the result of a trial was known when another trial was proposed."""
-    ended, started = trial.datetime_complete, proposed.datetime_start
-    return trial.number < proposed.number and ended is not None and started is not None and ended <= started
-
-
-class CmaEs(ReplayedSampler):
-    """CMA-ES in a study in memory: Optuna's sampler would read pickles from a stored study."""
-
-    def __init__(self, seed: int, distributions: Mapping[str, BaseDistribution], maximize: bool) -> None:
-        super().__init__(distributions)
-        optional_package("cmaes", "hpo", "hydra.sweeper.optim.sampler=cmaes needs the package cmaes")
-        self._study = optuna.create_study(
-            sampler=CmaEsSampler(seed=seed, warn_independent_sampling=False),
-            direction="maximize" if maximize else "minimize",
-        )
-
-    @override(ReplayedSampler)
-    def ask(self) -> tuple[Any, dict[str, Any]]:
-        trial = self._study.ask(self._distributions)
-        return trial, trial.params
-
-    @override(ReplayedSampler)
-    def tell(self, proposal: Any, params: Mapping[str, Any], value: float | None) -> None:
-        state = TrialState.FAIL if value is None else TrialState.COMPLETE
-        if proposal is not None:
-            self._study.tell(proposal, value, state)
-            return
-        self._study.add_trial(
-            create_trial(state=state, value=value, params=dict(params), distributions=self._distributions)
-        )
-
-
-class Nevergrad(ReplayedSampler):
-    """An optimizer of Nevergrad. A failed trial counts as the worst result so far.
-
-    :param parameters: The searched parameters.
-    :param optimizer: Name in Nevergrad's registry.
-    :param noisy: Whether results of the same values differ; some optimizers then evaluate them again.
-    :raises UsageError: Nevergrad has no such optimizer.
-    """
-
-    def __init__(
-        self,
-        seed: int,
-        distributions: Mapping[str, BaseDistribution],
-        maximize: bool,
-        parameters: Sequence[Parameter],
-        optimizer: str,
-        noisy: bool,
-        budget: int,
-        num_workers: int,
-    ) -> None:
-        super().__init__(distributions)
-        ng = optional_package("nevergrad", "hpo", "hydra/sweeper=nevergrad needs the package nevergrad")
-        registry = ng.optimizers.registry
-        if optimizer not in registry:
-            raise UsageError(
-                f"hydra.sweeper.optim.optimizer={optimizer}: Nevergrad has no such optimizer."
-                f"{did_you_mean(optimizer, registry)} Often used: {', '.join(COMMON_OPTIMIZERS)}; all "
-                f"{len(registry)}: nevergrad.optimizers.registry."
-            )
-        self._not_supported = ng.errors.TellNotAskedNotSupportedError
-        self._parameters = parameters
-        self._sign = -1 if maximize else 1
-        self._worst = -math.inf
-        parametrization = ng.p.Dict(**{parameter.key: _parameter(ng, parameter) for parameter in parameters})
-        parametrization.function.deterministic = not noisy
-        parametrization.random_state.seed(seed)
-        self._optimizer = registry[optimizer](parametrization=parametrization, budget=budget, num_workers=num_workers)
-
-    @override(ReplayedSampler)
-    def ask(self) -> tuple[Any, dict[str, Any]]:
+    def _ask(self) -> tuple[Any, dict[str, Any]]:
+        """Return a proposal in the optimizer's form, and its values."""
         candidate = self._optimizer.ask()
         values = {}
         for p in self._parameters:
@@ -175,8 +121,12 @@ class Nevergrad(ReplayedSampler):
             values[p.key] = p.value(text)
         return candidate, values
 
-    @override(ReplayedSampler)
-    def tell(self, proposal: Any, params: Mapping[str, Any], value: float | None) -> None:
+    def _tell(self, proposal: Any, params: Mapping[str, Any], value: float | None) -> None:
+        """Report a result to the optimizer.
+
+        :param proposal: None: the optimizer did not propose these values.
+        :param value: None: the trial failed.
+        """
         loss = self._worst if value is None else self._sign * value
         self._worst = max(self._worst, loss)
         if proposal is None:
@@ -188,6 +138,12 @@ class Nevergrad(ReplayedSampler):
         # Designs that are drawn beforehand (Hammersley and similar) take no results of other values.
         with suppress(self._not_supported):
             self._optimizer.tell(proposal, NO_RESULT_YET if loss == -math.inf else loss)
+
+
+def _was_finished(trial: FrozenTrial, proposed: FrozenTrial) -> bool:
+    """Return whether the result of a trial was known when another trial was proposed."""
+    ended, started = trial.datetime_complete, proposed.datetime_start
+    return trial.number < proposed.number and ended is not None and started is not None and ended <= started
 
 
 def _parameter(ng: Any, parameter: Parameter) -> Any:

@@ -37,15 +37,14 @@ class ScalarParameter:
     log: bool = False
 
     def __post_init__(self) -> None:
-        where = f"{PARAMETRIZATION}: {self.key}"
-        if self.lower is not None and self.upper is not None and self.lower >= self.upper:
-            raise UsageError(f"{where}: lower ({self.lower:g}) must be smaller than upper ({self.upper:g}).")
-        if self.init is not None and not self._contains(self.init):
-            raise UsageError(f"{where}: init ({self.init:g}) must lie between lower and upper.")
-        if self.step is not None and self.step <= 0:
-            raise UsageError(f"{where}: step must be positive, got {self.step:g}.")
-        if self.log and any(bound is not None and bound <= 0 for bound in (self.lower, self.upper, self.init)):
-            raise UsageError(f"{where}: values of a logarithmic scale (log: true) must be positive.")
+        ends = -math.inf if self.lower is None else self.lower, math.inf if self.upper is None else self.upper
+        known = [value for value in (self.lower, self.upper, self.init) if value is not None]
+        is_inside = ends[0] < ends[1] and (self.init is None or ends[0] <= self.init <= ends[1])
+        if not is_inside or (self.step is not None and self.step <= 0) or (self.log and any(v <= 0 for v in known)):
+            raise UsageError(
+                f"{PARAMETRIZATION}: {self.key}: expected lower < upper, init between them, a positive step, and "
+                f"positive values on a logarithmic scale; got {vars(self)}."
+            )
 
     def text(self, value: float) -> str:
         """Return the value as written in an override: within the bounds, six digits."""
@@ -86,9 +85,6 @@ class ScalarParameter:
     def examples(self) -> list[str]:
         known = [bound for bound in (self.lower, self.upper, self.init) if bound is not None]
         return [self.text(known[0] if known else 1.0)]
-
-    def _contains(self, value: float) -> bool:
-        return (self.lower is None or self.lower <= value) and (self.upper is None or value <= self.upper)
 
 
 @dataclass(frozen=True)
@@ -148,11 +144,11 @@ class SearchSpace:
 def parse_space(parametrization: Mapping[str, Any], arguments: Sequence[str], parser: OverridesParser) -> SearchSpace:
     """Read the space of a search; arguments of the command line replace or pin entries of the parametrisation.
 
-    :param parametrization: Keys mapped to scalars, lists and texts in Hydra's grammar; keys may be nested.
+    :param parametrization: Keys mapped to scalars, lists and texts in Hydra's grammar.
     :param arguments: The command's overrides, including sweeps.
     :raises UsageError: There are no parameters, or a parameter cannot be searched.
     """
-    parameters = {key: _from_config(key, entry, parser) for key, entry in _flat(parametrization).items()}
+    parameters = {key: _from_config(key, entry, parser) for key, entry in parametrization.items()}
     fixed = []
     for override in parser.parse_overrides(list(arguments)):
         key = override.get_key_element()
@@ -208,23 +204,6 @@ def _swept_texts(override: Override) -> list[str]:
             "hydra/sweeper=nevergrad or hydra/sweeper=optuna."
         )
     return [str(text) for text in override.sweep_string_iterator()]
-
-
-def _flat(parametrization: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return entries by their whole path; a nested entry completes or changes an entry with dots in its key."""
-    flat: dict[str, Any] = {}
-    for name, entry in parametrization.items():
-        key = f"{prefix}{name}"
-        is_nested = isinstance(entry, Mapping) and not _is_scalar(entry)
-        for path, value in (_flat(entry, f"{key}.") if is_nested else {key: entry}).items():
-            previous = flat.get(path)
-            both = isinstance(previous, Mapping) and isinstance(value, Mapping)
-            flat[path] = {**previous, **value} if both else value  # type: ignore[dict-item]
-    return flat
-
-
-def _is_scalar(entry: Mapping[str, Any]) -> bool:
-    return bool(set(entry) & set(SCALAR_FIELDS)) and not any(isinstance(e, Mapping | list) for e in entry.values())
 
 
 def _from_config(key: str, entry: Any, parser: OverridesParser) -> Parameter:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,98 +16,41 @@ import optuna
 from optuna.distributions import BaseDistribution
 from optuna.pruners import NopPruner
 from optuna.samplers import BaseSampler
-from optuna.storages.journal import BaseJournalBackend
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from maze.cli.errors import UsageError, suggestion
 from maze.cli.sweeps.results import STUDY_FILE, SweepRun, SweepTrial, TrialResult
-from maze.cli.sweeps.samplers import PRUNERS, SAMPLERS, CmaEs, Nevergrad, ReplayedSampler
+from maze.cli.sweeps.samplers import PRUNERS, SAMPLERS, Nevergrad
 from maze.cli.sweeps.space import SearchSpace
-from maze.core.annotations import override
 from maze.core.errors import CheckpointError, ConfigError, MazeError
-from maze.core.utils.files import open_json, seal_json
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None  # type: ignore[assignment]
 
 STUDY_NAME = "sweep"
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
-class ChecksummedJournal(BaseJournalBackend):
-    """Optuna's journal file with a checksum in each line, locked as long as it is open.
-
-    Optuna's own backend reads the file and ignores the checksums. A torn last line, which a killed process may leave,
-    is overwritten. Nothing is written before the first :meth:`one_write`.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.line = 0
-        """Number of the line that was read last."""
-        self._is_held = True
-        self._unwritten: list[bytes] = []
-        if not path.exists():
-            path.touch()
-        self._locked: IO[bytes] = open(path, "rb")  # noqa: SIM115 (closed with the study)
-        try:
-            self._lock()
-            whole, newline, _ = self._locked.read().rpartition(b"\n")
-            self._lines = whole.split(b"\n") if newline else []
-            self._size = len(whole + newline)
-        except BaseException:
-            self.close()
-            raise
-
-    @override(BaseJournalBackend)
-    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
-        for number, line in enumerate(self._lines[log_number_from:], start=log_number_from + 1):
-            self.line = number
-            yield json.loads(open_json(line, f"{self.path}, line {number},"))
-
-    @override(BaseJournalBackend)
-    def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        lines = [seal_json(json.dumps(log).encode()) for log in logs]
-        self._lines += lines
-        self._unwritten += lines
-        if not self._is_held:
-            self._write()
-
-    @contextmanager
-    def one_write(self) -> Iterator[None]:
-        """Write and synchronise all lines appended in this context when it ends; none after an error."""
-        self._is_held = True
-        try:
-            yield
-            self._write()
-        finally:
-            self._is_held = False
-            self._unwritten.clear()
-
-    def close(self) -> None:
-        self._locked.close()
-
-    def _write(self) -> None:
-        content = b"".join(line + b"\n" for line in self._unwritten)
-        with open(self.path, "r+b", buffering=0) as file:
-            file.truncate(self._size)
-            file.seek(self._size)
-            if file.write(content) != len(content):
-                raise OSError(f"{self.path}: the disk is full. Free some space, then resume the sweep.")
-            os.fsync(file.fileno())
-        self._size += len(content)
-        self._unwritten.clear()
-
-    def _lock(self) -> None:
-        try:
-            import fcntl
-        except ImportError:  # not a POSIX system
-            return
-        try:
-            fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigError(
-                f"hydra.sweep.dir: another process runs the sweep in {self.path.parent}. Wait until it ends, or choose "
-                "another directory."
-            ) from error
+def _locked(path: Path) -> IO[bytes]:
+    """Open the file of a study, which no other process can open then, and remove a line that a killed process began."""
+    file = open(path, "a+b")  # noqa: SIM115 (closed with the study)
+    try:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise ConfigError(
+            f"hydra.sweep.dir: another process runs the sweep in {path.parent}. Wait until it ends, or choose another "
+            "directory."
+        ) from error
+    file.seek(0)
+    file.truncate(file.read().rfind(b"\n") + 1)
+    return file
 
 
 @dataclass
@@ -128,6 +69,10 @@ class Plan:
     options: Mapping[str, Any]
 
     def __post_init__(self) -> None:
+        unbounded = self.name == "nevergrad"
+        self.distributions: dict[str, BaseDistribution] = {
+            parameter.key: parameter.distribution(unbounded) for parameter in self.space.parameters
+        }
         if self.is_grid:
             return
         for option, known in (("sampler", SAMPLERS), ("pruner", PRUNERS)):
@@ -166,11 +111,6 @@ class Plan:
         space = [[type(parameter).__name__, vars(parameter)] for parameter in self.space.parameters]
         return {**self.options, "space": space, "maximize": self.maximize}
 
-    @cached_property
-    def distributions(self) -> dict[str, BaseDistribution]:
-        unbounded = self.name == "nevergrad"
-        return {parameter.key: parameter.distribution(unbounded) for parameter in self.space.parameters}
-
     @property
     def combinations(self) -> Iterator[dict[str, str]]:
         """The trials of a grid, in the order of Hydra's basic sweeper."""
@@ -195,8 +135,6 @@ class Plan:
         if self.name == "nevergrad":
             options = {name: self.options[name] for name in ("optimizer", "noisy", "budget", "num_workers")}
             return Nevergrad(seed, self.distributions, self.maximize, self.space.parameters, **options)
-        if self.options["sampler"] == "cmaes":
-            return CmaEs(seed, self.distributions, self.maximize)
         return SAMPLERS[self.options["sampler"]](seed=(seed + number * 0x9E3779B1) % 2**32)
 
     @contextmanager
@@ -232,9 +170,10 @@ class SweepStudy:
         """By their number."""
         self._open: dict[int, optuna.Trial] = {}
         self._sampler: BaseSampler | None = None
-        self._journal = ChecksummedJournal(directory / STUDY_FILE)
+        self._path = directory / STUDY_FILE
+        self._file = _locked(self._path)
         try:
-            self._storage = optuna.storages.JournalStorage(self._journal)
+            self._storage = JournalStorage(JournalFileBackend(str(self._path)))
             self._study = optuna.create_study(
                 study_name=STUDY_NAME,
                 storage=self._storage,
@@ -244,19 +183,19 @@ class SweepStudy:
             self.settings: dict[str, Any] = dict(self._study.user_attrs.get("settings", {}))
             self._read_trials()
         except BaseException as error:
-            self._journal.close()
+            self._file.close()
             if isinstance(error, MazeError | OSError) or not isinstance(error, Exception):
                 raise
             raise CheckpointError(
-                f"{self._journal.path}, line {self._journal.line}: this is not a line of a sweep's study. Remove the "
-                "lines from there on to resume from the lines before, or start a new sweep in another directory."
+                f"{self._path} cannot be read as the study of a sweep ({type(error).__name__}: {error}). Start a new "
+                "sweep in another directory."
             ) from error
 
     def __enter__(self) -> SweepStudy:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._journal.close()
+        self._file.close()
 
     @property
     def runs(self) -> list[SweepRun]:
@@ -272,12 +211,11 @@ class SweepStudy:
         for name in plain if self.settings else ():
             if name not in plan.may_change and self.settings.get(name) != plain[name]:
                 raise UsageError(
-                    f"hydra.sweep.dir: the sweep in {self._journal.path.parent} was started with another {name}: "
+                    f"hydra.sweep.dir: the sweep in {self._path.parent} was started with another {name}: "
                     f"{_short(self.settings.get(name))}, now {_short(plain[name])}. Resume it with the command it was "
                     "started with (its multirun.yaml has all overrides), or choose another directory."
                 )
-        with self._journal.one_write():
-            self._study.set_user_attr("settings", plain)
+        self._study.set_user_attr("settings", plain)
         self.settings, self.plan = plain, plan
         if plan.is_grid:
             known = {tuple(trial.params.items()) for trial in self.trials.values()}
@@ -288,7 +226,7 @@ class SweepStudy:
     def propose(self) -> SweepTrial | None:
         """Return the next trial; None: no trials are left."""
         number = len(self.trials)
-        with self.plan.quietly(), self._journal.one_write():
+        with self.plan.quietly():
             if self.plan.is_grid:
                 params = next(self._combinations, None)
                 if params is None:
@@ -296,7 +234,7 @@ class SweepStudy:
                 self._study.enqueue_trial(params)
             elif number >= self.plan.n_trials:
                 return None
-            elif not isinstance(self._sampler, ReplayedSampler):
+            elif not isinstance(self._sampler, Nevergrad):
                 self._sampler = self._study.sampler = self.plan.sampler(number)
             proposed = self._study.ask(self.plan.distributions)
             texts = {p.key: p.text(proposed.params[p.key]) for p in self.plan.space.parameters}
@@ -306,9 +244,8 @@ class SweepStudy:
         """Prepare a finished trial of a grid for further runs."""
         stored = self._study.get_trials(deepcopy=False)
         previous = next(s for s in reversed(stored) if s.user_attrs.get("trial") == trial.number)
-        with self._journal.one_write():
-            self._study.enqueue_trial(previous.params)
-            self._add(trial, self._study.ask(previous.distributions))
+        self._study.enqueue_trial(previous.params)
+        self._add(trial, self._study.ask(previous.distributions))
 
     def save(self, trial: SweepTrial) -> None:
         """Store the runs of an unfinished trial."""
@@ -318,7 +255,7 @@ class SweepStudy:
         """Store the result of a trial, which the search takes into account from then on."""
         stored = self._open.pop(trial.number)
         value = result.signed(self.plan.maximize)
-        with self.plan.quietly(), self._journal.one_write():
+        with self.plan.quietly():
             if result.violation is not None:
                 stored.set_constraint("violation", result.violation)
             self._study.tell(stored, value, TrialState.FAIL if value is None else TrialState.COMPLETE)

@@ -98,38 +98,14 @@ class HiddenStates:
                     array[...] = saved[key]
 
 
-class EpisodeMemory:
-    """Hidden states of a policy that acts in one environment.
-
-    They are reset with each episode. A policy that is evaluated again before the environment is stepped starts from the
-    same state.
-    """
+class EpisodeMemory(HiddenStates):
+    """Hidden states of a policy that acts in one environment; they are reset with each episode."""
 
     def __init__(self, sizes: StateSizes) -> None:
-        self._states = HiddenStates(1, sizes)
-        self._episode = -1
-        self._before: dict[ActorID | None, tuple[int, StatesOfActor]] = {}
+        super().__init__(1, sizes)
+        self.episode = -1
+        self.before: dict[ActorID | None, tuple[int, StatesOfActor]] = {}
         """By actor: step of the simulation of its latest evaluation, and its states before it."""
-
-    def now(self, context: EnvironmentContext, actor: ActorID | None) -> StatesOfActor:
-        """Return the states to act with, `[1, size]` by state key; to be overwritten by those that follow.
-
-        :param context: The environment's context.
-        :param actor: The acting actor.
-        """
-        if context.n_episodes != self._episode:
-            self._episode = context.n_episodes
-            self._states.reset(np.ones(1, np.bool_))
-            self._before.clear()
-        states = self._states.of(actor)
-        asked_at, before = self._before.get(actor, (-1, {}))
-        if asked_at == context.n_substeps:
-            for key, array in before.items():
-                states[key][...] = array
-        else:
-            copies = {key: array.copy() for key, array in states.items()}
-            self._before[actor] = context.n_substeps, copies
-        return states
 
 
 class EpisodeMemories:
@@ -140,7 +116,9 @@ class EpisodeMemories:
         """The memories by environment context."""
 
     def now(self, policy: Any, env: Any, actor: ActorID | None) -> StatesOfActor:
-        """Return the states to act with in an environment, see :meth:`EpisodeMemory.now`.
+        """Return the states to act with in an environment, `[1, size]` by state key; those that follow overwrite them.
+
+        A policy that is evaluated again before the environment is stepped starts from the same states.
 
         :param policy: The policy: the same at each call.
         :param env: The environment.
@@ -153,7 +131,16 @@ class EpisodeMemories:
                 f"{type(policy).__name__} is recurrent: it carries hidden states from step to step of an episode. "
                 "Pass the environment as `env` after its reset."
             )
-        memory = self.by_context.get(context)
-        if memory is None:
-            memory = self.by_context[context] = EpisodeMemory(policy.state_sizes)
-        return memory.now(context, actor)
+        memory = self.by_context.setdefault(context, EpisodeMemory(policy.state_sizes))
+        if context.n_episodes != memory.episode:
+            memory.episode = context.n_episodes
+            memory.reset(np.ones(1, np.bool_))
+            memory.before.clear()
+        states = memory.of(actor)
+        evaluated_at, before = memory.before.get(actor, (-1, {}))
+        if evaluated_at == context.n_substeps:
+            for key, array in before.items():
+                states[key][...] = array
+        else:
+            memory.before[actor] = context.n_substeps, {key: array.copy() for key, array in states.items()}
+        return states

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from maze.core.agent.torch_model import resolve_device
 from maze.core.agent.torch_policy import TorchPolicy
-from maze.core.annotations import override
 from maze.core.errors import CheckpointError, ConfigError, MazeError
 from maze.core.utils.checkpoint import load_state
 from maze.core.utils.config_utils import positive_number
@@ -42,17 +41,11 @@ class SerializedTorchPolicy(TorchPolicy):
         device: str,
         temperature: float = 1.0,
     ) -> None:
-        # networks are built from configurations here, upwards of this package
-        from maze.perception.models.model_composer import BaseModelComposer
         from maze.perception.models.space_config import SpacesConfig
 
-        spaces_config = SpacesConfig.load(spaces_dict_file)
-        self.spaces = spaces_config
+        self.spaces = SpacesConfig.load(spaces_dict_file)
         """Spaces of the environment that it was trained in."""
-        composer = Factory(BaseModelComposer).instantiate(  # type: ignore[type-abstract]  # the target is a concrete one
-            model, config_path="model", **vars(spaces_config)
-        )
-        policy = composer.policy
+        policy = _composed(model, self.spaces).policy
         if policy is None:
             raise ConfigError("model.policy: missing; this model configuration has no policy to roll out.")
         device = resolve_device(device, "policy.device")
@@ -65,10 +58,6 @@ class SerializedTorchPolicy(TorchPolicy):
             raise CheckpointError(f"{state_dict_file}: {error}") from error
         self.eval()
 
-    @override(TorchPolicy)
-    def seed(self, seed: int) -> None:
-        super().seed(seed)
-
 
 def trained_actor_critic(config: Any, policy: Any, directory: str = "") -> TorchActorCritic | None:
     """Return a policy with the state critic of its training run; `None`: there is no state critic.
@@ -79,14 +68,11 @@ def trained_actor_critic(config: Any, policy: Any, directory: str = "") -> Torch
     """
     from maze.core.agent.torch_actor_critic import TorchActorCritic
     from maze.core.agent.torch_state_critic import TorchStateCritic
-    from maze.perception.models.model_composer import BaseModelComposer
 
     if not isinstance(config, Mapping) or not hasattr(policy, "spaces"):
         return None
     try:
-        composer = Factory(BaseModelComposer).instantiate(  # type: ignore[type-abstract]
-            config["model"], config_path="model", **vars(policy.spaces)
-        )
+        composer = _composed(config["model"], policy.spaces)
         if composer.policy is None or not isinstance(composer.critic, TorchStateCritic):
             return None
         actor_critic = TorchActorCritic(composer.policy, composer.critic, policy.device)
@@ -95,6 +81,13 @@ def trained_actor_critic(config: Any, policy: Any, directory: str = "") -> Torch
     except MazeError:
         return None
     return actor_critic
+
+
+def _composed(model: ConfigType, spaces: Any) -> Any:
+    """Return the composer of a model configuration, for the spaces of an environment."""
+    from maze.perception.models.model_composer import BaseModelComposer  # upwards of this package
+
+    return Factory(BaseModelComposer).instantiate(model, config_path="model", **vars(spaces))  # type: ignore[type-abstract]
 
 
 def _policy_weights(state: Mapping[str, Any]) -> dict[str, Any]:

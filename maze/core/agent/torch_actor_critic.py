@@ -119,11 +119,8 @@ class TorchActorCritic(TorchModel):
             observation, actor = substep.observation, substep.actor_id
             if observation is None:
                 raise ValueError(f"The record of actor {actor} has no observation.")
-            if runs is None:
+            with self.policy.running_for(actor, None if runs is None else runs.policy[index]):
                 output = self.policy.compute_substep_policy_output(observation, actor, temperature=temperature)
-            else:
-                with self.policy.running_for(actor, runs.policy[index]):
-                    output = self.policy.compute_substep_policy_output(observation, actor, temperature=temperature)
             policy_output.append(output)
             item = StateCriticStepInput.build(output, observation)
             if runs is not None and index < len(runs.critic):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -137,7 +137,7 @@ class NetworksModel(TorchModel):
         :param key: Key of the network.
         :param run: The run; `None`: the network carries nothing.
         """
-        return running(self._cells.get(key, {}).values(), run)
+        return nullcontext() if run is None else running(self._cells.get(key, {}).values(), run)
 
     def _check_running(self, key: Any) -> None:
         if any(cell.run is None for cell in self._cells[key].values()):

@@ -119,11 +119,8 @@ class TorchPolicy(NetworksModel, Policy):
         deterministic: bool = False,
     ) -> ActionType:
         batch = {key: np.asarray(value)[np.newaxis] for key, value in observation.items()}
-        if self.is_recurrent:
-            states = self._memories.now(self, env, actor_id)
-            actions = self.compute_actions(batch, actor_id, deterministic, states=states)
-        else:
-            actions = self.compute_actions(batch, actor_id, deterministic)
+        states = self._memories.now(self, env, actor_id) if self.is_recurrent else None
+        actions = self.compute_actions(batch, actor_id, deterministic, states=states)
         return {head: action[0] for head, action in actions.items()}
 
     def compute_actions(
@@ -249,10 +246,7 @@ class TorchPolicy(NetworksModel, Policy):
             observation, actor = substep.observation, substep.actor_id
             if observation is None:
                 raise ValueError(f"The record of actor {actor} has no observation.")
-            if runs is None:
-                output.append(self.compute_substep_policy_output(observation, actor, temperature=temperature))
-                continue
-            with self.running_for(actor, runs[index]):
+            with self.running_for(actor, None if runs is None else runs[index]):
                 output.append(self.compute_substep_policy_output(observation, actor, temperature=temperature))
         return output
 

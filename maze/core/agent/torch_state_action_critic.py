@@ -314,19 +314,11 @@ class TorchSharedStateActionCritic(TorchStateActionCritic):
     :raises ConfigError: There is not one network.
     """
 
-    def __init__(
-        self,
-        networks: Mapping[str | int, nn.Module],
-        num_policies: int,
-        device: str,
-        only_discrete_spaces: dict[str | int, bool],
-        action_spaces_dict: dict[str | int, spaces.Dict],
-        twin_networks: Mapping[str | int, nn.Module] | None = None,
-    ) -> None:
-        if len(networks) != 1:
-            raise ConfigError(f"critic.networks: a shared critic has one network, found {list(networks)}.")
-        self._joint_action_space = merged_action_space(action_spaces_dict)
-        super().__init__(networks, num_policies, device, only_discrete_spaces, action_spaces_dict, twin_networks)
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        if len(self.networks) != 1:
+            raise ConfigError(f"critic.networks: a shared critic has one network, found {list(self.networks)}.")
+        self._joint_action_space = merged_action_space(self.action_spaces_dict)
         self._key = next(iter(self.networks))
 
     @override(TorchStateActionCritic)

@@ -22,7 +22,7 @@ from maze.core.agent_deployment.external_core_env import (
     StateUpdate,
     checked_update,
 )
-from maze.core.agent_deployment.session import END_TIMEOUT, Session
+from maze.core.agent_deployment.policy_executor import END_TIMEOUT, Session
 from maze.core.annotations import override
 from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_env import MazeEnv
@@ -105,7 +105,7 @@ class AgentDeployment:
         self._n_steps = 0
         self._watch = watch
         self._session: Session | None = None
-        self._session_end: weakref.finalize[..., Any] | None = None
+        self._session_end: weakref.finalize[..., Any] = weakref.finalize(self, int)  # there is no session to end
         self._lock = threading.Lock()
 
         self.env: Any
@@ -337,18 +337,13 @@ class AgentDeployment:
 
     def _checked_actor(self, actor_id: Any) -> ActorID:
         if actor_id == _ONLY_ACTOR:
-            actor_id = self._only_actor
-        try:
-            actor = ActorID(*actor_id)
-        except TypeError:
+            return self._only_actor
+        if not isinstance(actor_id, tuple) or len(actor_id) != 2 or actor_id[0] not in self._step_keys:
             raise EnvironmentContractError(
-                f"act: `actor_id` must be ActorID(step_key, agent_id), got {actor_id!r}."
-            ) from None
-        if actor.step_key not in self._step_keys:
-            raise EnvironmentContractError(
-                f"act: there is no sub-step {actor.step_key!r} (actor_id={actor!r}). Known: {self._step_keys}."
+                f"act: `actor_id` must be ActorID(step_key, agent_id) with one of the step keys {self._step_keys}, got "
+                f"{actor_id!r}."
             )
-        return actor
+        return ActorID(*actor_id)
 
     def _ended_by_wrapper(self) -> EpisodeOverError:
         n_steps, self._n_steps = self._n_steps, 0
@@ -361,33 +356,25 @@ class AgentDeployment:
 
     def _exchange(self, update: StateUpdate | None, actor: ActorID | None) -> Any:
         session = self._session
-        is_new = session is None
         if session is None:
             session = Session(self.env, self.policy, self.num_candidates, self.deterministic, self._watch)
             self._session, self._session_end = session, weakref.finalize(self, session.end_quietly)
         try:
-            if is_new:
-                session.begin()
             return session.exchange(update, actor)
         except BaseException as error:  # any error ends the thread
             self._phase = _Phase.FAILED
             self._failure = f"{type(error).__name__}: {error}"
-            session.end_quietly()
-            self._forget_session()
+            self._session_end()
+            self._session = None
             raise
-
-    def _forget_session(self) -> None:
-        self._session = None
-        if self._session_end is not None:
-            self._session_end.detach()
-            self._session_end = None
 
     def _release(self, update: StateUpdate | None) -> None:
         try:
             if self._session is not None:
                 self._session.end(update)
         finally:
-            self._forget_session()
+            self._session = None
+            self._session_end.detach()
             self._stop_listening()
             self.env.get_stats(LogStatsLevel.EPOCH).last_stats = self.stats
             if self._owns_env:

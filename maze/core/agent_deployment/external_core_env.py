@@ -216,14 +216,6 @@ class ExternalCoreEnv(CoreEnv):
     def seed(self, seed: int) -> None:
         """Do nothing: the real system has the randomness."""
 
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"{type(self).__name__} has no attribute `{name}`: a deployed agent has only the reported states of the "
-            f"real system. Conversions and wrappers cannot use attributes of the simulation.",
-            name=name,
-            obj=self,
-        )
-
 
 def checked_update(
     method: str,

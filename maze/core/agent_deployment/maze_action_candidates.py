@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gymnasium import spaces
@@ -46,6 +47,7 @@ class ActionCandidates(Mapping[str, Any]):
         return f"{type(self).__name__}({self.candidates!r}, {self.probabilities!r})"
 
 
+@dataclass(eq=False)
 class MazeActionCandidates:
     """Actions of the simulation, best first, with their probabilities.
 
@@ -53,12 +55,8 @@ class MazeActionCandidates:
     :param probabilities: Their probabilities or scores, in the same order.
     """
 
-    def __init__(self, candidates: Sequence[MazeActionType], probabilities: Sequence[float]) -> None:
-        self.candidates = candidates
-        self.probabilities = probabilities
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.candidates!r}, {self.probabilities!r})"
+    candidates: Sequence[MazeActionType]
+    probabilities: Sequence[float]
 
 
 class ActionConversionCandidatesInterface(ActionConversionInterface):

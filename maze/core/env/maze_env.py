@@ -419,16 +419,11 @@ def _check_conversions(
         ("observation_conversion_dict", observations, ObservationConversionInterface),
     ):
         is_mapping: Any = isinstance(conversions, Mapping)
-        if not is_mapping or not conversions:
+        if not is_mapping or not conversions or not all(isinstance(each, interface) for each in conversions.values()):
             raise ConfigError(
-                f"{env_name}: `{name}` must map each sub-step key to a conversion, such as {{0: conversion}}; "
+                f"{env_name}: `{name}` must map each sub-step key to a {interface.__name__}, as {{0: conversion}}; "
                 f"got {conversions!r}."
             )
-        for key, conversion in conversions.items():
-            if not isinstance(conversion, interface):
-                raise ConfigError(
-                    f"{env_name}: `{name}[{key!r}]` must be a {interface.__name__}, got {type(conversion).__name__}."
-                )
     if actions.keys() != observations.keys():
         raise ConfigError(
             f"{env_name}: action and observation conversions must have the same sub-step keys, "

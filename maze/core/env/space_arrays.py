@@ -73,8 +73,6 @@ class Cast:
     def __init__(self, dtype: np.dtype[Any], place: str) -> None:
         self.dtype = dtype
         self._place = place
-        self._given: np.dtype[Any] | None = None
-        """The dtype of the first array."""
 
     def __call__(self, value: Any) -> np.ndarray:
         """Return the value as an array of the dtype; an array of this dtype is not copied.
@@ -83,14 +81,8 @@ class Cast:
         :raises EnvironmentContractError: The dtype does not represent it exactly.
         """
         # NumPy has one object for each native dtype: comparing identities takes a sixth of the time of `==`.
-        if value.__class__ is ndarray and value.dtype is self.dtype and self._given is self.dtype:
+        if value.__class__ is ndarray and value.dtype is self.dtype:
             return value
-        converted = self._converted(value)
-        if isinstance(value, np.ndarray | np.generic) and (self._given is None or value.dtype != self._given):
-            self._note_dtype(value.dtype)
-        return converted
-
-    def _converted(self, value: Any) -> np.ndarray:
         array = np.asarray(value)
         if array.dtype == self.dtype:
             return array
@@ -108,16 +100,6 @@ class Cast:
             f"{array[~is_same].flat[0]!r} in an array of dtype {array.dtype}. Correct the values, or declare a space "
             "that contains them."
         )
-
-    def _note_dtype(self, dtype: np.dtype[Any]) -> None:
-        if self._given is not None and dtype.kind != self._given.kind:
-            warnings.warn(
-                f"{self._place}: the dtype of the values has changed from {self._given} to {dtype}; the space declares "
-                f"{self.dtype}.",
-                UserWarning,
-                stacklevel=3,
-            )
-        self._given = self.dtype if dtype == self.dtype else dtype
 
 
 def zeros(spaces_dict: SpacesDict, leading: tuple[int, ...], kind: str) -> Arrays:

@@ -10,15 +10,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Hashable
 from functools import cache
-from inspect import Parameter
+from inspect import Parameter, Signature
 from typing import Any, TypeVar, cast
 
 from maze.core.events.event_record import EventRecord
 
 T = TypeVar("T")
 Notify = Callable[[EventRecord], None]
-
-_STARS: dict[Any, str] = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}
 
 
 def event_topic_factory(interface_class: type[T], fn_notify_event: Notify) -> T:
@@ -68,10 +66,10 @@ def _compile_event(interface_class: type[Any], name: str, method: Callable[..., 
         f"**{parameter.name}" if parameter.kind is Parameter.VAR_KEYWORD else f"{parameter.name!r}: {parameter.name}"
         for parameter in parameters
     )
+    bare = Signature([p.replace(annotation=Parameter.empty, default=Parameter.empty) for p in signature])
     # Globals of the generated function have names that are no parameters.
     source = (
-        f"def {name}({_parameter_list([receiver, *parameters])}):\n"
-        f"    {this}._notify(__maze_record(__maze_interface, __maze_method, {{{attributes}}}))\n"
+        f"def {name}{bare}:\n    {this}._notify(__maze_record(__maze_interface, __maze_method, {{{attributes}}}))\n"
     )
     namespace: dict[str, Any] = {
         "__maze_record": EventRecord,
@@ -80,33 +78,9 @@ def _compile_event(interface_class: type[Any], name: str, method: Callable[..., 
     }
     exec(compile(source, f"<event {interface_class.__qualname__}.{name}>", "exec"), namespace)
     fire = namespace[name]
-    defaults = [parameter for parameter in parameters if parameter.default is not Parameter.empty]
-    fire.__defaults__ = tuple(p.default for p in defaults if p.kind is not Parameter.KEYWORD_ONLY)
-    fire.__kwdefaults__ = {p.name: p.default for p in defaults if p.kind is Parameter.KEYWORD_ONLY}
+    fire.__defaults__, fire.__kwdefaults__ = method.__defaults__, method.__kwdefaults__
     fire.__doc__ = method.__doc__
     # Python's errors about wrong arguments name the event.
     fire.__qualname__ = f"{interface_class.__qualname__}.{name}"
     fire.__module__ = interface_class.__module__
     return cast("Callable[..., None]", fire)
-
-
-def _parameter_list(parameters: list[Parameter]) -> str:
-    """Return the source of a parameter list without annotations; the defaults are set on the function object."""
-    parts: list[str] = []
-    positional_only_open = False
-    keyword_only_open = False
-    for parameter in parameters:
-        if positional_only_open and parameter.kind is not Parameter.POSITIONAL_ONLY:
-            parts.append("/")
-            positional_only_open = False
-        if parameter.kind is Parameter.POSITIONAL_ONLY:
-            positional_only_open = True
-        if parameter.kind is Parameter.VAR_POSITIONAL:
-            keyword_only_open = True
-        if parameter.kind is Parameter.KEYWORD_ONLY and not keyword_only_open:
-            parts.append("*")
-            keyword_only_open = True
-        parts.append(_STARS.get(parameter.kind, "") + parameter.name)
-    if positional_only_open:
-        parts.append("/")
-    return ", ".join(parts)

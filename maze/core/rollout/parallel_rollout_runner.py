@@ -18,7 +18,7 @@ from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, ConfigTy
 from maze.core.utils.import_guard import ImportGuard, current_guard, imports_guarded
 from maze.core.utils.targets import locate
 from maze.core.utils.worker_pool import ShareWorkers
-from maze.core.utils.worker_process import Host, ReportingQueue, failure_of
+from maze.core.utils.worker_process import Host, failure_of
 
 __all__ = ["EpisodeRecorder", "EpisodeStatsReport", "ParallelRolloutRunner", "ParallelRolloutWorker"]
 
@@ -97,7 +97,7 @@ class ParallelRolloutWorker(Host):
         max_episode_steps: int,
         record_trajectory: bool,
         input_directory: str,
-        reporting_queue: ReportingQueue,
+        reporting_queue: Any,
         env_instance_seed: int | None,
         agent_instance_seed: int | None,
         record_event_logs: bool = True,
@@ -156,7 +156,15 @@ class DistributedRolloutRunner(RolloutRunner):
 
 
 class ParallelRolloutRunner(DistributedRolloutRunner):
-    """Distributes the episodes over several processes of this machine."""
+    """Distributes the episodes over several processes of this machine.
+
+    :param n_episodes: Number of episodes in total.
+    :param max_episode_steps: Steps after which an episode is cut off; 0: never.
+    :param n_processes: Number of processes.
+    :param record_trajectory: Store each episode's trajectory in `trajectory_data`.
+    :param record_event_logs: Store all events in `event_logs`.
+    :param rest: Further arguments of :class:`~maze.core.rollout.rollout_runner.RolloutRunner`.
+    """
 
     def __init__(
         self,
@@ -165,29 +173,9 @@ class ParallelRolloutRunner(DistributedRolloutRunner):
         n_processes: int,
         record_trajectory: bool,
         record_event_logs: bool,
-        deterministic: bool = False,
-        record_actions: bool = False,
-        env_timeout: float | None = None,
-        record_parquet: bool = False,
-        best_of: int = 1,
-        clairvoyant: bool = False,
-        starts: str | None = None,
-        concurrency: int | None = None,
+        **rest: Any,
     ) -> None:
-        super().__init__(
-            n_episodes,
-            max_episode_steps,
-            record_trajectory,
-            record_event_logs,
-            deterministic,
-            record_actions,
-            env_timeout,
-            record_parquet,
-            best_of,
-            clairvoyant,
-            starts,
-            concurrency,
-        )
+        super().__init__(n_episodes, max_episode_steps, record_trajectory, record_event_logs, **rest)
         self.n_processes = whole_number("runner.n_processes", n_processes, at_least=1)
 
     @contextmanager

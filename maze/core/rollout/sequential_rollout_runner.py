@@ -8,12 +8,14 @@ from maze.core.rollout.recording import EpisodeRecorder, RolloutReport, has_disp
 from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import CollectionOfConfigType, ConfigType
+from maze.core.wrappers.recording_wrapper import can_be_drawn
 
 
 class SequentialRolloutRunner(RolloutRunner):
     """Runs all episodes in this process, which makes rendering and debugging possible.
 
-    :param render: Show the environment after each step in a window; without a display, `record_pages` takes its place.
+    :param render: Show the environment after each step in a window; without a display or a library for drawing,
+        `record_pages` takes its place.
     :param record_pages: Write each episode as a page for a browser into `episode_pages`. A number `k` draws every
         `k`-th step only.
     """
@@ -60,10 +62,13 @@ class SequentialRolloutRunner(RolloutRunner):
         maze_env, policy = self.init_env_and_agent(
             env, wrappers, self.max_episode_steps, agent, self.input_dir, env_timeout=self.env_timeout
         )
-        can_render = self.render and has_display()
+        can_render = self.render and has_display() and can_be_drawn(maze_env)
         record_pages = self.record_pages or int(self.render and not can_render)
         if self.render and not can_render:
-            print("No display was found; each episode is written as a page for a browser.", flush=True)
+            print(
+                "No display or library for drawing was found; each episode is written as a page for a browser.",
+                flush=True,
+            )
         self._announce(agent)
         self._report = RolloutReport(self.record_event_logs, self._cfg, self.max_episode_steps)
         policy, seeds = self.best_plays(maze_env, policy, self.draw_episode_seeds(maze_env), self.search)

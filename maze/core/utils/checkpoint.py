@@ -64,19 +64,18 @@ def load_state(source: str | Path | BinaryIO, map_location: str | torch.device =
     if isinstance(source, str | Path):
         path = Path(source)
         name, content = f"`{path}`", _read(path)
-        alternatives = _alternatives(path)
     else:
-        name, content, alternatives = "The opened checkpoint", bytearray(source.read()), ""
-    records = _verified_records(content, name, alternatives)
+        name, content = "The opened checkpoint", bytearray(source.read())
+    records = _verified_records(content, name)
     try:
         state = read_pickle(records["data.pkl"], _rule, _Storages(records, torch.device(map_location)))
     except Exception as error:  # an untrusted content can lead to nearly any type
         raise CheckpointError(
             f"{name} cannot be loaded as a checkpoint: {_first_line(error)}. A checkpoint may contain tensors and "
-            f"plain values only, and nothing in it is executed.{alternatives}"
+            f"plain values only, and nothing in it is executed."
         ) from error
     if not isinstance(state, dict):
-        raise CheckpointError(f"{name} holds a {type(state).__name__}; expected a state dictionary.{alternatives}")
+        raise CheckpointError(f"{name} holds a {type(state).__name__}; expected a state dictionary.")
     return state
 
 
@@ -176,7 +175,7 @@ def _rule(module_name: str, qualified_name: str) -> Rule:
 
 def _read(path: Path) -> bytearray:
     if path.is_dir():
-        raise CheckpointError(f"`{path}` is a directory; expected a checkpoint file.{_candidates(path, None)}")
+        raise CheckpointError(f"`{path}` is a directory; expected a checkpoint file.")
     try:
         with path.open("rb", buffering=0) as file:
             content = bytearray(path.stat().st_size)
@@ -184,25 +183,21 @@ def _read(path: Path) -> bytearray:
             return content
     except FileNotFoundError as error:
         raise CheckpointError(
-            f"There is no checkpoint `{path}`.{_alternatives(path)} Training writes one: "
-            "`maze-run -cn conf_train env=... algorithm=...`."
+            f"There is no checkpoint `{path}`. Training writes one: `maze-run -cn conf_train env=... algorithm=...`."
         ) from error
     except OSError as error:
-        raise CheckpointError(f"`{path}` cannot be read: {error.strerror or error}.{_alternatives(path)}") from error
+        raise CheckpointError(f"`{path}` cannot be read: {error.strerror or error}.") from error
 
 
-def _verified_records(content: bytearray, name: str, alternatives: str) -> dict[str, memoryview]:
+def _verified_records(content: bytearray, name: str) -> dict[str, memoryview]:
     """Return the entries of a checkpoint's archive, without their common folder, after comparing checksums."""
     expected = "expected a checkpoint written by torch.save"
     if not content:
-        raise CheckpointError(f"{name} is empty; {expected}.{alternatives}")
+        raise CheckpointError(f"{name} is empty; {expected}.")
     if not content.startswith(b"PK"):
         kind = "an HTML page" if content.lstrip()[:1] == b"<" else f"{len(content)} bytes of something else"
-        raise CheckpointError(f"{name} is {kind}; {expected}.{alternatives}")
-    try:
-        open_seal(content, name)
-    except CheckpointError as error:
-        raise CheckpointError(f"{error}{alternatives}") from None
+        raise CheckpointError(f"{name} is {kind}; {expected}.")
+    open_seal(content, name)
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             entries, comment = archive.infolist(), archive.comment
@@ -210,23 +205,19 @@ def _verified_records(content: bytearray, name: str, alternatives: str) -> dict[
             raise ValueError("its checksum is damaged")
         records = {entry.filename: _record(content, entry) for entry in entries}
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, OSError, struct.error) as error:
-        raise CheckpointError(
-            f"{name} is damaged or was cut off ({_first_line(error)}); {expected}.{alternatives}"
-        ) from error
+        raise CheckpointError(f"{name} is damaged or was cut off ({_first_line(error)}); {expected}.") from error
     if not is_sealed(content):
         for entry in entries:
             if zlib.crc32(records[entry.filename]) != entry.CRC:
-                raise CheckpointError(
-                    f"{name} is damaged: the checksum of its part `{entry.filename}` is wrong.{alternatives}"
-                )
+                raise CheckpointError(f"{name} is damaged: the checksum of its part `{entry.filename}` is wrong.")
     pickles = [entry for entry in records if entry.endswith("/data.pkl")]
     if len(pickles) != 1 or len(records) != len(entries):
         raise CheckpointError(
-            f"{name} is a zip archive of something else (it holds {_listing(list(records))}); {expected}.{alternatives}"
+            f"{name} is a zip archive of something else (it holds {_listing(list(records))}); {expected}."
         )
     folder = pickles[0].removesuffix("data.pkl")
     if records.get(f"{folder}byteorder", b"") not in (b"", sys.byteorder.encode()):
-        raise CheckpointError(f"{name} was written on a machine with another byte order.{alternatives}")
+        raise CheckpointError(f"{name} was written on a machine with another byte order.")
     return {entry.removeprefix(folder): record for entry, record in records.items()}
 
 
@@ -244,19 +235,6 @@ def _record(content: bytearray, entry: zipfile.ZipInfo) -> memoryview:
     if start + entry.file_size > len(content):
         raise ValueError(f"its part `{entry.filename}` is cut off")
     return memoryview(content)[start : start + entry.file_size]
-
-
-def _alternatives(path: Path) -> str:
-    return _candidates(path.parent, path)
-
-
-def _candidates(directory: Path, excluded: Path | None) -> str:
-    """Name the other checkpoints in a directory, newest first; empty: there are none."""
-    if not directory.is_dir():
-        return f" The directory `{directory}` does not exist."
-    files = [file for file in directory.glob("*.pt") if file != excluded and file.is_file() and file.stat().st_size]
-    files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
-    return f" Other checkpoints there: {_listing([file.name for file in files])}." if files else ""
 
 
 def _flatten(state: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

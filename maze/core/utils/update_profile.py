@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import cProfile
 import functools
-import io
-import pstats
 import threading
 import time
 from collections import Counter
@@ -26,12 +23,7 @@ MEANINGS = {
     LEARNING: "everything else: values, losses, gradients, the optimizer",
 }
 """The parts of an update, which do not overlap."""
-N_FUNCTIONS = 25
-_REMARKS = (
-    "This was the first update, which includes set-up. A second update is measured instead, if there is one.",
-    "The next update adds the table of functions; none has been completed.",
-)
-"""Remarks on the file after the first and after the second update."""
+_REMARK = "This was the first update, which includes set-up."
 PROFILE_FILE = "profile.txt"
 """Name of the profile in the run directory."""
 
@@ -92,10 +84,7 @@ def timed(part: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 class UpdateProfile:
-    """Profile two updates of a run: the parts of the second one and the functions of the third one.
-
-    The first update includes set-up and is replaced by the second one. Functions are profiled in a separate update,
-    because the profiler slows it down. If the run ends earlier, the file states which part is missing.
+    """Profile the second update of a run; the first one, which includes set-up, only if the run ends with it.
 
     :param file: The file to write.
     """
@@ -103,12 +92,11 @@ class UpdateProfile:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._n_updates = 0
-        self._table = ""
 
     @property
     def is_done(self) -> bool:
-        """Whether both updates have been profiled."""
-        return self._n_updates > len(_REMARKS)
+        """Whether the second update has been profiled."""
+        return self._n_updates > 1
 
     @contextmanager
     def one_update(self, number: int) -> Iterator[None]:
@@ -117,16 +105,9 @@ class UpdateProfile:
         :param number: Number of the update in the run, from 1.
         """
         self._n_updates += 1
-        if self._n_updates <= len(_REMARKS):
-            with _counted() as parts:
-                yield
-            self._table = _table(parts, number)
-            write_whole(self._file, f"{self._table}\n{_REMARKS[self._n_updates - 1]}\n")
-        else:
-            profile = cProfile.Profile()
-            with profile:
-                yield
-            write_whole(self._file, f"{self._table}\n{_functions(profile, number)}")
+        with _counted() as parts:
+            yield
+        write_whole(self._file, _table(parts, number) + ("" if self.is_done else f"\n{_REMARK}\n"))
 
 
 @contextmanager
@@ -148,11 +129,3 @@ def _table(parts: Parts, number: int) -> str:
         times = "" if part == LEARNING else f"{calls:,} times"
         lines.append(f"{part:<12}{seconds * 1e3:>12,.1f} ms{seconds / total:>7.1%}{times:>16}   {meaning}")
     return "\n".join(lines) + "\n"
-
-
-def _functions(profile: cProfile.Profile, number: int) -> str:
-    text = io.StringIO()
-    pstats.Stats(profile, stream=text).strip_dirs().sort_stats("tottime").print_stats(N_FUNCTIONS)
-    lines = [line.rstrip() for line in text.getvalue().splitlines() if line.strip()]
-    header = f"The most expensive functions of update {number} (slower than others, because each call is profiled)"
-    return "\n".join([header, "", *lines]) + "\n"

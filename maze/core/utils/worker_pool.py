@@ -20,6 +20,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import pairwise
 from multiprocessing.reduction import send_handle
 from multiprocessing.util import Finalize
@@ -46,66 +47,31 @@ _ADVICE_FOR_SIGNALS = {
 class EnvWorkerError(WorkerError):
     """A worker process failed.
 
-    :param what: What happened to it.
+    :param text: The message.
     :param worker_index: Which worker.
     :param env_indices: The environments it stepped.
     :param pid: Its process id.
     :param call: The call it was in.
-    :param exit_code: Exit code of the process; negative: the signal that killed it; None: still running.
-    :param advice: What to do about it.
-    :param worker_traceback: The original traceback, if there is one.
     """
 
-    def __init__(
-        self,
-        what: str,
-        worker_index: int,
-        env_indices: Sequence[int],
-        pid: int | None,
-        call: str,
-        exit_code: int | None = None,
-        advice: str = "",
-        worker_traceback: str | None = None,
-    ) -> None:
-        self.what = what
-        self.worker_index = worker_index
-        self.env_indices = list(env_indices)
-        self.pid = pid
-        self.call = call
-        self.exit_code = exit_code
-        self.advice = advice
-        self.worker_traceback = worker_traceback
-        super().__init__(self._message())
+    def __init__(self, text: str, worker_index: int, env_indices: list[int], pid: int | None, call: str) -> None:
+        super().__init__(text)
+        self.worker_index, self.env_indices, self.pid, self.call = worker_index, env_indices, pid, call
 
     def __reduce__(self) -> tuple[type[EnvWorkerError], tuple[object, ...]]:
-        arguments = (self.what, self.worker_index, self.env_indices, self.pid, self.call, self.exit_code)
-        return type(self), (*arguments, self.advice, self.worker_traceback)
-
-    def _message(self) -> str:
-        first, last = self.env_indices[0], self.env_indices[-1]
-        envs = f"environment {first}" if first == last else f"environments {first} to {last}"
-        lines = [f"environment worker {self.worker_index} ({envs}, pid {self.pid}) {self.what} during `{self.call}`."]
-        if self.advice:
-            lines.append(self.advice)
-        if self.worker_traceback:
-            lines.append(f"Traceback in the worker:\n{self.worker_traceback}")
-        return "\n".join(lines)
+        return type(self), (str(self), self.worker_index, self.env_indices, self.pid, self.call)
 
 
+@dataclass(eq=False)
 class Worker:
-    """One worker process, in the parent.
+    """One worker process, in the parent."""
 
-    :param index: Index of the worker.
-    :param rows: Its environments among all.
-    :param process: The process.
-    :param channel: The parent's end of its pipe.
-    """
-
-    def __init__(self, index: int, rows: slice, process: Any, channel: Channel) -> None:
-        self.index = index
-        self.rows = rows
-        self.process = process
-        self.channel = channel
+    index: int
+    rows: slice
+    """Its environments among all."""
+    process: Any
+    channel: Channel
+    """The parent's end of its pipe."""
 
 
 class WorkerPool:
@@ -197,22 +163,19 @@ class WorkerPool:
             self._send(worker, messages.CALL, content, method, fd)
         return self.gather(method)
 
-    def tell(self, worker: Worker, method: str, *arguments: Any, fd: int | None = None) -> None:
-        """Call a method of one host without waiting for it; it is not answered.
+    def tell(
+        self, method: str, *arguments: Any, workers: Sequence[Worker] | None = None, fd: int | None = None
+    ) -> None:
+        """Call a method of hosts without waiting for them; it is not answered.
 
-        :param worker: The worker.
         :param method: Name of the method.
         :param arguments: Its arguments.
+        :param workers: The workers of the hosts; `None`: all.
         :param fd: A file descriptor that follows the arguments.
         """
         self._check_open()
-        self._send(worker, messages.TELL, messages.dumps((method, arguments, fd is not None)), method, fd)
-
-    def tell_all(self, method: str, *arguments: Any, fd: int | None = None) -> None:
-        """Call a method of all hosts without waiting for them; see :meth:`tell`."""
-        self._check_open()
         content = messages.dumps((method, arguments, fd is not None))
-        for worker in self.workers:
+        for worker in self.workers if workers is None else workers:
             self._send(worker, messages.TELL, content, method, fd)
 
     def gather(self, call: str) -> list[Any]:
@@ -308,7 +271,7 @@ class WorkerPool:
         cause = exception_of(failure)
         where = f" in {failure.place}" if failure.place else ""
         what = f"raised {failure.text.rstrip('.')}{where}"
-        error = self.error(what, worker, call, worker_traceback=failure.traceback)
+        error = self.error(what, worker, call, trace=failure.traceback)
         if isinstance(cause, self.self_explanatory):
             raise cause from error
         raise error from cause if isinstance(cause, Exception) else None
@@ -328,24 +291,29 @@ class WorkerPool:
         advice = "An environment, or a library it uses, ended the process."
         if exit_code < 0:
             advice = _ADVICE_FOR_SIGNALS.get(exit_code, "")
-        raise self.error(exit_text(exit_code), worker, call, exit_code=exit_code, advice=advice)
+        raise self.error(exit_text(exit_code), worker, call, advice)
 
     def _fail_hanging(self, worker: Worker, call: str) -> NoReturn:
         self.close()
         what = f"did not answer within {self._timeout:g} seconds"
         advice = "Raise `timeout` (`runner.env_timeout` of a run) if an environment may take that long."
-        raise self.error(what, worker, call, advice=advice)
+        raise self.error(what, worker, call, advice)
 
-    def error(self, what: str, worker: Worker, call: str, **details: Any) -> WorkerError:
+    def error(self, what: str, worker: Worker, call: str, advice: str = "", trace: str = "") -> WorkerError:
         """Return the error that names a failed worker.
 
         :param what: What happened to it.
         :param worker: The worker.
         :param call: The call it was in.
-        :param details: Further arguments of :class:`EnvWorkerError`.
+        :param advice: What to do about it.
+        :param trace: The original traceback, if there is one.
         """
-        env_indices = range(worker.rows.start, worker.rows.stop)
-        return EnvWorkerError(what, worker.index, env_indices, worker.process.pid, call, **details)
+        indices = list(range(worker.rows.start, worker.rows.stop))
+        envs = f"environments {indices[0]} to {indices[-1]}" if len(indices) > 1 else f"environment {indices[0]}"
+        pid = worker.process.pid
+        text = f"environment worker {worker.index} ({envs}, pid {pid}) {what} during `{call}`."
+        lines = [text, advice, trace and f"Traceback in the worker:\n{trace}"]
+        return EnvWorkerError("\n".join(filter(None, lines)), worker.index, indices, pid, call)
 
 
 class ShareWorkers(WorkerPool):
@@ -373,7 +341,7 @@ class ShareWorkers(WorkerPool):
         """
         try:
             self.gather("start")
-            self.tell_all(method)
+            self.tell(method)
             while sum(self._n_done) < self._n_items:
                 for worker, result in self.reports(wait=True):
                     number = self._number(worker)
@@ -386,14 +354,11 @@ class ShareWorkers(WorkerPool):
         return worker.index + len(self._n_done) * self._n_done[worker.index]
 
     @override(WorkerPool)
-    def error(self, what: str, worker: Worker, call: str, **details: Any) -> WorkerError:
-        trace, advice = details.get("worker_traceback"), details.get("advice", "")
+    def error(self, what: str, worker: Worker, call: str, advice: str = "", trace: str = "") -> WorkerError:
         item = self._item(min(self._number(worker), self._n_items - 1))
-        how = f"{'failed' if trace else what} {item} (after {self._n_done[worker.index]} finished)"
-        text = f"{self._noun} {worker.index} (pid {worker.process.pid}) {how}"
-        if trace:
-            return WorkerError("\n".join([f"{text}:", trace.rstrip(), *filter(None, (advice, f"It {what}."))]))
-        return WorkerError(f"{text}. {advice}".rstrip())
+        n_done = self._n_done[worker.index]
+        text = f"{self._noun} {worker.index} (pid {worker.process.pid}) {what} {item} (after {n_done} finished)."
+        return WorkerError("\n".join(filter(None, (text, advice, trace))))
 
 
 class SharedMemory:
@@ -460,8 +425,7 @@ def process_context(start_method: str | None, modules: Sequence[str] = ()) -> An
     if start_method is None:
         start_method = "forkserver" if "forkserver" in available else "spawn"
     if start_method not in available:
-        hint = " Without processes there is SequentialDistributedActors." if start_method == "dummy" else ""
-        raise ConfigError(f"start_method: expected one of {', '.join(available)}, found {start_method!r}.{hint}")
+        raise ConfigError(f"start_method: expected one of {', '.join(available)}, found {start_method!r}.")
     context = multiprocessing.get_context(start_method)
     # The server must not import the user's script, and torch only if a worker needs it.
     preload(context, modules)
@@ -503,7 +467,6 @@ def _end_workers(workers: list[Worker]) -> None:
             worker.process.kill()
     _wait(workers, 1.0)
     for worker in workers:
-        _report_late_failure(worker)
         worker.channel.close()
 
 
@@ -511,12 +474,3 @@ def _wait(workers: list[Worker], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     for worker in workers:
         worker.process.join(max(0.0, deadline - time.monotonic()))
-
-
-def _report_late_failure(worker: Worker) -> None:
-    """Log failures that occurred while the environments were closed."""
-    with suppress(OSError, EOFError):  # the last message may be incomplete
-        while worker.channel.connection.poll(0):
-            code, payload = worker.channel.receive()
-            if code == messages.FAILED:
-                logger.warning("worker %d, while closing: %s", worker.index, payload.text)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import cloudpickle
 
@@ -76,12 +76,6 @@ class Host:
 
     def close(self) -> None:
         """Release everything; a second call does nothing."""
-
-
-class ReportingQueue(Protocol):
-    """Receives the reports of a worker."""
-
-    def put(self, item: Any, /) -> None: ...
 
 
 class Failure(NamedTuple):

@@ -23,10 +23,10 @@ ACTION_MASK = "action_mask"
 MASK_NAMES = (ACTION_MASK, "action_masks", "valid_action_mask")
 """Names of the entry of `info`, or of the method, that holds the mask of valid actions."""
 MAX_ITEMS = 32
-"""Default number of items of a sequence, or nodes of a graph, that are kept."""
+"""Default number of items of a sequence that are kept."""
 
 _LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-_ENCODED = (*_LEAVES, spaces.OneOf, spaces.Graph, spaces.Sequence)
+_ENCODED = (*_LEAVES, spaces.Sequence)
 _Part = tuple[str, tuple[Any, ...], "spaces.Space[Any]"]
 """Key in the flat dictionary, path to the value, space."""
 
@@ -177,13 +177,12 @@ class ArrayObservations(gymnasium.ObservationWrapper[Any, Any, Any], RecordConst
     """Convert observations to a flat dictionary of arrays.
 
     Keys of nested containers are joined by `_`. A sequence becomes an array `[n, features]` and a mask `<key>_mask` of
-    its items, a graph has an adjacency matrix `<key>_adjacency` as well; items beyond `n` are dropped. A `OneOf`
-    becomes a vector. Texts are left out, unless they are encoded as the numbers of their characters, and so are other
-    spaces.
+    its items; items beyond `n` are dropped. Texts are left out, unless they are encoded as the numbers of their
+    characters, and so are other spaces.
 
     :param env: The environment.
     :param drop: Observations to leave out.
-    :param encode: Number of characters, items or nodes to keep of a text, sequence or graph.
+    :param encode: Number of characters or items to keep of a text or sequence.
     :raises ConfigError: An entry to drop or encode does not exist, no entry is left, or two get the same name.
     """
 
@@ -415,17 +414,6 @@ class _Encoder:
         entries[self.key] = value
 
 
-class _OneOfEncoder(_Encoder):
-    """Encode a `OneOf` as a vector of the chosen alternative and its value."""
-
-    def __init__(self, key: str, space: spaces.Space[Any]) -> None:
-        super().__init__(key, _real(flatten_space(space)))
-        self._space = space
-
-    def encode(self, value: Any, entries: dict[str, Any]) -> None:
-        entries[self.key] = np.asarray(flatten(self._space, value), np.float32)
-
-
 class _TextEncoder(_Encoder):
     """Encode a text as numbers of its characters, from 1 in the order of the character set, padded with 0."""
 
@@ -462,30 +450,9 @@ class _SequenceEncoder(_Encoder):
         entries[self.key], entries[f"{self.key}_mask"] = rows, mask
 
 
-class _GraphEncoder(_SequenceEncoder):
-    """Encode a graph as a sequence of nodes and a symmetric adjacency matrix, without features of edges."""
-
-    def __init__(self, key: str, space: spaces.Graph, n_nodes: int) -> None:
-        super().__init__(key, space.node_space, n_nodes)
-        self.spaces[f"{key}_adjacency"] = spaces.Box(0, 1, (n_nodes, n_nodes), np.float32)
-
-    def encode(self, value: Any, entries: dict[str, Any]) -> None:
-        super().encode(value.nodes, entries)
-        adjacency = np.zeros((self._n, self._n), np.float32)
-        if value.edge_links is not None:
-            links = np.asarray(value.edge_links, np.int64).reshape(-1, 2)
-            first, second = links[(links < self._n).all(axis=1)].T
-            adjacency[first, second] = adjacency[second, first] = 1.0
-        entries[f"{self.key}_adjacency"] = adjacency
-
-
 def _encoder(key: str, space: spaces.Space[Any], n: int) -> _Encoder:
     if isinstance(space, spaces.Text):
         return _TextEncoder(key, space, n)
-    if isinstance(space, spaces.OneOf):
-        return _OneOfEncoder(key, space)
-    if isinstance(space, spaces.Graph):
-        return _GraphEncoder(key, space, n)
     if isinstance(space, spaces.Sequence):
         return _SequenceEncoder(key, space.feature_space, n)
     return _Encoder(key, space)

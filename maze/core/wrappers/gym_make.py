@@ -17,18 +17,9 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator, parse_env_id, registry
 
-from maze.core.errors import ConfigError, did_you_mean, install_command
+from maze.core.errors import ConfigError, did_you_mean
 from maze.core.utils.targets import is_module_name, locate, named_module
 from maze.core.wrappers.gym_adapters import in_current_api, takes_seed
-
-_OLDER_GYM = (
-    "Environments of the older package `gym` need gymnasium's compatibility package shimmy, and NumPy 1: "
-    'pip install "shimmy[gym-v26]" "numpy<2", then env.name=GymV26Environment-v0 \'env.kwargs={{env_id: {id}}}\' '
-    "(GymV21Environment-v0 where `reset` takes no seed)."
-)
-
-_EXTRAS = ("box2d", "mujoco")
-"""Extras with the names of their packages."""
 
 
 def make_gymnasium_env(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
@@ -38,34 +29,33 @@ def make_gymnasium_env(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
     :param kwargs: Passed to `gymnasium.make`, `render_mode` for instance.
     :raises ConfigError: There is no such environment, a package is missing, or it does not take the arguments.
     """
-    broken: dict[str, Exception] = {}
     module, colon, rest = name.partition(":")
     try:
         if (colon and not is_module_name(module)) or ":" in rest:
             raise gymnasium.error.UnregisteredEnv("expected an id, or <module>:<id>.")
         if not colon and newest_version(name) is None and name not in registry:
-            broken = _register_from_installed_packages(name)
-    except gymnasium.error.Error as error:
-        raise ConfigError(_cannot_be_made(name, error, broken)) from error
-    current = _successor(name)
-    if current is not None:
-        warnings.warn(f"Environment `{name}` is retired; `{current}` is used instead.", UserWarning, stacklevel=3)
-        name = current
-    try:
+            _register_from_installed_packages(name)
+        if (current := _successor(name)) is not None:
+            warnings.warn(f"Environment `{name}` is retired; `{current}` is used instead.", UserWarning, stacklevel=3)
+            name = current
         env = gymnasium.make(name, **kwargs)
         if env.spec is None or takes_seed(env.unwrapped):
             return env
         env.close()
         return gymnasium.make(_spec_in_current_api(env.spec))
-    except gymnasium.error.DependencyNotInstalled as error:
-        extra = next((extra for extra in _EXTRAS if extra in str(error).lower()), None)
-        hint = f" Or: {install_command(extra)}" if extra else ""
-        raise ConfigError(f"Environment `{name}` needs a package that is not installed: {error}{hint}") from error
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
-        raise ConfigError(_cannot_be_made(name, error, broken)) from error
+        others = [other for other in registry if other != name]
+        raise ConfigError(
+            f"Environment `{name}` cannot be made: {error}{did_you_mean(name, others)} If another package provides it, "
+            f"install that package, and name the module that registers it: env.import=[<module>] or "
+            f"env.name=<module>:{rest or name}. Environments of PettingZoo: env=pettingzoo env.name={name}."
+        ) from error
     except TypeError as error:
         if "gymnasium.Env" in str(error):  # the entry point returns something else
-            raise ConfigError(f"Environment `{name}` is none of gymnasium. {_OLDER_GYM.format(id=name)}") from error
+            raise ConfigError(
+                f"Environment `{name}` is none of gymnasium. Environments of the older package `gym` need gymnasium's "
+                "compatibility package shimmy."
+            ) from error
         if not kwargs or "argument" not in str(error):
             raise
         raise ConfigError(f"Environment `{name}` does not take the arguments {sorted(kwargs)}: {error}") from error
@@ -119,29 +109,20 @@ def newest_version(name: str) -> str | None:
     return max(versions)[1] if versions else None
 
 
-def _register_from_installed_packages(name: str) -> dict[str, Exception]:
-    """Import installed packages that register environments, those with similar names first, until the id is known.
-
-    :return: Errors of packages that could not be imported.
-    """
-    broken: dict[str, Exception] = {}
-    modules = _registering_modules()
+def _register_from_installed_packages(name: str) -> None:
+    """Import installed packages that register environments, those with similar names first, until the id is known."""
+    modules = [module for module in _registering_modules() if module not in sys.modules]
     for module in sorted(modules, key=lambda module: -SequenceMatcher(None, module, name.lower()).ratio()):
-        if module in sys.modules or module.split(".")[0] in broken:
-            continue
-        try:
-            # output and warnings of packages that do not register the id are irrelevant
-            with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-                warnings.simplefilter("ignore")
-                with contextlib.redirect_stderr(io.StringIO()):
-                    importlib.import_module(module)
-        except Exception as error:  # a broken package, or one that lacks another
-            if (package := module.split(".")[0]) not in sys.modules:
-                broken[package] = error
-            continue
+        # errors, output and warnings of packages that do not register the id are irrelevant
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.suppress(Exception))
+            stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+            stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
+            importlib.import_module(module)
         if name in registry or newest_version(name) is not None:
-            return {}
-    return broken
+            return
 
 
 def _registering_modules() -> list[str]:
@@ -162,29 +143,6 @@ def _registering_modules() -> list[str]:
             if "register" in text if len(packages) == 1 else "register(" in text and "gym" in text:
                 modules.append(".".join(packages))
     return list(dict.fromkeys(modules))
-
-
-def _cannot_be_made(name: str, error: Exception, broken: Mapping[str, Exception]) -> str:
-    """Return the message for an id that is unknown, or whose environment cannot be imported."""
-    if re.search(r"\w_v\d+$", name):
-        return f"Environment `{name}` is none of gymnasium. If it is one of PettingZoo: env=pettingzoo env.name={name}"
-    older = getattr(sys.modules.get("gym"), "envs", None)
-    if name in getattr(older, "registry", ()):
-        return f"Environment `{name}` is registered in the older package `gym`. {_OLDER_GYM.format(id=name)}"
-    module, _, rest = name.rpartition(":")
-    if "-" in module:
-        return f"Environment `{name}`: `{module}` is no module. Did you mean `{module.replace('-', '_')}:{rest}`?"
-    others = [other for other in registry if other != name]
-    failures = "; ".join(
-        f"{module} ({type(failure).__name__}: {str(failure).strip().splitlines()[0] if str(failure).strip() else ''})"
-        for module, failure in broken.items()
-    )
-    return (
-        f"Environment `{name}` cannot be made: {error}{did_you_mean(name, others)} If another package provides it, "
-        f"install that package, and name the module that registers it: env.import=[<module>] or "
-        f"env.name=<module>:{rest}."
-        + (f" Installed packages that may provide it cannot be imported: {failures}." if broken else "")
-    )
 
 
 def _spec_in_current_api(spec: EnvSpec) -> EnvSpec:

@@ -46,8 +46,8 @@ class GymMazeEnv(MazeEnv["GymCoreEnv"], RenderEnvMixin):
     """A gymnasium environment as a Maze environment with dictionary spaces.
 
     A single space becomes `{"observation": ...}` and `{"action": ...}`, a Tuple `observation_0`, `action_0` and
-    so on, a Dict keeps its keys; those of nested containers are joined by `_`. Sequences and graphs become arrays
-    with masks, texts are left out (see :class:`~maze.core.wrappers.gym_adapters.ArrayObservations`). Discrete actions
+    so on, a Dict keeps its keys; those of nested containers are joined by `_`. Sequences become arrays with masks,
+    texts are left out (see :class:`~maze.core.wrappers.gym_adapters.ArrayObservations`). Discrete actions
     are counted from zero. Boxes of float64 become float32. A mask of valid actions that the environment gives in
     `info["action_mask"]`, or by a method `action_masks`, becomes the observation `action_mask`.
 
@@ -115,7 +115,7 @@ def make_gym_maze_env(
     :param kwargs: Arguments of the environment.
     :param gym_wrappers: gymnasium's wrappers, the first one innermost: names or paths, or mapped to their arguments.
     :param drop: Observations to leave out.
-    :param encode: Number of characters, items or nodes to keep of a text, sequence or graph.
+    :param encode: Number of characters or items to keep of a text or sequence.
     :param action_mask: Whether the mask of valid actions in `info["action_mask"]`, or of a method `action_masks`,
         becomes the observation `action_mask`; `None`: if there is one. A text: the name of the entry of `info`, or of
         the method.

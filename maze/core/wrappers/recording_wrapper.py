@@ -107,6 +107,26 @@ def with_frames(env: Any, every_k_steps: int = 1) -> Any:
     return FrameRecordingWrapper.wrap(env, every_k_steps=every_k_steps, is_optional=True)
 
 
+def can_be_drawn(env: Any) -> bool:
+    """Return whether no library for drawing is missing, such as pygame.
+
+    :param env: A Maze environment.
+    """
+    spec = getattr(getattr(env.core_env, "env", None), "spec", None)
+    if spec is None or not draws_frames_only(env):
+        return True
+    drawn = gymnasium.make(spec, render_mode="rgb_array")
+    try:
+        drawn.unwrapped.render()
+    except gymnasium.error.DependencyNotInstalled:
+        return False
+    except Exception:  # there is no state to draw before the first reset
+        return True
+    finally:
+        drawn.close()
+    return True
+
+
 class FrameRecordingWrapper(Wrapper[MazeEnv[Any]]):
     """Record a frame for each state of an episode, so that recorded trajectories can be viewed.
 

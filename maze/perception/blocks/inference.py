@@ -49,12 +49,13 @@ class InferenceBlock(PerceptionBlock):
         # The plan of a forward pass.
         self._steps = [(block, tuple(block.in_keys)) for block in self.perception_blocks.values()]
         used = {key for _, keys in self._steps for key in keys} | set(self.out_keys)
-        self._used_in_keys = tuple(key for key in self.in_keys if key in used)
+        self.used_in_keys = tuple(key for key in self.in_keys if key in used)
+        """Inputs that the outputs depend on."""
 
     @override(PerceptionBlock)
     def forward(self, block_input: TensorDict) -> TensorDict:
         try:
-            tensors = {key: block_input[key] for key in self._used_in_keys}
+            tensors = {key: block_input[key] for key in self.used_in_keys}
         except KeyError as error:
             raise self.missing_input_error(block_input) from error
         for block, keys in self._steps:
@@ -62,7 +63,7 @@ class InferenceBlock(PerceptionBlock):
         return {key: tensors[key] for key in self.out_keys}
 
     def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
-        places = {key: inputs[key] for key in self._used_in_keys}
+        places = {key: inputs[key] for key in self.used_in_keys}
         for block, keys in self._steps:
             places.update(reader.module(block, {key: places[key] for key in keys}))
         return {key: places[key] for key in self.out_keys}

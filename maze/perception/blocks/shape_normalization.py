@@ -83,14 +83,14 @@ class ShapeNormalizationBlock(PerceptionBlock, ABC):
 
     def _fold_and_unfold(self, block_input: Mapping[str, torch.Tensor]) -> TensorDict:
         folded: TensorDict = {}
-        batch_shapes = set()
+        batch_shapes = []  # no set: hashing a shape would fix its batch dimension in exported graphs
         for key, num_dims in self._in_dims:
             tensor = block_input[key]
             n_batch_dims = tensor.dim() - num_dims + 1
-            batch_shapes.add(tensor.shape[:n_batch_dims] if n_batch_dims >= 0 else None)
+            batch_shapes.append(tensor.shape[:n_batch_dims] if n_batch_dims >= 0 else None)
             folded[key] = tensor.flatten(0, n_batch_dims - 1) if n_batch_dims > 0 else tensor.unsqueeze(0)
-        batch_shape = batch_shapes.pop()
-        if batch_shapes or batch_shape is None:
+        batch_shape = batch_shapes[0]
+        if batch_shape is None or any(other != batch_shape for other in batch_shapes):
             raise ConfigAssertionError(
                 f"{self.block_name}: expected {self.in_num_dims} dimensions (one of them the batch) behind the same "
                 f"leading batch dimensions, found { {key: tuple(block_input[key].shape) for key in self.in_keys} }."

@@ -21,37 +21,31 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def networks_by_key(networks: Any, step_keys: Iterable[Any], where: str) -> dict[Any, Any]:
-    """Network configurations (or networks) by step key; a list is in the order of the sub-steps.
+def networks_by_key(networks: Any, step_keys: Iterable[Any], where: str) -> dict[Any, tuple[Any, str]]:
+    """Return network configurations (or networks) by step key, each with its place in the configuration.
 
-    :param where: Place in the configuration, for messages.
+    :param networks: A mapping from step keys, or a list in their order.
+    :param where: Place of all of them, for messages.
     :raises ConfigError: There is not one network for each sub-step.
     """
     step_keys = list(step_keys)
-    if isinstance(networks, Mapping) and "_target_" not in networks:
+    by_key: dict[Any, Any] = {}
+    if isinstance(networks, Mapping):
         by_key = dict(networks)
-    elif isinstance(networks, Iterable) and not isinstance(networks, str | Mapping | nn.Module):
+    elif isinstance(networks, Iterable) and not isinstance(networks, str | nn.Module):
         listed = list(networks)
-        if len(listed) != len(step_keys):
-            raise ConfigError(
-                f"{where}: expected one network for each of the sub-steps {step_keys}, found {len(listed)} networks."
-            )
-        by_key = dict(zip(step_keys, listed, strict=True))
-    else:
+        by_key = dict(zip(step_keys, listed, strict=True)) if len(listed) == len(step_keys) else {}
+    if set(by_key) != set(step_keys):
         raise ConfigError(
-            f"{where}: expected a list of networks, or a mapping from step keys to them, got {networks!r}."
+            f"{where}: expected one network for each of the sub-steps {step_keys}, as a list or as a mapping from "
+            f"them, found {networks!r}."
         )
-    missing = [key for key in step_keys if key not in by_key]
-    extra = [key for key in by_key if key not in step_keys]
-    if missing or extra:
-        raise ConfigError(
-            f"{where}: expected networks for the sub-steps {step_keys}; missing: {missing}, unknown: {extra}."
-        )
-    return {key: by_key[key] for key in step_keys}
+    places = {key: f"{where}[{index if isinstance(key, int) else key}]" for index, key in enumerate(step_keys)}
+    return {key: (by_key[key], places[key]) for key in step_keys}
 
 
 def only_network(networks: Any, where: str) -> tuple[Any, Any]:
-    """Key and configuration of the one network that a shared critic has.
+    """Return key and configuration of the one network that a shared critic has.
 
     :param networks: The network or its configuration, also as the only item of a list or mapping.
     :param where: Place in the configuration, for messages.
@@ -59,12 +53,7 @@ def only_network(networks: Any, where: str) -> tuple[Any, Any]:
     """
     if isinstance(networks, nn.Module) or (isinstance(networks, Mapping) and "_target_" in networks):
         return 0, networks
-    if isinstance(networks, Mapping):
-        items = list(networks.items())
-    elif isinstance(networks, Iterable) and not isinstance(networks, str):
-        items = list(enumerate(networks))
-    else:
-        raise ConfigError(f"{where}: expected one network, found {networks!r}.")
+    items = list(networks.items() if isinstance(networks, Mapping) else enumerate(networks))
     if len(items) != 1:
         raise ConfigError(f"{where}: a shared critic has one network, found {len(items)}.")
     return items[0]

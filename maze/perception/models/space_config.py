@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _FORMAT = "maze-spaces-1"
 
 
+@dataclass
 class SpacesConfig:
     """Action and observation spaces and agent counts of an environment: all that a model composer needs to know.
 
@@ -32,20 +34,9 @@ class SpacesConfig:
     :param agent_counts_dict: Number of agents by step key; -1: it changes.
     """
 
-    def __init__(
-        self,
-        action_spaces_dict: dict[StepKeyType, spaces.Dict],
-        observation_spaces_dict: dict[StepKeyType, spaces.Dict],
-        agent_counts_dict: dict[StepKeyType, int],
-    ) -> None:
-        self.action_spaces_dict = action_spaces_dict
-        self.observation_spaces_dict = observation_spaces_dict
-        self.agent_counts_dict = agent_counts_dict
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SpacesConfig) and vars(self) == vars(other)
-
-    __hash__ = None  # type: ignore[assignment]  # mutable, as spaces are
+    action_spaces_dict: dict[StepKeyType, spaces.Dict]
+    observation_spaces_dict: dict[StepKeyType, spaces.Dict]
+    agent_counts_dict: dict[StepKeyType, int]
 
     def differences(self, env: Any) -> list[str]:
         """What keeps a model of these spaces from acting in an environment; empty: nothing.
@@ -140,39 +131,34 @@ def _no_rule(module_name: str, global_name: str) -> Rule:
     raise refuse(f"it names the type {module_name}.{global_name}, which a file of spaces never does")
 
 
+_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
+    "Box": ("low", "high"),
+    "Discrete": ("n", "start", "dtype"),
+    "MultiDiscrete": ("nvec", "start", "dtype"),
+    "MultiBinary": ("n",),
+}
+"""Attributes that describe a space, and are arguments of its type."""
+
+
 def _describe(space: spaces.Space[Any]) -> dict[str, Any]:
     """A description of the space in plain values."""
+    name = type(space).__name__
     if type(space) is spaces.Dict:
-        return {"type": "Dict", "spaces": [[key, _describe(sub)] for key, sub in space.spaces.items()]}
+        return {"type": name, "spaces": [[key, _describe(sub)] for key, sub in space.spaces.items()]}
     if type(space) is spaces.Tuple:
-        return {"type": "Tuple", "spaces": [_describe(sub) for sub in space.spaces]}
-    if type(space) is spaces.Box:
-        return {"type": "Box", "low": _describe_array(space.low), "high": _describe_array(space.high)}
-    if type(space) is spaces.Discrete:
-        return {"type": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": _dtype_name(space)}
-    if type(space) is spaces.MultiDiscrete:
-        start = _describe_array(space.start)
-        return {
-            "type": "MultiDiscrete",
-            "nvec": _describe_array(space.nvec),
-            "start": start,
-            "dtype": _dtype_name(space),
-        }
-    if type(space) is spaces.MultiBinary:
-        n = space.n  # a number or a shape, and `==` tells (3,) from 3
-        return {"type": "MultiBinary", "n": n if isinstance(n, int) else [int(size) for size in n]}
-    raise ConfigError(
-        f"The space {space} of type {type(space).__name__} cannot be saved. Use gymnasium's basic spaces."
-    )
+        return {"type": name, "spaces": [_describe(sub) for sub in space.spaces]}
+    if name not in _ARGUMENTS or type(space) is not getattr(spaces, name):
+        raise ConfigError(f"The space {space} of type {name} cannot be saved. Use gymnasium's basic spaces.")
+    return {"type": name, **{argument: _plain(getattr(space, argument)) for argument in _ARGUMENTS[name]}}
 
 
-def _dtype_name(space: spaces.Space[Any]) -> str:
-    return str(np.dtype(space.dtype).str)
-
-
-def _describe_array(array: Any) -> dict[str, Any]:
-    array = np.ascontiguousarray(array)
-    return {"dtype": array.dtype.str, "shape": list(np.shape(array)), "bytes": array.tobytes()}
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        array = np.ascontiguousarray(value)
+        return {"dtype": array.dtype.str, "shape": list(value.shape), "bytes": array.tobytes()}
+    if isinstance(value, np.dtype | type):
+        return np.dtype(value).str
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _array(text: Mapping[str, Any]) -> np.ndarray:
@@ -180,34 +166,19 @@ def _array(text: Mapping[str, Any]) -> np.ndarray:
     return np.array(array)  # frombuffer's is read-only
 
 
-def _box(text: Mapping[str, Any]) -> spaces.Box:
-    low, high = _array(text["low"]), _array(text["high"])
-    return spaces.Box(low=low, high=high, shape=low.shape, dtype=low.dtype.type)
-
-
-def _discrete(text: Mapping[str, Any]) -> spaces.Discrete:
-    # gymnasium 1.2 knows no other type than int64, and no argument for it
-    dtype = np.dtype(text["dtype"])
-    typed: dict[str, Any] = {} if dtype == np.int64 else {"dtype": dtype.type}
-    return spaces.Discrete(text["n"], start=text["start"], **typed)
-
-
-def _multi_discrete(text: Mapping[str, Any]) -> spaces.MultiDiscrete:
-    return spaces.MultiDiscrete(_array(text["nvec"]), start=_array(text["start"]), dtype=np.dtype(text["dtype"]).type)
-
-
-_BUILDERS: Mapping[str, Callable[[Mapping[str, Any]], spaces.Space[Any]]] = {
-    "Dict": lambda text: spaces.Dict({key: _space(sub) for key, sub in text["spaces"]}),
-    "Tuple": lambda text: spaces.Tuple([_space(sub) for sub in text["spaces"]]),
-    "Box": _box,
-    "Discrete": _discrete,
-    "MultiDiscrete": _multi_discrete,
-    "MultiBinary": lambda text: spaces.MultiBinary(text["n"] if isinstance(text["n"], int) else tuple(text["n"])),
-}
-
-
 def _space(text: Mapping[str, Any]) -> spaces.Space[Any]:
-    return _BUILDERS[text["type"]](text)
+    name = text["type"]
+    if name == "Dict":
+        return spaces.Dict({key: _space(sub) for key, sub in text["spaces"]})
+    if name == "Tuple":
+        return spaces.Tuple([_space(sub) for sub in text["spaces"]])
+    given = {key: text[key] for key in _ARGUMENTS[name]}
+    arguments = {key: _array(value) if isinstance(value, dict) else value for key, value in given.items()}
+    dtype = arguments["low"].dtype if name == "Box" else np.dtype(arguments.pop("dtype", np.int64))
+    if dtype != np.int64 or name == "Box":  # gymnasium 1.2 knows no other type of Discrete, and no argument for it
+        arguments["dtype"] = dtype.type
+    built: spaces.Space[Any] = getattr(spaces, name)(**arguments)
+    return built
 
 
 def _dict_space(text: Mapping[str, Any]) -> spaces.Dict:

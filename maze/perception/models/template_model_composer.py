@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from maze.core.agent.torch_state_action_critic import encoded_size, merged_action_space, q_values_key
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, unknown_key_error
 from maze.core.utils.factory import TARGET_KEY, Factory
 from maze.perception.blocks.general.concat import ConcatenationBlock
 from maze.perception.blocks.inference import InferenceBlock
@@ -91,8 +91,7 @@ class TemplateModelComposer(BaseModelComposer):
             model_builder, config_path=WHERE
         )
         if initialization not in INITIALIZATIONS:
-            known = ", ".join(INITIALIZATIONS)
-            raise ConfigError(f"model.initialization: expected one of {known}, found {initialization!r}.")
+            raise unknown_key_error("model.initialization", initialization, INITIALIZATIONS)
         self._initialization = INITIALIZATIONS[initialization]
         self._heads = ActionHeads(
             self.distribution_mapper,
@@ -102,8 +101,7 @@ class TemplateModelComposer(BaseModelComposer):
             state_dependent_std,
             initial_std,
         )
-        self._heads.check_masks(action_spaces_dict, observation_spaces_dict)
-        self._heads.check_items(action_spaces_dict, observation_spaces_dict)
+        self._heads.check(action_spaces_dict, observation_spaces_dict)
         self.model_builder.check_observations(map(self._features, observation_spaces_dict.values()))
         self.model_builder.init_shared_embedding_keys(action_spaces_dict)
 

@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, unknown_key_error
 from maze.core.utils.config_utils import positive_number
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.distributions.gaussian import DiagonalGaussianProbabilityDistribution
@@ -190,77 +190,44 @@ class ActionHeads:
         self._log_std = math.log(positive_number("model.initial_std", initial_std))
         self._gaussian = [h for h in mapper.action_heads if issubclass(mapper.distribution_class(h), _GAUSSIAN)]
         """Heads whose logits are means and logarithms of standard deviations."""
-        if not state_dependent_std:
-            self._check_gaussian("state_dependent_std", default="true")
-            self._check_vectors()
-        if initial_std != 1.0:
-            self._check_gaussian("initial_std", default="1")
         self._own_std = [] if state_dependent_std else self._gaussian
+        option = "initial_std" if state_dependent_std else "state_dependent_std"
+        if not self._gaussian and (initial_std != 1.0 or not state_dependent_std):
+            found = {head: mapper.distribution_class(head).__name__ for head in mapper.action_heads}
+            raise ConfigError(f"model.{option}: no action has a normal distribution, found {found}. Leave the default.")
+        if arrays := [head for head in self._own_std if len(mapper.required_logits_shape(head)) != 1]:
+            raise ConfigError(
+                f"model.state_dependent_std: expected actions that are vectors, found {arrays}. Flatten them in the "
+                "action conversion, or leave the option true."
+            )
 
-    def _check_gaussian(self, option: str, default: str) -> None:
-        if self._gaussian:
-            return
-        found = {head: self._mapper.distribution_class(head).__name__ for head in self._mapper.action_heads}
-        raise ConfigError(f"model.{option}: no action has a normal distribution, found {found}. Leave it {default}.")
-
-    def _check_vectors(self) -> None:
-        for head in self._gaussian:
-            if len(self._mapper.required_logits_shape(head)) != 1:
-                raise ConfigError(
-                    f"model.state_dependent_std: expected actions that are vectors, found {head!r} with the space "
-                    f"{self._mapper.action_space[head]}. Flatten it in the action conversion, or leave the option true."
-                )
-
-    def check_masks(
-        self, action_spaces: Mapping[Any, spaces.Dict], observation_spaces: Mapping[Any, spaces.Dict]
-    ) -> None:
-        """Compare the masks with the spaces.
+    def check(self, action_spaces: Mapping[Any, spaces.Dict], observation_spaces: Mapping[Any, spaces.Dict]) -> None:
+        """Compare masks and items with the spaces.
 
         :raises ConfigError: Names the action head, and the sub-step.
         """
-        for head, mask in self.masks.items():
-            self._require_head(head, _MASKS)
-            for step_key, action_space in action_spaces.items():
-                found = observation_spaces[step_key].spaces
-                if head in action_space.spaces and mask not in found:
-                    raise ConfigError(
-                        f"{_MASKS}.{head}: sub-step {step_key!r} has no observation `{mask}`. "
-                        f"Observations: {', '.join(found)}."
-                    )
-            space = self._mapper.action_space.spaces[head]
-            if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
-                raise ConfigError(f"{_MASKS}.{head}: only discrete actions can be masked, found {space}.")
+        for where, heads in ((_MASKS, self.masks), (_ITEMS, self.items)):
+            if unknown := [head for head in heads if head not in self._mapper.action_heads]:
+                raise unknown_key_error(f"{where}: action head", unknown[0], self._mapper.action_heads)
+        for step_key, action_space in action_spaces.items():
+            shapes = {key: tuple(sub.shape or ()) for key, sub in observation_spaces[step_key].spaces.items()}
+            for head, space in action_space.spaces.items():
+                if head in self.masks and self.masks[head] not in shapes:
+                    where = f"{_MASKS}.{head}: observation of sub-step {step_key!r}"
+                    raise unknown_key_error(where, self.masks[head], shapes)
+                if head in self.masks and isinstance(space, spaces.Box):
+                    raise ConfigError(f"{_MASKS}.{head}: only discrete actions can be masked, found {space}.")
+                if head in self.items:
+                    self._check_items(head, getattr(space, "n", None), shapes, step_key)
 
-    def check_items(
-        self, action_spaces: Mapping[Any, spaces.Dict], observation_spaces: Mapping[Any, spaces.Dict]
-    ) -> None:
-        """Compare the configuration of items with the spaces.
-
-        :raises ConfigError: Names the action head, and the sub-step.
-        """
-        for head, settings in self.items.items():
-            self._require_head(head, _ITEMS)
-            if sorted({*settings} - {"by_place"}) != ["hidden_units", "non_lin", "observations"]:
-                raise ConfigError(
-                    f"{_ITEMS}.{head}: expected `observations`, `hidden_units` and `non_lin`, found {list(settings)}."
-                )
-            size = getattr(self._mapper.action_space.spaces[head], "n", None)
-            for step_key, action_space in action_spaces.items():
-                if head not in action_space.spaces:
-                    continue
-                found = {key: tuple(sub.shape or ()) for key, sub in observation_spaces[step_key].spaces.items()}
-                missing = [key for key in settings["observations"] if key not in found]
-                items, *vectors = [found.get(key, ()) for key in settings["observations"]] or [()]
-                if missing or len(items) != 2 or items[0] != size or any(len(shape) != 1 for shape in vectors):
-                    raise ConfigError(
-                        f"{_ITEMS}.{head}: expected the key of an observation of the shape ({size}, features), and "
-                        f"those of vectors, found {settings['observations']} in sub-step {step_key!r}: {found}."
-                    )
-
-    def _require_head(self, head: str, where: str) -> None:
-        if head not in self._mapper.action_heads:
-            known = ", ".join(self._mapper.action_heads)
-            raise ConfigError(f"{where}.{head}: there is no such action head. Known: {known}.")
+    def _check_items(self, head: str, n: int | None, shapes: Mapping[str, tuple[int, ...]], step_key: Any) -> None:
+        keys = self.items[head]["observations"]
+        items, *vectors = [shapes.get(key, ()) for key in keys] or [()]
+        if len(items) != 2 or items[0] != n or any(len(shape) != 1 for shape in vectors):
+            raise ConfigError(
+                f"{_ITEMS}.{head}: expected the key of an observation of the shape ({n}, features), and those of "
+                f"vectors, found {keys} in sub-step {step_key!r}: {shapes}."
+            )
 
     def mask_keys(self, action_space: spaces.Dict) -> list[str]:
         """Return the observations that mask heads of a space."""
@@ -367,11 +334,6 @@ class ActionHeads:
             current = f"{head}_current_mask"
             blocks[current] = SliceBlock(mask, current, [mask_shape], slice_dim=-len(mask_shape), slice_idx=-1)
             mask, mask_shape = current, shape
-        if mask_shape != shape:
-            raise ConfigError(
-                f"{_MASKS}.{head}: observation `{mask}` has the shape {mask_shape}, but the action head has logits of "
-                f"the shape {shape}; a mask needs an entry for each of them."
-            )
         space = self._mapper.action_space.spaces[head]
         sizes = [int(size) for size in space.nvec.flatten()] if isinstance(space, spaces.MultiDiscrete) else None
         blocks[names[1]] = ActionMaskingBlock(
@@ -422,20 +384,12 @@ def cut_at(
 
     :return: Shapes of the inputs by key, and the blocks.
     """
-    if not shared_keys:
-        in_shapes = dict(zip(perception_net.in_keys, perception_net.in_shapes, strict=True))
-        return in_shapes, dict(perception_net.perception_blocks)
-    producers = {key: name for name, block in perception_net.perception_blocks.items() for key in block.out_keys}
-    shapes, inputs, needed = perception_net.tensor_shapes(), {}, set()
-    waiting = list(perception_net.out_keys)
-    while waiting:
-        key = waiting.pop()
-        if key in shared_keys or key not in producers:
-            inputs[key] = shapes[key]
-        elif producers[key] not in needed:
-            needed.add(producers[key])
-            waiting += perception_net.perception_blocks[producers[key]].in_keys
-    return inputs, {name: block for name, block in perception_net.perception_blocks.items() if name in needed}
+    shapes = perception_net.tensor_shapes()
+    keys = list(dict.fromkeys([*shared_keys, *perception_net.in_keys]))
+    rest = InferenceBlock(
+        keys, perception_net.out_keys, [shapes[key] for key in keys], perception_net.perception_blocks
+    )
+    return {key: shapes[key] for key in rest.used_in_keys}, rest.perception_blocks
 
 
 def _unflatten(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

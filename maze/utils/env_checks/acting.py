@@ -66,16 +66,29 @@ def take(env: Any, actor: Any, action: Any) -> Transition:
     return Transition(actor, action, observation, reward, done, info, bool(is_step_complete), env.actor_id())
 
 
-def play(env: Any, n_steps: int, seed: int, masks: Mapping[str, str]) -> Iterator[Transition]:
-    """Yield random sub-steps from the first reset on; a new episode begins when one ends."""
-    env.seed(seed)
-    act = RandomActor(env, seed, masks)
-    observation = env.reset()
+def course(env: Any, observation: Any, act: RandomActor, n_steps: int) -> Iterator[Transition]:
+    """Yield random sub-steps until the episode ends.
+
+    :param observation: The observation of the next actor.
+    :param n_steps: Largest number of sub-steps.
+    """
     for _ in range(n_steps):
         actor = env.actor_id()
         transition = take(env, actor, act(actor, observation))
         yield transition
-        observation = env.reset() if transition.done else transition.observation
+        if transition.done:
+            return
+        observation = transition.observation
+
+
+def play(env: Any, n_steps: int, seed: int, masks: Mapping[str, str]) -> Iterator[Transition]:
+    """Yield random sub-steps from the first reset on; a new episode begins when one ends."""
+    env.seed(seed)
+    act, n_left = RandomActor(env, seed, masks), n_steps
+    while n_left > 0:
+        for transition in course(env, env.reset(), act, n_left):
+            n_left -= 1
+            yield transition
 
 
 def difference(first: list[Transition], second: list[Transition]) -> str | None:
@@ -127,23 +140,29 @@ def report_exception(report: CheckReport, where: str, error: BaseException) -> N
 
 REMEDIES: Mapping[str, str] = {
     "action-conversion": "Make `maze_to_space` the inverse of `space_to_maze`.",
+    "actor-id": "Return an ActorID with a declared step key, or declare spaces and conversions for this one.",
     "actor-rewards": "Divide the reward of the step among its actors.",
+    "agent-counts": "Give every sub-step its number of agents, or -1 where it varies.",
     "agent-id": "Correct agent_id or the count; -1 says that the number varies.",
+    "cloning": "Take over the whole state of the other, random generators included.",
     "determinism": "Draw from a generator that seed() sets, and have reset() restore everything else.",
     "done": "Return a bool.",
     "exception": "Make it work for every action of the action space.",
+    "futures": "Have CoreEnv.new_future(seed) set every random generator that the running episode draws from.",
     "info": "Return at least {}.",
     "mask-empty": "Leave at least one action; end the episode where there is none.",
     "mask-illegal": "Mask what the environment does not accept.",
     "mask-legal": "Allow every action that is possible, or name what is meant to be left out (is_invalid=...).",
     "observation-aliasing": "Return fresh arrays, or copies.",
-    "observation-dtype": "Declare the Box with dtype=np.float32 and convert observations to it.",
+    "observation-dtype": "Declare the type that observations have, or convert them to the declared one.",
     "observation-keys": "Observe what the space of the actor that acts next declares.",
+    "observation-space": "Correct the conversion (`maze_to_space`) or the space that it declares.",
+    "pickling": "Store the whole state in __getstate__, without lambdas, open files and sockets.",
     "reward": "Return a float.",
-    "step-completion": "Return to the actor that started the step, or override CoreEnv.is_step_complete().",
+    "spaces": "Give each sub-step an action space and an observation space, both spaces.Dict({name: space}).",
     "substep-order": "Let each actor act once per step, or say by CoreEnv.is_step_complete() when a step is complete.",
 }
-"""Remedy for each kind of finding that has only one."""
+"""Remedy for each kind of finding."""
 
 
 @dataclass(frozen=True)
@@ -176,17 +195,16 @@ class CheckReport:
     has_chance: bool | None = None
     """Whether copies of a state with other futures take other courses; None: copies could not be made."""
 
-    def add(self, check: str, where: str, found: str, fix: str = "") -> None:
+    def add(self, check: str, where: str, found: str) -> None:
         """Add a finding; further findings of the same kind and place are dropped.
 
-        :param check: Kind of fault.
+        :param check: Kind of fault, one of `REMEDIES`.
         :param where: Place within the environment; may be empty.
         :param found: What was expected and found.
-        :param fix: Remedy; empty: the entry of `REMEDIES` for the kind.
         """
         place = f"{self.env_name}, {where}" if where else self.env_name
         if all((finding.check, finding.place) != (check, place) for finding in self.findings):
-            self.findings.append(Finding(check, place, found, fix or REMEDIES[check]))
+            self.findings.append(Finding(check, place, found, REMEDIES[check]))
 
     def skip(self, what: str, why: str) -> None:
         """Note that something was not checked."""
@@ -204,108 +222,119 @@ class CheckReport:
         return "\n".join(lines)
 
 
-_N_STEPS_BEFORE = 25
-"""Sub-steps before a copy is made: an odd number, so that copies are made in mid-step as well."""
+@dataclass(frozen=True)
+class Subject:
+    """The environment that is checked.
+
+    :param report: Receives the findings.
+    :param make_env: Makes an environment.
+    :param n_steps: Number of sub-steps of a check.
+    :param seed: Seed of environment and actions.
+    :param masks: Action head of each mask that its size does not determine.
+    """
+
+    report: CheckReport
+    make_env: Callable[[], Any]
+    n_steps: int
+    seed: int
+    masks: Mapping[str, str]
+
+    def played(self, env: Any) -> list[Transition]:
+        """Play random sub-steps."""
+        return list(play(env, self.n_steps, self.seed, self.masks))
+
+    def begun(self) -> tuple[Any, Any]:
+        """Return an environment within an episode, and the observation of its next actor."""
+        env = self.make_env()
+        *_, last = play(env, _N_STEPS_BEFORE, self.seed, self.masks)
+        return env, env.reset() if last.done else last.observation
+
+    def other(self) -> Any:
+        """Return an environment in another state."""
+        env = self.make_env()
+        env.seed(self.seed + 1)
+        env.reset()
+        return env
+
+    def first_difference(self, env: Any, twin: Any, observation: Any) -> str | None:
+        """Take the same actions in both environments until an episode ends; describe the first difference."""
+        act = RandomActor(env, self.seed, self.masks)
+        for expected in course(env, observation, act, min(self.n_steps, _N_STEPS_AFTER)):
+            try:
+                found = take(twin, twin.actor_id(), expected.action)
+            except Exception as error:
+                return f"sub-step {expected.actor[0]!r}, which raised {describe(error)}"
+            if different := difference([expected], [found]):
+                return different
+        return None
 
 
-def check_determinism(
-    report: CheckReport, make_env: Callable[[], Any], n_steps: int, seed: int, masks: Mapping[str, str]
-) -> None:
-    """Compare two environments with the same seed, and one environment that is seeded twice."""
-    first, second = make_env(), make_env()
-    expected = list(play(first, n_steps, seed, masks))
-    for who, env in (("another environment with the same seed", second), ("the environment, seeded again", first)):
-        found = difference(expected, list(play(env, n_steps, seed, masks)))
-        if found:
-            report.add("determinism", found, f"{who}, differs under the same actions.")
-    first.close()
-    second.close()
-
-
-def check_pickling(
-    report: CheckReport, make_env: Callable[[], Any], n_steps: int, seed: int, masks: Mapping[str, str]
-) -> None:
-    """Check that an unpickled environment continues as the original does."""
-    env = make_env()
-    observation = _advance(env, seed, masks)
-    try:
-        twin = pickle.loads(pickle.dumps(env))
-    except Exception as error:
-        report.add(
-            "pickling",
-            "",
-            f"cannot be pickled ({describe(error)}).",
-            "Keep lambdas, open files and sockets out of it, or leave them out in __getstate__.",
-        )
-        return
-    found = _first_difference(env, twin, observation, min(n_steps, 50), seed, masks)
-    if found:
-        report.add(
-            "pickling",
-            found,
-            "the unpickled environment behaves differently.",
-            "Store the whole state in __getstate__.",
-        )
-
-
-def check_cloning(
-    report: CheckReport, make_env: Callable[[], Any], n_steps: int, seed: int, masks: Mapping[str, str]
-) -> bool:
-    """Check that a clone continues as the original does; return whether it does."""
-    env, twin = make_env(), make_env()
-    observation = _advance(env, seed, masks)
-    twin.seed(seed + 1)
-    twin.reset()
-    try:
-        twin.clone_from(env)
-    except NotImplementedError as error:
-        report.skip("cloning, and what masks say", describe(error))
-        return False
-    except Exception as error:
-        report.add("cloning", "clone_from()", f"raised {describe(error)}.", "Take over the whole state of the other.")
-        return False
-    found = _first_difference(env, twin, observation, min(n_steps, 50), seed, masks)
-    if found:
-        report.add(
-            "cloning", found, "the clone behaves differently.", "Take over the whole state, random generators included."
-        )
-    return not found
-
-
+_N_STEPS_BEFORE, _N_STEPS_AFTER = 25, 50
+"""Sub-steps before a copy is made, an odd number so that copies are made in mid-step as well, and after it."""
 _N_FUTURES = 4
 """Futures, and episodes, that are compared with each other."""
 
 
-def check_futures(
-    report: CheckReport, make_env: Callable[[], Any], n_steps: int, seed: int, masks: Mapping[str, str]
-) -> None:
+def check_determinism(subject: Subject) -> None:
+    """Compare two environments with the same seed, and one environment that is seeded twice."""
+    first, second = subject.make_env(), subject.make_env()
+    expected = subject.played(first)
+    for who, env in (("another environment with the same seed", second), ("the environment, seeded again", first)):
+        if found := difference(expected, subject.played(env)):
+            subject.report.add("determinism", found, f"{who}, differs under the same actions.")
+        env.close()
+
+
+def check_pickling(subject: Subject) -> None:
+    """Check that an unpickled environment continues as the original does."""
+    env, observation = subject.begun()
+    try:
+        twin = pickle.loads(pickle.dumps(env))
+    except Exception as error:
+        subject.report.add("pickling", "", f"cannot be pickled ({describe(error)}).")
+        return
+    if found := subject.first_difference(env, twin, observation):
+        subject.report.add("pickling", found, "the unpickled environment behaves differently.")
+
+
+def check_cloning(subject: Subject) -> bool:
+    """Check that a clone continues as the original does; return whether it does."""
+    (env, observation), twin = subject.begun(), subject.other()
+    try:
+        twin.clone_from(env)
+    except NotImplementedError as error:
+        subject.report.skip("cloning, and what masks say", describe(error))
+        return False
+    except Exception as error:
+        subject.report.add("cloning", "clone_from()", f"raised {describe(error)}.")
+        return False
+    found = subject.first_difference(env, twin, observation)
+    if found:
+        subject.report.add("cloning", found, "the clone behaves differently.")
+    return not found
+
+
+def check_futures(subject: Subject) -> None:
     """Copies with the same new future take the same course; notes whether other futures bring other courses."""
-    env, one, other = make_env(), make_env(), make_env()
-    observation = _advance(env, seed, masks)
-    for twin in (one, other):
-        twin.seed(seed + 1)
-        twin.reset()
+    (env, observation), one, other, report = subject.begun(), subject.other(), subject.other(), subject.report
 
     def difference_of(first: int, second: int) -> str | None:
         for twin, future in ((one, first), (other, second)):
             twin.clone_from(env)
             twin.new_future(future)
-        return _first_difference(one, other, observation, min(n_steps, 50), seed, masks)
+        return subject.first_difference(one, other, observation)
 
     try:
-        found = difference_of(1, 1)
-        if found:
-            fix = "Have CoreEnv.new_future(seed) set every random generator that the running episode draws from."
-            report.add("futures", found, "two copies with the same new future go different ways.", fix)
+        if found := difference_of(1, 1):
+            report.add("futures", found, "two copies with the same new future go different ways.")
         report.has_chance = any(difference_of(1, future) for future in range(2, 2 + _N_FUTURES))
     except (NotImplementedError, EnvironmentContractError) as error:
         report.skip("new futures", describe(error))
         return
     except Exception as error:
-        fix = "Have CoreEnv.new_future(seed) replace the random numbers of the running episode."
-        report.add("futures", "new_future()", f"raised {describe(error)}.", fix)
+        report.add("futures", "new_future()", f"raised {describe(error)}.")
         return
-    if not report.has_chance and _is_chance_hidden(make_env(), n_steps, seed, masks):
+    if not report.has_chance and _is_chance_hidden(subject):
         report.skip(
             "new futures",
             "new_future() changes nothing, although episodes that begin alike take different courses; planning would "
@@ -321,72 +350,29 @@ def has_chance(env: Any, seed: int = 1, n_steps: int = 50) -> bool:
     :param seed: Seed of the episode and its actions.
     :param n_steps: Sub-steps of the episode.
     """
-
-    def course(future: int) -> list[Transition]:
+    courses = []
+    for future in range(1, 2 + _N_FUTURES):
         env.seed(seed)
         observation = env.reset()
         env.new_future(future)
-        act = RandomActor(env, seed, {})
-        transitions: list[Transition] = []
-        while len(transitions) < n_steps and not (transitions and transitions[-1].done):
-            actor = env.actor_id()
-            transitions.append(copy.deepcopy(take(env, actor, act(actor, observation))))
-            observation = transitions[-1].observation
-        return transitions
-
-    first = course(1)
-    others = (course(future) for future in range(2, 2 + _N_FUTURES))
+        courses.append([copy.deepcopy(each) for each in course(env, observation, RandomActor(env, seed, {}), n_steps)])
+    first, *others = courses
     return any(len(other) != len(first) or difference(first, other) is not None for other in others)
 
 
-def _is_chance_hidden(env: Any, n_steps: int, seed: int, masks: Mapping[str, str]) -> bool:
+def _is_chance_hidden(subject: Subject) -> bool:
     """Whether episodes that begin with the same observation differ later under the same actions."""
+    env = subject.make_env()
     courses: list[tuple[Any, list[Transition]]] = []
     for episode in range(_N_FUTURES):
-        env.seed(seed + episode)
-        act = RandomActor(env, seed, masks)
-        first = observation = env.reset()
-        course: list[Transition] = []
-        while len(course) < min(n_steps, 50) and not (course and course[-1].done):
-            actor = env.actor_id()
-            course.append(take(env, actor, act(actor, observation)))
-            observation = course[-1].observation
+        env.seed(subject.seed + episode)
+        act = RandomActor(env, subject.seed, subject.masks)
+        first = copy.deepcopy(env.reset())
+        n_steps = min(subject.n_steps, _N_STEPS_AFTER)
+        ours = [copy.deepcopy(each) for each in course(env, first, act, n_steps)]
         for other_first, other in courses:
-            n_common = min(len(course), len(other))
-            if same(first, other_first) and difference(other[:n_common], course[:n_common]):
+            n_common = min(len(ours), len(other))
+            if same(first, other_first) and difference(other[:n_common], ours[:n_common]):
                 return True
-        courses.append((copy.deepcopy(first), copy.deepcopy(course)))
+        courses.append((first, ours))
     return False
-
-
-def _advance(env: Any, seed: int, masks: Mapping[str, str]) -> Any:
-    """Take some random sub-steps and return the observation of the next actor."""
-    env.seed(seed)
-    act = RandomActor(env, seed, masks)
-    observation = env.reset()
-    for _ in range(_N_STEPS_BEFORE):
-        observation, _, done, _ = env.step(act(env.actor_id(), observation))
-        if done:
-            observation = env.reset()
-    return observation
-
-
-def _first_difference(
-    env: Any, twin: Any, observation: Any, n_steps: int, seed: int, masks: Mapping[str, str]
-) -> str | None:
-    """Take the same actions in both environments until an episode ends; describe the first difference."""
-    act = RandomActor(env, seed, masks)
-    expected: list[Transition] = []
-    found: list[Transition] = []
-    for _ in range(n_steps):
-        actor = env.actor_id()
-        action = act(actor, observation)
-        expected.append(take(env, actor, action))
-        try:
-            found.append(take(twin, twin.actor_id(), action))
-        except Exception as error:
-            return f"sub-step {actor[0]!r}, which raised {describe(error)}"
-        if difference(expected[-1:], found[-1:]) or expected[-1].done:
-            break
-        observation = expected[-1].observation
-    return difference(expected, found)

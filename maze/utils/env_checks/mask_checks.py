@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from maze.core.events.event_topic_factory import event_methods
-from maze.utils.env_checks.acting import CheckReport, RandomActor, Transition, play, same, take
+from maze.utils.env_checks.acting import RandomActor, Subject, Transition, play, same, take
 
 IsInvalid = Callable[[Any, float, Mapping[Any, Any]], bool]
 
@@ -40,27 +40,18 @@ class Outcome(Enum):
     EXECUTED = "executed"
 
 
-def check_masks(
-    report: CheckReport,
-    make_env: Callable[[], Any],
-    n_steps: int,
-    seed: int,
-    masks: Mapping[str, str],
-    is_invalid: IsInvalid,
-) -> None:
+def check_masks(subject: Subject, is_invalid: IsInvalid) -> None:
     """Try allowed and forbidden actions in clones of states that random actions lead to."""
-    env, clone = make_env(), make_env()
-    act = RandomActor(env, seed, masks)
+    env, clone, report = subject.make_env(), subject.other(), subject.report
+    act = RandomActor(env, subject.seed, subject.masks)
     if not any(act.masks_by_step.values()):
         return
-    trials = _Trials(clone, seed, masks, is_invalid, _signals_of_allowed(make_env(), n_steps, seed, masks))
-    env.seed(seed)
-    clone.seed(seed)
+    trials = _Trials(clone, subject, is_invalid)
+    env.seed(subject.seed)
     observation = env.reset()
-    clone.reset()
     n_states: dict[Any, int] = {}
     forbidden: dict[tuple[str, str], dict[Outcome, int]] = {}
-    for _ in range(n_steps):
+    for _ in range(subject.n_steps):
         actor = env.actor_id()
         if n_states.setdefault(actor[0], 0) < _N_STATES:
             n_states[actor[0]] += 1
@@ -102,13 +93,6 @@ def _documents_invalid_actions(env: Any) -> bool:
     return any("invalid" in name for topic in env.context.event_service.topics for name in event_methods(topic))
 
 
-def _signals_of_allowed(env: Any, n_steps: int, seed: int, masks: Mapping[str, str]) -> set[Any]:
-    """Return the entries of the info and the events that occur with allowed actions."""
-    signals = set().union(*(_signals(env, transition) for transition in play(env, n_steps, seed, masks)))
-    env.close()
-    return signals
-
-
 def _signals(env: Any, transition: Transition) -> set[Any]:
     events = {event.interface_method.__qualname__ for event in env.get_step_events()}
     return events | set(transition.info if isinstance(transition.info, Mapping) else ())
@@ -118,19 +102,19 @@ class _Trials:
     """Try actions in a clone.
 
     :param clone: Environment to clone states into.
-    :param masks: Action head of each mask that its size does not determine.
+    :param subject: The environment that is checked.
     :param is_invalid: Whether an action in a completed step was invalid.
-    :param signals_of_allowed: Entries of the info, and events, that occur with allowed actions.
     """
 
-    def __init__(
-        self, clone: Any, seed: int, masks: Mapping[str, str], is_invalid: IsInvalid, signals_of_allowed: set[Any]
-    ) -> None:
+    def __init__(self, clone: Any, subject: Subject, is_invalid: IsInvalid) -> None:
         self._clone = clone
-        self._act = RandomActor(clone, seed, masks)
-        self._rng = np.random.default_rng(seed)
+        self._act = RandomActor(clone, subject.seed, subject.masks)
+        self._rng = np.random.default_rng(subject.seed)
         self._is_invalid = is_invalid
-        self._signals_of_allowed = signals_of_allowed
+        env = subject.make_env()
+        courses = play(env, subject.n_steps, subject.seed, subject.masks)
+        self._signals_of_allowed = set[Any]().union(*(_signals(env, transition) for transition in courses))
+        """Entries of the info, and events, that occur with allowed actions."""
 
     def some(self, values: np.ndarray) -> list[int]:
         """Draw some of the values."""

@@ -11,10 +11,11 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.env.maze_env import MazeEnv
-from maze.core.env.structured_env import ActorID, StepKeyType
+from maze.core.env.structured_env import ActorID
 from maze.utils.env_checks.acting import (
     CheckReport,
     RandomActor,
+    Subject,
     Transition,
     describe,
     masked_actions,
@@ -24,23 +25,24 @@ from maze.utils.env_checks.acting import (
 )
 
 
-def check_steps(report: CheckReport, env: Any, n_steps: int, seed: int, masks: Mapping[str, str]) -> bool:
+def check_steps(subject: Subject, env: Any) -> bool:
     """Step the environment; return whether it can be stepped without an exception."""
+    report = subject.report
     for step_key in env.action_spaces_dict:
-        for mask in masked_actions(env, step_key, masks)[1]:
+        for mask in masked_actions(env, step_key, subject.masks)[1]:
             report.skip(
                 f"mask `{mask}` of sub-step {step_key!r}", "several action heads have its size; name one (masks=...)"
             )
-    episode = _Episode(report, env)
-    act = RandomActor(env, seed, masks)
+    step = _Step(report, env)
+    act = RandomActor(env, subject.seed, subject.masks)
     try:
-        env.seed(seed)
+        env.seed(subject.seed)
         observation = env.reset()
     except Exception as error:
         report_exception(report, "reset()", error)
         return False
     given: dict[Any, tuple[Any, Any]] = {}
-    for _ in range(n_steps):
+    for _ in range(subject.n_steps):
         try:
             actor = env.actor_id()
         except Exception as error:
@@ -62,18 +64,17 @@ def check_steps(report: CheckReport, env: Any, n_steps: int, seed: int, masks: M
                 report_exception(report, f"sub-step {actor[0]!r}, step()", error)
             return False
         report.n_steps += 1
-        episode.add(transition)
+        step.add(transition)
         _check_not_overwritten(report, given)
         observation = transition.observation
         if transition.done:
             observation = env.reset()
-            episode = _Episode(report, env)
-    episode.check_time()
+            step = _Step(report, env)
     return True
 
 
-class _Episode:
-    """Check the order of the actors and the rewards of an episode.
+class _Step:
+    """Check the order of the actors and the rewards of environment steps.
 
     :param report: Receives the findings.
     :param env: The environment, just reset.
@@ -82,46 +83,22 @@ class _Episode:
     def __init__(self, report: CheckReport, env: Any) -> None:
         self.report = report
         self.env = env
-        self.done_actors: set[Any] = set()
         self.actors: list[Any] = []
         self.rewards: list[float] = []
-        self.n_taken = 0
-        self.n_complete = 0
 
     def add(self, transition: Transition) -> None:
         """Check one sub-step."""
         actor = tuple(transition.actor)
         where = f"sub-step {actor[0]!r}"
-        self.n_taken += 1
-        if actor in self.done_actors:
-            self.report.add(
-                "actor-id",
-                where,
-                f"agent {actor[1]} acts again, although it was done (is_actor_done).",
-                "Do not use the identity of an actor that is done again in the same episode.",
-            )
         self._check_result(transition, where)
         if actor in self.actors:
-            self.report.add(
-                "substep-order", where, f"agent {actor[1]} acts a second time before the environment step is complete."
-            )
+            found = f"agent {actor[1]} acts a second time before the environment step is complete."
+            self.report.add("substep-order", where, found)
             self.actors, self.rewards = [], []
         self.actors.append(actor)
-        if self.env.is_actor_done():
-            self.done_actors.add(actor)
         if transition.is_step_complete:
-            self.n_complete += 1
             self._check_actor_rewards(where)
             self.actors, self.rewards = [], []
-
-    def check_time(self) -> None:
-        """Check that environment steps are completed."""
-        if self.n_taken >= 2 * max(len(self.env.action_spaces_dict), 10) and not self.n_complete:
-            self.report.add(
-                "step-completion",
-                "is_step_complete()",
-                f"none of the last {self.n_taken} sub-steps completed an environment step.",
-            )
 
     def _check_result(self, transition: Transition, where: str) -> None:
         reward, done, info = transition.reward, transition.done, transition.info
@@ -141,7 +118,7 @@ class _Episode:
             return
         shares = np.asarray(shares, dtype=np.float64)
         n_actors = len(self.actors)
-        if shares.ndim != 1 or not n_actors <= len(shares) <= max(n_actors, self.n_taken):
+        if shares.ndim != 1 or len(shares) < n_actors:
             found = f"expected one reward for each of the {n_actors} actors of the step, found {shares.tolist()}."
         elif len(self.rewards) == n_actors and not math.isclose(shares.sum(), sum(self.rewards), abs_tol=1e-5):
             found = f"the actors' rewards {shares.tolist()} do not add up to the step's {sum(self.rewards)}."
@@ -172,11 +149,8 @@ def _check_not_overwritten(report: CheckReport, given: Mapping[Any, tuple[Any, A
     """
     for step_key, (observation, kept) in given.items():
         if not same(observation, kept):
-            report.add(
-                "observation-aliasing",
-                f"sub-step {step_key!r}",
-                "an observation changed after it was returned: the environment continues to write into it.",
-            )
+            found = "an observation changed after it was returned: the environment continues to write into it."
+            report.add("observation-aliasing", f"sub-step {step_key!r}", found)
 
 
 def _check_conversion(report: CheckReport, env: Any, step_key: Any) -> None:
@@ -206,88 +180,41 @@ def _check_conversion(report: CheckReport, env: Any, step_key: Any) -> None:
 
 def check_declarations(report: CheckReport, env: Any) -> bool:
     """Check spaces and agent counts; return whether the environment can be stepped."""
-    actions, observations = env.action_spaces_dict, env.observation_spaces_dict
+    actions, observations, counts = env.action_spaces_dict, env.observation_spaces_dict, env.agent_counts_dict
     if set(actions) != set(observations):
         report.add(
-            "spaces",
-            "",
-            f"action_spaces_dict has the sub-steps {list(actions)}, observation_spaces_dict {list(observations)}.",
-            "Give each sub-step both spaces.",
+            "spaces", "", f"the sub-steps with actions are {list(actions)}, with observations {list(observations)}."
         )
         return False
     for step_key in actions:
         for name, space in (("action", actions[step_key]), ("observation", observations[step_key])):
             if not isinstance(space, spaces.Dict):
-                report.add(
-                    "spaces",
-                    f"sub-step {step_key!r}",
-                    f"the {name} space must be a Dict space, but is {space}.",
-                    "Name each part: spaces.Dict({name: space}).",
-                )
+                report.add("spaces", f"sub-step {step_key!r}", f"the {name} space is no Dict space, but {space}.")
                 return False
-        for key, space in observations[step_key].items():
-            if isinstance(space, spaces.Box) and space.dtype == np.float64:
-                report.add(
-                    "observation-dtype",
-                    f"sub-step {step_key!r}, observation `{key}`",
-                    "its space has the type float64; networks compute with float32.",
-                )
-    _check_agent_counts(report, env.agent_counts_dict, list(actions))
+    is_complete = isinstance(counts, Mapping) and set(counts) == set(actions)
+    if not is_complete or not all(_is_whole(n) and (n == -1 or n > 0) for n in counts.values()):
+        found = f"expected a positive number of agents, or -1, for each of {list(actions)}, found {counts!r}."
+        report.add("agent-counts", "agent_counts_dict", found)
     return True
 
 
-def _check_agent_counts(report: CheckReport, counts: Any, step_keys: list[StepKeyType]) -> None:
-    is_mapping = isinstance(counts, Mapping)
-    if not is_mapping or set(counts) != set(step_keys):
-        report.add(
-            "agent-counts",
-            "agent_counts_dict",
-            f"expected a number of agents for each of the sub-steps {step_keys}, found {counts!r}.",
-            "Give every sub-step its number of agents, or -1 where it varies.",
-        )
-    elif any(isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < -1 or n == 0 for n in counts.values()):
-        report.add(
-            "agent-counts",
-            "agent_counts_dict",
-            f"expected positive numbers or -1, found {dict(counts)}.",
-            "Count the agents that act in a sub-step; -1 where they vary.",
-        )
+def _is_whole(number: Any) -> bool:
+    return isinstance(number, (int, np.integer)) and not isinstance(number, bool)
 
 
 def check_actor(report: CheckReport, env: Any, actor: Any) -> bool:
     """Check the next actor; return whether it is declared."""
-    if not isinstance(actor, tuple) or len(actor) != 2:
-        report.add(
-            "actor-id", "actor_id()", f"expected ActorID(step_key, agent_id), found {actor!r}.", "Return an ActorID."
-        )
+    known = env.action_spaces_dict
+    if not isinstance(actor, tuple) or len(actor) != 2 or actor[0] not in known:
+        found = f"expected ActorID(step_key, agent_id) with one of the sub-steps {list(known)}, found {actor!r}."
+        report.add("actor-id", "actor_id()", found)
         return False
     step_key, agent_id = actor
-    if step_key not in env.action_spaces_dict:
-        report.add(
-            "actor-id",
-            "actor_id()",
-            f"sub-step {step_key!r} has no spaces; known are {list(env.action_spaces_dict)}.",
-            "Return a declared step key, or declare spaces and conversions for this one.",
-        )
-        return False
     counts = env.agent_counts_dict
     count = counts.get(step_key, -1) if isinstance(counts, Mapping) else -1
-    is_whole = isinstance(agent_id, (int, np.integer)) and not isinstance(agent_id, bool)
-    if not is_whole or agent_id < 0 or (count >= 0 and agent_id >= count):
-        report.add(
-            "agent-id",
-            f"sub-step {step_key!r}",
-            f"agent {agent_id!r} acts next, but agent_counts_dict declares {count} agent(s), counted from 0.",
-        )
-    for name in ("action", "observation"):
-        declared = getattr(env, f"{name}_spaces_dict")[step_key]
-        if getattr(env, f"{name}_space") != declared:
-            report.add(
-                "spaces",
-                f"sub-step {step_key!r}",
-                f"{name}_space is not the entry of {name}_spaces_dict for the next actor.",
-                f"Return {name}_spaces_dict[actor_id().step_key].",
-            )
+    if not _is_whole(agent_id) or agent_id < 0 or (count >= 0 and agent_id >= count):
+        found = f"agent {agent_id!r} acts next, but agent_counts_dict declares {count} agent(s), counted from 0."
+        report.add("agent-id", f"sub-step {step_key!r}", found)
     return True
 
 
@@ -303,13 +230,7 @@ def check_observation(report: CheckReport, env: Any, actor: ActorID, observation
     for key, entry in space.items():
         problem = _problem(np.asarray(observation[key]), entry)
         if problem:
-            kind, found = problem
-            report.add(
-                kind,
-                f"{where}, observation `{key}`",
-                found,
-                "Correct the conversion (`maze_to_space`) or the space that it declares.",
-            )
+            report.add(problem[0], f"{where}, observation `{key}`", problem[1])
 
 
 def _problem(value: np.ndarray, space: spaces.Space[Any]) -> tuple[str, str] | None:

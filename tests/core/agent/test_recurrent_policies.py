@@ -191,6 +191,6 @@ def test_each_sub_step_has_a_memory_of_its_own():
         action = policy.compute_action(observation, env=env, actor_id=ActorID(step_key, 0))
         observation = env.step(action)[0]
     (memory,) = policy._memories.by_context.values()
-    states = memory._states.copied()
+    states = memory.copied()
     assert set(states) == {ActorID("choose", 0), ActorID("cut", 0)}
     assert all(array.any() for of_actor in states.values() for array in of_actor.values())

@@ -291,7 +291,7 @@ WRONG_ARGUMENTS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"info": [1]}, EnvironmentContractError, "`info` must be a mapping or None"),
     ({"events": ["cut"]}, EnvironmentContractError, "`events` must hold EventRecords, got 'cut'"),
     ({"actor_id": 1}, EnvironmentContractError, "`actor_id` must be ActorID"),
-    ({"actor_id": ActorID("cut", 0)}, EnvironmentContractError, r"no sub-step 'cut'.*Known: \[0\]"),
+    ({"actor_id": ActorID("cut", 0)}, EnvironmentContractError, r"one of the step keys \[0\], got .*'cut'"),
 ]
 
 
@@ -310,7 +310,7 @@ def test_wrong_arguments_are_refused_before_anything_happens(
 
 WRONG_STATES: list[tuple[Any, type[Exception], str]] = [
     (None, EnvironmentContractError, r"cannot convert a state of type NoneType .*shape \(\), expected \(4,\)"),
-    ((STATE, {}), EnvironmentContractError, r"is probably \(observation, info\)"),
+    ((STATE, {}), EnvironmentContractError, "Expected a state as the simulation"),
     ({"step": 1}, EnvironmentContractError, r"expected values of dtype float32, .*found \{'step': 1\}"),
     (np.zeros(3), EnvironmentContractError, r"`observation` has the shape \(3,\), expected \(4,\)"),
     (np.array([0, np.inf, 0, 0]), NonFiniteError, "observation `observation` is not finite"),
@@ -352,7 +352,7 @@ def test_attributes_of_the_simulation_are_refused() -> None:
 
     with (
         AgentDeployment(DummyCartPolePolicy(), Peeking(GymMazeEnv("CartPole-v1"))) as deployment,
-        pytest.raises(AttributeError, match="no attribute `inventory`: a deployed agent has only the reported states"),
+        pytest.raises(AttributeError, match="inventory"),
     ):
         deployment.act(STATE, 0, False, {})
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pytest
 
@@ -62,16 +60,3 @@ def test_a_cast_keeps_numbers(dtype, value):
 def test_a_value_that_would_become_another_one_is_refused(dtype, value, found):
     with pytest.raises(EnvironmentContractError, match=rf"here: expected values of dtype .*{found}"):
         Cast(np.dtype(dtype), "here")(value)
-
-
-def test_a_kind_of_numbers_that_changes_is_reported_once_and_lists_have_none():
-    cast = Cast(np.dtype(np.uint8), "here")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for value in (np.zeros(2, np.uint8), [1, 2], [1.0, 2.0], np.zeros(2, np.uint16)):
-            cast(value)
-    with pytest.warns(UserWarning, match="here: the dtype of the values has changed from uint16 to float64"):
-        cast(np.zeros(2))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        cast(np.zeros(2))

@@ -7,6 +7,7 @@ import logging
 import sys
 from abc import ABC
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,14 @@ from gymnasium import spaces
 
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.env.structured_env import ActorID
-from maze.core.errors import ConfigImportError, EnvironmentContractError
+from maze.core.errors import CheckpointError, ConfigImportError, EnvironmentContractError
 from maze.core.events.event_record import EventRecord
 from maze.core.rollout.parallel_rollout_runner import ParallelRolloutRunner
 from maze.core.rollout.sequential_rollout_runner import SequentialRolloutRunner
+from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
+from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
-from maze.core.trajectory_recording.writers.parquet import ParquetColumns, SubstepRow
+from maze.core.trajectory_recording.writers.parquet import ParquetColumns, SubstepRow, read_parquet
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
@@ -207,3 +210,26 @@ def test_where_pyarrow_is_missing_it_is_said_what_brings_it(tmp_path: Path, monk
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ConfigImportError, match=r'pip install "maze-rl\[parquet\]>=1"'):
         ParquetRecordingWrapper.wrap(GymMazeEnv("CartPole-v1"), output_dir=tmp_path)
+
+
+def test_a_table_is_read_as_episodes(tmp_path: Path) -> None:
+    env = SimpleNamespace(observation_spaces_dict=SEEN, action_spaces_dict=DONE)
+    path = ParquetColumns(SEEN, DONE).write(tmp_path / "a.parquet", "a", two_rows())
+    (episode,) = read_parquet(path, env)  # type: ignore[arg-type]
+    (step,) = episode.step_records
+    for found, row in zip(step.substep_records, two_rows(), strict=True):
+        assert (found.actor_id, found.reward, found.done) == (row.record.actor_id, row.record.reward, row.record.done)
+        for values, expected in ((found.observation, row.record.observation), (found.action, row.record.action)):
+            np.testing.assert_equal(values, expected)
+    columns = {"episode_id": [1, 1, 0], "step": [1, 0, 0], "reward": [2.0, 1.0, 3.0], "propensity": [0.5, 0.25, 1.0]}
+    pd.DataFrame({**columns, "observation.load": [0.1, 0.2, 0.3], "action.valve": [1, 0, 1]}).to_parquet(path)
+    data = LoggedSteps.of_dataset(InMemoryDataset(path))
+    assert data.rewards.tolist() == [3.0, 1.0, 2.0]
+    assert data.propensities.tolist() == [1.0, 0.25, 0.5]
+    assert data.truncated.tolist() == [True, False, True]
+    path.write_bytes(b"PAR1")
+    with pytest.raises(CheckpointError, match="is no readable Parquet file"):
+        list(read_parquet(path))
+    pd.DataFrame({"reward": [1.0]}).to_parquet(path)
+    with pytest.raises(CheckpointError, match=r"expected the columns \['episode_id', 'step', 'observation.<entry>'"):
+        list(read_parquet(path))

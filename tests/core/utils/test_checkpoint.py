@@ -86,17 +86,10 @@ def test_a_foreign_file_is_an_error_that_says_what_was_found(tmp_path, content, 
         load_state(path)
 
 
-def test_a_missing_file_is_an_error_that_offers_the_others(tmp_path):
-    save_state(tmp_path / "older.pt", STATE)
-    save_state(tmp_path / "newer.pt", STATE)
-    os.utime(tmp_path / "older.pt", (1, 1))
-    with pytest.raises(
-        CheckpointError, match=r"no checkpoint .*state_dict.pt`. Other checkpoints there: newer.pt, old"
-    ):
+def test_a_missing_file_and_a_directory_are_errors(tmp_path):
+    with pytest.raises(CheckpointError, match=r"no checkpoint .*state_dict.pt`. Training writes one"):
         load_state(tmp_path / "state_dict.pt")
-    with pytest.raises(CheckpointError, match=r"The directory .*nowhere` does not exist"):
-        load_state(tmp_path / "nowhere" / "state_dict.pt")
-    with pytest.raises(CheckpointError, match=r"is a directory; .* newer.pt, older.pt"):
+    with pytest.raises(CheckpointError, match="is a directory"):
         load_state(tmp_path)
 
 

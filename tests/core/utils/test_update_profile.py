@@ -34,7 +34,7 @@ def rows_of(text: str) -> dict[str, tuple[float, float]]:
 
 def test_inner_parts_are_taken_out_of_outer_ones_and_all_sum_up(tmp_path: Path) -> None:
     profile = UpdateProfile(tmp_path / "profile.txt")
-    for number in range(1, 4):
+    for number in range(1, 3):
         assert not profile.is_done
         with profile.one_update(number):
             collect(0.01)
@@ -49,7 +49,6 @@ def test_inner_parts_are_taken_out_of_outer_ones_and_all_sum_up(tmp_path: Path) 
     assert rows[WAITING][0] == pytest.approx(2 * rows[COLLECTING][0], rel=0.5)
     assert rows[LEARNING][0] >= 5
     assert rows[TRANSFER][0] == 0
-    assert "functions of update 3" in text
 
 
 def test_other_threads_and_times_without_a_profile_do_not_count(tmp_path: Path) -> None:
@@ -76,15 +75,14 @@ def test_an_update_that_fails_ends_the_profile(tmp_path: Path) -> None:
 
 def test_what_a_training_of_few_updates_has_no_time_for_is_said(tmp_path: Path) -> None:
     profile, texts = UpdateProfile(tmp_path / "profile.txt"), []
-    for number in range(1, 4):
+    for number in range(1, 3):
         with profile.one_update(number):
             wait(0.001)
         texts.append((tmp_path / "profile.txt").read_text())
     measured = [re.search(r"Time of update (\d) in", text)[1] for text in texts]
-    assert measured == ["1", "2", "2"]
+    assert measured == ["1", "2"]
     assert rows_of(texts[0])[WAITING][0] >= 1
-    assert ["includes set-up" in text for text in texts] == [True, False, False]
-    assert ["adds the table of functions" in text for text in texts] == [False, True, False]
+    assert ["includes set-up" in text for text in texts] == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -187,8 +187,8 @@ def test_a_model_without_critic_has_none():
             r"model.policy.networks\[0\].*`hidden_units`",
         ),
         ({"policy__networks": [POLICY_NET, POLICY_NET]}, r"model.policy.networks: expected one network for each"),
-        ({"policy__networks": {1: POLICY_NET}}, r"model.policy.networks.*missing: \[0\], unknown: \[1\]"),
-        ({"policy__substeps_with_separate_agent_nets": [5]}, r"unknown sub-steps \[5\]"),
+        ({"policy__networks": {1: POLICY_NET}}, r"model.policy.networks: .* sub-steps \[0\].*found \{1: "),
+        ({"policy__substeps_with_separate_agent_nets": [5]}, "sub-step 5 is unknown"),
         ({"policy__networks": [{"_target_": "collections.OrderedDict"}]}, r"model.policy.networks\[0\].*Module"),
         ({"critic__networks": [POLICY_NET]}, r"model.critic.networks\[0\].*`action_logits_shapes`"),
         (

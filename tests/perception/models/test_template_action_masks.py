@@ -170,7 +170,7 @@ def test_masked_discrete_policies_act_in_numpy():
 
 
 def test_masks_of_other_shapes_and_for_continuous_actions_are_named():
-    with pytest.raises(ConfigError, match=r"action_masks.choose: observation `mask` has the shape \(4,\).*\(5,\)"):
+    with pytest.raises(ConfigError, match=r"\(choose\).*'choose_logits': \(5,\), 'mask': \(4,\)"):
         policy_for("discrete", mask_shape=(4,))
     with pytest.raises(ConfigError, match=r"action_masks.steer: only discrete actions can be masked"):
         TemplateModelComposer(

@@ -328,8 +328,12 @@ def test_the_configurations_of_template_models_build_models(model_name, critic_n
             FLAT,
             r"model.model_builder.modality_config.hidden: .*`hidden_units` is empty",
         ),
-        ({"action_masks": {"acton": "mask"}}, FLAT, r"model.action_masks.acton: there is no such action head"),
-        ({"action_masks": {"action": "mask"}}, FLAT, r"action_masks.action: sub-step 0 has no observation `mask`"),
+        ({"action_masks": {"acton": "mask"}}, FLAT, "model.action_masks: action head 'acton' is unknown"),
+        (
+            {"action_masks": {"action": "mask"}},
+            FLAT,
+            "action_masks.action: observation of sub-step 0 'mask' is unknown",
+        ),
     ],
 )
 def test_mistakes_are_named_by_their_key(changes, env, message):

@@ -436,7 +436,7 @@ def test_wrong_arguments_are_refused():
         SequentialDistributedActors(counting_env, policy, 4, 2, 2, [1])
     with pytest.raises(ConfigError, match="batch_size: distributed actors need at least 1"):
         SequentialDistributedActors(counting_env, policy, 4, 2, 0, [1, 2])
-    with pytest.raises(ConfigError, match=r"start_method: expected one of .*SequentialDistributedActors"):
+    with pytest.raises(ConfigError, match=r"start_method: expected one of .*, found 'dummy'"):
         SubprocDistributedActors.get_multiprocessing_context("dummy")
     assert SubprocDistributedActors.get_multiprocessing_context("spawn").get_start_method() == "spawn"
 

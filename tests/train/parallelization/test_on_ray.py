@@ -577,13 +577,6 @@ def test_an_address_where_nothing_answers_is_said_at_once(monkeypatch: pytest.Mo
 class TestBadInput:
     pytestmark = on_cluster
 
-    def test_another_version_of_maze_is_named(self, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("maze.train.parallelization.on_ray.actor_pool._versions", lambda: {"maze-rl": "0.0.7"})
-        pool = ActorPool(OnRay())
-        expected = r"runner\.address: actor 0 runs with maze-rl .*this process with 0\.0\.7"
-        with closing(pool), pytest.raises(ConfigError, match=expected):
-            pool.grow(1)
-
     def test_another_version_of_python_is_explained(self, monkeypatch: pytest.MonkeyPatch) -> None:
         @functools.wraps(require_ray().init)
         def init(**arguments: Any) -> None:

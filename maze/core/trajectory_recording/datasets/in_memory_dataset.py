@@ -15,6 +15,7 @@ from maze.core.annotations import override
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import CheckpointError, ConfigError
+from maze.core.trajectory_recording.datasets.decision_data import is_decision_log, read_decisions
 from maze.core.trajectory_recording.datasets.minari_data import PREFIX, is_minari, minari_path, read_minari
 from maze.core.trajectory_recording.datasets.trajectory_processor import TrajectoryProcessor
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
@@ -23,10 +24,11 @@ from maze.core.trajectory_recording.records.trajectory_record import (
     load_trajectories,
     packages_of,
 )
+from maze.core.trajectory_recording.writers.parquet import PARQUET_SUFFIX, read_parquet
 from maze.core.utils.factory import ConfigType, Factory
 from maze.core.utils.safe_pickle import register_safe_types, registered_safe_types
 from maze.core.utils.worker_pool import ShareWorkers
-from maze.core.utils.worker_process import Host, ReportingQueue
+from maze.core.utils.worker_process import Host
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -45,9 +47,9 @@ class InMemoryDataset(Dataset[Item], ABC):
     Files are loaded safely: types other than Maze's data and known types are rejected. States and actions may be of
     imported data classes of the environment's package; others are allowed by `extra_types` or `register_safe_types`.
 
-    :param input_data: A trajectory file (`*.pkl`), a directory that is searched for them, a Minari data set
-        (`minari:<id>`, or its directory), or a list of these and of trajectories. None: start empty and use
-        :meth:`append` or :meth:`load_data`.
+    :param input_data: A trajectory file (`*.pkl`), a table (`*.parquet`), a directory that is searched for trajectory
+        files, or for tables if there are none, a Minari data set (`minari:<id>`, or its directory), a decision log of a
+        server, or a list of these and of trajectories. None: start empty and use :meth:`append` or :meth:`load_data`.
     :param conversion_env_factory: Makes the environment that converts states and actions of the simulation. `None`:
         all trajectories consist of observations and actions.
     :param n_workers: Number of worker processes; 1: conversion in this process.
@@ -157,11 +159,11 @@ class InMemoryDataset(Dataset[Item], ABC):
         :raises CheckpointError: There are none.
         """
         path = Path(data_dir)
-        if path.is_file() or is_minari(path):
+        if path.is_file() or is_minari(path) or is_decision_log(path):
             return [path]
-        files = sorted(path.rglob("*.pkl"))
+        files = sorted(path.rglob("*.pkl")) or sorted(path.rglob(f"*{PARQUET_SUFFIX}"))
         if not files:
-            what = "has no trajectory files (*.pkl)" if path.is_dir() else "does not exist"
+            what = "has no trajectory files (*.pkl, *.parquet)" if path.is_dir() else "does not exist"
             raise CheckpointError(
                 f"{path.absolute()} {what}. Trajectories are recorded by rollouts with `runner.record_trajectory=true` "
                 f"into `trajectory_data/` of their output directory; give its absolute path."
@@ -245,6 +247,10 @@ class TrajectoryReader:
             yield source
         elif is_minari(source):
             yield from read_minari(source, env)
+        elif is_decision_log(source):
+            yield from read_decisions(source, env)
+        elif Path(source).suffix == PARQUET_SUFFIX:
+            yield from read_parquet(source, env)
         else:
             packages = () if env is None else packages_of(env)
             yield from InMemoryDataset.deserialize_trajectory(source, self.allow_pickle, self.extra_types, packages)
@@ -286,7 +292,7 @@ class DataLoadWorker(Host):
     def run(
         env_factory: EnvFactory | None,
         trajectories_or_paths: Sequence[Path | str | TrajectoryRecord[Any]],
-        reporting_queue: ReportingQueue,
+        reporting_queue: Any,
         trajectory_processor: TrajectoryProcessor,
         reader: TrajectoryReader | None = None,
     ) -> None:

@@ -13,12 +13,10 @@ from maze.core.env.base_env import is_truncated
 from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
-from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
+from maze.core.trajectory_recording.records.spaces_record import PROPENSITY, SpacesRecord
 
 Array = np.ndarray[Any, Any]
 _HINT = "Was it recorded in another environment, or with other wrappers?"
-PROPENSITY = "propensity"
-"""Key of a recorded step's `info` with the probability (density) of the joint action under the behaviour policy."""
 
 
 @dataclass
@@ -153,6 +151,15 @@ class LoggedSteps:
                 for name, values in columns.items():
                     if problem := _column_problem(values, space[name]):
                         raise ConfigError(f"Logged data, sub-step {key!r}, {kind} `{name}`: {problem}. {_HINT}")
+            if any(isinstance(part, spaces.Box) for part in action_spaces[key].spaces.values()):
+                continue  # a density
+            positions = self.positions(key)
+            for decision in positions[self.propensities[positions] > 1.0 + 1e-6][:1]:
+                episode = int(np.searchsorted(self.episode_starts, decision, "right")) - 1
+                raise ConfigError(
+                    f"Logged data, episode {episode}, decision {decision - self.episode_starts[episode]}: expected a "
+                    f"probability of at most 1, found {self.propensities[decision]:g}."
+                )
 
     def _episodes(self) -> Array:
         return np.repeat(np.arange(self.n_episodes), self.lengths)

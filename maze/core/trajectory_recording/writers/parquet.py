@@ -1,7 +1,8 @@
 """Parquet files of episodes.
 
 A row is a sub-step. All files of an environment have the same columns, derived from its spaces and event interfaces, so
-that many files can be read as one table. Needs pyarrow (extra `parquet`).
+that many files can be read as one table. Tables of other origin can be read as episodes as well. Needs pyarrow (extra
+`parquet`).
 """
 
 from __future__ import annotations
@@ -9,26 +10,33 @@ from __future__ import annotations
 import inspect
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
 
-from maze.core.env.base_env import is_truncated
-from maze.core.env.structured_env import StepKeyType
-from maze.core.errors import EnvironmentContractError, optional_package
+from maze.core.env.base_env import TRUNCATION_KEY, is_truncated
+from maze.core.env.structured_env import ActorID, StepKeyType
+from maze.core.errors import CheckpointError, EnvironmentContractError, optional_package
 from maze.core.events.event_record import EventRecord
 from maze.core.events.event_topic_factory import event_methods
-from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
+from maze.core.trajectory_recording.records.spaces_record import PROPENSITY, SpacesRecord
+from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
+from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
 from maze.core.utils.files import atomic_write
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from maze.core.env.maze_env import MazeEnv
+
+PARQUET_SUFFIX = ".parquet"
 _NUMBERS = (int, float, bool, np.number, np.bool_)
 _ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+_FIELDS = ("observation", "action")
+_NEED = "Parquet files need pyarrow"
 _STORED = {np.dtype(np.float16): np.dtype(np.float32)}
 """Replacements of types that few readers of Parquet support."""
 
@@ -68,7 +76,7 @@ class ParquetColumns:
         action_spaces: Mapping[StepKeyType, spaces.Space[Any]],
         interfaces: Iterable[type[Any]] = (),
     ) -> None:
-        optional_package("pyarrow", "parquet", "Parquet files need pyarrow")
+        optional_package("pyarrow", "parquet", _NEED)
         self._entries = {"observation": _entries(observation_spaces), "action": _entries(action_spaces)}
         self._events = dict(event for interface in interfaces for event in _event_columns(interface))
 
@@ -127,6 +135,73 @@ class ParquetColumns:
             add(f"kpi.{name}", [*[None] * (n_rows - 1), float(value)], pa.float64())
         schema = pa.schema([pa.field(name, array.type, metadata=metadata) for name, array, metadata in columns])
         return pa.Table.from_arrays([array for _, array, _ in columns], schema=schema)
+
+
+def read_parquet(path: str | Path, env: MazeEnv[Any] | None = None) -> Iterator[SpacesTrajectoryRecord]:
+    """Yield the episodes of a table with the columns of :class:`ParquetColumns`.
+
+    `episode_id`, `step`, `reward`, `observation.<entry>` and `action.<entry>` are required. By default there is one
+    actor (`step_key` 0, `agent_id` 0), and episodes without a row that is `done` are truncated. `propensity` is the
+    probability (density) of the action under the policy that acted.
+
+    :param path: The file.
+    :param env: The environment, for shapes of arrays and sub-step keys; `None`: arrays are flat.
+    :raises CheckpointError: The file is damaged, or a column is missing.
+    """
+    optional_package("pyarrow", "parquet", _NEED)
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise CheckpointError(f"{path}: is no readable Parquet file ({error}).") from error
+    missing = [name for name in ("episode_id", "step", "reward") if name not in table.column_names]
+    fields = {kind: [name for name in table.column_names if name.startswith(f"{kind}.")] for kind in _FIELDS}
+    missing += [f"{kind}.<entry>" for kind, names in fields.items() if not names]
+    if missing:
+        raise CheckpointError(f"{path}: expected the columns {missing}, found {table.column_names}.")
+    by_text: dict[str, Any] = {}
+    spaces_of: dict[str, Mapping[Any, Any]] = {}
+    if env is not None:
+        by_text = {str(key): key for key in env.action_spaces_dict}
+        spaces_of = {"observation": env.observation_spaces_dict, "action": env.action_spaces_dict}
+    order = [(name, "ascending") for name in ("episode_id", "step", "substep") if name in table.column_names]
+    episode: SpacesTrajectoryRecord | None = None
+    step: Any = None
+    for row in table.sort_by(order).to_pylist():
+        if episode is None or episode.id != row["episode_id"]:
+            if episode is not None:
+                yield episode
+            episode, step = SpacesTrajectoryRecord(row["episode_id"]), None
+        text = str(row.get("step_key", 0))
+        key = by_text.get(text, int(text) if text.isdecimal() else text)
+        observation, action = (
+            {
+                name.removeprefix(f"{kind}."): _value(row[name], spaces_of.get(kind, {}).get(key), name)
+                for name in names
+                if row[name] is not None
+            }
+            for kind, names in fields.items()
+        )
+        info = {TRUNCATION_KEY: bool(row.get("truncated")), PROPENSITY: row.get("propensity", np.nan)}
+        reward = None if row["reward"] is None else float(row["reward"])
+        actor = ActorID(key, int(row.get("agent_id", 0)))
+        if step != row["step"]:
+            episode.append(StructuredSpacesRecord())
+            step = row["step"]
+        episode.step_records[-1].append(SpacesRecord(actor, observation, action, reward, bool(row.get("done")), info))
+    if episode is not None:
+        yield episode
+
+
+def _value(value: Any, space: Any, name: str) -> Any:
+    """Return a cell as an array of its space."""
+    part = space.spaces.get(name.partition(".")[2]) if isinstance(space, spaces.Dict) else None
+    array = np.asarray(value)
+    if part is None or not isinstance(part, _ARRAYS) or array.size != int(np.prod(part.shape or ())):
+        return array  # a misfit is reported where spaces are compared
+    return array.astype(part.dtype).reshape(part.shape or ())
 
 
 def _entries(by_key: Mapping[StepKeyType, spaces.Space[Any]]) -> dict[str, list[spaces.Space[Any]]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from torch import nn
 
 from maze.core.agent.torch_state_action_critic import (
     TorchSharedStateActionCritic,
+    TorchStateActionCritic,
     TorchStepStateActionCritic,
     are_all_discrete,
     encoded_size,
@@ -25,7 +25,6 @@ from maze.perception.models.network_factory import build, networks_by_key, only_
 from maze.perception.perception_utils import flatten_spaces, observation_spaces_to_in_shapes
 
 if TYPE_CHECKING:
-    from maze.core.agent.torch_state_action_critic import TorchStateActionCritic
     from maze.core.utils.factory import CollectionOfConfigType
 
 
@@ -56,16 +55,33 @@ class BaseStateActionCriticComposer(CriticComposerInterface):
     def critic(self) -> TorchStateActionCritic:
         return self._critic
 
-    def _build_pair(
-        self, config: Any, where: str, obs_shapes: Mapping[str, Sequence[int]], action_space: spaces.Dict
-    ) -> tuple[nn.Module, nn.Module | None]:
-        """The two networks of a critic; `None` where a network was given, of which the critic makes the second."""
-        in_shapes, q_value_shapes = q_network_shapes(obs_shapes, action_space, where)
-        arguments = {"obs_shapes": in_shapes, "q_value_shapes": q_value_shapes}
-        first = build(nn.Module, config, where, **copy.deepcopy(arguments))
-        if first is config:
-            return first, None
-        return first, build(nn.Module, config, where, **arguments)
+    def _compose(
+        self,
+        critic_type: type[TorchStateActionCritic],
+        parts: Mapping[Any, tuple[Any, str, Mapping[str, Sequence[int]], spaces.Dict]],
+    ) -> None:
+        """Build the critic; networks that were given have no twins, which the critic makes then.
+
+        :param parts: Configuration, its place, shapes of observations and action heads of each pair of networks.
+        """
+        networks: dict[Any, nn.Module] = {}
+        twins: dict[Any, nn.Module] = {}
+        for key, (config, where, obs_shapes, action_space) in parts.items():
+            in_shapes, q_shapes = q_network_shapes(obs_shapes, action_space, where)
+            networks[key], twin = (
+                build(nn.Module, config, where, obs_shapes=dict(in_shapes), q_value_shapes=dict(q_shapes))
+                for _ in range(2)
+            )
+            if twin is not networks[key]:
+                twins[key] = twin
+        self._critic = critic_type(
+            networks=networks,
+            num_policies=len(self._action_spaces_dict),
+            device="cpu",
+            only_discrete_spaces={key: are_all_discrete(action_space) for key, (*_, action_space) in parts.items()},
+            action_spaces_dict=self._action_spaces_dict,
+            twin_networks=twins if len(twins) == len(networks) else None,
+        )
 
 
 def q_network_shapes(
@@ -102,18 +118,9 @@ class SharedStateActionCriticComposer(BaseStateActionCriticComposer):
     ) -> None:
         super().__init__(observation_spaces_dict, action_spaces_dict)
         key, config = only_network(networks, NETWORKS)
-        action_space = merged_action_space(action_spaces_dict)
-        first, second = self._build_pair(
-            config, f"{NETWORKS}[0]", flatten_spaces(self._obs_shapes.values()), action_space
-        )
-        self._critic = TorchSharedStateActionCritic(
-            networks={key: first},
-            num_policies=len(action_spaces_dict),
-            device="cpu",
-            only_discrete_spaces={key: are_all_discrete(action_space)},
-            action_spaces_dict=action_spaces_dict,
-            twin_networks=None if second is None else {key: second},
-        )
+        shapes = flatten_spaces(self._obs_shapes.values())
+        parts = {key: (config, f"{NETWORKS}[0]", shapes, merged_action_space(action_spaces_dict))}
+        self._compose(TorchSharedStateActionCritic, parts)
 
 
 class StepStateActionCriticComposer(BaseStateActionCriticComposer):
@@ -131,21 +138,6 @@ class StepStateActionCriticComposer(BaseStateActionCriticComposer):
         networks: CollectionOfConfigType,
     ) -> None:
         super().__init__(observation_spaces_dict, action_spaces_dict)
-        pairs = {
-            key: self._build_pair(
-                config,
-                f"{NETWORKS}[{index if isinstance(key, int) else key}]",
-                self._obs_shapes[key],
-                action_spaces_dict[key],
-            )
-            for index, (key, config) in enumerate(networks_by_key(networks, action_spaces_dict, NETWORKS).items())
-        }
-        twins = {key: second for key, (_, second) in pairs.items() if second is not None}
-        self._critic = TorchStepStateActionCritic(
-            networks={key: first for key, (first, _) in pairs.items()},
-            num_policies=len(action_spaces_dict),
-            device="cpu",
-            only_discrete_spaces={key: are_all_discrete(space) for key, space in action_spaces_dict.items()},
-            action_spaces_dict=action_spaces_dict,
-            twin_networks=twins if len(twins) == len(pairs) else None,
-        )
+        configs = networks_by_key(networks, action_spaces_dict, NETWORKS)
+        parts = {key: (*given, self._obs_shapes[key], action_spaces_dict[key]) for key, given in configs.items()}
+        self._compose(TorchStepStateActionCritic, parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from gymnasium import spaces
 from torch import nn
@@ -44,19 +44,6 @@ class BaseStateCriticComposer(CriticComposerInterface):
     def critic(self) -> TorchStateCritic:
         return self._critic
 
-    def _networks_by_step_key(self, networks: Any) -> dict[Any, nn.Module]:
-        """One network for each sub-step, with its `obs_shapes` as argument."""
-        configs = networks_by_key(networks, self._observation_spaces_dict, NETWORKS)
-        return {
-            key: build(
-                nn.Module,
-                config,
-                f"{NETWORKS}[{index if isinstance(key, int) else key}]",
-                obs_shapes=self._obs_shapes[key],
-            )
-            for index, (key, config) in enumerate(configs.items())
-        }
-
 
 class StepNetworksCriticComposer(BaseStateCriticComposer):
     """Build a critic of one network for each sub-step.
@@ -76,7 +63,11 @@ class StepNetworksCriticComposer(BaseStateCriticComposer):
         networks: CollectionOfConfigType,
     ) -> None:
         super().__init__(observation_spaces_dict, agent_counts_dict)
-        self._critic = self.critic_class(self._networks_by_step_key(networks), observation_spaces_dict, "cpu")
+        built = {
+            key: build(nn.Module, config, where, obs_shapes=self._obs_shapes[key])
+            for key, (config, where) in networks_by_key(networks, observation_spaces_dict, NETWORKS).items()
+        }
+        self._critic = self.critic_class(built, observation_spaces_dict, "cpu")
 
 
 class StepStateCriticComposer(StepNetworksCriticComposer):

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from torch import nn
 
 from maze.core.agent.torch_policy import TorchPolicy
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, unknown_key_error
 from maze.perception.models.network_factory import build, networks_by_key
 from maze.perception.models.policies.base_policy_composer import BasePolicyComposer
 from maze.perception.perception_utils import observation_spaces_to_in_shapes
@@ -48,13 +48,10 @@ class ProbabilisticPolicyComposer(BasePolicyComposer):
         separate = list(substeps_with_separate_agent_nets or [])
         unknown = [key for key in separate if key not in action_spaces_dict]
         if unknown:
-            raise ConfigError(
-                f"model.policy.substeps_with_separate_agent_nets: unknown sub-steps {unknown}. "
-                f"Known: {list(action_spaces_dict)}."
-            )
+            where = "model.policy.substeps_with_separate_agent_nets: sub-step"
+            raise unknown_key_error(where, unknown[0], action_spaces_dict)
         built: dict[Any, nn.Module] = {}
-        for index, (step_key, config) in enumerate(networks_by_key(networks, action_spaces_dict, _WHERE).items()):
-            where = f"{_WHERE}[{index if isinstance(step_key, int) else step_key}]"
+        for step_key, (config, where) in networks_by_key(networks, action_spaces_dict, _WHERE).items():
             if step_key in separate:
                 for agent_id in range(self._agent_count(step_key)):
                     network = self._build(step_key, config, where)

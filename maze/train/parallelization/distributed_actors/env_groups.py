@@ -215,7 +215,7 @@ class EnvGroup:
         self.env.close()
 
     def collect(self, policy: Policy, plan: RolloutPlan) -> RolloutPacket:
-        """Collect a rollout; it is valid until the next one.
+        """Collect and check a rollout; it is valid until the next one.
 
         :param policy: The policy.
         :param plan: Parameters of the rollout.
@@ -227,7 +227,13 @@ class EnvGroup:
             self._columns = {key: RolloutColumns.for_env(env, plan.n_steps, shapes)}
         if plan.begins:
             self.generator.reset()
-        return RolloutPacket.of(collected(self.generator, policy, self._columns[key], self._name))
+        columns = self._columns[key]
+        try:
+            self.generator.collect(policy, columns)
+            columns.check(env.seeding_at)
+        except (NonFiniteError, EnvironmentContractError) as error:
+            raise type(error)(f"{self._name}, {error}") from error
+        return RolloutPacket.of(columns)
 
     def play(self, policy: Policy, budget: np.ndarray, deterministic: bool) -> None:
         """Play `budget` episodes of each environment, `[n_envs]`; see :meth:`StructuredVectorEnv.play_episodes`."""
@@ -249,22 +255,6 @@ class EnvGroup:
         learned = [statistics_states(env) for env in getattr(self.env, "envs", ())]
         episodes = [encoder.encode(stats) for stats in self.take_episodes()]
         return Fragment(packet, episodes, learned if any(learned) else [])
-
-
-def collected(generator: RolloutGenerator, policy: Policy, columns: RolloutColumns, name: str) -> RolloutColumns:
-    """Collect and check a rollout; errors name the actor or group.
-
-    :param generator: Rollout generator.
-    :param policy: The policy.
-    :param columns: Columns to fill.
-    :param name: Name of the actor or group.
-    """
-    try:
-        generator.collect(policy, columns)
-        columns.check(generator.env.seeding_at)
-    except (NonFiniteError, EnvironmentContractError) as error:
-        raise type(error)(f"{name}, {error}") from error
-    return columns
 
 
 class EpisodeRelay(LogStatsAggregator):

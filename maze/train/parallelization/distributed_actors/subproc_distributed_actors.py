@@ -141,17 +141,8 @@ class SubprocDistributedActors(ActorsAhead):
         *,
         envs_per_actor: int = 1,
     ) -> None:
-        super().__init__(
-            env_factory,
-            policy,
-            n_rollout_steps,
-            n_actors,
-            batch_size,
-            queue_out_of_sync_factor,
-            actor_env_seeds,
-            actor_agent_seeds,
-            envs_per_actor=envs_per_actor,
-        )
+        sizes = (n_rollout_steps, n_actors, batch_size, queue_out_of_sync_factor)
+        super().__init__(env_factory, policy, *sizes, actor_env_seeds, actor_agent_seeds, envs_per_actor=envs_per_actor)
         self.get_multiprocessing_context(start_method)
         if start_method == "forkserver":
             forkserver.ensure_running()  # it imports torch while the learner sets up everything else
@@ -194,7 +185,7 @@ class SubprocDistributedActors(ActorsAhead):
         self._spaces = spaces[0]
         self._decoders = [StatsDecoder() for _ in actors]
         for worker in pool.workers:
-            pool.tell(worker, "add_tickets", self._tickets.n_issued(worker.index))
+            pool.tell("add_tickets", self._tickets.n_issued(worker.index), workers=[worker])
 
     @override(DistributedActors)
     def stop(self) -> None:
@@ -208,7 +199,7 @@ class SubprocDistributedActors(ActorsAhead):
             return  # actors that are started later receive the policy itself
         self._tickets.updated()
         self._weights.write(self._tickets.version, state_dict)
-        self._pool.tell_all("use_version", self._tickets.version)
+        self._pool.tell("use_version", self._tickets.version)
 
     @override(ActorsAhead)
     def _report_work(self) -> None:
@@ -218,7 +209,7 @@ class SubprocDistributedActors(ActorsAhead):
     @override(ActorsAhead)
     def _issue(self, actor: int) -> None:
         assert self._pool is not None
-        self._pool.tell(self._pool.workers[actor], "add_tickets", 1)
+        self._pool.tell("add_tickets", 1, workers=[self._pool.workers[actor]])
 
     @override(ActorsAhead)
     def _receive(self, wait: bool) -> None:

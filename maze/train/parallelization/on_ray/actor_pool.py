@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -24,7 +24,7 @@ from maze.core.utils.update_profile import TRANSFER, WAITING, timed
 from maze.core.utils.worker_process import Failure, exception_of, failure_of
 from maze.train.parallelization.distributed_actors.distributed_actors import ClusterEvents, WorkCounter
 from maze.train.parallelization.on_ray.session import n_cpus, require_ray
-from maze.utils.process import use_one_thread, version_of
+from maze.utils.process import use_one_thread
 
 logger = logging.getLogger(__name__)
 
@@ -55,9 +55,9 @@ class Host:
         use_one_thread()
 
     def describe(self) -> dict[str, Any]:
-        """Return process id, node, and the versions that have to be the same on all machines."""
+        """Return process id and node."""
         node_id = require_ray().get_runtime_context().get_node_id()
-        return {"pid": os.getpid(), "node": f"{platform.node()}/{node_id[:6]}", **_versions()}
+        return {"pid": os.getpid(), "node": f"{platform.node()}/{node_id[:6]}"}
 
     def host(self, name: str, maker: bytes) -> None:
         """Make an object; if that fails, its calls return the failure."""
@@ -90,14 +90,15 @@ class Host:
         self._hosted.clear()
 
 
-class PoolLimits(Protocol):
+@dataclass
+class ActorLimits:
     """Resources, time limits and number of replacements of actors; see `OnRay`."""
 
-    cpus_per_actor: int
-    max_restarts: int
-    restart_pause: float
-    start_timeout: float
-    max_actors: int
+    cpus_per_actor: int = 1
+    max_restarts: int = 3
+    restart_pause: float = 1.0
+    start_timeout: float = 120.0
+    max_actors: int = 0
 
 
 @dataclass(eq=False)
@@ -141,7 +142,7 @@ class ActorPool:
     :param limits: Resources, time limits and number of replacements.
     """
 
-    def __init__(self, limits: PoolLimits) -> None:
+    def __init__(self, limits: ActorLimits) -> None:
         self._ray = require_ray()
         self._limits = limits
         self._makers: dict[str, tuple[Maker, int | None]] = {}
@@ -164,7 +165,7 @@ class ActorPool:
         """Start actors up to a number and wait for them.
 
         :param n_actors: Number of actors.
-        :raises ConfigError: The cluster has too few resources, or its versions of Python or Maze differ.
+        :raises ConfigError: The cluster has too few resources.
         """
         new = [_Actor() for _ in range(n_actors - len(self._actors))]
         self._actors += new
@@ -337,10 +338,7 @@ class ActorPool:
         actor.description = actor.handle.describe.remote()
 
     def _finish_start(self, index: int) -> None:
-        """Read the description of a started actor.
-
-        :raises ConfigError: Its versions of Python or Maze differ.
-        """
+        """Read the description of a started actor."""
         try:
             self._read_description(self._actors[index], index)
         except self._ray.exceptions.RayError as error:
@@ -348,22 +346,16 @@ class ActorPool:
 
     def _read_description(self, actor: _Actor, index: int) -> None:
         found = self._answer(actor.description)
-        for name, value in _versions().items():
-            if found.get(name) != value:
-                raise ConfigError(
-                    f"runner.address: actor {index} runs with {name} {found.get(name) or 'of no known version'}, this "
-                    f"process with {value}. All machines of a cluster need the same version."
-                )
         actor.description, actor.node = None, found["node"]
         actor.name = f"{index} (pid {found['pid']} on {actor.node})"
 
     def _add_joined(self, actor: _Actor) -> None:
-        """Add an actor that has joined, with its hosted objects; an actor with other versions is ended."""
+        """Add an actor that has joined, with its hosted objects."""
         indices = [index for index, other in enumerate(self._actors) if other.is_away]
         index = indices[0] if indices else self.n_actors
         try:
             self._read_description(actor, index)
-        except (ConfigError, self._ray.exceptions.RayError) as error:
+        except self._ray.exceptions.RayError as error:
             logger.warning("An actor that has joined is not used: %s", first_line(error))
             self._kill(actor)
             return
@@ -476,8 +468,3 @@ class ActorPool:
     def _kill(self, actor: _Actor) -> None:
         with suppress(Exception):  # it may have ended
             self._ray.kill(actor.handle, no_restart=True)
-
-
-def _versions() -> dict[str, str | None]:
-    """Return the versions that have to be the same on all machines."""
-    return {"Python": platform.python_version(), "maze-rl": version_of("maze-rl")}

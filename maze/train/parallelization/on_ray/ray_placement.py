@@ -42,7 +42,7 @@ from maze.train.parallelization.distributed_actors.shared_policy import (
     packed_weights,
     unpack_weights,
 )
-from maze.train.parallelization.on_ray.actor_pool import ActorPool, Task
+from maze.train.parallelization.on_ray.actor_pool import ActorLimits, ActorPool, Task
 from maze.train.parallelization.on_ray.session import n_cpus, ray_session
 from maze.train.parallelization.placement import InProcess, Placement, Processes
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
@@ -365,7 +365,7 @@ OBJECT_STORE_BYTES = 512 * 2**20
 
 
 @dataclass
-class OnRay(Placement):
+class OnRay(ActorLimits, Placement):
     """Steps environments in actors of Ray with copies of the policy, on this machine or on a cluster.
 
     :param address: Address of Ray: `auto` (the cluster that this machine belongs to) or `<host>:<port>`; `None`: start
@@ -385,13 +385,8 @@ class OnRay(Placement):
     """
 
     address: str | None = None
-    cpus_per_actor: int = 1
-    max_restarts: int = 3
-    restart_pause: float = 1.0
-    start_timeout: float = 120.0
     wait_for: float = 1.0
     max_fragment_age: int = 1
-    max_actors: int = 0
     ray_config: Mapping[str, Any] = field(default_factory=dict)
 
     env_groups = 0

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from maze.core.errors import ConfigError, did_you_mean, install_command
+from maze.core.errors import ConfigError, install_command
 from maze.utils.process import handlers_kept
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,14 @@ def ray_session(
         with handlers_kept():  # Ray ends the process at SIGTERM; a run has to save its state first
             ray.init(**{**arguments, **config, "address": address})
     except (TypeError, ValueError, RuntimeError, OSError) as error:
-        raise ConfigError(_explained(error, address, config, key)) from error
+        advice = "Check the arguments of `ray.init` and the memory of this machine."
+        if address != _LOCAL:
+            advice = (
+                "Is the cluster running (`ray status`), and does this machine reach it? All machines of a cluster need "
+                "the same versions of Python, Ray and Maze. A cluster that was started with a token requires it: set "
+                "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or the file ~/.ray/auth_token."
+            )
+        raise ConfigError(_unreachable(error, address, key, advice)) from error
     ended = threading.Event()
     if address != _LOCAL:
         gcs = str(ray.get_runtime_context().gcs_address)
@@ -110,28 +117,6 @@ def _watch_head(address: str, ended: threading.Event) -> None:
         address,
     )
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _explained(error: Exception, address: str, config: Mapping[str, Any], key: str) -> str:
-    import inspect
-
-    known = [n for n in inspect.signature(require_ray().init).parameters if not n.startswith(("_", "kwargs"))]
-    unknown = [name for name in config if name not in known and not name.startswith("_")]
-    if unknown:
-        hint = f"{did_you_mean(unknown[0], known)} Known: {', '.join(known)}."
-        return f"{key}.{unknown[0]}: ray.init has no such argument.{hint}"
-    text = " ".join(str(error).split())
-    if address == _LOCAL:
-        return f"{key}: Ray could not be started: {text}"
-    advice = "Is the cluster running (`ray status`), and does this machine reach it?"
-    if "version" in text.lower():
-        advice = "All machines of a cluster need the same versions of Python, Ray and Maze."
-    elif any(word in text.lower() for word in ("fail", "authent", "token")):
-        advice = (
-            "A cluster that was started with a token requires it: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or the "
-            "file ~/.ray/auth_token, on this machine as well. The token may also have expired."
-        )
-    return _unreachable(error, address, key, advice)
 
 
 def _unreachable(error: Exception, address: str, key: str, advice: str) -> str:

@@ -142,6 +142,8 @@ class ObservationStatistics:
         self._blocks: dict[str, list[RunningNormalizationBlock]] = {}
         for block in dict.fromkeys(modules):  # those that networks share once
             self._blocks.setdefault(block.in_keys[0], []).append(block)
+        self.names = list(self._blocks)
+        """Names of the observations that are normalized."""
 
     def __bool__(self) -> bool:
         return bool(self._blocks)
@@ -150,11 +152,6 @@ class ObservationStatistics:
     def is_missing(self) -> bool:
         """Whether there are blocks that have not seen anything yet."""
         return any(not bool(block.count) for blocks in self._blocks.values() for block in blocks)
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the observations that are normalized."""
-        return list(self._blocks)
 
     def acting_buffers(self) -> list[torch.Tensor]:
         """Offset and scale of each block, `[*shape]` each."""

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import copy
-import inspect
-import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from maze.core.agent.networks import depends_on_mode
-from maze.core.agent.policy import Policy
+from maze.core.agent.policy import build_policy
 from maze.core.agent.torch_actor_critic import policy_of
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
 from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
-from maze.core.utils.factory import ConfigType, Factory, plain_container
+from maze.core.utils.factory import ConfigType, Factory
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.trainers.common.config_classes import ReplayConfig
 from maze.train.trainers.common.replay_buffer.rows import RolloutRows
@@ -37,14 +34,10 @@ if TYPE_CHECKING:
         BaseDistributedWorkersWithBuffer,
     )
     from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
-    from maze.train.trainers.common.evaluators.evaluator import Evaluator
-    from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase
     from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer
     from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch
     from maze.train.trainers.common.training_runner import TrainingRunner
 
-
-logger = logging.getLogger(__name__)
 
 _STEPS_AT_A_TIME = 100
 """Environment steps of one rollout that fills the buffer initially."""
@@ -115,7 +108,13 @@ def fill_by_policy(
     env: StructuredVectorEnv
     env = SequentialVectorEnv([env_factory]) if make_env is None else make_env(env_factory, 1)
     try:
-        policy = _build_sampling_policy(sampling_policy, env.action_spaces_dict)
+        if sampling_policy is None:
+            raise ConfigError("algorithm.initial_sampling_policy: expected a policy or its configuration, found none.")
+        policy = build_policy(
+            sampling_policy,
+            {"action_spaces_dict": env.action_spaces_dict, "observation_spaces_dict": env.observation_spaces_dict},
+            "algorithm.initial_sampling_policy",
+        )
         if make_env is not None and (policy.needs_state() or policy.needs_env()):
             env.close()
             env = SequentialVectorEnv([env_factory])
@@ -155,12 +154,6 @@ def add_demonstrations(replay_buffer: BaseReplayBuffer, dataset: InMemoryDataset
     :param item_length: Number of steps of an item; what is left of a trajectory is not used.
     :raises ConfigError: The data set holds none that fit the environment.
     """
-    if not len(dataset):
-        raise ConfigError(
-            "runner.initial_demonstration_trajectories: the data set has no steps. Record some, for instance with "
-            "`maze-run env.name=... policy=... runner.n_episodes=100`."
-        )
-    n_before = replay_buffer.n_rows_added
     for steps in dataset.trajectory_references:
         records = [dataset.step_records[index] for index in steps]
         if item_length == 1:
@@ -172,31 +165,10 @@ def add_demonstrations(replay_buffer: BaseReplayBuffer, dataset: InMemoryDataset
             replay_buffer.add_transition(piece)
     if not len(replay_buffer):
         raise ConfigError(
-            f"runner.initial_demonstration_trajectories: no trajectory has the {item_length} steps of a rollout "
-            "(`algorithm.n_rollout_steps`)."
+            f"runner.initial_demonstration_trajectories: expected trajectories of at least {item_length} environment "
+            "steps (`algorithm.n_rollout_steps` of a rollout that is kept as a whole), found none. Record some, for "
+            "instance with `maze-run env.name=... policy=... runner.n_episodes=100`."
         )
-    n_added = (replay_buffer.n_rows_added - n_before) // item_length
-    if n_added > len(replay_buffer):
-        logger.warning(
-            "runner.initial_demonstration_trajectories: %d transitions (or rollouts) do not fit into a replay buffer "
-            "of %d; only the latest are kept. Raise `algorithm.replay_buffer_size`.",
-            n_added,
-            len(replay_buffer),
-        )
-
-
-def _build_sampling_policy(config: Any, action_spaces_dict: Mapping[Any, Any]) -> Policy:
-    where = "algorithm.initial_sampling_policy"
-    if config is None:
-        raise ConfigError(f"{where}: expected a policy or its configuration, found none.")
-    factory = Factory(Policy)  # type: ignore[type-abstract]  # a subclass
-    target = plain_container(config).get("_target_") if isinstance(config, Mapping) else None
-    arguments = {}
-    if isinstance(target, str):
-        target = factory.type_or_function(target, where)
-    if target is not None and "action_spaces_dict" in inspect.signature(target).parameters:
-        arguments["action_spaces_dict"] = dict(action_spaces_dict)
-    return factory.instantiate(config, config_path=where, **arguments)
 
 
 ALWAYS_SAVED_BYTES = 1 << 26
@@ -222,7 +194,8 @@ class ReplayTrainer(EpochTrainer, ABC):
     :param model: The model that is trained and saved.
     :param workers: Collect transitions into a buffer, and draw from it.
     :param seed: Seed of what is drawn while it learns, for those subclasses that draw something.
-    :param evaluator: See :class:`~maze.train.trainers.common.trainer.EpochTrainer`, as for the others.
+    :param common: Evaluator, model selection and checkpoint file, see
+        :class:`~maze.train.trainers.common.trainer.EpochTrainer`.
     """
 
     learns_observation_statistics: ClassVar[bool] = True
@@ -234,17 +207,9 @@ class ReplayTrainer(EpochTrainer, ABC):
         workers: BaseDistributedWorkersWithBuffer,
         *,
         seed: int | None = None,
-        evaluator: Evaluator | None = None,
-        model_selection: ModelSelectionBase | None = None,
-        checkpoint_file: str | Path | None = None,
+        **common: Any,
     ) -> None:
-        super().__init__(
-            algorithm_config,
-            model,
-            evaluator=evaluator,
-            model_selection=model_selection,
-            checkpoint_file=checkpoint_file,
-        )
+        super().__init__(algorithm_config, model, **common)
         self.workers = workers
         self._n_rows_seen = 0
         """Number of rows of the buffer that observation statistics have learned from."""
@@ -354,11 +319,6 @@ class ReplayTrainer(EpochTrainer, ABC):
         if not self.observation_statistics:
             return
         buffer = self.workers.replay_buffer
-        if not isinstance(buffer, UniformReplayBuffer):
-            raise ConfigError(
-                f"model.normalize_observations: statistics are learned from a UniformReplayBuffer, found a "
-                f"{type(buffer).__name__}. Derive it from that one, or normalize by wrappers=vector_obs."
-            )
         first, self._n_rows_seen = self._n_rows_seen, buffer.n_rows_added
         self.observation_statistics.learn_from(buffer.columns.observations_since(first))
 
@@ -423,7 +383,7 @@ class ReplayTrainer(EpochTrainer, ABC):
         self.workers.finish_rollouts()
         self.workers.replay_buffer.load_state_dict(state["replay_buffer"])
         problems = super()._load_parts(state)
-        self._n_rows_seen = state.get("n_rows_seen", 0)
+        self._n_rows_seen = state["n_rows_seen"]
         if state["replay_buffer"]["content"] is None:
             self._n_rows_seen = self.workers.replay_buffer.n_rows_added
             problems.insert(0, "the replay buffer was too large to be saved with every epoch, and is filled anew")

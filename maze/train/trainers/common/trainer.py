@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Protocol, TypeVar
 
-from maze.console.runs import TrainingProgress, print_header, unfinished_epoch
+from maze.console.runs import TrainingProgress, print_header
 from maze.console.streams import lasting_console
 from maze.core.agent.torch_actor_critic import policy_of
 from maze.core.agent.torch_model import resolve_device
@@ -405,9 +405,7 @@ class EpochTrainer(Trainer, ABC):
     @contextmanager
     def _running(self) -> Iterator[None]:
         """Context of a whole run: progress display, signals, and the record of a run that fails."""
-        display = self._display = TrainingProgress(
-            self._n_epochs, self.n_updates_per_epoch(), self.steps_per_update(), self._unfinished_epoch
-        )
+        display = self._display = TrainingProgress(self._n_epochs, self.n_updates_per_epoch(), self.steps_per_update())
         self._write_record(RUNNING)
         if self.model_selection is not None:
             self.model_selection.training_started()
@@ -563,9 +561,6 @@ class EpochTrainer(Trainer, ABC):
             if key.event is BaseEnvEvents.reward and key.output_name == "mean" and key.group is None:
                 return float(value)
         return math.nan
-
-    def _unfinished_epoch(self) -> str:
-        return unfinished_epoch(self._episode_stats())
 
     def _best(self) -> str:
         """Return the best score so far, in words; empty: there is none."""

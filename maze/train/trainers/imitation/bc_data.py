@@ -142,50 +142,30 @@ def check_fits(
                 ("observation", observation, observation_spaces_dict),
                 ("action", action, action_spaces_dict),
             ):
-                place = f"runner.dataset: {kind} of sub-step {actor[0]!r}, step {step}"
-                _check_values(values, spaces_dict, place, actor)
+                if problem := _problem(values, spaces_dict.get(actor[0])):
+                    raise ConfigError(
+                        f"runner.dataset: {kind} of sub-step {actor[0]!r}, step {step}: {problem}. Was it recorded in "
+                        "another environment, or with other wrappers?"
+                    )
 
 
-def _check_values(values: Any, spaces_dict: Mapping[StepKeyType, spaces.Dict], place: str, actor: Any) -> None:
-    hint = "Was it recorded in another environment, or with other wrappers?"
-    if actor[0] not in spaces_dict:
-        raise ConfigError(f"{place}: the environment has the sub-steps {list(spaces_dict)} only. {hint}")
-    space = spaces_dict[actor[0]]
+def _problem(values: Any, space: spaces.Dict | None) -> str:
+    """Return what does not fit; empty: the values are of the space, apart from the bounds of boxes."""
+    if space is None:
+        return "the environment has no such sub-step"
     if not isinstance(values, Mapping) or set(values) != set(space):
         found = sorted(map(str, values)) if isinstance(values, Mapping) else type(values).__name__
-        raise ConfigError(f"{place}: expected the keys {list(space)}, found {found}. {hint}")
+        return f"expected the keys {list(space)}, found {found}"
     for key, subspace in space.items():
-        shape = np.shape(values[key])
-        if shape != subspace.shape:
-            raise ConfigError(f"{place}: expected `{key}` of shape {subspace.shape}, found {shape}. {hint}")
-        n_choices = _n_choices(subspace)
-        if n_choices is not None and not _are_choices(values[key], n_choices):
-            raise ConfigError(f"{place}: expected `{key}` to be in {subspace}, found {values[key]}. {hint}")
-        if n_choices is None:
-            _check_numbers(values[key], f"{place}: expected `{key}`")
-
-
-def _check_numbers(values: Any, expected: str) -> None:
-    array = np.asarray(values)
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise ConfigError(
-            f"{expected} to be finite, found {array[~np.isfinite(array)].flat[0]}. Leave the episode out, or replace "
-            "such numbers by a `trajectory_processor` of the data set."
-        )
-
-
-def _n_choices(space: spaces.Space[Any]) -> Any:
-    """Number of options of each choice; None: the space is continuous."""
-    if isinstance(space, spaces.Discrete):
-        return int(space.n)
-    if isinstance(space, spaces.MultiDiscrete):
-        return space.nvec
-    return 2 if isinstance(space, spaces.MultiBinary) else None
-
-
-def _are_choices(values: Any, n_choices: Any) -> bool:
-    array = np.asarray(values)
-    return bool(((array >= 0) & (array < n_choices)).all())
+        value = np.asarray(values[key])
+        if value.shape != subspace.shape:
+            return f"expected `{key}` of shape {subspace.shape}, found {value.shape}"
+        if isinstance(subspace, spaces.Box):
+            if value.dtype.kind == "f" and not np.isfinite(value).all():
+                return f"expected `{key}` to be finite, found {value[~np.isfinite(value)].flat[0]}"
+        elif not subspace.contains(value.astype(subspace.dtype)[()]):
+            return f"expected `{key}` to be in {subspace}, found {value}"
+    return ""
 
 
 logger = logging.getLogger(__name__)
@@ -242,19 +222,9 @@ def split_dataset(dataset: Any, config: BCAlgorithmConfig, next_seed: Callable[[
     return training, validation
 
 
-class TimeLimitedEnvFactory:
-    """Makes environments whose episodes are cut off.
-
-    :param env_factory: Makes one environment.
-    :param max_episode_steps: Number of steps.
-    """
-
-    def __init__(self, env_factory: Callable[[], Any], max_episode_steps: int) -> None:
-        self.env_factory = env_factory
-        self.max_episode_steps = max_episode_steps
-
-    def __call__(self) -> Any:
-        return TimeLimitWrapper.wrap(self.env_factory(), max_episode_steps=self.max_episode_steps)
+def time_limited(env_factory: Callable[[], Any], max_episode_steps: int) -> Any:
+    """Return an environment whose episodes are cut off after a number of steps."""
+    return TimeLimitWrapper.wrap(env_factory(), max_episode_steps=max_episode_steps)
 
 
 def _from_working_directory(path: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -9,29 +10,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsAggregator, increment_log_step
 from maze.core.utils.factory import ConfigType, Factory
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.evaluators.multi_evaluator import MultiEvaluator
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
-from maze.train.trainers.common.learning import Losses, TorchOptimizer, gradient_step, type_name
 from maze.train.trainers.common.trainer import EpochTrainer, Trainer
 from maze.train.trainers.imitation.bc_algorithm_config import BCAlgorithmConfig
-from maze.train.trainers.imitation.bc_data import (
-    StepBatches,
-    TimeLimitedEnvFactory,
-    check_fits,
-    load_dataset,
-    split_dataset,
-)
+from maze.train.trainers.imitation.bc_data import StepBatches, check_fits, load_dataset, split_dataset, time_limited
 from maze.train.trainers.imitation.bc_loss import BCLoss
 from maze.train.trainers.imitation.bc_validation_evaluator import BCValidationEvaluator
 from maze.train.trainers.imitation.imitation_events import ImitationEvents
 from maze.train.utils.plain_state import Part
+from maze.train.utils.train_utils import compute_gradient_norm
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
@@ -193,13 +189,23 @@ class BCTrainer(EpochTrainer):
 
     def _learn_from(self, observations: Any, actions: Any, actor_ids: Any) -> None:
         self.policy.train()
-        networks = {("policy_grad_norm", actor): self.policy.network_for(actor) for actor in actor_ids}
+        networks = {actor: self.policy.network_for(actor) for actor in actor_ids}
         loss = self.loss.calculate_loss(self.policy, observations, actions, actor_ids, self.imitation_events)
-        norms = gradient_step(Losses(loss), TorchOptimizer(self.optimizer, networks))
-        for (event, actor), network in networks.items():
-            l2_norms = torch.stack([torch.linalg.vector_norm(p.detach()) for p in network.parameters()])
-            self.imitation_events.policy_l2_norm(actor[0], actor[1], float(torch.linalg.vector_norm(l2_norms)))
-            self.imitation_events.policy_grad_norm(actor[0], actor[1], float(norms[event, actor]))
+        self.optimizer.zero_grad()
+        if loss.requires_grad:
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's
+        norms = {actor: compute_gradient_norm(network.parameters()) for actor, network in networks.items()}
+        value = loss.item()
+        if not math.isfinite(sum(norms.values(), value)):
+            raise NonFiniteError(
+                f"the loss is {value}, the gradient norms are {list(norms.values())}; the step was not applied. "
+                "Look for extreme values in the data, or lower the learning rate."
+            )
+        self.optimizer.step()
+        for actor, network in networks.items():
+            parameters = [p.detach() for p in network.parameters()]
+            self.imitation_events.policy_l2_norm(actor[0], actor[1], float(nn.utils.get_total_norm(parameters)))
+            self.imitation_events.policy_grad_norm(actor[0], actor[1], norms[actor])
 
     def _log_and_evaluate(self, epoch: int) -> None:
         self.before_statistics(f"Epoch {epoch}: Iteration {self.total_iterations}")
@@ -211,23 +217,39 @@ class BCTrainer(EpochTrainer):
 
     @override(EpochTrainer)
     def _parts(self) -> dict[str, Part]:
-        return {"optimizer": TorchOptimizer(self.optimizer, {}), "minibatches": self._minibatches}
+        return {"optimizer": _OptimizerState(self.optimizer), "minibatches": self._minibatches}
 
     @override(EpochTrainer)
     def _check_fits(self, state: Mapping[str, Any], origin: str | Path) -> None:
-        found, expected = state["parts"]["optimizer"]["type"], type_name(self.optimizer)
-        if found != expected:
-            raise ConfigError(
-                f"algorithm.optimizer: the training in `{origin}` has the optimizer {found}; the configured {expected} "
-                "cannot take over its state. Configure that one, or start a new training with the weights alone."
-            )
-        found, sizes = state["parts"]["minibatches"]["sizes"], self._minibatches.sizes
-        if state["update"] > 0 and found != sizes:
-            raise ConfigError(
-                f"algorithm.batch_size, runner.dataset: the training in `{origin}` stopped within an epoch of "
-                f"{_described(found)}, now an epoch has {_described(sizes)}. Configure the same data and batch "
-                "size, or start a new training with the weights alone."
-            )
+        parts: Any = state["parts"]
+        found: dict[str, Any] = {"algorithm.optimizer": _OptimizerState(self.optimizer).type_name}
+        saved = {"algorithm.optimizer": parts["optimizer"]["type"]}
+        if state["update"] > 0:  # the rest of the epoch has to be the same
+            keys = "algorithm.batch_size, runner.dataset"
+            saved[keys], found[keys] = parts["minibatches"]["sizes"], self._minibatches.sizes
+        for keys, value in saved.items():
+            if value != found[keys]:
+                raise ConfigError(
+                    f"{keys}: the run in `{origin}` has {value}, found {found[keys]}. Configure the same, or start a "
+                    "new run with the weights alone."
+                )
+
+
+class _OptimizerState:
+    """State of an optimizer; restored with the configured learning rate and the like."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.type_name = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+        self._optimizer = optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"type": self.type_name, "state": self._optimizer.state_dict()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        configured = [{**group} for group in self._optimizer.param_groups]
+        self._optimizer.load_state_dict(dict(state_dict["state"]))
+        for group, wanted in zip(self._optimizer.param_groups, configured, strict=True):
+            group.update({name: value for name, value in wanted.items() if name != "params"})
 
 
 class _Minibatches:
@@ -248,7 +270,7 @@ class _Minibatches:
     @property
     def sizes(self) -> dict[str, int | None]:
         sizes = {name: getattr(self._data_loader, name, None) for name in ("n_steps", "batch_size")}
-        return {"minibatches": len(self._data_loader), **sizes}
+        return {"n_minibatches": len(self._data_loader), **sizes}
 
     def next(self, n_done: int) -> Any:
         """The next minibatch; the first one draws the order of the epoch, the same again after an interruption.
@@ -281,17 +303,12 @@ class _Minibatches:
         return []
 
 
-def _described(sizes: Mapping[str, int | None]) -> str:
-    known = [f"{name} {size}" for name, size in sizes.items() if size is not None and name != "minibatches"]
-    return f"{sizes['minibatches']} minibatches" + (f" ({', '.join(known)})" if known else "")
-
-
 def _evaluation_env(run: TrainingRunner) -> StructuredVectorEnv:
     config: BCAlgorithmConfig = run.algorithm
     factory = run.env_factory
     assert factory is not None, "setup comes first"
     if config.max_episode_steps > 0:
-        factory = TimeLimitedEnvFactory(factory, config.max_episode_steps)
+        factory = partial(time_limited, factory, config.max_episode_steps)
     n_envs = config.n_eval_workers or run.eval_concurrency
     n_envs = n_envs or max(1, min(config.n_eval_episodes, os.cpu_count() or 1))
     return run.evaluation_env(config.n_eval_episodes, factory, n_envs)

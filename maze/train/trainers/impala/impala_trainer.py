@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -40,28 +39,18 @@ class IMPALA(ActorCritic):
     learns_recurrent: ClassVar[bool] = False
     follows_curriculum: ClassVar[bool] = False
     config: ImpalaAlgorithmConfig
+    rollout_generator: DistributedActors
 
     def __init__(
         self,
-        algorithm_config: ImpalaAlgorithmConfig,
+        algorithm_config: Any,
         rollout_generator: DistributedActors,
         evaluator: Evaluator | None,
         model: TorchActorCritic,
         model_selection: BestModelSelection | None,
-        *,
-        seed: int | None = None,
-        checkpoint_file: str | Path | None = None,
+        **common: Any,
     ) -> None:
-        super().__init__(
-            algorithm_config,
-            rollout_generator,
-            evaluator,
-            model,
-            model_selection,
-            seed=seed,
-            checkpoint_file=checkpoint_file,
-        )
-        self.rollout_generator: DistributedActors = rollout_generator
+        super().__init__(algorithm_config, rollout_generator, evaluator, model, model_selection, **common)
         self._has_modes = depends_on_mode([*model.policy.networks.values(), *model.critic.networks.values()])
         self._impala_events = self.train_stats.create_event_topic(ImpalaEvents)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
     from maze.train.utils.plain_state import Part
 
+_SHARE_OF_LABELS = 0.75
+"""Share of a generation's time in which decisions are labelled; the rest is for the passes over them."""
 _LONGEST_WALK = 1000
 """Decisions of the first walk, at the end of which the length of episodes is known."""
 
@@ -32,9 +35,10 @@ class DCL(LabellingTrainer):
     """Deep controlled learning (Temizöz, Imdahl, Dijkman, Lamghari-Idrissi and van Jaarsveld 2025).
 
     An epoch is a generation. Its first updates reach decisions of episodes of the current policy, each at a random
-    time, and label them by :class:`~maze.planning.planner.Planner`: common random numbers, sequential halving, and the
-    current policy's action where none is shown to be better. The others are passes over these labels; the weight of a
-    label is the difference of its value from the mean value of the other candidates. Decisions are sub-steps.
+    time, and label them by :class:`~maze.planning.planner.Planner` (common random numbers, sequential halving) with the
+    candidate of the largest mean return. The others are passes over these labels with a learning rate that decays to
+    zero; the weight of a label is the difference of its value from the mean value of the other candidates. Decisions
+    are sub-steps.
 
     :param algorithm_config: Hyperparameters.
     :param policy: The policy that is trained.
@@ -60,6 +64,7 @@ class DCL(LabellingTrainer):
         self._walk, self._limit = copies.branches(is_single)
         self._planned, _ = copies.branches(is_single, config.gamma)
         self._progress = _Progress()
+        self._started: float | None = None  # when the generation began in this process
 
     @override(EpochTrainer)
     def train(self, n_epochs: int | None = None, **kwargs: Any) -> None:
@@ -80,12 +85,25 @@ class DCL(LabellingTrainer):
 
     @override(EpochTrainer)
     def _update(self) -> None:
-        if self.update < self._n_labelling:
-            self._label()
+        if self.update == 0 or self._started is None:
+            self._started = time.monotonic()
+        n_passed = self.update - self._n_labelling
+        if n_passed < 0:
+            if self._label_time_left():
+                self._label()
             return
-        self._imitate()
+        of_time = (self._time_spent() - _SHARE_OF_LABELS) / (1.0 - _SHARE_OF_LABELS)
+        if (progress := max(n_passed / self.config.n_passes, of_time)) < 1.0:
+            self.optimizer.lr = self.config.lr * (1.0 - progress)
+            self._imitate()
         if self.update + 1 == self.n_updates_per_epoch():
             self.labelled.clear()
+
+    def _time_spent(self) -> float:
+        """Share of the generation's time that is spent."""
+        assert self._started is not None
+        seconds = self.config.generation_seconds
+        return 0.0 if seconds is None else (time.monotonic() - self._started) / seconds
 
     @override(LabellingTrainer)
     def _label_first(self) -> None:
@@ -151,17 +169,22 @@ class DCL(LabellingTrainer):
         indices = np.flatnonzero(~self._walk.done[group.rows])
         base = _each(act(group), len(group.rows))
         candidates = [self._candidates(group, index, base[index], policy) for index in indices.tolist()]
-        found = _planned(self._walk, group.rows[indices], candidates, planner, self._seed())
+        found = _planned(self._walk, group.rows[indices], candidates, planner, self._seed(), self._label_time_left)
         compared = [index for index, each in enumerate(found) if len(each.actions) > 1]
         if not compared:
             return
-        chosen = [found[index] for index in compared]
+        labelled = [found[index] for index in compared]
         rows = indices[compared]
-        weights = np.array([label_weight(each) for each in chosen])
+        best = [int(each.differences.argmax()) for each in labelled]
+        weights = np.array([label_weight(each.differences) for each in labelled])
         observations = {key: array[rows] for key, array in group.stacked().items()}
-        self.labelled.add(group.actor_id, observations, [each.action for each in chosen], weights)
-        self.stats.add_value("gain", float(np.mean([each.gain for each in chosen])))
-        self.stats.add_value("changed_labels", float(np.mean([each.chosen > 0 for each in chosen])))
+        labels = [each.actions[index] for each, index in zip(labelled, best, strict=True)]
+        self.labelled.add(group.actor_id, observations, labels, weights)
+        self.stats.add_value("gain", float(np.mean([each.gain for each in labelled])))
+        self.stats.add_value("changed_labels", float(np.mean(np.array(best) > 0)))
+
+    def _label_time_left(self) -> bool:
+        return self._time_spent() < _SHARE_OF_LABELS
 
     def _candidates(self, group: Group, index: int, base_action: Mapping[str, Any], policy: Policy) -> Candidates:
         observation, actor = group.single(index), group.actor_id
@@ -190,20 +213,28 @@ class _Progress:
         self.longest = state_dict["longest"]
 
 
-def label_weight(found: ActionValues) -> float:
-    """Weight of a label: the difference of its value from the mean value of the other candidates, at least 0."""
-    others = np.delete(found.differences, found.chosen)
-    return max(0.0, float(found.differences[found.chosen] - others.mean()))
+def label_weight(differences: np.ndarray) -> float:
+    """Weight of a label: the difference of its value, the largest one, from the mean value of the other candidates."""
+    others = np.delete(differences, differences.argmax())
+    return float(differences.max() - others.mean())
 
 
 def _planned(
-    walk: Branches, rows: np.ndarray, candidates: Sequence[Candidates], planner: Planner, seed: int
+    walk: Branches,
+    rows: np.ndarray,
+    candidates: Sequence[Candidates],
+    planner: Planner,
+    seed: int,
+    is_time_left: Callable[[], bool],
 ) -> list[ActionValues]:
-    """Compare candidates of some of the branches: in arrays all at once, of single environments one after the other."""
+    """Compare candidates of some of the branches: in arrays all at once, of single environments one after the other.
+
+    Where time is over, the last single environments are left out.
+    """
     source = walk.states()
     if isinstance(source, list):
         pairs = zip(rows.tolist(), candidates, strict=True)
-        return [planner.plan([source[row]], [actions], seed + row)[0] for row, actions in pairs]
+        return [planner.plan([source[row]], [actions], seed + row)[0] for row, actions in pairs if is_time_left()]
     of_rows: list[Candidates] = [({},)] * len(walk.done)  # a single candidate is not simulated
     for row, actions in zip(rows.tolist(), candidates, strict=True):
         of_rows[row] = actions

@@ -51,13 +51,13 @@ class DCLConfig(LabellingConfig):
     n_epochs: int = 0
     """Number of epochs, each of which is a generation; 0: as `generations` says."""
 
-    generations: int = 3
+    generations: int = 2
     """Number of policies that are learned, each from simulations of the one before."""
 
-    states: int = 5000
+    states: int = 20_000
     """Number of decisions that are labelled in a generation; fewer where episodes end early."""
 
-    scenarios: int = 128
+    scenarios: int = 1024
     """Scenarios of a candidate action at most; sequential halving gives them to the best."""
 
     horizon: int | None = 20
@@ -67,7 +67,7 @@ class DCLConfig(LabellingConfig):
     """Discount factor of the simulated returns."""
 
     confidence: float = 0.8
-    """Of the intervals that show an action to be better than that of the current policy."""
+    """Of the intervals that end the comparison of a candidate with the action of the current policy."""
 
     candidates: int = 64
     """Candidate actions of a decision at most."""
@@ -79,11 +79,18 @@ class DCLConfig(LabellingConfig):
     exploration: float = 0.1
     """Share of random actions on the way to the labelled decisions."""
 
-    states_per_update: int = 50
+    states_per_update: int = 100
     """Number of episodes that are played side by side to reach decisions; each gives one."""
 
-    n_passes: int = 30
-    """Number of passes over the labelled decisions."""
+    n_passes: int = 40
+    """Number of passes over the labelled decisions, with a learning rate that decays to zero."""
+
+    batch_size: int = 256
+    """Number of labelled decisions in a minibatch."""
+
+    generation_seconds: float | None = None
+    """Wall time of a generation at most: three quarters for labels, the rest for passes. Results then depend on the
+    machine. `null`: any."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,6 +100,8 @@ class DCLConfig(LabellingConfig):
             self.require_integer(name, minimum=2)
         if self.horizon is not None:
             self.require_integer("horizon", minimum=1)
+        if self.generation_seconds is not None:
+            self.require_number("generation_seconds", 0.0, above=True)
         self.require_number("gamma", 0.0, 1.0, above=True)
         self.require_number("confidence", 0.0, 1.0, above=True, below=True)
         self.require_number("exploration", 0.0, 1.0)

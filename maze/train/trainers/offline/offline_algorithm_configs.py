@@ -9,14 +9,7 @@ from maze.core.annotations import override
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.evaluators.evaluator import default_rollout_evaluator
 from maze.train.trainers.dqn.dqn_algorithm_config import DQNAlgorithmConfig
-
-_SQUASHED = (
-    {
-        "action_space": "gymnasium.spaces.Box",
-        "bounded": True,
-        "distribution": "maze.distributions.squashed_gaussian.SquashedGaussianProbabilityDistribution",
-    },
-)
+from maze.train.trainers.sac.sac_algorithm_config import SACAlgorithmConfig
 
 
 @dataclass(kw_only=True)
@@ -62,7 +55,7 @@ class IQLConfig(OfflineConfig):
 
     critic = "state-action"
     trainer = "maze.train.trainers.offline.offline_trainers.IQL"
-    distributions = _SQUASHED
+    distributions = SACAlgorithmConfig.distributions
 
     expectile: float = 0.7
     """Expectile of the action values that the state value estimates: 0.5 is their mean, towards 1 their maximum."""
@@ -116,7 +109,7 @@ class TD3BCConfig(OfflineConfig):
     name = "td3_bc"
     critic = "state-action"
     trainer = "maze.train.trainers.offline.offline_trainers.TD3BC"
-    distributions = _SQUASHED
+    distributions = SACAlgorithmConfig.distributions
 
     alpha: float = 2.5
     """Weight of the action value relative to the distance from the logged action."""

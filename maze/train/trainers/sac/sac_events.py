@@ -6,7 +6,7 @@ from abc import ABC
 
 import numpy as np
 
-from maze.core.log_stats.event_decorators import define_epoch_stats, define_stats_grouping
+from maze.core.log_stats.event_decorators import define_epoch_stats, define_mean_by
 
 Key = int | str
 
@@ -14,58 +14,47 @@ Key = int | str
 class SACEvents(ABC):
     """Events of SAC, once per epoch as the mean over its updates. Percentages are of the time of an update."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("step_key")
+    @define_mean_by("step_key")
     def policy_loss(self, step_key: Key, value: float) -> None:
         """Loss of the policy of a sub-step."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("step_key")
+    @define_mean_by("step_key")
     def policy_grad_norm(self, step_key: Key, value: float) -> None:
         """Gradient norm of the policy network of a sub-step, before clipping."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("step_key")
+    @define_mean_by("step_key")
     def policy_entropy(self, step_key: Key, value: float) -> None:
         """Mean entropy of the action distributions of a sub-step; continuous actions: an estimate by samples."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("step_key")
+    @define_mean_by("step_key")
     def policy_mean_logp(self, step_key: Key, value: float) -> None:
         """Mean (for discrete actions: expected) log-probability of the actions of a sub-step."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("step_key")
+    @define_mean_by("step_key")
     def policy_kl_to_initial(self, step_key: Key, value: float) -> None:
         """KL divergence of the current policy from the initial one of the run, where it is penalised."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("critic_key")
+    @define_mean_by("critic_key")
     def errors_between_critics(self, critic_key: Key, value: float) -> None:
         """Mean absolute difference of the two networks of a critic."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("critic_key")
+    @define_mean_by("critic_key")
     def critic_value(self, critic_key: Key, value: float) -> None:
         """Mean of the smaller value of the two networks of a critic."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("critic_key")
+    @define_mean_by("critic_key")
     def critic_value_loss(self, critic_key: Key, value: float) -> None:
         """Loss of a critic, the sum over both of its networks."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("critic_key")
+    @define_mean_by("critic_key")
     def critic_grad_norm(self, critic_key: Key, value: float) -> None:
         """Gradient norm of both networks of a critic, before clipping."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("step_key")
+    @define_mean_by("step_key")
     def entropy_coef(self, step_key: Key, value: float) -> None:
         """Entropy coefficient (alpha) of a sub-step."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("step_key")
+    @define_mean_by("step_key")
     def entropy_loss(self, step_key: Key, value: float) -> None:
         """Loss of the entropy coefficient of a sub-step."""
 

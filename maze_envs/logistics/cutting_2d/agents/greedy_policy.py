@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 class GreedyPolicy(Policy):
     """Cuts each order from the smallest piece that it fits into, so that the largest remainder is as large as possible.
 
-    Understands the observations of the flat environment and those of its two sub-steps.
+    Ranks the other pieces and cuts likewise, for policies that plan. Understands the observations of the flat
+    environment and those of its two sub-steps.
     """
 
     @override(Policy)
@@ -39,13 +41,7 @@ class GreedyPolicy(Policy):
         actor_id: ActorID | None = None,
         deterministic: bool = False,
     ) -> ActionType:
-        order = _size(observation["ordered_piece"])
-        if "selected_piece" in observation:
-            return _best_cut(_size(observation["selected_piece"]), order)
-        pieces = observation["inventory"]
-        index = _smallest_fitting(pieces, order)
-        selection = {"piece_idx": np.int64(index)}
-        return selection if _has_sub_steps(env) else {**selection, **_best_cut(_size(pieces[index]), order)}
+        return next(self._ranked(observation, env))
 
     @override(Policy)
     def needs_env(self) -> bool:
@@ -60,31 +56,46 @@ class GreedyPolicy(Policy):
         env: BaseEnv | None,
         actor_id: ActorID | None = None,
     ) -> tuple[Sequence[ActionType], Sequence[float]]:
-        """The one action that the heuristic knows."""
-        return [self.compute_action(observation, maze_state, env, actor_id)], [1.0]
+        """Rank pieces by their size, and the cuts of a piece by the largest remainder."""
+        actions = list(itertools.islice(self._ranked(observation, env), num_candidates))
+        return actions, [1.0, *[0.0] * (len(actions) - 1)]
+
+    def _ranked(self, observation: ObservationType, env: Any) -> Iterator[ActionType]:
+        order = _size(observation["ordered_piece"])
+        if "selected_piece" in observation:
+            yield from _cuts(_size(observation["selected_piece"]), order)
+            return
+        pieces = observation["inventory"]
+        for index in _fitting(pieces, order):
+            selection = {"piece_idx": np.int64(index)}
+            if env is not None and len(env.action_spaces_dict) > 1:
+                yield selection
+            else:
+                yield from ({**selection, **cut} for cut in _cuts(_size(pieces[index]), order))
 
 
 def _size(lengths: Any) -> Size:
     return int(lengths[0]), int(lengths[1])
 
 
-def _has_sub_steps(env: Any) -> bool:
-    return env is not None and len(env.action_spaces_dict) > 1
+def _fitting(pieces: np.ndarray, order: Size) -> list[int]:
+    """Indices of the pieces that the order fits into, the smallest first, one of each size; the first piece if there
+    are none."""
+    is_fitting = (pieces.min(axis=1) >= min(order)) & (pieces.max(axis=1) >= max(order))
+    areas = np.where(is_fitting, pieces.prod(axis=1), np.inf)
+    indices = np.argsort(areas, kind="stable")[: max(1, int(is_fitting.sum()))].tolist()
+    return list({_size(sorted(pieces[index])): index for index in reversed(indices)}.values())[::-1]
 
 
-def _smallest_fitting(pieces: np.ndarray, order: Size) -> int:
-    """Index of the smallest piece that the order fits into; the first one where there is none."""
-    fitting = (pieces.min(axis=1) >= min(order)) & (pieces.max(axis=1) >= max(order))
-    areas = np.where(fitting, pieces.prod(axis=1), np.inf)
-    return int(areas.argmin())
-
-
-def _best_cut(piece: Size, order: Size) -> dict[str, np.int64]:
-    best = (-1, 0, 0)
-    for rotation in (0, 1):
-        turned = order[::-1] if rotation else order
-        if fits(turned, piece):
-            for cutting_order in (0, 1):
-                largest = max((w * h for w, h in residuals(piece, turned, bool(cutting_order))), default=0)
-                best = max(best, (largest, -rotation, -cutting_order))
-    return {"cut_rotation": np.int64(-best[1]), "cut_order": np.int64(-best[2])}
+def _cuts(piece: Size, order: Size) -> list[dict[str, np.int64]]:
+    """The possible cuts, that of the largest remainder first."""
+    ranked = [
+        (max((w * h for w, h in residuals(piece, turned, bool(cutting_order))), default=0), -rotation, -cutting_order)
+        for rotation, turned in enumerate((order, order[::-1]))
+        if fits(turned, piece)
+        for cutting_order in (0, 1)
+    ]
+    return [
+        {"cut_rotation": np.int64(-rotation), "cut_order": np.int64(-cutting_order)}
+        for _, rotation, cutting_order in sorted(ranked, reverse=True) or [(0, 0, 0)]
+    ]

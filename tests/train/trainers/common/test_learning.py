@@ -16,7 +16,7 @@ from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel
 from maze.core.utils.checkpoint import load_state
 from maze.core.utils.seeding import seeded_generator
 from maze.train.trainers.common.config_classes import AlgorithmConfig
-from maze.train.trainers.common.learning import Losses, Terms, TorchOptimizer, UpdateStats, gradient_step, mean_of
+from maze.train.trainers.common.learning import Losses, Terms, UpdateStats, gradient_step, mean_of
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
 from maze.train.trainers.common.trainer import EpochTrainer
 from tests.train.parallelization.toy_envs import counting_env
@@ -69,24 +69,15 @@ def toy_losses(networks, factor=1.0):
     return losses
 
 
-OPTIMIZERS = {
-    "FlatAdam": lambda networks: FlatAdam(networks, lr=0.1, eps=1e-8),
-    "torch": lambda networks: TorchOptimizer(
-        torch.optim.Adam([p for network in networks.values() for p in network.parameters()], lr=0.1), networks
-    ),
-}
-
-
-@pytest.fixture(params=OPTIMIZERS)
-def make_optimizer(request):
-    return OPTIMIZERS[request.param]
+def make_optimizer(networks):
+    return FlatAdam(networks, lr=0.1, eps=1e-8)
 
 
 def weights(networks):
     return [network.weight.detach().clone() for network in networks.values()]
 
 
-def test_a_step_reports_the_norm_of_each_network_before_scaling(make_optimizer):
+def test_a_step_reports_the_norm_of_each_network_before_scaling():
     networks = two_networks()
     optimizer, before = make_optimizer(networks), weights(networks)
     norms = gradient_step(toy_losses(networks, 3.0), optimizer, max_grad_norm=0.5)
@@ -99,7 +90,7 @@ def test_a_step_reports_the_norm_of_each_network_before_scaling(make_optimizer):
         assert (old - new).tolist() == [pytest.approx([0.1, 0.1], rel=1e-4)]  # Adam's first step has the learning rate
 
 
-def test_frozen_networks_stay_exactly_as_they_are(make_optimizer):
+def test_frozen_networks_stay_exactly_as_they_are():
     networks = two_networks()
     optimizer = make_optimizer(networks)
     gradient_step(toy_losses(networks), optimizer)  # momentum alone would move them
@@ -109,7 +100,7 @@ def test_frozen_networks_stay_exactly_as_they_are(make_optimizer):
 
 
 @pytest.mark.parametrize("is_named", [True, False])
-def test_what_is_not_finite_is_named_and_nothing_moves(make_optimizer, is_named):
+def test_what_is_not_finite_is_named_and_nothing_moves(is_named):
     networks = two_networks()
     optimizer, before = make_optimizer(networks), weights(networks)
     losses = toy_losses(networks)
@@ -122,23 +113,13 @@ def test_what_is_not_finite_is_named_and_nothing_moves(make_optimizer, is_named)
     assert all(torch.equal(*pair) for pair in zip(before, weights(networks), strict=True))
 
 
-def test_a_network_with_an_infinite_gradient_is_named(make_optimizer):
+def test_a_network_with_an_infinite_gradient_is_named():
     networks = two_networks()
     optimizer, losses = make_optimizer(networks), toy_losses(networks)
     weight = networks["toy_grad_norm", "b"].weight
     losses.add((weight - weight.detach()).abs().sqrt().sum())  # 0, with an infinite gradient
     with pytest.raises(NonFiniteError, match="the gradient of the toy network of sub-step 'b' is not finite"):
         gradient_step(losses, optimizer)
-
-
-def test_an_optimizer_of_torch_continues_with_the_configured_learning_rate():
-    networks = two_networks()
-    gradient_step(toy_losses(networks), first := OPTIMIZERS["torch"](networks))
-    parameters = [p for network in networks.values() for p in network.parameters()]
-    other = torch.optim.Adam(parameters, lr=0.5)
-    TorchOptimizer(other, networks).load_state_dict(first.state_dict())
-    assert other.param_groups[0]["lr"] == 0.5
-    assert other.state[parameters[0]]["step"] == 1
 
 
 # -- statistics -------------------------------------------------------------------------------------

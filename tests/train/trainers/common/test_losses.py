@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import tensor
 
-from maze.train.trainers.common.actor_critic.actor_critic_config import LR_SCHEDULES, scheduled_lr
+from maze.train.trainers.common.actor_critic.actor_critic_trainer import scheduled_lr
 from maze.train.trainers.common.actor_critic.losses import (
     clipped_surrogate,
     normalize_advantage,
@@ -113,7 +113,7 @@ def test_scheduled_learning_rates_match_hand_computed_values(schedule, progress,
     assert scheduled_lr(schedule, 0.1, progress) == pytest.approx(expected)
 
 
-@given(st.sampled_from(sorted(LR_SCHEDULES)), st.floats(0, 1), st.floats(0, 1))
+@given(st.sampled_from(["constant", "linear", "cosine"]), st.floats(0, 1), st.floats(0, 1))
 def test_learning_rates_never_grow(schedule, a, b):
     early, late = sorted((a, b))
     assert scheduled_lr(schedule, 0.1, early) >= scheduled_lr(schedule, 0.1, late) >= 0.0

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maze.core.env.structured_env import ActorID
-from maze.train.trainers.common.replay_buffer.prioritized_replay_buffer import PrioritizedReplayBuffer, SumTree
 from maze.train.trainers.common.replay_buffer.transitions import TransitionColumns, TransitionRows
+from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import PrioritizedReplayBuffer, SumTree
 
 OBSERVATIONS = {0: spaces.Dict(x=spaces.Box(-99, 99, (1,), np.float32))}
 ACTIONS = {0: spaces.Dict(action=spaces.Discrete(2))}

@@ -32,7 +32,10 @@ from maze.train.parallelization.vector_env.sequential_vector_env import Sequenti
 from maze.train.trainers.common.replay_buffer.rows import RolloutRows
 from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch, TransitionColumns, TransitionRows
 from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
-from maze.train.trainers.dqn.action_values import (
+from maze.train.trainers.dqn.dqn_algorithm_config import DQNAlgorithmConfig
+from maze.train.trainers.dqn.dqn_trainer import (
+    DQN,
+    DQNEvents,
     EpsilonGreedyPolicy,
     bellman_targets,
     best_value,
@@ -40,8 +43,6 @@ from maze.train.trainers.dqn.action_values import (
     factors_of,
     linear_schedule,
 )
-from maze.train.trainers.dqn.dqn_algorithm_config import DQNAlgorithmConfig
-from maze.train.trainers.dqn.dqn_trainer import DQN, DQNEvents
 from tests.train.parallelization.toy_envs import Observe, PassOn, ToyCoreEnv
 
 MASKED = torch.finfo(torch.float32).min

@@ -178,7 +178,7 @@ def test_a_number_that_is_not_finite_stops_training_before_the_step():
     ("make_env", "message"),
     [
         (partial(GymMazeEnv, "CartPole-v1"), r"observation of sub-step 0, step 0: expected the keys \['observation'\]"),
-        (two_step_env, r"the environment has the sub-steps \['choose', 'cut'\] only"),
+        (two_step_env, r"sub-step 0, step 0: the environment has no such sub-step"),
     ],
 )
 def test_a_dataset_of_another_environment_is_refused(make_env, message):
@@ -303,14 +303,14 @@ def test_a_training_is_not_resumed_with_another_optimizer(tmp_path):
     resumed = build_trainer()
     resumed.optimizer = torch.optim.Adam(resumed.policy.parameters(), lr=0.01)
     before = weights(resumed)
-    with pytest.raises(ConfigError, match=r"algorithm\.optimizer: .* has the optimizer torch\.optim\.sgd\.SGD; .*Adam"):
+    with pytest.raises(ConfigError, match=r"algorithm\.optimizer: .* has torch\.optim\.sgd\.SGD, found .*Adam"):
         resumed.resume(state, tmp_path)
     assert torch.equal(weights(resumed), before)
 
 
 def test_an_epoch_that_was_interrupted_is_not_resumed_with_other_minibatches(tmp_path):
     state = stopped_within_an_epoch(tmp_path)
-    with pytest.raises(ConfigError, match=r"epoch of 3 minibatches \(n_steps 9, batch_size 4\), now .* 1 minibatches"):
+    with pytest.raises(ConfigError, match=r"batch_size.* has .*'n_minibatches': 3, .* found .*'n_minibatches': 1, "):
         build_trainer(batch_size=9).resume(state, tmp_path)
     complete = build_trainer()
     complete.train(None, n_epochs=1)

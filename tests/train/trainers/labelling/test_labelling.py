@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,7 +23,6 @@ from maze.core.errors import ConfigError
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.reward_wrappers import RewardScalingWrapper
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
-from maze.planning.planner import ActionValues
 from maze.train.trainers.common.evaluators.evaluator import default_rollout_evaluator
 from maze.train.trainers.imitation.bc_loss import BCLoss
 from maze.train.trainers.labelling.dcl_trainer import DCL, label_weight
@@ -116,15 +116,10 @@ def single_lamps(chance: float = 0.0) -> Any:
     return RewardScalingWrapper.wrap(LampsEnv(chance), scale=1.0)
 
 
-def values(differences: list[float], chosen: int) -> ActionValues:
-    array = np.array(differences)
-    return ActionValues([{"a": i} for i in range(len(array))], 0.0, array, array, array, np.ones(3), chosen)
-
-
 def test_the_weight_of_a_label_is_its_advantage_over_the_mean_of_the_others() -> None:
-    assert label_weight(values([0.0, 2.0, -1.0], 1)) == pytest.approx(2.5)  # 2 - (0 - 1) / 2
-    assert label_weight(values([0.0, -2.0, -1.0], 0)) == pytest.approx(1.5)
-    assert label_weight(values([0.0, 1.0, 1.0], 0)) == 0.0  # not shown to be better
+    assert label_weight(np.array([0.0, 2.0, -1.0])) == pytest.approx(2.5)  # 2 - (0 - 1) / 2
+    assert label_weight(np.array([0.0, -2.0, -1.0])) == pytest.approx(1.5)
+    assert label_weight(np.array([0.0, 0.0, 0.0])) == 0.0
 
 
 def test_weighted_losses_are_those_of_repeated_rows() -> None:
@@ -215,8 +210,9 @@ def test_labels_of_a_tiny_problem_are_the_actions_that_pay(env: Any) -> None:
     """Three of four rewards are paid: the right colour is worth 0.75 more than the wrong one. Of the two open doors one
     pays 0.75, where the colour is right, and both pay nothing where it is not."""
     config = NotingConfig(
-        base=FirstColour(), states=100, scenarios=64, horizon=2, n_passes=1, confidence=0.99, exploration=0.3
-    )
+        base=FirstColour(), states=100, scenarios=64, horizon=2, n_passes=1, confidence=0.99, exploration=0.3,
+        states_per_update=50,
+    )  # fmt: skip
     with run_of(config, functools.partial(env, 0.25)) as run:
         run.train(n_epochs=1)
     seen, actions, weights = NotingDCL.labels["colour"]
@@ -233,12 +229,26 @@ def test_labels_of_a_tiny_problem_are_the_actions_that_pay(env: Any) -> None:
 def test_dcl_becomes_better_than_its_heuristic(env: Any, states: int) -> None:
     """The heuristic gets half of 5 * 0.75 on average."""
     config = DCLConfig(
-        base=FirstColour(), states=states, scenarios=32, horizon=2, generations=2,
+        base=FirstColour(), states=states, scenarios=32, horizon=2, generations=2, states_per_update=50, batch_size=64,
         rollout_evaluator={**default_rollout_evaluator(), "n_episodes": 60},
     )  # fmt: skip
     with run_of(config, functools.partial(env, 0.25)) as run:
         run.train()
         assert run.results.best_score > 3.2
+
+
+@pytest.mark.parametrize("env", [LampsEnv, single_lamps])
+def test_a_generation_ends_when_its_time_is_over(env: Any) -> None:
+    config = DCLConfig(
+        base=FirstColour(), horizon=2, generations=2, generation_seconds=1.0, states_per_update=10,
+        rollout_evaluator=None,
+    )  # fmt: skip
+    with run_of(config, functools.partial(env, 0.25)) as run:
+        run.train(n_epochs=1)
+        started = time.monotonic()
+        run.train(n_epochs=1)
+        assert 0.7 < time.monotonic() - started < 2.0
+        assert run.runner.trainer.epoch == 2
 
 
 @pytest.mark.parametrize("env", [LampsEnv, single_lamps])

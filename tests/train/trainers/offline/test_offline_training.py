@@ -19,12 +19,12 @@ from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.distributions.distribution_mapper import DistributionMapper
-from maze.train.trainers.offline.logged_batches import LoggedBatches
 from maze.train.trainers.offline.offline_algorithm_configs import CQLConfig, IQLConfig, OfflineConfig, TD3BCConfig
 from maze.train.trainers.offline.offline_trainers import (
     CQL,
     IQL,
     TD3BC,
+    LoggedBatches,
     OfflineTrainer,
     advantage_weights,
     conservative_loss,

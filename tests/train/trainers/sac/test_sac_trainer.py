@@ -1,6 +1,5 @@
 """Trainings with SAC: action spaces, structured environments, reproducibility, resuming, failures."""
 
-import logging
 import os
 import signal
 from functools import partial
@@ -369,19 +368,6 @@ def test_demonstrations_in_one_record_keep_their_episodes_apart_and_their_action
     np.testing.assert_array_equal(batch.next_observations[0]["position"][~batch.terminated], expected)
 
 
-def test_demonstrations_that_do_not_fit_are_said_to_be_dropped(caplog):
-    env = counting_env()
-    generator = RolloutGenerator(env, record_next_observations=True, terminate_on_done=True)
-    policy = build_model(env).policy
-    dataset = InMemoryDataset([generator.rollout(policy, None) for _ in range(4)])
-    add_demonstrations(UniformReplayBuffer(12, seed=0), dataset, 1)
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-    add_demonstrations(UniformReplayBuffer(8, seed=0), dataset, 1)
-    (warning,) = (record for record in caplog.records if record.levelno >= logging.WARNING)
-    assert "12" in warning.getMessage()
-    assert "8" in warning.getMessage()
-
-
 class ChoiceCoreEnv(ToyCoreEnv):
     """The second sub-step pays where it repeats what the first one chose, and the first one pays if it chose 1."""
 
@@ -429,7 +415,7 @@ def test_both_sub_steps_of_a_structured_environment_learn_what_pays():
 
 
 def test_an_empty_data_set_is_refused():
-    with pytest.raises(ConfigError, match="no steps"):
+    with pytest.raises(ConfigError, match="at least 1 environment steps"):
         add_demonstrations(UniformReplayBuffer(10, seed=0), InMemoryDataset(), item_length=1)
 
 

@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from maze.train.trainers.common.config_classes import AlgorithmConfig
-
-LR_SCHEDULES: Mapping[str, Callable[[float], float]] = {
-    "constant": lambda progress: 1.0,
-    "linear": lambda progress: 1.0 - progress,
-    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
-}
-"""Which part of the initial learning rate is left after a share of all updates."""
 
 
 @dataclass
@@ -93,13 +84,4 @@ class ActorCriticConfig(AlgorithmConfig):
             self.require_number(name, 0.0, 1.0)
         for name in ("policy_loss_coef", "value_loss_coef", "entropy_coef", "max_grad_norm"):
             self.require_number(name, 0.0)
-        self.require_choice("lr_schedule", LR_SCHEDULES)
-
-
-def scheduled_lr(schedule: str, initial_lr: float, progress: float) -> float:
-    """Return the learning rate after a share `progress` (0 to 1) of all updates.
-
-    >>> scheduled_lr("linear", 0.1, 0.75)
-    0.025
-    """
-    return initial_lr * LR_SCHEDULES[schedule](min(max(progress, 0.0), 1.0))
+        self.require_choice("lr_schedule", ("constant", "linear", "cosine"))

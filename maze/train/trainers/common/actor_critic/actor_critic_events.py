@@ -6,7 +6,7 @@ from abc import ABC
 
 import numpy as np
 
-from maze.core.log_stats.event_decorators import define_epoch_stats, define_stats_grouping
+from maze.core.log_stats.event_decorators import define_epoch_stats, define_mean_by
 
 SubstepKey = int | str
 
@@ -34,48 +34,39 @@ class ActorCriticEvents(ABC):
     def curriculum_stage(self, value: float) -> None:
         """Stage of the curriculum from 0 on, where there is one; the last one is the environment as configured."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("substep_key")
+    @define_mean_by("substep_key")
     def policy_loss(self, substep_key: SubstepKey, value: float) -> None:
         """Loss of the policy of a sub-step."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("substep_key")
+    @define_mean_by("substep_key")
     def policy_grad_norm(self, substep_key: SubstepKey, value: float) -> None:
         """Gradient norm of the policy network of a sub-step, before clipping."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("substep_key")
+    @define_mean_by("substep_key")
     def policy_entropy(self, substep_key: SubstepKey, value: float) -> None:
         """Mean entropy of the action distributions of a sub-step."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("substep_key")
+    @define_mean_by("substep_key")
     def policy_clip_fraction(self, substep_key: SubstepKey, value: float) -> None:
         """Share of actions whose probability ratio was clipped (PPO)."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("substep_key")
+    @define_mean_by("substep_key")
     def policy_approx_kl(self, substep_key: SubstepKey, value: float) -> None:
         """KL divergence between the policy that sampled the rollout and the current one (PPO)."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("substep_key")
+    @define_mean_by("substep_key")
     def policy_kl_to_initial(self, substep_key: SubstepKey, value: float) -> None:
         """KL divergence of the current policy from the initial one of the run, where it is penalised."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("critic_id")
+    @define_mean_by("critic_id")
     def critic_value(self, critic_id: SubstepKey, value: float) -> None:
         """Mean value predicted by a critic."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("critic_id")
+    @define_mean_by("critic_id")
     def critic_value_loss(self, critic_id: SubstepKey, value: float) -> None:
         """Loss of a critic."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("critic_id")
+    @define_mean_by("critic_id")
     def critic_grad_norm(self, critic_id: SubstepKey, value: float) -> None:
         """Gradient norm of a critic network, before clipping."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.seeding import seeded_generator
 from maze.train.parallelization.curriculum import Curriculum
 from maze.train.parallelization.vector_env.sequential_vector_env import vectorized
-from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig, scheduled_lr
+from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig
 from maze.train.trainers.common.actor_critic.actor_critic_events import ActorCriticEvents
 from maze.train.trainers.common.actor_critic.losses import (
     SurrogateLoss,
@@ -214,7 +215,8 @@ class ActorCritic(EpochTrainer, ABC):
         batch = self._valued(columns)
         self.model.train()
         self._optimize(batch)
-        self.observation_statistics.learn(columns)
+        if self.observation_statistics.names:
+            self.observation_statistics.learn(columns)
         self.stats.add_value("time_rollout", collected - start)
         self.stats.add_value("time_update", time.perf_counter() - collected)
         self.stats.add_value("learning_rate", self.optimizer.lr)
@@ -303,6 +305,18 @@ class ActorCritic(EpochTrainer, ABC):
         learns_alone = self._critic_learns_alone
         frozen = [name for name in self.optimizer.names if learns_alone and name[0] == "policy_grad_norm"]
         self.stats.add(losses, gradient_step(losses, self.optimizer, self.config.max_grad_norm, frozen=frozen))
+
+
+def scheduled_lr(schedule: str, initial_lr: float, progress: float) -> float:
+    """Return the learning rate after a share `progress` (0 to 1) of all updates.
+
+    >>> scheduled_lr("linear", 0.1, 0.75)
+    0.025
+    """
+    progress = min(max(progress, 0.0), 1.0)
+    if schedule == "linear":
+        return initial_lr * (1.0 - progress)
+    return initial_lr * (0.5 * (1.0 + math.cos(math.pi * progress)) if schedule == "cosine" else 1.0)
 
 
 def _networks(policy: TorchPolicy, critic: TorchStateCritic) -> dict[tuple[str, Any], nn.Module]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from maze.core.agent.hidden_states import HiddenStates
-from maze.core.agent.torch_actor_critic import ModelRuns
+from maze.core.agent.torch_actor_critic import ModelRuns, Observed
 from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchSharedStateCritic, TorchStateCritic
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from maze.core.agent.state_critic_input_output import StateCriticOutput
     from maze.core.agent.torch_actor_critic import TorchActorCritic
     from maze.core.agent.torch_policy_output import PolicyOutput
-    from maze.train.trainers.common.actor_critic.valuation import SubstepRows
 
 Place = tuple[int, int]
 """(tick, environment)"""
@@ -143,7 +142,7 @@ class SequencedRollout:
         """By network (`policy`, `critic`), actor, environment and episode: states after its last step, and the row."""
 
     def evaluate(
-        self, substeps: Sequence[SubstepRows], index: Index | None
+        self, substeps: Sequence[Observed], index: Index | None
     ) -> tuple[tuple[PolicyOutput, StateCriticOutput], Sequences]:
         """Compute the outputs of the model for all decisions of a policy, unrolled over the sequences of their rows.
 
@@ -155,7 +154,7 @@ class SequencedRollout:
         self.note(runs, origin)
         return outputs, sequences
 
-    def sequences(self, substeps: Sequence[SubstepRows], index: Index | None) -> tuple[Sequences, ModelRuns, Any]:
+    def sequences(self, substeps: Sequence[Observed], index: Index | None) -> tuple[Sequences, ModelRuns, Any]:
         """Return the sequences of a policy's decisions, and the runs of policy and critic over them.
 
         :param substeps: The decisions.
@@ -163,7 +162,7 @@ class SequencedRollout:
         :return: The third entry is the argument of :meth:`note`.
         """
         columns = self._columns
-        actors = [substep.actor_id for substep in substeps]
+        actors: list[Any] = [substep.actor_id for substep in substeps]
         if index is None:
             n_substeps, n_envs = len(substeps), columns.n_envs
             ticks = np.repeat(np.arange(0, columns.n_ticks, n_substeps), n_envs)

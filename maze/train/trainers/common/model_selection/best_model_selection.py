@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_PROGRESS = ("best_reward", "best_violation", "is_constrained", "maximize", "last_improvement", "n_updates")
+"""Attributes that are saved as they are."""
+
 
 class BestModelSelection(ModelSelectionBase):
     """Writes the model whenever its evaluation is at least as good as all before, and keeps a copy of these weights.
@@ -127,24 +130,12 @@ class BestModelSelection(ModelSelectionBase):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue the selection."""
-        return {
-            "best_reward": self.best_reward,
-            "best_violation": self.best_violation,
-            "is_constrained": self.is_constrained,
-            "maximize": self.maximize,
-            "last_improvement": self.last_improvement,
-            "n_updates": self.n_updates,
-            "best_weights": self._best_weights,
-        }
+        return {**{name: getattr(self, name) for name in _PROGRESS}, "best_weights": self._best_weights}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue the selection that :meth:`state_dict` was taken from."""
-        self.best_reward = state_dict["best_reward"]
-        self.best_violation = state_dict["best_violation"]
-        self.is_constrained = state_dict["is_constrained"]
-        self.maximize = state_dict["maximize"]
-        self.last_improvement = state_dict["last_improvement"]
-        self.n_updates = state_dict["n_updates"]
+        for name in _PROGRESS:
+            setattr(self, name, state_dict[name])
         self._best_weights = state_dict["best_weights"]
         if self.dump_file is not None and self._best_weights is not None and not self.dump_file.exists():
             _save(self.dump_file, self._best_weights)  # the directory of a run that resumes another one

@@ -6,15 +6,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Union
 
-import torch
+import numpy as np
 from gymnasium import spaces
 
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError
-from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
-from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch, TransitionRows
+from maze.train.trainers.common.replay_buffer.rows import record_of_row, rows_of_records
+from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch, TransitionColumns, TransitionRows
 
 Transition = Union[StructuredSpacesRecord, SpacesTrajectoryRecord]
 """One environment step, or a rollout that is kept as a whole."""
@@ -25,10 +25,10 @@ class BaseReplayBuffer(ABC):
 
     It holds items, which are either all single environment steps or all rollouts of one length.
 
-    The methods (:meth:`add_rollout`, :meth:`add_transition`, :meth:`sample_batch`, `len`) are enough for a
-    buffer of one's own. Trainers use rows and batches of arrays, which this class makes of these records;
-    :class:`~maze.train.trainers.common.replay_buffer.uniform_replay_buffer.UniformReplayBuffer` keeps arrays from the
-    beginning, and a buffer for long runs is best derived from that one.
+    The methods (:meth:`add_rollout`, :meth:`add_transition`, :meth:`sample_batch`, `len`) are enough for a buffer of
+    single steps with one actor. Trainers use rows and batches of arrays, which this class converts from and to these
+    records; :class:`~maze.train.trainers.common.replay_buffer.uniform_replay_buffer.UniformReplayBuffer` holds arrays,
+    and all other buffers are derived from that one.
     """
 
     n_rows_added: int = 0
@@ -68,6 +68,17 @@ class BaseReplayBuffer(ABC):
     def __len__(self) -> int:
         """Return the number of items held."""
 
+    @property
+    def columns(self) -> TransitionColumns:
+        """The arrays of a buffer that holds arrays.
+
+        :raises ConfigError: It holds something else.
+        """
+        raise ConfigError(
+            f"replay_buffer: n-step returns and statistics of observations need arrays, found a {type(self).__name__}. "
+            "Derive it from UniformReplayBuffer."
+        )
+
     # -- methods of trainers ---------------------------------------------------------------------------
 
     def allocate(
@@ -85,33 +96,21 @@ class BaseReplayBuffer(ABC):
         :param item_length: Number of environment steps of an item.
         :raises ConfigError: The buffer cannot keep what is going to be added.
         """
-        if len(actors) > 1:
+        if len(actors) > 1 or item_length > 1:
             raise ConfigError(
-                f"replay_buffer: a {type(self).__name__} keeps single steps, which do not tell what the second of the "
-                f"{len(actors)} actors saw in the step after. Derive it from UniformReplayBuffer."
+                f"replay_buffer: a {type(self).__name__} keeps single steps of one actor, found {len(actors)} actors "
+                f"and items of {item_length} steps. Derive it from UniformReplayBuffer."
             )
-        self._actor = actors[0]
-        self._shapes = [
-            {key: space.shape for key, space in of_key[self._actor.step_key].items()}
-            for of_key in (observation_spaces_dict, action_spaces_dict)
-        ]
-        self.item_length = item_length
+        self._actors = list(actors)
 
     def add_rows(self, rows: TransitionRows) -> None:
         """Add steps that are rows already; with items of several steps, whole items.
 
         :param rows: The steps, those of an item one after another.
         """
-        records = [self._record(rows, row) for row in range(len(rows))]
         self.n_rows_added += len(rows)
-        if self.item_length == 1:
-            for record in records:
-                self.add_transition(record)
-            return
-        for first in range(0, len(records), self.item_length):
-            item = SpacesTrajectoryRecord(None)
-            item.step_records = records[first : first + self.item_length]
-            self.add_transition(item)
+        for row in range(len(rows)):
+            self.add_transition(record_of_row(rows, row, self._actors))
 
     def sample_transitions(self, n_samples: int, learner_device: str) -> TransitionBatch:
         """Draw items as one batch of environment steps, those of an item one after the other.
@@ -119,30 +118,11 @@ class BaseReplayBuffer(ABC):
         :param n_samples: Number of items.
         :param learner_device: Where the tensors shall be.
         """
-        steps: list[SpacesRecord] = []
-        for item in self.sample_batch(n_samples, learner_device):
-            records = [item] if isinstance(item, StructuredSpacesRecord) else item.step_records
-            steps += [record.substep_records[0] for record in records]
-
-        def stacked(values: list[Any], shapes: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-            return {
-                key: torch.stack(
-                    [torch.as_tensor(value[key], device=learner_device).reshape(shape) for value in values]
-                )
-                for key, shape in shapes.items()
-            }
-
-        observation_shapes, action_shapes = self._shapes
-        return TransitionBatch(
-            actors=[self._actor],
-            observations=[stacked([step.observation for step in steps], observation_shapes)],
-            actions=[stacked([step.action for step in steps], action_shapes)],
-            rewards=torch.tensor([[float(step.reward)] for step in steps], device=learner_device),  # type: ignore[arg-type]
-            next_observations=[stacked([step.next_observation for step in steps], observation_shapes)],
-            terminated=torch.tensor([bool(step.done) for step in steps], device=learner_device),
-            n_substeps=None,
-            has_next_step=None,
-        )
+        items: list[Any] = self.sample_batch(n_samples, learner_device)
+        rows = rows_of_records(items, self._actors, first_number=0)
+        columns = TransitionColumns.for_rows(n_samples, self._actors, rows)
+        columns.add(rows)
+        return columns.read(np.arange(n_samples), learner_device)
 
     def state_dict(self, with_content: bool = True) -> dict[str, Any]:
         """State for checkpoints: plain values and tensors.
@@ -158,14 +138,3 @@ class BaseReplayBuffer(ABC):
         :param state: As :meth:`state_dict` gave it.
         """
         self.lacks_rows = True
-
-    def _record(self, rows: TransitionRows, row: int) -> StructuredSpacesRecord:
-        substep = SpacesRecord(
-            actor_id=self._actor,
-            observation={key: array[row] for key, array in rows.observations[0].items()},
-            action={key: array[row] for key, array in rows.actions[0].items()},
-            reward=float(rows.rewards[row, 0]),
-            done=bool(rows.terminated[row]),
-            next_observation={key: array[row] for key, array in rows.next_observation.items()},
-        )
-        return StructuredSpacesRecord([substep])

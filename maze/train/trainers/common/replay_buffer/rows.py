@@ -362,10 +362,10 @@ def rows_of_records(
     for index, (step, before) in enumerate(zip(steps[1:], records, strict=False), start=first_number):
         step.follows = -1 if _is_done(before) else index
     rows = _stacked(steps, len(actors))
+    _require_finite(rows)
     if action_spaces is not None:
         for position, space in enumerate(action_spaces):
-            rows.actions[position] = _within(space, rows.actions[position], rows.n_substeps > position)
-    _require_finite(rows)
+            rows.actions[position] = _checked_actions(space, rows.actions[position], rows.n_substeps > position)
     return rows
 
 
@@ -391,6 +391,21 @@ def record_of_batch(batch: TransitionBatch) -> StructuredSpacesRecord:
     return record
 
 
+def record_of_row(rows: TransitionRows, row: int, actors: Sequence[ActorID]) -> StructuredSpacesRecord:
+    """Return a step of a single actor as an unbatched record.
+
+    :param rows: The steps.
+    :param row: Which of them.
+    :param actors: The actor.
+    """
+    observation, action, after = (
+        {key: array[row] for key, array in arrays.items()}
+        for arrays in (rows.observations[0], rows.actions[0], rows.next_observation)
+    )
+    reward, done = float(rows.rewards[row, 0]), bool(rows.terminated[row])
+    return StructuredSpacesRecord([SpacesRecord(actors[0], observation, action, reward, done, next_observation=after)])
+
+
 def _step(
     record: StructuredSpacesRecord,
     following: Sequence[StructuredSpacesRecord],
@@ -406,12 +421,13 @@ def _step(
             "with the same actors in the same order."
         )
     last = substeps[-1]
-    is_done, truncated = bool(last.done), is_truncated(bool(last.done), _info(last))
+    is_done, truncated = bool(last.done), is_truncated(bool(last.done), last.info or {})
     after = last.next_observation
     if after is None and following and not is_done:
         after = following[0].substep_records[0].observation
     observations: list[Any] = [substep.observation for substep in substeps]
-    if after is None and not (is_done and not truncated):
+    is_terminated = is_done and not truncated
+    if after is None and not is_terminated:
         raise ConfigError(
             f"{where}: it is not known what was observed after it. Record rollouts with "
             "`record_next_observations=True`, and load data sets with the trajectory processor "
@@ -427,51 +443,36 @@ def _step(
         if truncated:
             observations.append(after)
         after = None
-    if after is None or (is_done and not truncated):
+    if after is None or is_terminated:
         after = observations[0]
     return _Step(
         observations,
         [substep.action for substep in substeps],
         [float(substep.reward) for substep in substeps],  # type: ignore[arg-type]
         after,
-        terminated=is_done and not truncated,
+        terminated=is_terminated,
     )
 
 
-def _within(space: spaces.Dict, actions: Arrays, acted: np.ndarray) -> Arrays:
+def _checked_actions(space: spaces.Dict, actions: Arrays, acted: np.ndarray) -> Arrays:
     """Return the actions, those of `Box` heads clipped, where they are elements of their space."""
     bounds, checked = ActionBounds(space), dict(actions)
-    for head, values in actions.items():
-        entry = space.spaces.get(head)
-        if isinstance(entry, spaces.Box) and values.shape[1:] == entry.shape:
+    for head, entry in space.spaces.items():
+        values = actions.get(head)
+        if values is None or values.shape[1:] != entry.shape:
+            continue  # keys and shapes are checked by the columns
+        if isinstance(entry, spaces.Box):
             checked[head] = bounds.clip_rows(head, values)
             continue
-        lowest, highest = _choices(entry)
-        if lowest is None or values.shape[1:] != (entry.shape if entry is not None else None):
-            continue  # shapes are checked by the columns
-        with np.errstate(invalid="ignore"):
-            is_wrong = ~((values >= lowest) & (values <= highest) & (values == np.rint(values)))
-        wrong = np.flatnonzero(is_wrong.reshape(len(values), -1).any(-1) & acted)
-        if len(wrong):
-            raise EnvironmentContractError(
-                f"Step {wrong[0]} of a rollout for the replay buffer: action head `{head}` is "
-                f"{values[wrong[0]].tolist()}, expected an element of {entry}. Does the experience come from another "
-                "environment, or from one with other wrappers?"
-            )
+        cast = values.astype(entry.dtype)
+        for row in np.flatnonzero(acted):
+            if not (entry.contains(cast[row]) and np.array_equal(cast[row], values[row])):
+                raise EnvironmentContractError(
+                    f"Step {row} of a rollout for the replay buffer: action head `{head}` is {values[row].tolist()}, "
+                    f"expected an element of {entry}. Does the experience come from another environment, or from one "
+                    "with other wrappers?"
+                )
     return checked
-
-
-def _choices(space: spaces.Space[Any] | None) -> tuple[Any, Any]:
-    """Smallest and largest choice; None: these are no choices."""
-    if isinstance(space, spaces.Discrete):
-        return int(space.start), int(space.start + space.n) - 1
-    if isinstance(space, spaces.MultiDiscrete):
-        return space.start, space.start + space.nvec - 1
-    return (0, 1) if isinstance(space, spaces.MultiBinary) else (None, None)
-
-
-def _info(record: SpacesRecord) -> dict[Any, Any]:
-    return record.info if isinstance(record.info, dict) else {}
 
 
 def _is_done(record: StructuredSpacesRecord) -> bool:

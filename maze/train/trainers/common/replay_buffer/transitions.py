@@ -330,15 +330,7 @@ class TransitionColumns:
         return {"n_added": self.n_added, "capacity": self.capacity, "all_complete": self.all_complete, "arrays": arrays}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave.
-
-        :raises ConfigError: The saved rows do not fit.
-        """
-        if state["capacity"] != self.capacity:
-            raise ConfigError(
-                f"algorithm.replay_buffer_size: the saved replay buffer holds {state['capacity']} steps at most, this "
-                f"one {self.capacity}. Continue with the configuration of the run that was saved."
-            )
+        """Restore what :meth:`state_dict` of columns of the same capacity gave."""
         for name, array in self._arrays().items():
             saved = state["arrays"][name].numpy()
             array[: len(saved)] = saved

@@ -160,7 +160,7 @@ class ESSubprocDistributedRollouts(ScheduledRollouts):
         sent = None if policy is self._policy else cloudpickle.dumps((policy, normalization_stats))
         self._policy = policy
         parameters = get_flat_weights(policy).numpy()
-        self._pool.tell_all("begin", self._n_calls, sent, parameters, noise_stddev, max_steps)
+        self._pool.tell("begin", self._n_calls, sent, parameters, noise_stddev, max_steps)
         try:
             while True:
                 self._hand_out(schedule, n_playing)
@@ -170,7 +170,7 @@ class ESSubprocDistributedRollouts(ScheduledRollouts):
                 yield from schedule.results()
         finally:
             if schedule.n_in_flight and self._pool.is_open:
-                self._pool.tell_all("stop")
+                self._pool.tell("stop")
 
     @override(ESDistributedRollouts)
     def close(self) -> None:
@@ -195,7 +195,7 @@ class ESSubprocDistributedRollouts(ScheduledRollouts):
             n_playing[worker] += 1
             handed_out.setdefault(worker, []).append(episode)
         for worker, episodes in handed_out.items():
-            self._pool.tell(worker, "play", episodes)
+            self._pool.tell("play", episodes, workers=[worker])
 
 
 SMALLEST_SLICE = 16

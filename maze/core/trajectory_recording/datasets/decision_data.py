@@ -1,0 +1,300 @@
+"""Decision logs of servers as logged episodes: decisions joined with their reported outcomes.
+
+A log is a directory of files `decisions-<n>.jsonl`. :mod:`maze.serve.decision_log` writes them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from maze.core.env.base_env import TRUNCATION_KEY
+from maze.core.env.structured_env import ActorID, StepKeyType
+from maze.core.errors import CheckpointError, ConfigError
+from maze.core.trajectory_recording.records.spaces_record import PROPENSITY, SpacesRecord
+from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
+from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
+
+if TYPE_CHECKING:
+    from maze.core.env.maze_env import MazeEnv
+
+_LOGGER = logging.getLogger(__name__)
+
+FORMAT = "maze-decisions-1"
+_MOST_NUMBERS = 512
+"""Larger arrays are written in base64."""
+
+
+def encoded(array: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """Encode an array as plain data, from which :func:`decoded` restores the same bits.
+
+    :param array: Numbers in any shape.
+    """
+    whole = {"dtype": array.dtype.str, "shape": list(array.shape)}
+    if array.size > _MOST_NUMBERS or not np.isfinite(array).all():
+        return {**whole, "base64": base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()}
+    return {**whole, "values": array.ravel().tolist()}  # the shortest text of a float restores its bits
+
+
+def decoded(entry: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+    """The encoded array, in its shape.
+
+    :raises ValueError: The entry describes no array of numbers.
+    """
+    dtype, shape = np.dtype(str(entry["dtype"])), [int(size) for size in entry["shape"]]
+    if dtype.kind not in "iufb" or min(shape, default=0) < 0:
+        raise ValueError(f"an array of {dtype} with the shape {shape} does not hold numbers")
+    if "base64" in entry:
+        return np.frombuffer(base64.b64decode(entry["base64"], validate=True), dtype).reshape(shape)
+    return np.asarray(entry["values"], dtype).reshape(shape)
+
+
+def log_files(path: Path) -> list[Path]:
+    """The files of a log, oldest first.
+
+    :param path: Its directory, or one of its files.
+    """
+    return [path] if path.is_file() else sorted(path.glob("decisions-*.jsonl"), key=number_of)
+
+
+def number_of(path: Path) -> int:
+    """Return the number in the name of a file of a log."""
+    digits = path.stem.rpartition("-")[2]
+    return int(digits) if digits.isdecimal() else 0
+
+
+def read_lines(path: Path, damaged: list[str] | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Read all entries of a log with their places, `file:line`; skip the half line of a killed server.
+
+    :param path: Directory or file.
+    :param damaged: Gets the places of damaged lines, which are skipped; `None`: they raise.
+    :raises CheckpointError: There is no log, or a line in the middle of one is damaged.
+    """
+    files = log_files(path)
+    if not files:
+        raise CheckpointError(
+            f"{path} is no decision log: it is neither a file nor a directory with decisions-*.jsonl."
+        )
+    for file in files:
+        lines = file.read_bytes().split(b"\n")
+        for number, line in enumerate(lines, 1):
+            if not line:
+                continue
+            try:
+                entry = json.loads(line)
+                if not isinstance(entry, dict):
+                    raise ValueError("not an object")
+            except (ValueError, RecursionError) as error:
+                if number == len(lines):
+                    _LOGGER.warning("%s ends in the middle of line %d, which is skipped.", file, number)
+                    continue
+                if damaged is not None and number > 1:
+                    damaged.append(f"{file.name}:{number}")
+                    continue
+                raise CheckpointError(f"{file}:{number} is no entry of a decision log: {error}.") from error
+            if number == 1:
+                if entry.get("format") != FORMAT:
+                    raise CheckpointError(
+                        f"{file} is no decision log of this version: expected the format {FORMAT!r}, found "
+                        f"{entry.get('format')!r}."
+                    )
+                continue
+            yield f"{file.name}:{number}", entry
+
+
+@dataclass
+class JoinedLog:
+    """Episodes of a decision log.
+
+    :param episodes: Complete episodes: records of observations, actions and rewards, with probabilities in `info`.
+    :param left_out: Why decisions are not part of them, with their number.
+    """
+
+    episodes: list[SpacesTrajectoryRecord]
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    def summary(self) -> str:
+        """Describe in one line what was joined and what was left out."""
+        n = sum(len(step.substep_records) for episode in self.episodes for step in episode.step_records)
+        missing = "; ".join(f"{count} {why}" for why, count in sorted(self.left_out.items()))
+        return f"{n} decisions in {len(self.episodes)} episodes; left out: {missing or 'none'}."
+
+
+@dataclass
+class _Decision:
+    where: str
+    n: int
+    time: float
+    record: SpacesRecord
+    reason: str = ""
+    """Why it cannot be learned from; empty: it can."""
+
+
+@dataclass
+class _Outcome:
+    where: str
+    values: dict[str, Any]
+    is_contradicted: bool = False
+
+
+def is_decision_log(path: str | Path) -> bool:
+    """Return whether a path is a decision log."""
+    path = Path(path)
+    return path.suffix == ".jsonl" or (path.is_dir() and bool(log_files(path)))
+
+
+def read_decisions(path: str | Path, env: MazeEnv[Any] | None = None) -> list[SpacesTrajectoryRecord]:
+    """Read the complete episodes of a decision log; log a warning of what is left out.
+
+    :param path: Directory of the log, or one of its files.
+    :param env: The environment, for its sub-step keys.
+    :raises CheckpointError: There is no log.
+    :raises ConfigError: No episode is complete.
+    """
+    joined = join_decision_log(path, None if env is None else {str(key): key for key in env.action_spaces_dict})
+    if not joined.episodes:
+        raise ConfigError(f"{path}: the decision log holds no complete episode: {joined.summary()}")
+    _LOGGER.log(logging.WARNING if joined.left_out else logging.INFO, "%s: %s", path, joined.summary())
+    return joined.episodes
+
+
+def join_decision_log(path: str | Path, step_keys: Mapping[str, StepKeyType] | None = None) -> JoinedLog:
+    """Join the decisions of a log with their outcomes.
+
+    Observations are the inputs of the networks, after all wrappers. A decision without an outcome, without a network
+    (refused, of the fallback), on a damaged line or with contradicting outcomes leaves its episode incomplete;
+    incomplete episodes are counted and left out. A repeated outcome counts once. Decisions of shadows and of no episode
+    are left out.
+
+    :param path: Directory of the log, or one of its files.
+    :param step_keys: Sub-step keys by their text, as logs have text only; `None`: whole numbers become integers.
+    :raises CheckpointError: There is no log.
+    """
+    damaged: list[str] = []
+    decisions: dict[str, dict[str, _Decision]] = {}
+    outcomes: dict[str, _Outcome] = {}
+    left_out: Counter[str] = Counter()
+    for where, line in read_lines(Path(path), damaged):
+        try:
+            found = [] if line["kind"] == "outcome" else _decisions(where, line, step_keys)
+            outcome = None if found else _outcome(line)
+        except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
+            _LOGGER.warning("%s is no entry of a decision log (%s: %s).", where, type(error).__name__, error)
+            damaged.append(where)
+            continue
+        for name, identifier, decision in found:
+            if name:
+                decisions.setdefault(name, {})[identifier] = decision
+            else:
+                left_out["of no episode"] += 1
+        if outcome is not None:
+            _add_outcome(outcomes, where, *outcome)
+    if damaged:
+        _LOGGER.warning("Damaged lines of the decision log are skipped: %s", ", ".join(damaged[:10]))
+        left_out["lines damaged"] = len(damaged)
+    known = {identifier for episode in decisions.values() for identifier in episode}
+    left_out["outcomes of unknown decisions"] = len(outcomes.keys() - known)
+    episodes = []
+    for name, episode in decisions.items():
+        steps = _joined(episode, outcomes, left_out)
+        if steps:
+            trajectory = SpacesTrajectoryRecord(name)
+            trajectory.step_records = steps
+            episodes.append(trajectory)
+    return JoinedLog(episodes, +left_out)
+
+
+def _outcome(line: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    if line["kind"] != "outcome":
+        return None
+    values = {key: value for key, value in line.items() if key not in ("kind", "time", "decision")}
+    float(values["reward"])
+    return str(line["decision"]), values
+
+
+def _add_outcome(outcomes: dict[str, _Outcome], where: str, identifier: str, values: dict[str, Any]) -> None:
+    before = outcomes.setdefault(identifier, _Outcome(where, values))
+    if before.values != values:
+        before.is_contradicted = True
+        _LOGGER.warning(
+            "%s: the outcome %s of decision %s contradicts that of %s, %s. Its episode is left out.",
+            where,
+            values,
+            identifier,
+            before.where,
+            before.values,
+        )
+
+
+def _decisions(
+    where: str, line: Mapping[str, Any], step_keys: Mapping[str, StepKeyType] | None
+) -> list[tuple[str, str, _Decision]]:
+    """Episode, identifier and decision of each row of a line."""
+    text = str(line["step"])
+    key = (step_keys or {}).get(text, int(text) if text.isdecimal() else text)
+    is_decided = line["kind"] == "decided"
+    inputs = {name: decoded(array) for name, array in line["inputs"].items()} if is_decided else {}
+    actions = {name: decoded(array) for name, array in line["actions"].items()} if is_decided else {}
+    probabilities = line.get("probabilities") or {}
+    found = []
+    for index, row in enumerate(line["rows"]):
+        if row["is_shadow"]:
+            continue
+        known = [probabilities[head][index] for head in actions if probabilities.get(head)]
+        propensity = float(np.prod(known)) if known and len(known) == len(actions) else np.nan
+        if propensity <= 0:
+            raise ValueError(f"expected positive probabilities, found {known}")
+        record = SpacesRecord(
+            ActorID(key, int(row["agent_id"])),
+            observation={name: array[index] for name, array in inputs.items()},
+            action={name: array[index] for name, array in actions.items()},
+            info={PROPENSITY: propensity},
+        )
+        reason = "" if is_decided else f"not decided by a network ({line['kind']})"
+        decision = _Decision(where, int(row["n"]), float(line["time"]), record, reason)
+        found.append((row["episode"] or row.get("client_episode", ""), str(row["decision"]), decision))
+    return found
+
+
+def _joined(
+    episode: Mapping[str, _Decision], outcomes: Mapping[str, _Outcome], left_out: Counter[str]
+) -> list[StructuredSpacesRecord]:
+    """The steps of an episode with their rewards; empty where it is incomplete."""
+    ordered = sorted(episode.items(), key=lambda item: item[1].n)
+    numbers = [decision.n for _, decision in ordered]
+    reason = next((decision.reason for _, decision in ordered if decision.reason), "")
+    if numbers != list(range(len(numbers))):
+        reason = reason or "in episodes with missing or repeated numbers"
+    if any(identifier not in outcomes for identifier, _ in ordered):
+        reason = reason or "in episodes with decisions without outcome"
+    if any(identifier in outcomes and outcomes[identifier].is_contradicted for identifier, _ in ordered):
+        reason = reason or "in episodes with contradicting outcomes"
+    if any(later.time < earlier.time for (_, earlier), (_, later) in pairwise(ordered)):
+        _LOGGER.warning(
+            "%s: the clock ran backwards in this episode; its decisions count by number.", ordered[0][1].where
+        )
+    if reason:
+        left_out[reason] += len(ordered)
+        return []
+    steps: list[StructuredSpacesRecord] = []
+    seen: set[ActorID] = set()
+    for identifier, decision in ordered:
+        outcome, record = outcomes[identifier].values, decision.record
+        if not steps or record.actor_id in seen:
+            steps.append(StructuredSpacesRecord())
+            seen = set()
+        seen.add(record.actor_id)
+        record.reward = float(outcome["reward"])
+        record.done = bool(outcome.get("done") or outcome.get("truncated"))
+        record.info[TRUNCATION_KEY] = bool(outcome.get("truncated"))
+        steps[-1].append(record)
+    return steps
