@@ -19,6 +19,7 @@ from maze.core.env.batched_core_env import BatchedCoreEnv
 from maze.core.env.batched_maze_env import BatchedMazeEnv
 from maze.core.env.context import CONTEXT, Context
 from maze.core.env.instance_set import InstanceSource
+from maze.core.errors import ConfigError
 from maze_envs.common.array_policy import ArrayPolicy
 from maze_envs.inventory.demand import distribution
 from maze_envs.inventory.renderer import InventoryRenderer
@@ -95,6 +96,8 @@ class LostSales(Stores):
         )
         self.mean_demand, self.max_order = mean_demand, max_order
         self.holding_cost, self.penalty = holding_cost, penalty
+        if isinstance(reward_scale, str) and reward_scale != NEWSVENDOR:
+            raise ConfigError(f"env.reward_scale: expected a number or {NEWSVENDOR}, found {reward_scale!r}.")
         self.reward_scale, self.reference_cost = reward_scale, reference_cost
         self.expected_costs = expected_costs
         short = np.cumsum(np.flip(np.pad(1.0 - self._cumulative, ((0, 0), (0, 1))), axis=1), axis=1)
@@ -121,10 +124,11 @@ class LostSales(Stores):
         cost = holding_cost * left_over + penalty * lost
         rewarded = self._expected_cost(self.stock) if self.expected_costs else cost
         self.end_period(left_over, actions["order"], cost, lost)
-        scale, reference = self.reward_scale, self.reference_cost
-        if scale == NEWSVENDOR:
-            scale = reference = self._newsvendor_cost()
-        return (reference - rewarded) / scale, np.zeros(self.n_envs, np.bool_)
+        if isinstance(self.reward_scale, str):
+            reward = 1.0 - rewarded / self._newsvendor_cost()
+        else:
+            reward = (self.reference_cost - rewarded) / self.reward_scale
+        return reward, np.zeros(self.n_envs, np.bool_)
 
     def _costs(self) -> tuple[np.ndarray | float, np.ndarray | float]:
         holding_cost, penalty = self.parameter("holding_cost"), self.parameter("penalty")
@@ -202,7 +206,7 @@ class ContextBaseStockPolicy(ArrayPolicy):
     ) -> None:
         self._context = Context(context, LostSales.context_parameters)
         self._mean_demand, self._cap = mean_demand, cap
-        self._constants = {
+        self._constants: dict[str, Any] = {
             "demand": demand,
             "lead_time": lead_time,
             "holding_cost": holding_cost,

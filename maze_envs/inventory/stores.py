@@ -76,9 +76,10 @@ class Stores(BatchedCoreEnv):
         """The demand of the period, `[n_envs]`."""
         numbers, last = self.random.uniform(), self._cumulative.shape[1] - 1
         if (distributions := self.distributions()) is None:
-            return np.minimum(np.searchsorted(self._cumulative[0], numbers), last)
-        by_distribution = [np.searchsorted(cumulative, numbers) for cumulative in self._cumulative]
-        return np.minimum(np.choose(distributions, by_distribution), last)
+            demand = np.searchsorted(self._cumulative[0], numbers)
+        else:
+            demand = np.choose(distributions, [np.searchsorted(each, numbers) for each in self._cumulative])
+        return np.asarray(np.minimum(demand, last))
 
     def end_period(self, stock: np.ndarray, order: np.ndarray, cost: np.ndarray, short: np.ndarray) -> None:
         """Counts what the period cost, and has the next order arrive.

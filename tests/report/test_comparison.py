@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import re
 from datetime import datetime
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from maze.evaluation.by_context import ContextComparison
 from maze.evaluation.comparison import Comparison, PlayedEpisodes, comparison_page
 from maze.maze_cli import main
 from tests.api.shorter import SHORTER
@@ -208,3 +210,48 @@ def test_wrong_comparisons_say_what_is_expected(
 ) -> None:
     assert compare(*arguments) in (1, 2)
     assert message in capsys.readouterr().err
+
+
+def in_contexts(name: str, values: list[float]) -> PlayedEpisodes:
+    """Eight episodes, two of each combination of two penalties and two demands."""
+    penalty, demand = np.repeat([4.0, 9.0], 4), np.tile(np.repeat([0.0, 1.0], 2), 2)
+    return PlayedEpisodes(
+        name,
+        {"return": np.array([values]), "context/penalty": penalty[None], "context/demand": demand[None]},
+    )
+
+
+def test_contexts_are_compared_separately() -> None:
+    reference = in_contexts("a", [0.0] * 8)
+    other = in_contexts("b", [1, 1, 2, 2, 3, 3, -4, -4])
+    by_context = ContextComparison(Comparison([reference, other]), {"demand": ["poisson", "geometric"]})
+    assert by_context
+    assert by_context.comparison.measures == ["return"]
+    found = {row.values: row.difference.value for row in by_context.rows("return") if row.difference is not None}
+    assert found == {
+        ("4", "poisson"): 1.0,
+        ("4", "geometric"): 2.0,
+        ("9", "poisson"): 3.0,
+        ("9", "geometric"): -4.0,
+    }
+    lines = list(csv.DictReader(by_context.as_csv().splitlines()))
+    assert len(lines) == 8
+    assert lines[-1]["demand"] == "geometric"
+    assert float(lines[-1]["difference"]) == -4.0
+    assert by_context.section().count("<table") == 1
+
+
+def test_episodes_with_a_context_each_are_not_compared_by_context() -> None:
+    values = {"return": np.zeros((1, 4)), "context/price": np.array([[0.1, 0.2, 0.3, 0.4]])}
+    assert not ContextComparison(Comparison([PlayedEpisodes("a", values), PlayedEpisodes("b", values)]))
+    plain = [played("a", [1.0, 2.0]), played("b", [1.0, 2.0])]
+    assert not ContextComparison(Comparison(plain))
+
+
+@pytest.mark.parametrize("n_parameters", [1, 2, 3])
+def test_heat_maps_show_each_context_once(n_parameters: int) -> None:
+    grid = np.array(list(itertools.product([1.0, 2.0], repeat=n_parameters))).repeat(2, axis=0)
+    columns = {f"context/p{index}": grid[None, :, index] for index in range(n_parameters)}
+    entries = [PlayedEpisodes(name, {"return": np.full((1, len(grid)), float(name)), **columns}) for name in "12"]
+    section = ContextComparison(Comparison(entries)).section()
+    assert section.count("background: rgba") == 2**n_parameters

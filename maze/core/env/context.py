@@ -78,7 +78,7 @@ class Parameter(NamedTuple):
             stored = np.arange(len(self.values)) if self.is_text else np.asarray(self.values, np.float64)
             return np.asarray(stored[(uniform * len(stored)).astype(np.int64)], np.float64)
         if self.is_integer:
-            return np.floor(self.lower + uniform * (self.upper - self.lower + 1))
+            return self.lower + np.floor(uniform * (self.upper - self.lower + 1))
         return self.lower + uniform * (self.upper - self.lower)
 
     def observed(self, stored: np.ndarray) -> np.ndarray:
