@@ -9,8 +9,10 @@ import pytest
 
 from maze.api.run_context import RunContext
 from maze.api.utils import RunMode
+from maze.cli.critic_choice import choose_critic
 from maze.core.errors import ConfigError
 from maze.maze_cli import main
+from tests.configs import composed
 
 SHORT_SAC = ("algorithm.n_epochs=1", "algorithm.epoch_length=2", "algorithm.initial_buffer_size=70")
 
@@ -42,8 +44,9 @@ def test_the_algorithm_chooses_the_critic(algorithm: str, model: str, composer: 
 
 
 def test_an_experiment_whose_critic_does_not_suit_another_algorithm_gets_one_that_does() -> None:
-    critic = configured(algorithm="sac", experiment="cartpole_ppo")
-    assert critic.model.critic._target_.endswith("StateActionCriticComposer")
+    config = composed("conf_train", "+experiment=cartpole_ppo", "algorithm=sac")
+    choose_critic(config)
+    assert config.model.critic._target_.endswith("StateActionCriticComposer")
 
 
 @pytest.mark.parametrize(

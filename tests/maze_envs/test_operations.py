@@ -63,7 +63,7 @@ def test_centred_rewards_are_resumed_exactly(algorithm, tmp_path, monkeypatch, c
 
     whole, _ = run("whole", "algorithm.n_epochs=3"), run("first", "algorithm.n_epochs=1")
     resumed = run("second", f"input_dir={tmp_path / 'first'}", "resume=true", "algorithm.n_epochs=3")
-    assert resumed["parts"]["average_reward"] == whole["parts"]["average_reward"]
+    assert resumed["parts"]["reward_centering"] == whole["parts"]["reward_centering"]
     for group in whole["model"].values():
         assert group
     assert str(resumed["model"]) == str(whole["model"])

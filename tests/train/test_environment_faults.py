@@ -143,7 +143,7 @@ NOT_FINITE: dict[str, str] = {
 }
 BEFORE_ANY_STEP: dict[str, str] = {
     "raise in factory": f"environment.*{LOST}",
-    "raise in seed": f"environment.*{LOST}",
+    "raise in seed": f"environment.*{LOST}|{LOST} in environment",
     "changing spaces": "environment.*: all environments of a run need the same `observation_spaces_dict`",
 }
 GOES_ON: dict[str, str] = {

@@ -311,8 +311,9 @@ class EpochTrainer(Trainer, ABC):
     def _check_fits(self, state: Mapping[str, Any], origin: str | Path) -> None:
         """Raise an error where the parts, as configured, cannot go on with a state of this algorithm."""
         if missing := [part for part in self._parts() if part not in state["parts"]]:
+            keys = [f"algorithm.{part}" if hasattr(self.config, part) else part for part in missing]
             raise ConfigError(
-                f"algorithm: the run in `{origin}` learned without {', '.join(missing)}, which is configured. "
+                f"{', '.join(keys)}: the run in `{origin}` learned without it, but it is configured. "
                 "Configure the algorithm as in that run to resume it, or start a new run with the weights alone."
             )
 

@@ -174,7 +174,7 @@ class ActorCritic(EpochTrainer, ABC):
     @override(EpochTrainer)
     def _parts(self) -> dict[str, Part]:
         centring = self._returns if isinstance(self._returns, CentredReturns) else None
-        optional = {"average_reward": centring, "critic_memory": self._memory, "reward_scaling": self._reward_scaling}
+        optional = {"reward_centering": centring, "critic_memory": self._memory, "reward_scaling": self._reward_scaling}
         chosen: dict[str, Part] = {name: part for name, part in optional.items() if part is not None}
         return {"optimizer": self.optimizer, "generator": self.generator, **chosen, "rollouts": self.rollout_generator}
 
