@@ -61,8 +61,8 @@ def exact_cost(
     return lost_sales_cost(problem, orders, tolerance=1e-3).cost
 
 
-def gap(arguments: tuple[str, Any]) -> float:
-    """Gap to the optimum in percent of a run, or of the heuristic (`None`), in a setting."""
+def gap_in_percent(arguments: tuple[str, Any]) -> float:
+    """Gap to the optimum of a run, or of the heuristic (`None`), in a setting."""
     setting, run = arguments
     demand, penalty, lead_time = setting.split(",")
     if run is None:
@@ -95,7 +95,7 @@ def main() -> None:
     rows = []
     with ProcessPoolExecutor(options.jobs) as pool:
         for name, run, seconds in [("base-stock by context", None, 0.0), *((f"{r}", r, s) for r, s in runs)]:
-            gaps = list(pool.map(gap, [(setting, run) for setting in settings]))
+            gaps = list(pool.map(gap_in_percent, [(setting, run) for setting in settings]))
             worst = settings[int(np.argmax(gaps))]
             print(name, " ".join(f"{each:.2f}" for each in gaps), flush=True)
             print(f"  mean {mean(gaps):.3f} %, largest {max(gaps):.3f} % ({worst}), {seconds:.0f} CPU s", flush=True)
