@@ -18,6 +18,7 @@ from optuna.pruners import NopPruner
 from optuna.samplers import BaseSampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
+from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
 from maze.cli.errors import UsageError, suggestion
@@ -37,8 +38,10 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 def _locked(path: Path) -> IO[bytes]:
-    """Open the file of a study, which no other process can open then, and remove a line that a killed process began."""
-    file = open(path, "a+b")  # noqa: SIM115 (closed with the study)
+    """Open the file of a study for reading, which no other process can open then; it is created if it is missing."""
+    if not path.exists():
+        path.touch()
+    file = open(path, "rb")  # noqa: SIM115 (closed with the study)
     try:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -48,8 +51,6 @@ def _locked(path: Path) -> IO[bytes]:
             f"hydra.sweep.dir: another process runs the sweep in {path.parent}. Wait until it ends, or choose another "
             "directory."
         ) from error
-    file.seek(0)
-    file.truncate(file.read().rfind(b"\n") + 1)
     return file
 
 
@@ -169,18 +170,20 @@ class SweepStudy:
         self.trials: dict[int, SweepTrial] = {}
         """By their number."""
         self._open: dict[int, optuna.Trial] = {}
+        self._interrupted: list[int] = []
+        """Identifiers of trials in Optuna's storage whose process ended while they were written."""
         self._sampler: BaseSampler | None = None
         self._path = directory / STUDY_FILE
         self._file = _locked(self._path)
+        self._maximize = maximize
+        self.settings: dict[str, Any] = {}
+        self._is_new = b"\n" not in self._file.read()
+        if self._is_new:
+            return
         try:
             self._storage = JournalStorage(JournalFileBackend(str(self._path)))
-            self._study = optuna.create_study(
-                study_name=STUDY_NAME,
-                storage=self._storage,
-                direction="maximize" if maximize else "minimize",
-                load_if_exists=True,
-            )
-            self.settings: dict[str, Any] = dict(self._study.user_attrs.get("settings", {}))
+            self._study = optuna.load_study(study_name=STUDY_NAME, storage=self._storage)
+            self.settings.update(self._study.user_attrs.get("settings", {}))
             self._read_trials()
         except BaseException as error:
             self._file.close()
@@ -215,6 +218,14 @@ class SweepStudy:
                     f"{_short(self.settings.get(name))}, now {_short(plain[name])}. Resume it with the command it was "
                     "started with (its multirun.yaml has all overrides), or choose another directory."
                 )
+        self._remove_torn_line()
+        if self._is_new:
+            self._storage = JournalStorage(JournalFileBackend(str(self._path)))
+            direction = StudyDirection.MAXIMIZE if self._maximize else StudyDirection.MINIMIZE
+            self._study = optuna.create_study(study_name=STUDY_NAME, storage=self._storage, direction=direction)
+            self._is_new = False
+        while self._interrupted:
+            self._storage.set_trial_state_values(self._interrupted.pop(), TrialState.FAIL)
         self._study.set_user_attr("settings", plain)
         self.settings, self.plan = plain, plan
         if plan.is_grid:
@@ -222,6 +233,14 @@ class SweepStudy:
             self._combinations = (params for params in plan.combinations if tuple(params.items()) not in known)
         else:
             self._study.pruner = plan.pruner
+
+    def _remove_torn_line(self) -> None:
+        """Remove the line that a killed process has begun; until then the file is only read."""
+        content = self._path.read_bytes()
+        n_whole = content.rfind(b"\n") + 1
+        if n_whole < len(content):
+            with open(self._path, "r+b") as file:
+                file.truncate(n_whole)
 
     def propose(self) -> SweepTrial | None:
         """Return the next trial; None: no trials are left."""
@@ -285,7 +304,7 @@ class SweepStudy:
             trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, stored.number)
             if "runs" not in attributes:  # interrupted while the trial was written
                 if not is_finished:
-                    self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
+                    self._interrupted.append(trial_id)
                 continue
             runs = [SweepRun(**run) for run in attributes["runs"]]
             trial = SweepTrial(attributes["trial"], dict(attributes["overrides"]), runs, is_finished)

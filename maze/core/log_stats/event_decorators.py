@@ -5,7 +5,8 @@ reduced to step statistics, those of all steps to episode statistics, those of a
 `input_name` selects the input of a definition: on the step level an attribute of the event, above it the `output_name`
 of the level below.
 
-Definitions of one level have different names.
+Definitions of one level with the same name are named after their differences: their inputs, or else their functions.
+Definitions of the level above for the common name apply to each of them.
 
 Definitions are stored on the function; :mod:`maze.core.log_stats.reduction` compiles them once per event. Rows appear
 in the order in which the decorators are applied, that is from the method upwards.
@@ -13,13 +14,12 @@ in the order in which the decorators are applied, that is from the method upward
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Set
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
-
-from maze.core.errors import ConfigError
 
 EventMethod = TypeVar("EventMethod", bound=Callable[..., Any])
 
@@ -56,13 +56,19 @@ class EventDefinition:
     plots: list[PlotDefinition] = field(default_factory=list)
 
 
+@cache
 def event_definition(event: Callable[..., Any]) -> EventDefinition:
-    """Return the statistics defined for an event method; an event without definitions has an empty one."""
-    definition: EventDefinition = getattr(event, _ATTRIBUTE, _NOTHING)
-    return definition
+    """Return the statistics defined for an event method, each with a unique name.
 
-
-_NOTHING = EventDefinition()
+    An event without definitions has an empty one.
+    """
+    definition = getattr(event, _ATTRIBUTE, None)
+    if not isinstance(definition, EventDefinition):
+        return EventDefinition()
+    step, names = _named(definition.step)
+    episode, names = _named(_for_each_input(definition.episode, names))
+    epoch, _ = _named(_for_each_input(definition.epoch, names))
+    return replace(definition, step=step, episode=episode, epoch=epoch)
 
 
 def define_step_stats(
@@ -130,6 +136,16 @@ def define_epoch_stats(
     return _add("epoch", StatsDefinition(reduce_function, input_name, output_name, group_by, cumulative))
 
 
+def define_stats_grouping(*group_by: str) -> Callable[[EventMethod], EventMethod]:
+    """Calculate all statistics of the event separately for each combination of these attributes' values."""
+
+    def decorate(event: EventMethod) -> EventMethod:
+        _own_definition(event).grouping = group_by
+        return event
+
+    return decorate
+
+
 def define_mean_by(*groups: str, input_name: str | None = None) -> Callable[[EventMethod], EventMethod]:
     """Define the mean of an epoch, for each value of some attributes by itself.
 
@@ -139,16 +155,6 @@ def define_mean_by(*groups: str, input_name: str | None = None) -> Callable[[Eve
 
     def decorate(event: EventMethod) -> EventMethod:
         return define_epoch_stats(np.mean, input_name)(define_stats_grouping(*groups)(event))
-
-    return decorate
-
-
-def define_stats_grouping(*group_by: str) -> Callable[[EventMethod], EventMethod]:
-    """Calculate all statistics of the event separately for each combination of these attributes' values."""
-
-    def decorate(event: EventMethod) -> EventMethod:
-        _own_definition(event).grouping = group_by
-        return event
 
     return decorate
 
@@ -171,14 +177,7 @@ def define_plot(
 
 def _add(level: str, definition: StatsDefinition) -> Callable[[EventMethod], EventMethod]:
     def decorate(event: EventMethod) -> EventMethod:
-        known: list[StatsDefinition] = getattr(_own_definition(event), level)
-        if any(other.output_name == definition.output_name and other != definition for other in known):
-            raise ConfigError(
-                f"Event {event.__qualname__}: its {level} statistics must have different output names, found "
-                f"{definition.output_name!r} twice."
-            )
-        if definition not in known:
-            known.append(definition)
+        getattr(_own_definition(event), level).append(definition)
         return event
 
     return decorate
@@ -190,3 +189,61 @@ def _own_definition(event: Callable[..., Any]) -> EventDefinition:
     definition = getattr(event, _ATTRIBUTE)
     assert isinstance(definition, EventDefinition)
     return definition
+
+
+_Names = dict[str | None, list[str | None]]
+"""The names of the statistics that were defined with the same name."""
+
+
+def _named(stats: list[StatsDefinition]) -> tuple[list[StatsDefinition], _Names]:
+    """Return definitions with unique names, and the names by their original ones."""
+    stats = list(dict.fromkeys(stats))
+    by_name: dict[str | None, list[StatsDefinition]] = {}
+    for stat in stats:
+        by_name.setdefault(stat.output_name, []).append(stat)
+    named: dict[StatsDefinition, StatsDefinition] = {}
+    taken = {name for name, alike in by_name.items() if len(alike) == 1}
+    for name, alike in by_name.items():
+        for stat, label in zip(alike, _labels(alike), strict=True):
+            own_name = name
+            if len(alike) > 1:
+                own_name = _free_name("_".join(part for part in (name, label) if part) or None, taken)
+                taken.add(own_name)
+            named[stat] = replace(stat, output_name=own_name)
+    names: _Names = {
+        name: list(dict.fromkeys(named[stat].output_name for stat in alike)) for name, alike in by_name.items()
+    }
+    return [named[stat] for stat in stats], names
+
+
+def _labels(stats: list[StatsDefinition]) -> list[str]:
+    """Return labels of the differences of definitions: inputs, groupings, functions and periods."""
+    parts = [
+        (
+            stat.input_name or "",
+            stat.group_by or "",
+            getattr(stat.reduce_function, "__name__", ""),
+            "cumulative" if stat.cumulative else "",
+        )
+        for stat in stats
+    ]
+    differing = [len(set(column)) > 1 for column in zip(*parts, strict=True)]
+    return ["_".join(part for part, differs in zip(row, differing, strict=True) if differs and part) for row in parts]
+
+
+def _free_name(name: str | None, taken: Set[str | None]) -> str | None:
+    if name not in taken:
+        return name
+    number = 2
+    while f"{name or 'value'}_{number}" in taken:
+        number += 1
+    return f"{name or 'value'}_{number}"
+
+
+def _for_each_input(stats: list[StatsDefinition], names: _Names) -> list[StatsDefinition]:
+    """Repeat a definition for each definition of the level below that has the name of its input."""
+    return [
+        replace(stat, input_name=input_name)
+        for stat in stats
+        for input_name in names.get(stat.input_name, [stat.input_name])
+    ]

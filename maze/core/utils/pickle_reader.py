@@ -8,6 +8,7 @@ one pass, so no second parser can interpret the file differently. :mod:`pickleto
 from __future__ import annotations
 
 import datetime
+import encodings.raw_unicode_escape  # noqa: F401 (imported here and not because of a file)
 import pickletools
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence

@@ -19,6 +19,7 @@ from maze.core.log_stats.event_decorators import (
     define_epoch_stats,
     define_stats_grouping,
     define_step_stats,
+    event_definition,
 )
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsConsumer, LogStatsKey, LogStatsLevel
 from maze.core.log_stats.reducer_functions import histogram
@@ -357,14 +358,103 @@ def test_numbers_that_come_as_arrays_count_as_those_in_lists():
     assert as_arrays.pending(BaseEnvEvents.reward, "sum") == {None: []}
 
 
-def test_statistics_of_one_level_need_different_names():
-    def same_name(self, profit, waste):
-        """Two inputs, one name."""
+class Machines(ABC):
+    @define_epoch_stats(np.mean)
+    @define_episode_stats(sum)
+    @define_step_stats(sum, input_name="profit")
+    @define_step_stats(sum, input_name="waste")
+    def unnamed(self, profit, waste):
+        """Two inputs, no names."""
 
-    define_epoch_stats(sum, input_name="profit")(same_name)
-    define_epoch_stats(sum, input_name="profit")(same_name)  # the same definition again
-    with pytest.raises(ConfigError, match=r"same_name: its epoch statistics must have different output names.*None"):
-        define_epoch_stats(sum, input_name="waste")(same_name)
+    @define_epoch_stats(max, output_name="best")
+    @define_epoch_stats(np.mean, input_name="total_waste")
+    @define_epoch_stats(np.mean, input_name="total_profit")
+    @define_episode_stats(sum, input_name="profit", output_name="total")
+    @define_episode_stats(sum, input_name="waste", output_name="total")
+    @define_step_stats(sum, input_name="profit", output_name="profit")
+    @define_step_stats(sum, input_name="waste", output_name="waste")
+    def same_name(self, profit, waste):
+        """Two inputs, one name; the level above asks for both, and for one that there is not."""
+
+    @define_epoch_stats(max)
+    @define_epoch_stats(min)
+    @define_episode_stats(sum)
+    @define_step_stats(sum)
+    def functions(self, value):
+        """Two functions of the same input."""
+
+    @define_epoch_stats(lambda values: values[0])
+    @define_epoch_stats(lambda values: values[-1])
+    @define_epoch_stats(sum, output_name="sum")
+    @define_epoch_stats(sum, output_name="sum")
+    @define_episode_stats(sum)
+    @define_step_stats(sum)
+    def alike(self, value):
+        """Functions without a name, and one definition twice."""
+
+    @define_epoch_stats(np.mean, input_name="time")
+    @define_epoch_stats(np.mean, input_name="percent")
+    def fired_on_the_epoch_level(self, time, percent):
+        """As trainers do."""
+
+
+def machine_stats(event, *calls):
+    epoch = LogStatsAggregator(LogStatsLevel.EPOCH)
+    episode = LogStatsAggregator(LogStatsLevel.EPISODE, epoch)
+    step = LogStatsAggregator(LogStatsLevel.STEP, episode)
+    for call in calls:
+        getattr(step.create_event_topic(Machines), event)(*call)
+        step.reduce()
+        episode.reduce(n_periods=1)
+    return {key.output_name: value for key, value in epoch.reduce().items()}
+
+
+def test_statistics_that_differ_only_in_their_input_both_exist_up_to_the_epoch():
+    assert machine_stats("unnamed", (1, 10), (3, 30)) == {"profit": 2.0, "waste": 20.0}
+
+
+def test_statistics_of_one_name_are_told_apart_and_can_be_asked_for_by_their_full_names():
+    with_full_names = machine_stats("same_name", (1, 10), (3, 30))
+    assert with_full_names == {"total_profit": 2.0, "total_waste": 20.0}
+
+
+def test_several_functions_of_one_input_are_named_after_the_functions():
+    assert machine_stats("functions", (1,), (3,)) == {"min": 1, "max": 3}
+
+
+def test_functions_without_a_name_are_numbered_and_a_repeated_definition_counts_once():
+    assert machine_stats("alike", (1,), (3,)) == {"sum": 4, None: 3, "value_2": 1}
+
+
+def test_events_of_trainers_are_named_after_their_inputs():
+    epoch = LogStatsAggregator(LogStatsLevel.EPOCH)
+    epoch.create_event_topic(Machines).fired_on_the_epoch_level(2.0, 50.0)
+    stats = {key.output_name: value for key, value in epoch.reduce().items()}
+    assert stats == {"percent": 50.0, "time": 2.0}
+
+
+@given(
+    stats=st.lists(
+        st.tuples(
+            st.sampled_from([sum, min, max]),
+            st.sampled_from(["a", "b", None]),
+            st.sampled_from(["a", "b", "a_b", "sum", None]),
+        ),
+        max_size=8,
+        unique=True,
+    )
+)
+def test_no_statistic_ever_replaces_another(stats):
+    def event(self, a, b):
+        """An event."""
+
+    for function, input_name, output_name in stats:
+        define_epoch_stats(function, input_name, output_name)(event)
+    names = [stat.output_name for stat in event_definition(event).epoch]
+    assert len(set(names)) == len(names) == len(stats)
+    declared = [output_name for _, _, output_name in stats]
+    for (_, _, output_name), name in zip(stats, names, strict=True):
+        assert name == output_name or declared.count(output_name) > 1  # not renamed without need
 
 
 def test_an_aggregator_continues_from_its_state_as_if_it_had_never_stopped():
