@@ -106,7 +106,7 @@ def test_the_trained_policy_is_rolled_out_and_described(trained: Path, tmp_path:
         check=False,
     )
     assert described.returncode == 0, described.stdout
-    assert "2 iterations done, the run has ended" in described.stdout
+    assert "ended, 2 iterations" in described.stdout
     assert "Missing" not in described.stdout
 
 
