@@ -16,6 +16,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import zip_longest
 from pathlib import Path
 from statistics import mean
 
@@ -42,11 +43,15 @@ def rows_of(page: Path, name: str, header: Sequence[str]) -> dict[str, list[str]
     :param name: Name of the table.
     :param header: Names of all columns; those that the table leaves out are empty.
     """
+    return {row[header[0]]: [row.get(column, "") for column in header] for row in _table(page, name)}
+
+
+def _table(page: Path, name: str) -> list[dict[str, str]]:
+    """Cells of a table by column, row by row; none where the page has no such table."""
     found = re.search(f"{re.escape(_begin(name))}\n(.*?)<!-- end -->", page.read_text(encoding="utf-8"), re.DOTALL)
-    lines = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in found[1].split("\n")] if found else []
-    shown, *rows = [cells for cells in lines if len(cells) > 1] or [[]]
-    by_column = [dict(zip(shown, cells, strict=True)) for cells in rows[1:]]
-    return {row[header[0]]: [row.get(column, "") for column in header] for row in by_column}
+    lines = [line for line in found[1].splitlines() if line.startswith("|")] if found else []
+    shown, *rows = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines] or [[]]
+    return [dict(zip_longest(shown, row, fillvalue="")) for row in rows[1:]]
 
 
 def write_table(page: Path, name: str, table: str) -> None:
@@ -194,16 +199,6 @@ def curve_chart(title: str, panels: Mapping[str, tuple[Curve, Curve]], names: tu
 def _svg(title: str, height: float, parts: Sequence[str], width: int = WIDTH) -> str:
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height:.0f}" role="img"'
     return "\n".join([f'{head} aria-label="{escape(title)}">', *parts, "</svg>\n"])
-
-
-def _table(page: Path, name: str) -> list[dict[str, str]]:
-    """Cells of a table by column, row by row."""
-    text = page.read_text(encoding="utf-8")
-    found = re.search(f"{re.escape(_begin(name))}\n(.*?)<!-- end -->", text, re.DOTALL)
-    if found is None:
-        raise SystemExit(f"{page}: expected the table `{name}`, found none.")
-    header, _, *rows = [line.strip("| ").split(" | ") for line in found[1].splitlines() if line.startswith("|")]
-    return [dict(zip(header, [*map(str.strip, row), *[""] * len(header)], strict=False)) for row in rows]
 
 
 def _number(cell: str) -> float:

@@ -16,8 +16,9 @@ from maze.core.env.structured_env import ActorID
 from maze.core.errors import EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
+from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.wrapper import ObservationWrapper
-from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.train.parallelization.vector_env.sequential_vector_env import N_CHECKED_STEPS, SequentialVectorEnv
 from maze.train.parallelization.vector_env.subproc_vector_env import CloudpickleWrapper, SubprocVectorEnv
 from maze.train.parallelization.vector_env.vector_env_utils import SinkHoleConsumer, disable_epoch_level_stats
 from tests.train.parallelization.toy_envs import (
@@ -290,6 +291,24 @@ def test_spaces_that_have_no_fixed_shape_are_refused():
 
 
 # -- structured environments ---------------------------------------------------------------------------------------
+
+
+class ActorRewards(GymMazeEnv):
+    """A flat environment that reports the number of its step as the reward of its actor."""
+
+    def get_actor_rewards(self) -> np.ndarray:
+        return np.array([float(self.get_env_time())])
+
+
+def test_per_actor_rewards_of_flat_environments_are_those_of_each_step():
+    """Flat environments take a shorter path after the first steps, which leaves per-actor rewards out."""
+    env = SequentialVectorEnv([partial(ActorRewards, "CartPole-v1")] * 2)
+    env.seed([1, 2])
+    for _ in range(2):
+        env.reset()
+        for number in range(1, N_CHECKED_STEPS + 5):
+            env.step({"action": np.full(2, number % 2)})  # keeps the pole up that long
+            np.testing.assert_array_equal(env.get_actor_rewards(), [[number]] * 2)
 
 
 def test_sub_steps_are_told_from_steps_and_actors_get_their_rewards():

@@ -94,6 +94,8 @@ class SequentialVectorEnv(StructuredVectorEnv):
         self._actor_ids: list[ActorID] = []
         self._n_checks_left = N_CHECKED_STEPS
         self._is_any_done = self._is_restored = False
+        self._has_actor_rewards = False
+        """Whether an environment has reported per-actor rewards in the checked steps."""
         self._observation_specs = array_specs(self.observation_spaces_dict, "observation")
         self._casts = {
             step_key: {key: Cast(dtype, f"observation `{key}`") for key, (_, dtype) in specs.items()}
@@ -148,7 +150,7 @@ class SequentialVectorEnv(StructuredVectorEnv):
             raise EnvironmentContractError("`reset` has to be called before the first `step`.")
         if self._is_any_done or self.finished_episodes:  # a reset may have interrupted episodes
             self._clear_flags()
-        if self.is_flat and not self._n_checks_left:
+        if self.is_flat and not self._n_checks_left and not self._has_actor_rewards:
             return self._step_flat(actions, out)
         return self._step_structured(actions, out)
 
@@ -303,6 +305,7 @@ class SequentialVectorEnv(StructuredVectorEnv):
                 is_complete = bool(done or self._contexts[index].is_step_complete)
                 self.step_complete[index] = is_complete
                 if is_complete and (actor_rewards := env.get_actor_rewards()) is not None:
+                    self._has_actor_rewards = True
                     self.actor_rewards = self.actor_rewards or [None] * len(self.envs)
                     self.actor_rewards[index] = np.array(actor_rewards)
                 if done:
