@@ -161,8 +161,8 @@ class ComparisonRunner(EvaluationRunner):
 
     def _files(self, comparison: Comparison) -> dict[str, str]:
         """Return the contents of the files by name."""
-        env: Any = self._cfg.get("env") or {}
-        by_context = ContextComparison(comparison, texts_of(env.get("context")))
+        env = self._cfg.get("env")  # an object where Python code passes one; texts are then shown as their index
+        by_context = ContextComparison(comparison, texts_of(env.get("context") if isinstance(env, Mapping) else None))
         sections = [by_context.section()] if by_context else []
         return {
             PAGE_FILE: comparison_page(comparison, datetime.now(), sections).text(),

@@ -54,11 +54,12 @@ class LostSales(Stores):
     :param warm_up: Periods of an episode that its average cost (a KPI) leaves out.
     :param max_episode_steps: Periods of an episode.
     :param context: Values of `demand`, `lead_time`, `holding_cost` and `penalty` that are drawn for each episode, see
-        :class:`~maze.core.env.context.Context`. `lead_time` is then the length of `stock`, by default the longest one.
+        :class:`~maze.core.env.context.Context`. `stock` has room for the longest lead time.
     :param instances: Contexts that are played in order; `grid`: all combinations.
     """
 
     scale = SCALE
+    row_arrays = (*Stores.row_arrays, "newsvendor_cost")
     context_parameters = ("demand", "lead_time", "holding_cost", "penalty")
 
     def __init__(
@@ -66,7 +67,7 @@ class LostSales(Stores):
         n_envs: int,
         demand: str = "poisson",
         mean_demand: float = 5.0,
-        lead_time: int | None = None,
+        lead_time: int = 4,
         holding_cost: float = 1.0,
         penalty: float = 4.0,
         max_order: int = 20,
@@ -78,10 +79,10 @@ class LostSales(Stores):
         context: Mapping[str, Any] | None = None,
         instances: InstanceSource | None = None,
     ) -> None:
-        drawn = Context(context or {}, self.context_parameters)
-        if lead_time is None:
-            lead_time = int(drawn["lead_time"].upper) if "lead_time" in drawn.names else 4
-        demands = [str(name) for name in drawn["demand"].values] if "demand" in drawn.names else [demand]
+        drawn = _context(context)
+        if "lead_time" in drawn.names:
+            lead_time = max(lead_time, int(drawn["lead_time"].upper))
+        demands = drawn["demand"].values if "demand" in drawn.names else [demand]
         probabilities = [distribution(name, mean_demand) for name in demands]
         longest = max(map(len, probabilities))
         super().__init__(
@@ -104,7 +105,15 @@ class LostSales(Stores):
         self._expected_lost = np.maximum(np.flip(short, axis=1), 0.0)
         """Units that are lost on average, by distribution and stock: the sum of the probabilities of more demand."""
         self._mean_drawn = np.atleast_1d(self.probabilities @ np.arange(longest))
+        self.newsvendor_cost = np.ones(n_envs)
+        """Least expected cost of a period without lead time in the running episodes; 1 if rewards do not need it."""
         self.use_context(context, instances)
+
+    @override(BatchedCoreEnv)
+    def reset_rows(self, rows: np.ndarray) -> None:
+        super().reset_rows(rows)
+        if self.reward_scale == NEWSVENDOR:
+            self.newsvendor_cost[rows] = self._newsvendor_cost()[rows]
 
     @override(Stores)
     def distributions(self) -> np.ndarray | None:
@@ -125,7 +134,7 @@ class LostSales(Stores):
         rewarded = self._expected_cost(self.stock) if self.expected_costs else cost
         self.end_period(left_over, actions["order"], cost, lost)
         if isinstance(self.reward_scale, str):
-            reward = 1.0 - rewarded / self._newsvendor_cost()
+            reward = 1.0 - rewarded / self.newsvendor_cost
         else:
             reward = (self.reference_cost - rewarded) / self.reward_scale
         return reward, np.zeros(self.n_envs, np.bool_)
@@ -150,6 +159,24 @@ class LostSales(Stores):
         cumulative = self._cumulative[np.zeros(self.n_envs, np.int64) if distributions is None else distributions]
         enough = np.broadcast_to(penalty / (penalty + holding_cost), self.n_envs)
         return self._expected_cost((cumulative < enough[:, None]).sum(axis=1))
+
+
+def _context(parameters: Mapping[str, Any] | None) -> Context:
+    """Return the context of lost sales.
+
+    :raises ConfigError: A parameter is unknown, or its values are no values of the parameter.
+    """
+    context = Context(parameters or {}, LostSales.context_parameters)
+    for parameter in context.parameters:
+        if parameter.name == "demand":
+            fits, expected = parameter.is_text, "a list of texts"
+        elif parameter.name == "lead_time":
+            fits, expected = parameter.is_whole and parameter.lower >= 1, "whole numbers of at least 1"
+        else:
+            fits, expected = not parameter.is_text and parameter.lower > 0, "numbers above 0"
+        if not fits:
+            raise ConfigError(f"env.context.{parameter.name}: expected {expected}, found {parameter.given}.")
+    return context
 
 
 class LostSalesEnv(BatchedMazeEnv):
@@ -196,7 +223,7 @@ class ContextBaseStockPolicy(ArrayPolicy):
 
     def __init__(
         self,
-        context: Mapping[str, Any],
+        context: Mapping[str, Any] | None,
         demand: str = "poisson",
         mean_demand: float = 5.0,
         lead_time: int = 4,
@@ -204,7 +231,11 @@ class ContextBaseStockPolicy(ArrayPolicy):
         penalty: float = 4.0,
         cap: int | None = None,
     ) -> None:
-        self._context = Context(context, LostSales.context_parameters)
+        self._context = _context(context)
+        if not self._context.names:
+            raise ConfigError(
+                "env.context: expected the parameters that the base-stock level follows from, found none."
+            )
         self._mean_demand, self._cap = mean_demand, cap
         self._constants: dict[str, Any] = {
             "demand": demand,

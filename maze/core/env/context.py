@@ -68,6 +68,18 @@ class Parameter(NamedTuple):
         return bool(self.values) and isinstance(self.values[0], str)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether all values are whole numbers."""
+        if self.is_text or not self.values:
+            return self.is_integer
+        return all(float(value).is_integer() for value in self.values)
+
+    @property
+    def given(self) -> object:
+        """The values as they were configured, for messages."""
+        return list(self.values) or {"lower": self.lower, "upper": self.upper}
+
+    @property
     def size(self) -> int:
         """Number of observed numbers."""
         return len(self.values) if self.is_text else 1

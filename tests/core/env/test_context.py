@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from maze.core.env.context import Context
 from maze.core.errors import ConfigError
 from maze.utils.check_env import check_env
-from maze_envs.inventory.lost_sales import LostSales, LostSalesEnv
+from maze_envs.inventory.lost_sales import ContextBaseStockPolicy, LostSales, LostSalesEnv
 
 CONTEXT = {"demand": ["poisson", "geometric"], "lead_time": [1, 2, 4], "penalty": {"lower": 4, "upper": 39}}
 
@@ -48,11 +48,27 @@ def test_grid_contains_all_combinations():
         ({"penalty": [4, "high"]}, "env.context.penalty: expected different"),
         ({"penalty": {"lower": 4, "upper": 4}}, "env.context.penalty: expected `lower` < `upper`"),
         ({"penalty": {"from": 4, "upper": 5}}, "env.context.penalty: expected `lower` < `upper`"),
+        ({"penalty": ["low", "high"]}, "env.context.penalty: expected numbers above 0"),
+        ({"demand": {"lower": 1, "upper": 2}}, "env.context.demand: expected a list of texts"),
+        ({"demand": ["poisson", "binomial"]}, "env.demand: expected one of poisson, geometric"),
+        ({"lead_time": {"lower": 1, "upper": 4}}, "env.context.lead_time: expected whole numbers"),
+        ({"lead_time": [0, 1]}, "env.context.lead_time: expected whole numbers"),
     ],
 )
 def test_invalid_contexts_are_refused_with_the_key(context, message):
     with pytest.raises(ConfigError, match=message):
         LostSalesEnv(context=context)
+
+
+def test_lead_times_longer_than_the_constant_one_make_room():
+    env = LostSalesEnv(context={"lead_time": [1, 6]}, lead_time=4)
+    assert env.reset()["stock"].shape == (6,)
+    env.step({"order": 3})
+
+
+def test_base_stock_by_context_needs_a_context():
+    with pytest.raises(ConfigError, match=r"env\.context: expected the parameters"):
+        ContextBaseStockPolicy(None)
 
 
 def test_grid_without_context_is_refused():
