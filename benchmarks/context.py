@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes of the evaluation")
     parser.add_argument("--markdown", type=Path, help="page whose table `context` is replaced")
     options = parser.parse_args()
-    runs = [(run, float("nan")) for run in options.runs]
+    runs: list[tuple[Path, float | None]] = [(run, None) for run in options.runs]
     for seed in options.seeds:
         directory = Path(tempfile.mkdtemp(prefix=f"context-{seed}-")) / "run"
         runs.append((directory, train(seed, directory, options.overrides)))
@@ -98,9 +98,13 @@ def main() -> None:
             gaps = list(pool.map(gap_in_percent, [(setting, run) for setting in settings]))
             worst = settings[int(np.argmax(gaps))]
             print(name, " ".join(f"{each:.2f}" for each in gaps), flush=True)
-            print(f"  mean {mean(gaps):.3f} %, largest {max(gaps):.3f} % ({worst}), {seconds:.0f} CPU s", flush=True)
+            cpu = "" if seconds is None else f"{seconds:.0f}"
+            print(
+                f"  mean {mean(gaps):.3f} %, largest {max(gaps):.3f} % ({worst}), CPU seconds: {cpu or 'unknown'}",
+                flush=True,
+            )
             label = name if run is None else f"PPO, run {len(rows)}"
-            rows.append([label, f"{mean(gaps):.2f} %", f"{max(gaps):.2f} % ({worst})", f"{seconds:.0f}"])
+            rows.append([label, f"{mean(gaps):.2f} %", f"{max(gaps):.2f} % ({worst})", cpu])
     if options.markdown:
         header = ["policy", "mean gap over 32 settings", "largest gap", "CPU seconds"]
         write_table(options.markdown, "context", markdown_table(header, rows))

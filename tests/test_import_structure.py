@@ -58,7 +58,7 @@ def test_no_module_imports_itself_through_others(graph: grimp.ImportGraph) -> No
     assert cycle({module: graph.find_modules_directly_imported_by(module) for module in graph.modules}) == []
 
 
-def test_every_package_stands_in_a_layer(graph: grimp.ImportGraph, layers: list[list[str]]) -> None:
+def test_every_package_has_a_layer(graph: grimp.ImportGraph, layers: list[list[str]]) -> None:
     listed = {member for layer in layers for member in layer}
     packages = {module for module in graph.modules if graph.find_children(module)} - {"maze"}
 

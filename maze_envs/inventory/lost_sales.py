@@ -49,8 +49,8 @@ class LostSales(Stores):
     :param reward_scale: Rewards are divided by it; `newsvendor`: by the least expected cost of a period without lead
         time, which is then subtracted as well: settings of a context get rewards of similar size.
     :param reference_cost: Subtracted from costs in rewards.
-    :param expected_costs: Rewards have what a period is expected to cost with its stock, not what it came to: the same
-        on average, with less noise. Events and KPIs tell what it came to.
+    :param expected_costs: Rewards are expected costs of a period given its stock instead of realised ones: the same
+        mean with less noise. Events and KPIs report realised costs.
     :param warm_up: Periods of an episode that its average cost (a KPI) leaves out.
     :param max_episode_steps: Periods of an episode.
     :param context: Values of `demand`, `lead_time`, `holding_cost` and `penalty` that are drawn for each episode, see

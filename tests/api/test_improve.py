@@ -154,7 +154,7 @@ def test_planning_and_learning_improve_a_heuristic_and_the_best_can_be_exported(
     assert main(arguments) == 0
 
 
-def test_a_policy_that_cannot_be_built_is_reported_and_the_others_go_on() -> None:
+def test_policy_that_cannot_be_built_is_reported_and_the_others_run() -> None:
     with RunContext(lambda: CountDownEnv(WithoutCopies()), algorithm="ppo", overrides=SEEDS, silent=True) as context:
         found = context.improve(Zero(), budget_s=8)
         again = context.improve(Zero(), budget_s=2)

@@ -278,7 +278,7 @@ def test_trust_is_given_to_every_command_in_the_same_way(
 
 
 @pytest.mark.slow
-def test_trust_is_remembered_for_the_directory_that_the_user_works_in(
+def test_trust_is_stored_for_the_working_directory(
     lane: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--trust", "lane"]) == 0

@@ -86,13 +86,13 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "chosen"), SOME.items(), ids=SOME)
-def test_runs_go_on_without_a_console(name: str, chosen: list[int], expected: Path, tmp_path: Path) -> None:
+def test_runs_continue_without_a_console(name: str, chosen: list[int], expected: Path, tmp_path: Path) -> None:
     check_without_console(REDIRECTIONS[name], chosen, expected, tmp_path)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "chosen"), SOME.items(), ids=SOME)
-def test_all_other_runs_go_on_without_a_console(name: str, chosen: list[int], expected: Path, tmp_path: Path) -> None:
+def test_other_runs_continue_without_a_console(name: str, chosen: list[int], expected: Path, tmp_path: Path) -> None:
     others = [command for command in range(len(COMMANDS)) if command not in chosen]
     check_without_console(REDIRECTIONS[name], others, expected, tmp_path)
 
@@ -138,7 +138,7 @@ def test_the_console_is_the_same_before_and_after(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == "one\ntwo\n"
 
 
-def test_whoever_replaces_the_console_meanwhile_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_console_replaced_during_a_run_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     other = io.StringIO()
     monkeypatch.setattr(sys, "stdout", sys.stdout)
     with lasting_console():

@@ -183,7 +183,7 @@ def test_on_a_terminal_there_are_a_live_line_and_a_table_for_each_epoch(columns:
 
 
 @pytest.mark.slow
-def test_ctrl_c_saves_and_says_how_to_go_on() -> None:
+def test_ctrl_c_saves_the_run_and_prints_how_to_resume() -> None:
     terminal = Terminal(100, *TRAINING, "algorithm.n_epochs=2000", "hydra.run.dir=run")
     terminal.read_until(rb"epoch 1\D.*environment steps/s")
     terminal.interrupt()

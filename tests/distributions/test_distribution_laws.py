@@ -199,7 +199,7 @@ def test_drawing_with_log_probabilities_is_finite_at_extreme_logits(dist_type, s
     assert torch.isfinite(gradient).all()
 
 
-def test_bounds_are_those_of_the_space_whoever_asked_before():
+def test_bounds_are_those_of_the_space_regardless_of_earlier_calls():
     for low, high in ((-1.0, 1.0), (-2.0, 2.0), (-1.0, 1.0)):
         space = spaces.Box(low, high, (1,))
         with torch.inference_mode():

@@ -112,7 +112,7 @@ def test_means_have_intervals_over_seeds(results: list[learning.Result]) -> None
     assert "| 480.0 |" in learning.table(results[:1])
 
 
-def test_trainings_that_are_kept_are_not_run_again(
+def test_kept_runs_are_not_repeated(
     results: list[learning.Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = tmp_path / "kept.jsonl"
@@ -132,7 +132,7 @@ def test_trainings_that_are_kept_are_not_run_again(
 
 
 @pytest.mark.slow
-def test_trainings_that_were_stopped_go_on_where_they_stopped(tmp_path: Path) -> None:
+def test_stopped_runs_resume_at_the_same_update(tmp_path: Path) -> None:
     def target(n_epochs: int) -> learning.Target:
         small = (
             f"algorithm.n_epochs={n_epochs}",

@@ -25,7 +25,7 @@ def trained(monkeypatch):
     return done
 
 
-def test_finished_trainings_are_not_done_again_and_others_are_not_taken_for_them(tmp_path, trained):
+def test_finished_runs_are_reused_and_never_confused_with_others(tmp_path, trained):
     one = operations.Training("lost_sales_ppo", tmp_path / "one", 3, ("env.penalty=4",))
     operations.train(one)
     operations.train(one)
@@ -61,7 +61,7 @@ def test_a_page_gets_its_table(tmp_path):
         write_table(page, "three", table)
 
 
-def test_settings_that_were_not_asked_for_stay_on_the_page(tmp_path, monkeypatch):
+def test_default_settings_stay_on_the_page(tmp_path, monkeypatch):
     page = tmp_path / "page.md"
     page.write_text("<!-- results: some -->\n\n<!-- end -->\n")
     assert rows_of(page, "some", operations.HEADER) == {}

@@ -83,7 +83,7 @@ def test_a_training_that_was_resumed_is_the_one_that_was_not_interrupted() -> No
     assert str(rest["parts"]["optimizer"]) == str(whole["parts"]["optimizer"])
 
 
-def test_a_network_of_another_shape_cannot_go_on(capfd: pytest.CaptureFixture) -> None:
+def test_network_of_another_shape_cannot_resume(capfd: pytest.CaptureFixture) -> None:
     train("first", "algorithm.n_epochs=1")
     command = [*TRAIN, *SEEDS, *SHORT, "algorithm.n_epochs=2", "input_dir=first", "resume=true"]
     assert main([*command, "model.policy.networks.0.hidden_units=[8]"]) != 0

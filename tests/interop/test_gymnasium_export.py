@@ -40,7 +40,7 @@ def test_a_maze_environment_with_a_dictionary_of_several_entries_passes_the_chec
 
 
 @pytest.mark.parametrize(("end", "expected"), [("terminated", (True, False)), ("truncated", (False, True))])
-def test_terminated_and_truncated_are_told_apart(end, expected):
+def test_terminated_and_truncated_are_distinguished(end, expected):
     env = to_gymnasium(counting_env(((2, end),)))
     env.reset()
     *_, first_terminated, first_truncated, _ = env.step({"move": 1})

@@ -113,7 +113,7 @@ def test_actions_are_counted_from_where_the_environment_counts_them():
     assert inner.last == {"agent_0": 1, "agent_1": 3}
 
 
-def test_agents_that_leave_are_not_asked_again_and_are_told_from_those_that_are_cut_off():
+def test_terminated_agents_do_not_act_again_and_are_distinguished_from_truncated_ones():
     steps = played(PettingZooEnv(Survivors()), [0] * 7)
     assert [step[0].agent_id for step in steps] == [0, 1, 2, 1, 2, 1, 2]
     assert [step[3] for step in steps] == [False] * 6 + [True]
@@ -124,7 +124,7 @@ def test_agents_that_leave_are_not_asked_again_and_are_told_from_those_that_are_
     assert last[5] == [6.0, 9.0]
 
 
-def test_rollouts_mark_the_last_decision_of_who_has_left():
+def test_rollouts_mark_the_last_decision_of_terminated_agents():
     envs = SequentialVectorEnv([lambda: PettingZooEnv(Survivors())])
     envs.seed([0])
     generator = RolloutGenerator(envs)
@@ -149,7 +149,7 @@ def test_returns_of_agents_are_kpis():
     assert kpis == {"return_agent_0": 1.0, "return_agent_1": 12.0, "return_agent_2": 18.0}
 
 
-def test_against_random_opponents_only_one_agent_is_asked_and_only_its_rewards_count():
+def test_with_random_opponents_one_agent_acts_and_only_its_rewards_count():
     env = PettingZooEnv(Duel(), random_opponents=1.0)
     env.seed(3)
     acted, returns = set(), []
@@ -187,7 +187,7 @@ def test_a_share_is_between_nothing_and_all(share):
         ({"player_0": "white", "player_1": "black"}, {"white": 1, "black": 1}),
     ],
 )
-def test_who_shares_a_policy_can_be_said(policies, counts):
+def test_shared_policies_can_be_configured(policies, counts):
     assert PettingZooEnv(Duel(), policies=policies).agent_counts_dict == counts
 
 
@@ -277,7 +277,7 @@ def test_an_environment_that_was_made_by_name_is_made_again_to_be_drawn():
         PettingZooEnv(Duel()).set_render_mode("rgb_array")
 
 
-def test_an_action_that_the_mask_forbids_is_told_as_an_error():
+def test_masked_action_is_an_error():
     *_, allowed = played(PettingZooEnv(Duel()), [1, 1])
     assert "error" not in allowed[4]
     *_, forbidden = played(PettingZooEnv(Duel()), [1, 1, 1])
@@ -319,7 +319,7 @@ def test_pistons_train_from_pixels(tmp_path):
     assert main(["-cn", "conf_train", "+experiment=pistonball_ppo", *SMALL[:3], *few, directory]) == 0
 
 
-def test_the_configuration_of_a_stranger_names_environments_of_pettingzoo_and_imports_nothing_else():
+def test_untrusted_configuration_imports_nothing_but_pettingzoo_environments():
     target = "maze.interop.pettingzoo_env.make_pettingzoo_env"
     refuse_foreign_targets({"_target_": target, "name": "mpe2/simple_spread_v3"}, Path("config.yaml"))
     for name in ("json.tool", "json.tool:main"):

@@ -74,7 +74,7 @@ def test_without_rewards_of_their_own_all_actors_earn_what_is_given():
     assert env.rewards["step_0_0"] == env.rewards["step_1_0"] != 0.0
 
 
-def test_masks_are_told_as_pettingzoo_samples_by_them():
+def test_masks_have_the_form_that_pettingzoo_samples_with():
     env = to_aec(PettingZooEnv(Duel(goal=1)))
     env.reset(seed=0)
     assert env.infos["player_0"]["action_mask"].tolist() == [1, 0]

@@ -96,7 +96,7 @@ def test_a_model_of_dictionaries_observes_its_entries(tmp_path):
     assert acting(tmp_path / "model.zip").compute_action(observation, deterministic=True)["action"] == expected
 
 
-def test_classes_of_somebodys_own_need_trust(saved):
+def test_classes_outside_of_maze_need_trust(saved):
     model, path = saved("ppo of own classes")
     with pytest.raises(CheckpointError, match=r"OwnActivation.*set policy\.allow_pickle=true"):
         acting(path)
@@ -159,7 +159,7 @@ def test_what_a_file_names_as_its_policy_is_not_called_unless_it_is_one(saved, t
         acting(forged)
 
 
-def test_a_model_of_another_environment_is_told_so(saved):
+def test_model_of_another_environment_is_refused(saved):
     _, path = saved("ppo")
     with pytest.raises(CheckpointError, match="does not fit this environment"):
         acting(path, "Pendulum-v1")

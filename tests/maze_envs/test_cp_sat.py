@@ -85,7 +85,7 @@ def test_the_command_rolls_the_policy_out(tmp_path, monkeypatch, capsys):
     assert "gap_to_bound" in capsys.readouterr().out
 
 
-def test_what_is_missing_is_said(monkeypatch):
+def test_missing_parts_are_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "ortools.sat.python.cp_model", None)
     with pytest.raises(ConfigImportError, match=r'pip install "maze-rl\[ortools\]>=1"'):
         cp_sat_schedule(WAITING.durations, WAITING.machines)

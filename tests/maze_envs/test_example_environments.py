@@ -82,7 +82,7 @@ def test_vehicles_leave_are_replaced_and_their_identities_never_return():
     assert env.agent_counts_dict == {"vehicle": -1}
 
 
-def test_rollouts_tell_which_vehicles_acted_for_the_last_time():
+def test_rollouts_mark_the_last_decision_of_each_vehicle():
     env = SequentialVectorEnv([lambda: dispatching_env(shift_length=10)] * 2)
     env.seed([1, 2])
     policy = RandomPolicy(env.action_spaces_dict)

@@ -158,7 +158,7 @@ def test_returns_are_the_makespan_above_the_bound(only_choices):
     assert {jobs for jobs, _ in sizes} <= {2, 3, 4, 5}
 
 
-def test_what_is_said_of_a_job_does_not_depend_on_room_for_others():
+def test_observation_of_a_job_does_not_depend_on_padding():
     instance = instances_of("ta01")[0]
     seen = []
     larger = Instance("larger", np.ones((20, 18), int), np.tile(np.arange(18), (20, 1)), 1)

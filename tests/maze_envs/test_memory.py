@@ -13,7 +13,7 @@ def test_the_environment_is_sound():
     assert (report.findings, report.skipped) == ([], [])
 
 
-def test_symbols_are_shown_one_by_one_and_asked_for_when_they_are_gone():
+def test_symbols_are_shown_one_by_one_and_recalled_afterwards():
     recall = Recall(2, n_items=2, n_symbols=3, delay=1)
     recall.begin(np.arange(2))
     recall.items[:] = [[2, 0], [1, 1]]
@@ -34,7 +34,7 @@ def test_symbols_are_shown_one_by_one_and_asked_for_when_they_are_gone():
 
 
 @pytest.mark.parametrize("remembers", [True, False])
-def test_whoever_remembers_earns_one_and_whoever_does_not_what_guessing_earns(remembers):
+def test_recall_rewards_memory_with_one_and_guessing_with_chance(remembers):
     env = RecallEnv(n_items=2, n_symbols=4, delay=1)
     env.seed(0)
     returns = []

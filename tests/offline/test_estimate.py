@@ -117,13 +117,13 @@ def test_all_estimators_find_the_value_of_another_policy() -> None:
     assert 50 < found["is"].effective_episodes < 400
 
 
-def test_the_log_itself_stands_beside_the_estimates() -> None:
+def test_behaviour_return_is_reported_with_the_estimates() -> None:
     data = log()
     entry = estimate({}, data, ACTION_SPACES, EstimationConfig(gamma=1.0))[0]
     assert entry.estimate.value == pytest.approx(data.returns().mean())
 
 
-def test_truncated_episodes_go_on_in_fitted_values() -> None:
+def test_truncated_episodes_bootstrap_from_fitted_values() -> None:
     # reward 2 in each step for ever: 2 / (1 - 0.5)
     config = EstimationConfig(gamma=0.5, estimators=("fqe", "dr"), fitted_q=FAST)
     found = by_estimator(estimate({"c": Constant()}, log(400, 3, "truncated"), ACTION_SPACES, config), "c")

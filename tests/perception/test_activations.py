@@ -67,7 +67,7 @@ def test_results_are_of_their_own():
         torch.testing.assert_close(tanh(x), first)
 
 
-def test_whoever_records_or_maps_networks_finds_torchs_function():
+def test_recorded_or_mapped_networks_contain_torch_functions():
     torch.manual_seed(0)
     net, rows = nn.Sequential(nn.Linear(5, 64), Tanh(), nn.Linear(64, 2)), torch.randn(200, 5)
     expected, others = net(rows).detach(), torch.randn(200, 5)

@@ -196,7 +196,7 @@ def test_gymnasium_environments_get_new_futures() -> None:
     assert 0 < branches.done.sum() < 60
 
 
-def test_a_time_limit_is_known_and_other_wrappers_stand_in_the_way() -> None:
+def test_time_limits_are_supported_and_other_wrappers_are_refused() -> None:
     env: Any = LostSalesEnv()
     found = simulation_of(LogStatsWrapper.wrap(TimeLimitWrapper.wrap(env, max_episode_steps=50)))
     assert found is not None

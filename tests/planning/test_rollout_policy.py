@@ -212,7 +212,7 @@ def test_several_agents_and_continuous_actions_are_planned_in_copies_of_single_e
     assert len({float(action["action"][0]) for action in values.actions}) == 5
 
 
-def test_events_tell_what_planning_cost_and_gained() -> None:
+def test_events_report_cost_and_gain_of_planning() -> None:
     env: Any = LogStatsWrapper.wrap(LostSalesEnv(max_episode_steps=5))
     policy = RolloutPolicy(BaseStockPolicy(12), horizon=8, scenarios=16)
     RolloutRunner.run_interaction_loop(env, policy, 1, episode_seeds=[(1, 1)])

@@ -41,7 +41,7 @@ def test_differences_are_those_within_an_episode() -> None:
     assert row.mean.high - row.mean.low > 3000, "the means alone do not decide"
 
 
-def test_equal_policies_are_told_apart_as_rarely_as_the_intervals_say() -> None:
+def test_equal_policies_differ_significantly_as_rarely_as_the_level_states() -> None:
     rng = np.random.default_rng(5)
     n_told_apart = 0
     for _ in range(200):
@@ -51,7 +51,7 @@ def test_equal_policies_are_told_apart_as_rarely_as_the_intervals_say() -> None:
     assert n_told_apart <= 16
 
 
-def test_runs_that_are_as_good_on_average_are_told_apart_as_rarely_as_the_intervals_say() -> None:
+def test_equally_good_runs_differ_significantly_as_rarely_as_the_level_states() -> None:
     """The means of three runs each differ by chance: the episodes alone would say that the policies differ."""
     rng = np.random.default_rng(6)
     n_told_apart = 0
@@ -62,7 +62,7 @@ def test_runs_that_are_as_good_on_average_are_told_apart_as_rarely_as_the_interv
     assert n_told_apart <= 14
 
 
-def test_less_may_be_better_and_trainings_of_one_policy_count_as_one() -> None:
+def test_less_can_be_better_and_runs_of_one_policy_count_as_one() -> None:
     """Of the pairs, those of the first training are better in 2 of 2 episodes, of the second in 1 of 2."""
     comparison = Comparison([played("a", [3.0, 3.0]), played("b", [1.0, 2.0], [4.0, 1.0])], minimized=["return"])
     row = comparison.table[1]
@@ -72,7 +72,7 @@ def test_less_may_be_better_and_trainings_of_one_policy_count_as_one() -> None:
     assert 0.0 <= row.improvement.low <= row.improvement.high <= 1.0
 
 
-def test_intervals_are_wider_where_trainings_differ() -> None:
+def test_intervals_are_wider_if_runs_differ() -> None:
     alike = Comparison([played("a", *[[1.0, 2.0, 3.0, 4.0]] * 3)]).table[0].mean
     different = Comparison([played("a", *[[v + 1.0, v + 2.0, v + 3.0, v + 4.0] for v in (-5, 0, 5)])]).table[0].mean
     assert alike.value == different.value == 2.5
@@ -113,7 +113,7 @@ def test_the_page_can_be_read_in_a_browser(tmp_path: Path, open_page: OpenPage, 
     assert min(sizes) >= 9, "letters stay large enough to read"
 
 
-def test_what_is_better_is_said_of_measures_that_have_a_goal() -> None:
+def test_measures_with_a_goal_state_which_policy_is_better() -> None:
     """More steps are neither, nor are KPIs whose goal is not stated."""
     measures = ("return", "steps", "waste", "profit", "speed")
     ours, theirs = (
@@ -160,7 +160,7 @@ def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(tmp_path)
 
 
-def test_options_and_trainings_are_compared_by_one_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_and_runs_are_compared_by_one_command(capsys: pytest.CaptureFixture[str]) -> None:
     from maze.api.run_context import RunContext
 
     for seed in (1, 2):

@@ -64,7 +64,7 @@ def test_a_measure_passes_that_is_not_worse_than_tolerated(shift: float, thresho
     assert found.passes == (result == "passed")
 
 
-def test_what_the_episodes_do_not_tell_does_not_pass_and_the_remedy_is_named() -> None:
+def test_undecided_measures_fail_and_the_remedy_is_named() -> None:
     noise = np.tile([18.0, -18.0], N // 2)
     found = gate(EASY_AND_HARD, EASY_AND_HARD + noise)
     assert found.judged[0].verdict == "undecided"

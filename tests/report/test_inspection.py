@@ -63,7 +63,7 @@ def test_temporal_differences_by_hand() -> None:
     assert _temporal_differences([1.0, 1.0], [None, 2.0], None, 0.5) == [None, None]
 
 
-def test_each_step_has_its_decisions_and_other_policies_are_asked() -> None:
+def test_each_step_has_its_decisions_and_those_of_other_policies() -> None:
     env = TimeLimitWrapper.wrap(GymMazeEnv("CartPole-v1"), max_episode_steps=4)
     env.seed(1)
     policy = RandomPolicy(env.action_spaces_dict)
@@ -276,6 +276,6 @@ def test_the_typical_range_holds_most_of_what_is_drawn(distribution: Any, logits
     assert share == pytest.approx(0.6827, abs=0.05)
 
 
-def test_nobody_acts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_actor_acts(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-cn", "conf_inspect", "hydra.run.dir=inspected"]) in (1, 2)
     assert "expected policies by name" in capsys.readouterr().err

@@ -131,7 +131,7 @@ def test_the_reward_that_was_recorded_is_found_again_and_nothing_is_stepped(monk
     assert replayed.further.measures == ["least_reward", "left"]
 
 
-def test_rewards_that_wrappers_have_changed_are_told() -> None:
+def test_rewards_changed_by_wrappers_are_reported() -> None:
     env = RewardScalingWrapper.wrap(cutting(), scale=0.5)
     (remark,) = reward_replay([recorded(env)], RawPieceUsageRewardAggregator(1.0), None, env).remarks
     assert re.search(r"DefaultRewardAggregator gives -\d+ in step \d+ .*, but -[\d.]+ was recorded", remark)
@@ -187,7 +187,7 @@ def test_the_future_is_that_of_an_environment_in_which_it_was_done_at_once() -> 
     assert rows[f"return from step {step} on"] == (len(episode) - 1 - step, len(expected) - 1 - step)
 
 
-def test_without_a_change_the_same_policy_goes_on_as_it_did() -> None:
+def test_unchanged_replay_of_the_same_policy_reproduces_the_episode() -> None:
     """Common random numbers of environment and agent: dispatching draws orders, the policy draws actions."""
     env = dispatching_env(horizon=30)
     episode = recorded(env)
@@ -216,7 +216,7 @@ def test_orders_to_come_are_the_same_whatever_is_done() -> None:
     assert all(substep.maze_action == {"order": 8} for substep in third[1:])
 
 
-def test_recorded_actions_go_on_as_long_as_they_can() -> None:
+def test_recorded_actions_are_replayed_as_long_as_they_are_valid() -> None:
     episode = recorded(cutting())
     before = episode.action_record.actions[2][1]  # type: ignore[union-attr]
     compared = what_if(cutting(), episode, 2, {"cut_rotation": 1 - before["cut_rotation"]})

@@ -67,7 +67,7 @@ def test_seeds_of_one_experiment_are_one_line_with_an_interval(tmp_path: Path) -
     assert robust == "8 [5.5159, 10.484]", "4.303 / sqrt(3) to each side: Student's t with two degrees of freedom"
 
 
-def test_runs_are_told_apart_by_what_differs(tmp_path: Path) -> None:
+def test_runs_are_named_by_their_differences(tmp_path: Path) -> None:
     """A directory stands for the runs in it; what has no statistics is left out by name."""
     for seed, (lr, level) in enumerate([(0.1, 1.0), (0.1, 3.0), (0.2, 4.0)]):
         make_run(tmp_path / "runs" / str(seed), level, lr, seed)

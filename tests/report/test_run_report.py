@@ -79,7 +79,7 @@ def test_it_says_how_the_run_ended(tmp_path: Path, error: BaseException, state: 
     assert ("ValueError: waste" in page) == (state == "failed")
 
 
-def test_a_run_that_goes_on_with_another_has_its_rows_and_its_time(tmp_path: Path) -> None:
+def test_resumed_run_includes_rows_and_time_of_the_earlier_run(tmp_path: Path) -> None:
     clock = Clock()
     for number, steps in ((1, (1, 2, 3)), (2, (3, 4))):  # the first one was killed in its third epoch
         (tmp_path / str(number)).mkdir()
@@ -100,7 +100,7 @@ def test_a_run_that_has_logged_nothing_has_no_report(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_fault_in_the_report_is_told_once_and_ends_nothing(
+def test_error_in_the_report_is_logged_once_and_the_run_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*args: Any, **kwargs: Any) -> None:
@@ -222,7 +222,7 @@ LARGEST = "1.7976931348623157e308"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [WIDE, NARROW])
-def test_the_files_of_a_stranger_make_a_harmless_page(tmp_path: Path, open_page: OpenPage, width: int) -> None:
+def test_untrusted_files_make_a_harmless_page(tmp_path: Path, open_page: OpenPage, width: int) -> None:
     """No code of it runs, no request leaves the page, all of it is drawn, and it fits the window."""
     columns = {
         f"A/{HOSTILE}": ["1", "2", "3"],

@@ -99,7 +99,7 @@ def test_what_is_not_imported_yet_stays_so(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     "value", [b"K\x07", b"\x8c\x03red" + b"\x85", b"]", b"N"], ids=["other", "tuple", "list", "None"]
 )
-def test_only_members_of_an_enumeration_can_be_asked_for(value: bytes) -> None:
+def test_only_members_of_an_enumeration_can_be_requested(value: bytes) -> None:
     with pytest.raises(CheckpointError, match="does not have"):
         read(named("Missing") + value + b"\x85R.")
 

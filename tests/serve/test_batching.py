@@ -110,7 +110,7 @@ def test_a_cancelled_row_does_not_stop_its_batch() -> None:
     assert asyncio.run(ask()) == -2.0
 
 
-def test_slow_networks_run_in_a_thread_and_rows_that_arrive_meanwhile_form_one_batch() -> None:
+def test_slow_networks_run_in_a_thread_and_pending_rows_form_one_batch() -> None:
     decide = Recorder(seconds=0.1)
 
     async def ask() -> int:

@@ -139,7 +139,7 @@ class OwnScale(ObservationWrapper[MazeEnv[Any]]):
         return {name: value * 2 for name, value in observation.items()}
 
 
-def test_of_the_wrappers_of_a_training_a_bundle_leaves_those_that_are_not_in_it() -> None:
+def test_bundle_policy_removes_only_the_wrappers_that_the_bundle_contains() -> None:
     stack, limit, scale = "ObservationStackWrapper", "TimeLimitWrapper", "RewardScalingWrapper"
     wrappers = [{limit: {"max_episode_steps": 9}}, {stack: {"stack_config": []}}, {scale: {"scale": 2.0}}]
 

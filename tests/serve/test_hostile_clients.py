@@ -149,7 +149,7 @@ def test_batches_are_bounded(url: str) -> None:
     ],
     ids=["trailers", "no-reading", "batches"],
 )
-def test_others_are_answered_meanwhile(attack: Callable[[int, float], None]) -> None:
+def test_other_requests_are_answered_in_the_meantime(attack: Callable[[int, float], None]) -> None:
     """The benchmark `serve_speed.py --attacks` measures it on one core; here the machine may be busy."""
     with served({"p": always(0)}) as (url, _):
         taken = sorted(beside(int(url.rpartition(":")[2]), attack, 1.5))

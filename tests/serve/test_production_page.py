@@ -205,7 +205,7 @@ def test_it_can_be_used_by_keyboard(url: str, browser: Browser) -> None:
     page.context.close()
 
 
-def test_texts_of_strangers_stay_texts(url: str, browser: Browser) -> None:
+def test_texts_from_untrusted_sources_stay_texts(url: str, browser: Browser) -> None:
     errors: list[str] = []
     page = opened(browser, url, errors)
     page.wait_for_selector("#cards table")

@@ -186,7 +186,7 @@ def test_hidden_states_are_in_the_card_and_in_the_onnx_graph(bundle: PolicyBundl
     assert [each.name for each in graph.output] == ["logits/action", f"next_state/{KEY}"]
 
 
-def test_a_bundle_that_remembers_something_else_is_not_loaded() -> None:
+def test_bundle_with_other_recurrent_states_is_not_loaded() -> None:
     description, networks = unpacked(remembering(), "policy")
     for states in ({}, {KEY: 2**40}, {KEY: 16, "other": 1}):
         description["networks"][0]["states"] = states
@@ -321,7 +321,7 @@ def client(url: str) -> Iterator[PolicyClient]:
         yield connection
 
 
-def test_a_session_of_a_server_remembers(client: PolicyClient, bundle: PolicyBundle) -> None:
+def test_server_session_keeps_recurrent_states(client: PolicyClient, bundle: PolicyBundle) -> None:
     expected = decided(bundle, OBSERVATIONS, seed=7)
     with client.session(seed=7) as session, client.session(seed=7) as other:
         for _ in range(2):
@@ -467,7 +467,7 @@ def test_observations_that_do_not_reach_the_network_do_not_change_hidden_states(
         assert found[0] == found[1]
 
 
-def test_shadows_remember_as_well() -> None:
+def test_shadows_keep_recurrent_states() -> None:
     bundles = {"policy": remembering(), "same": remembering()}
     with served(bundles, shadows=("same",)) as (url, _), PolicyClient(url) as client:
         with client.session(seed=3) as session:

@@ -287,7 +287,7 @@ def test_in_processes(name: str, fault: str, monkeypatch: Any, tmp_path: Path, c
 
 
 @pytest.mark.parametrize("name", TRAININGS)
-def test_what_is_being_done_is_said_before_the_third_step(
+def test_long_work_is_announced_before_the_third_step(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

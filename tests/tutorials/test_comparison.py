@@ -35,7 +35,7 @@ def runs(module, returns, raw_pieces=31.0, invalid=0.0):
     return made
 
 
-def test_intervals_contain_the_mean_and_know_that_episodes_of_a_training_belong_together(comparison):
+def test_intervals_contain_the_mean_and_group_episodes_by_run(comparison):
     assert comparison.bootstrap_interval([[3.0, 3.0], [3.0, 3.0]]) == (3.0, 3.0)
     rng = np.random.default_rng(0)
     noise = rng.normal(size=(3, 200))
@@ -54,7 +54,7 @@ def test_intervals_contain_the_mean_and_know_that_episodes_of_a_training_belong_
         ((-200.0, -40.0, -31.0), 31.0, 1.0, ["invalid actions"]),
     ],
 )
-def test_what_was_missed_is_said(comparison, returns, raw_pieces, invalid, expected):
+def test_missed_goals_are_reported(comparison, returns, raw_pieces, invalid, expected):
     missed = comparison.misses(comparison.summarize(runs(comparison, returns, raw_pieces, invalid)))
     assert len(missed) == len(expected)
     assert all(part in text for part, text in zip(expected, missed, strict=True))

@@ -10,7 +10,7 @@ from maze.utils.tensorboard_reader import tensorboard_to_pandas
 
 @pytest.mark.learning
 @pytest.mark.timeout(1800)
-def test_the_masked_policy_never_cuts_in_vain_and_comes_close_to_the_optimum(tmp_path):
+def test_masked_policy_makes_no_invalid_cuts_and_is_close_to_the_optimum(tmp_path):
     seeds = ["seeding.env_base_seed=1", "seeding.agent_base_seed=1"]
     run = ["+experiment=tutorial_cutting_2d_struct_masked", "algorithm.n_epochs=6", f"hydra.run.dir={tmp_path / 'run'}"]
     assert main(["-cn", "conf_train", *run, *seeds]) == 0

@@ -70,7 +70,7 @@ def test_cutting_conserves_area_and_a_raw_piece_is_always_on_stock(seed, capacit
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**31))
-def test_a_policy_that_obeys_the_masks_never_cuts_in_vain(seed):
+def test_masked_policy_never_makes_invalid_cuts(seed):
     from tutorial_maze_env.part06_struct_env.env.struct_env_masked import struct_env_factory
 
     env = struct_env_factory(50, RAW, DEMAND)
@@ -119,7 +119,7 @@ def test_recorded_steps_are_divided_into_those_of_the_sub_steps():
 
 
 @pytest.mark.parametrize("variant", ["flat", "struct_masked"])
-def test_the_greedy_policy_acts_in_flat_and_structured_environments_alike(variant):
+def test_greedy_policy_acts_equally_in_flat_and_structured_environments(variant):
     env, policy = make_env(variant), GreedyPolicy()
     observation, total, done = env.reset(), 0.0, False
     while not done:
@@ -157,7 +157,7 @@ def test_the_models_of_the_experiments_train_with_finite_numbers(variant):
 
 
 @pytest.mark.parametrize("key", ["basic", "events"])
-def test_the_first_trainings_of_the_tutorial_compose(key):
+def test_first_runs_of_the_tutorial_compose(key):
     name = f"tutorial_cutting_2d_{key}"
     with initialize_config_module("maze.conf", version_base="1.3"):
         cfg = compose("conf_train", [f"env={name}", f"wrappers={name}", f"model={name}", "algorithm=ppo"])

@@ -118,7 +118,7 @@ def test_of_nested_time_limits_the_one_that_ends_first_counts(outer, inner, firs
         time.sleep(4)
 
 
-def test_an_outer_time_limit_goes_on_after_an_inner_one():
+def test_outer_time_limit_continues_after_an_inner_one():
     def run():
         with Timeout(0.1, "outer"):
             with Timeout(0.05, "inner"):

@@ -135,7 +135,7 @@ def test_masks_may_change_with_every_step_and_one_that_allows_nothing_is_taken_f
     assert free == {0, 1, 2, 3}
 
 
-def test_where_a_mask_may_be_for_several_heads_it_has_to_be_said_for_which():
+def test_ambiguous_masks_need_a_configured_head():
     heads = spaces.Dict({"first": spaces.Discrete(3), "second": spaces.Discrete(3)})
     mask = {"some_mask": np.array([0, 0, 1])}
     for masks, expected in ((None, {0, 1, 2}), ({"some_mask": "second"}, {2})):

@@ -76,7 +76,7 @@ def test_in_an_environment_a_policy_begins_each_episode_without_a_memory():
 
 
 @pytest.mark.parametrize("way", ["copied", "pickled"])
-def test_copies_remember_nothing_and_act_alike(way):
+def test_copies_have_no_hidden_states_and_act_equally(way):
     env = counting()
     policy = varied(policy_for(env))
     expected = by_hand(policy)
@@ -114,7 +114,7 @@ def test_environments_do_not_get_into_each_others_way():
     assert found[0] == found[1] == expected[:3]
 
 
-def test_rollouts_of_one_and_of_many_environments_act_alike():
+def test_rollouts_of_one_and_of_many_environments_act_equally():
     expected = by_hand(policy := varied(policy_for(counting())))
     single = RolloutGenerator(counting())
     policy.seed(1)
@@ -127,7 +127,7 @@ def test_rollouts_of_one_and_of_many_environments_act_alike():
     assert len(expected) == 8
 
 
-def test_a_deployment_remembers_the_episode_and_no_longer():
+def test_deployment_keeps_hidden_states_within_an_episode_only():
     policy = varied(policy_for(counting()))
     simulation, actions = counting().core_env, []
     with AgentDeployment(policy, counting(), deterministic=True) as deployment:

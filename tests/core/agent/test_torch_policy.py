@@ -235,7 +235,7 @@ class AlwaysLast(CategoricalProbabilityDistribution):
         return torch.full(self.logits.shape[:-1], self.logits.shape[-1] - 1)
 
 
-def test_custom_distributions_are_asked_themselves_and_leave_the_global_generator_alone():
+def test_custom_distributions_sample_and_leave_the_global_generator_unchanged():
     config = [{"action_head": "action", "distribution": AlwaysLast}]
     policy = policy_with(FixedLogits(action=[9.0, 0.0]), spaces.Dict({"action": spaces.Discrete(2)}), config)
     before = torch.get_rng_state()
@@ -279,7 +279,7 @@ def test_generator_states_survive_a_weights_only_file():
 
 
 @pytest.mark.parametrize("clone", [copy.deepcopy, lambda policy: pickle.loads(pickle.dumps(policy))])
-def test_copies_act_alike_and_live_apart(clone):
+def test_copies_act_equally_and_independently(clone):
     policy = flatten_concat()
     observation = observations(4)
     policy.compute_actions(observation, ACTOR)

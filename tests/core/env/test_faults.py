@@ -24,7 +24,7 @@ def test_a_place_says_what_is_known(place: Place, expected: str) -> None:
     assert str(place) == expected
 
 
-def test_an_environment_that_cannot_tell_where_it_is_is_named_at_least() -> None:
+def test_environment_without_a_place_is_named() -> None:
     class Silent:
         def actor_id(self) -> None:
             raise SystemExit

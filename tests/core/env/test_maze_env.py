@@ -75,7 +75,7 @@ def test_the_documented_structured_wrapper_alternates_its_sub_steps_and_time_cou
     assert set(observations) == set(actions) == {0, 1}
 
 
-def test_stacks_survive_pickling_and_copying_and_go_on_independently():
+def test_stacks_survive_pickling_and_copies_continue_independently():
     env = StructuredCuttingEnv(cutting_env_factory())
     env.reset()
     env.step({"piece_idx": 0})
@@ -181,7 +181,7 @@ def test_a_simulation_that_counts_its_steps_itself_is_not_counted_twice():
         assert env.get_env_time() == expected
 
 
-def test_post_step_callbacks_see_the_completed_step_and_wait_for_outer_wrappers_where_asked():
+def test_post_step_callbacks_see_the_completed_step_and_optionally_outer_wrappers():
     env = StructuredCuttingEnv(cutting_env_factory())
     times = []
     env.context.register_post_step(lambda: times.append((env.get_env_time(), env._sub_step_key)))
@@ -235,7 +235,7 @@ def test_conversions_must_be_conversions_with_the_same_keys():
         MazeEnv(RelayEnv(), {0: TurnObservation(0)}, {0: TurnObservation(0)})
 
 
-def test_a_simulation_without_super_init_gets_told_so():
+def test_simulation_without_super_init_is_reported():
     class Forgetful(RelayEnv):
         def __init__(self):
             self.turn = 0
@@ -371,7 +371,7 @@ def test_dictionary_conversions_have_inverses_and_take_copies():
     assert observation["stock"].dtype == np.float32
 
 
-def test_an_environment_without_a_renderer_says_so_when_it_is_to_be_drawn():
+def test_drawing_an_environment_without_a_renderer_is_an_error():
     env = countdown_env()
     env.reset()
     with pytest.raises(ConfigError, match=r"MazeEnv cannot be drawn: it has no renderer.*get_renderer"):

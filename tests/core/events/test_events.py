@@ -140,7 +140,7 @@ class Counter(Subscriber):
         return self.interfaces
 
 
-def test_subscribers_get_the_events_of_their_interfaces_only_whoever_came_first():
+def test_subscribers_get_the_events_of_their_interfaces_in_any_order_of_registration():
     pubsub = Pubsub(EventService())
     early = Counter(Inventory)
     pubsub.register_subscriber(early)

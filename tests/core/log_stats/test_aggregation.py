@@ -144,7 +144,7 @@ def test_several_statistics_of_one_event_follow_their_input_and_output_names():
     }
 
 
-def test_cumulative_statistics_go_on_over_epochs_and_dropped_episodes_do_not_count():
+def test_cumulative_statistics_continue_over_epochs_without_dropped_episodes():
     levels = Hierarchy()
     levels.run([[("profit", 5)]], [[("profit", 1)]])
     levels.episode.add_value(CuttingEvents.profit, 1000)
@@ -182,7 +182,7 @@ def test_rows_come_in_the_order_of_first_occurrence_of_event_and_group():
     ]
 
 
-def test_a_statistic_keeps_its_value_when_the_aggregator_goes_on():
+def test_statistic_keeps_its_value_when_the_aggregator_continues():
     levels = Hierarchy()
     first = levels.run([[("angle", 1)], [("angle", 2)]])
     levels.run([[("angle", 7)]])
@@ -413,7 +413,7 @@ def test_statistics_that_differ_only_in_their_input_both_exist_up_to_the_epoch()
     assert machine_stats("unnamed", (1, 10), (3, 30)) == {"profit": 2.0, "waste": 20.0}
 
 
-def test_statistics_of_one_name_are_told_apart_and_can_be_asked_for_by_their_full_names():
+def test_statistics_of_one_name_are_available_by_their_full_names():
     with_full_names = machine_stats("same_name", (1, 10), (3, 30))
     assert with_full_names == {"total_profit": 2.0, "total_waste": 20.0}
 

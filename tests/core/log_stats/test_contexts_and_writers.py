@@ -131,7 +131,7 @@ def test_without_any_setup_statistics_go_nowhere_without_an_error():
     assert GlobalLogState.global_step == 1
 
 
-def test_clearing_the_global_state_closes_writers_and_forgets_hooks():
+def test_clearing_the_global_state_closes_writers_and_removes_hooks():
     with StatsContext():
         writer = Kept()
         register_log_stats_writer(writer)

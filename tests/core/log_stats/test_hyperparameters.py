@@ -88,7 +88,7 @@ def test_a_failed_training_is_marked_as_failed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("config", [None, "just: text", {"env": {"name": "CartPole-v1"}}])
-def test_jobs_other_than_trainings_have_no_place_in_the_tab(config: Any, tmp_path: Path) -> None:
+def test_jobs_without_training_are_not_in_the_tab(config: Any, tmp_path: Path) -> None:
     with StatsContext():
         setup_logging(config, log_dir=tmp_path)
         log_stats({REWARD: 1.0}, "eval")

@@ -164,7 +164,7 @@ def test_closing_publishes_a_finished_episode():
     assert epoch_values(env)["reward", "episode_count"] == 1
 
 
-def test_clearing_epoch_statistics_forgets_finished_episodes():
+def test_clearing_epoch_statistics_drops_finished_episodes():
     env = LogStatsWrapper(cutting_env())
     run_episode(env)
     env.reset()
@@ -270,7 +270,7 @@ def test_after_its_last_step_the_log_of_an_episode_is_complete_and_looking_chang
     assert epoch_values(env) == epoch_values(unseen) != {}
 
 
-def test_a_log_asked_for_in_mid_episode_begins_with_the_whole_step_just_taken():
+def test_log_requested_during_an_episode_contains_the_whole_last_step():
     env = LogStatsWrapper(cutting_env(has_kpis=False))
     env.reset()
     for action in FOUR_STEPS[:2]:

@@ -55,7 +55,7 @@ def test_event_statistics_add_the_reward_up_by_default(log):
         ({"post_processing_func": lambda series: -series}, {"_child0": ([0, 2], [-5, -2])}),
     ],
 )
-def test_event_statistics_join_group_and_process_as_asked(log, arguments, expected):
+def test_event_statistics_join_group_and_process_as_configured(log, arguments, expected):
     EventStatsRenderer().render_current_episode_stats(log, "CutEvents.cut", metric_name="size", **arguments)
     assert drawn_lines() == expected
 

@@ -146,7 +146,7 @@ def test_with_gaps_the_last_frame_before_is_shown(tmp_path):
     assert RecordedFramesRenderer().picture(0) is None
 
 
-def test_a_recording_environment_is_pickled_cloned_and_goes_on():
+def test_recording_environment_continues_after_pickling_and_cloning():
     env = FrameRecordingWrapper.wrap(GymMazeEnv("CartPole-v1", render_mode="rgb_array"))
     env.seed(1)
     env.reset()

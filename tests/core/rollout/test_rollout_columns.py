@@ -62,7 +62,7 @@ def test_the_first_number_that_is_not_finite_is_named(place, expected, value):
         columns.check_finite()
 
 
-def test_the_seed_it_followed_from_is_named_where_somebody_knows_it():
+def test_seed_of_the_episode_is_named_if_known():
     columns = filled()
     columns.rewards[2, 1] = np.nan
     requested = []
@@ -88,7 +88,7 @@ def test_the_observation_after_the_rollout_and_final_observations_are_checked_to
         columns.check_finite()
 
 
-def test_what_stands_in_entries_that_are_not_valid_is_nobodys_business():
+def test_contents_of_invalid_entries_have_no_effect():
     columns = RolloutColumns({"a": OBSERVATION, "b": OBSERVATION}, {"a": ACTION, "b": ACTION}, 2, 1)
     columns.substeps["a"].add_row(0, [0], [0])
     columns.substeps["b"].add_row(0, [1], [0])

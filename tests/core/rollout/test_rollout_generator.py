@@ -189,7 +189,7 @@ def test_worker_processes_give_the_same_rollouts():
             np.testing.assert_array_equal(record.reward, its.reward)
 
 
-def test_the_policy_is_asked_once_per_tick_where_actors_are_the_same_and_else_once_per_actor():
+def test_policy_is_evaluated_once_per_tick_or_once_per_actor():
     policy = BatchedReflex()
     RolloutGenerator(SequentialVectorEnv([FACTORIES["multi-step"]] * 3)).rollout(policy, 2)
     assert policy.batches == [(ActorID("choose", 0), 3), (ActorID("cut", 0), 3)] * 2
@@ -205,7 +205,7 @@ def test_the_policy_is_asked_once_per_tick_where_actors_are_the_same_and_else_on
     ("name", "n_ticks"),
     [("flat", 12), ("multi-step", 24), ("hierarchical", 12)],  # every action of the hierarchy is a step
 )
-def test_rollouts_have_as_many_environment_steps_as_they_are_asked_for(name, n_ticks):
+def test_rollouts_have_the_requested_number_of_environment_steps(name, n_ticks):
     env = SequentialVectorEnv([FACTORIES[name]] * 3)
     env.seed([1, 2, 3])
     generator = RolloutGenerator(env)
@@ -389,7 +389,7 @@ def test_records_hold_the_rewards_of_the_actors_themselves(name, scale):
 # -- policies ------------------------------------------------------------------------------------------------------
 
 
-def test_a_policy_is_asked_once_for_each_actor_and_answers_into_the_rows_of_its_environments():
+def test_policy_is_evaluated_once_per_actor_for_the_rows_of_its_environments():
     requested: list[tuple[ActorID, Any]] = []
 
     def act(observation: Any, actor: ActorID, out: Any, logits_out: Any, env_indices: Any) -> None:
@@ -419,7 +419,7 @@ def test_a_policy_is_asked_once_for_each_actor_and_answers_into_the_rows_of_its_
 # -- single environments -------------------------------------------------------------------------------------------
 
 
-def test_a_single_environment_gives_unbatched_records_and_goes_on_where_it_stopped():
+def test_single_environment_gives_unbatched_records_and_continues_its_episode():
     env = counting_env(((3, "terminated"),))
     policy = RandomPolicy(env.action_spaces_dict)
     policy.seed(1)

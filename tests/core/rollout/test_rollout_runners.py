@@ -275,7 +275,7 @@ def is_running(pid: int) -> bool:
     return state != "Z"
 
 
-def test_rendering_without_a_display_runs_and_says_so(
+def test_rendering_without_a_display_is_reported_and_runs(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):

@@ -196,7 +196,7 @@ def test_what_is_not_there_or_damaged_is_named() -> None:
         list(read_minari(path))
 
 
-def test_where_minari_is_missing_it_is_said_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_minari_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "minari", None)
     with pytest.raises(ConfigImportError, match=r'pip install "maze-rl\[minari\]>=1"'):
         InMemoryDataset("minari:pole/random-v0", cart_pole)

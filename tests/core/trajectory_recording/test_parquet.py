@@ -142,7 +142,7 @@ def test_an_episode_is_recorded_as_it_was_played(tmp_path: Path) -> None:
     assert tables[1].to_pydict()["truncated"] == [False, False]
 
 
-def test_sub_steps_events_and_kpis_are_told_apart(tmp_path: Path) -> None:
+def test_sub_steps_events_and_kpis_have_separate_tables(tmp_path: Path) -> None:
     env = struct_env_factory(max_pieces_in_inventory=20, raw_piece_size=(100, 100), static_demand=[(30, 15)])
     from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 
@@ -206,7 +206,7 @@ def test_a_full_disk_costs_tables_and_gives_one_warning(
     assert ["No space left on device" in record.getMessage() for record in caplog.records] == [True]
 
 
-def test_where_pyarrow_is_missing_it_is_said_what_brings_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ConfigImportError, match=r'pip install "maze-rl\[parquet\]>=1"'):
         ParquetRecordingWrapper.wrap(GymMazeEnv("CartPole-v1"), output_dir=tmp_path)

@@ -240,7 +240,7 @@ def test_viewers_go_through_sub_steps_and_draw_each_action_in_its_state():
     assert summaries[-1].total == pytest.approx(sum(step.reward for step in record.step_records[:-1]))
 
 
-def test_decisions_stand_beside_the_sub_steps_that_they_belong_to():
+def test_decisions_are_recorded_with_their_sub_steps():
     record = finished(TrajectoryRecordingWrapper.wrap(depot()), n_steps=2)
     a, b, c, d = ({"actor": name} for name in "abcd")
     assert _by_substep(record, [[a, b], [c, d]]) == [(a,), (b,), (c,), (d,)]

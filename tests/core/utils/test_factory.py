@@ -45,7 +45,7 @@ def test_a_class_of_the_wrong_type_is_refused_before_it_is_called():
         Factory(Shape).instantiate({"_target_": f"{HERE}.Studio"})
 
 
-def test_nested_targets_are_built_for_who_wants_objects_and_left_to_who_takes_configurations():
+def test_nested_targets_are_built_unless_the_parameter_takes_configurations():
     drawing = Factory(Drawing).instantiate(
         {"_target_": f"{HERE}.Drawing", "shape": CIRCLE, "others": [CIRCLE, CIRCLE], "by_name": {"a": CIRCLE}}
     )
@@ -54,7 +54,7 @@ def test_nested_targets_are_built_for_who_wants_objects_and_left_to_who_takes_co
     assert (studio.shape, studio.options) == (CIRCLE, {"a": CIRCLE})
 
 
-def test_the_marker_decides_who_builds_and_not_the_words_of_an_annotation():
+def test_marker_decides_whether_nested_targets_are_built():
     target = {"_target_": f"{HERE}.ForTypeCheckers", "first": CIRCLE, "second": CIRCLE, "dictionary": CIRCLE}
     built = Factory(object).instantiate(target)
     assert isinstance(built.first, Circle)

@@ -82,7 +82,7 @@ def test_arrays_survive_the_trip(array):
     assert found.dtype == array.dtype
 
 
-def test_generators_and_seeded_spaces_go_on_where_they_were():
+def test_generators_and_seeded_spaces_continue_their_sequences():
     for generator in (np.random.default_rng(3), np.random.RandomState(3)):
         assert round_trip(generator).normal() == generator.normal()
     space = gym.spaces.Box(0, 1, (3,))

@@ -39,7 +39,7 @@ def here(tmp_path: Path) -> Path:
     return tmp_path / "here"
 
 
-def test_urls_are_told_from_directories() -> None:
+def test_urls_are_distinguished_from_directories() -> None:
     assert all(is_url(place) for place in ("s3://bucket/run", "gs://bucket", "file:///tmp/x"))
     assert not any(is_url(place) for place in ("outputs/x", "/tmp/x", "C:\\runs", "", None))
 
@@ -138,9 +138,7 @@ class TestFetching:
 class TestRunsWithFiles:
     """`file://`, which needs nothing but Maze."""
 
-    def test_a_training_is_uploaded_and_goes_on_from_there(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_run_is_uploaded_and_resumed_from_the_url(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         url = f"file://{tmp_path}/there"
         assert main([*TINY, "algorithm.n_epochs=1", f"hydra.run.dir={url}/first"]) == 0
@@ -162,7 +160,7 @@ class TestRunsWithFiles:
         assert "holds an earlier run" in printed
         assert not (tmp_path / "outputs").exists()
 
-    def test_a_place_that_cannot_be_written_to_is_said_at_the_start(
+    def test_unwritable_url_is_reported_at_the_start(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.chdir(tmp_path)
@@ -294,7 +292,7 @@ class TestBuckets:
 
 class TestRunsInBuckets:
     @pytest.mark.slow
-    def test_a_training_is_uploaded_goes_on_from_there_and_is_rolled_out(
+    def test_run_is_uploaded_resumed_from_the_url_and_rolled_out(
         self, server: S3Server, bucket: str, tmp_path: Path
     ) -> None:
         first, second = bucket.format("first"), bucket.format("second")
@@ -309,7 +307,7 @@ class TestRunsInBuckets:
         assert main([*acting, "runner=sequential", f"hydra.run.dir={bucket.format('rolled')}"]) == 0
         assert len([name for name in objects(server, "rolled") if name.startswith("trajectory_data/")]) == 2
 
-    def test_a_bucket_that_is_not_there_is_said_at_the_start(
+    def test_missing_bucket_is_reported_at_the_start(
         self, bucket: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
     ) -> None:
         nowhere = bucket.replace("s3://runs", "s3://nobodys-bucket").format("run")
@@ -319,7 +317,7 @@ class TestRunsInBuckets:
         assert "cannot be" in printed[-1]
         assert not (tmp_path / "outputs").exists()
 
-    def test_a_bucket_that_is_refused_meanwhile_fails_the_run_with_the_place_where_it_is_whole(
+    def test_bucket_refused_during_the_run_fails_it_and_names_the_complete_copy(
         self, server: S3Server, bucket: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
     ) -> None:
         server.is_refused = lambda method, bucket, key: is_writing(method, bucket, key) and key.endswith("latest.pt")
@@ -332,7 +330,7 @@ class TestRunsInBuckets:
         assert "latest.pt" not in objects(server, "run")
 
 
-def test_several_who_fetch_the_same_run_do_not_disturb_one_another(stored: Store, tmp_path: Path) -> None:
+def test_processes_that_fetch_the_same_run_do_not_interfere(stored: Store, tmp_path: Path) -> None:
     """Actors of a machine share a directory."""
     stored.write("latest.pt", b"weights" * 100_000)
     copy = tmp_path / "copy"

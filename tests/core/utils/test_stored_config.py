@@ -71,7 +71,7 @@ def nothing_is_imported_from_elsewhere():
     assert "antigravity" not in sys.modules
 
 
-def test_configurations_of_trainings_pass():
+def test_configurations_of_training_runs_are_accepted():
     refuse_foreign_targets(MODEL, PATH)
     refuse_foreign_targets(
         {
@@ -96,7 +96,7 @@ CONFIGURATIONS = [
 
 
 @pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_everything_that_trainings_of_maze_store_passes(path, monkeypatch):
+def test_configurations_stored_by_all_runs_are_accepted(path, monkeypatch):
     monkeypatch.setattr(stored_config, "is_importable", lambda package: True)  # extras may be installed
     if "rllib" not in path.stem:
         refuse_foreign_targets(yaml.safe_load(re.sub(r"\$\{[^}]*\}", "x", path.read_text())), path)

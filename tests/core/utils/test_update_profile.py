@@ -73,7 +73,7 @@ def test_an_update_that_fails_ends_the_profile(tmp_path: Path) -> None:
     assert "Time of update 1 in" in (tmp_path / "profile.txt").read_text()
 
 
-def test_what_a_training_of_few_updates_has_no_time_for_is_said(tmp_path: Path) -> None:
+def test_parts_not_profiled_in_short_runs_are_reported(tmp_path: Path) -> None:
     profile, texts = UpdateProfile(tmp_path / "profile.txt"), []
     for number in range(1, 3):
         with profile.one_update(number):

@@ -246,7 +246,7 @@ def test_a_registered_environment_of_the_older_api_works_within_other_wrappers(r
     assert "a_x" in env.reset()
 
 
-def test_the_older_api_tells_an_end_from_a_cut_off():
+def test_older_api_distinguishes_termination_from_truncation():
     env = CurrentApi(OlderApi())
     env.reset(seed=1)
     assert [env.step(0)[2:4] for _ in range(5)][-1] == (True, False)

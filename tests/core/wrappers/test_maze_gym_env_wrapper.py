@@ -180,7 +180,7 @@ def test_what_is_no_space_is_no_observation():
         ((True, False), {"TimeLimit.truncated": True}, True, False),  # left there by some inner wrapper
     ],
 )
-def test_truncation_is_told_apart_from_termination(end, info, done, truncated):
+def test_truncation_is_distinguished_from_termination(end, info, done, truncated):
     env = GymMazeEnv(Echo(spaces.Discrete(2), end=end, info=info))
     env.reset()
     _, reward, is_done, step_info = env.step({"action": 0})
@@ -214,7 +214,7 @@ def test_a_seed_starts_a_reproducible_sequence_of_episodes_and_of_sampled_action
 
 
 @pytest.mark.parametrize(("retired", "current"), [("LunarLander-v2", "LunarLander-v3"), ("Pendulum-v0", "Pendulum-v1")])
-def test_a_retired_id_means_its_current_version_and_a_warning_says_so(retired, current):
+def test_retired_id_selects_the_current_version_with_a_warning(retired, current):
     with pytest.warns(UserWarning, match=f"`{retired}` is retired; `{current}`"):
         env = GymMazeEnv(retired)
     assert env.core_env.env.spec.id == current
@@ -244,7 +244,7 @@ def test_the_id_that_failed_is_not_suggested():
     assert "Did you mean `BrokenStock-v0`" not in str(error.value)
 
 
-def test_a_vector_environment_is_no_single_one_and_adopted_where_many_are_asked_for():
+def test_vector_environment_is_refused_as_a_single_one_and_used_for_several():
     vector_env = gymnasium.make_vec("CartPole-v1", num_envs=2)
     with pytest.raises(ConfigError, match=r"expected a single environment"):
         GymMazeEnv(vector_env)
@@ -253,7 +253,7 @@ def test_a_vector_environment_is_no_single_one_and_adopted_where_many_are_asked_
     vector_env.close()
 
 
-def test_the_render_mode_is_passed_to_make_and_asked_for_where_it_lacks():
+def test_render_mode_is_passed_to_make_and_required_for_rendering():
     env = make_gym_maze_env("CartPole-v1")
     env.reset()
     with pytest.raises(ConfigError, match="render_mode"):
@@ -280,7 +280,7 @@ def test_a_rendered_picture_is_shown(monkeypatch):
 
 
 @pytest.mark.parametrize("make_twin", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
-def test_copies_continue_alike(make_twin):
+def test_copies_continue_equally(make_twin):
     env = GymMazeEnv("CartPole-v1")
     env.seed(3)
     env.reset()

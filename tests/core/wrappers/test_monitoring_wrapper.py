@@ -102,7 +102,7 @@ def test_steps_that_a_wrapper_takes_while_it_resets_are_not_logged():
     assert np.ravel(original).tolist() == [3, 0]
 
 
-def test_only_what_was_asked_for_is_logged():
+def test_only_configured_quantities_are_logged():
     interfaces = {
         "observation_logging": {ObservationEvents},
         "action_logging": {ActionEvents},
@@ -309,7 +309,7 @@ def event_values(env):
 
 @pytest.mark.parametrize("wrap", STACKS)
 @pytest.mark.parametrize("how", ["clone", "pickle", "deepcopy"])
-def test_copies_in_mid_episode_go_on_like_the_original(wrap, how):
+def test_copies_within_an_episode_continue_like_the_original(wrap, how):
     def make():
         return wrap(RewardScalingWrapper.wrap(GymMazeEnv("CartPole-v1"), scale=2.0))
 
@@ -347,7 +347,7 @@ def test_observing_wrappers_change_nothing_that_the_agent_sees(wrap):
     assert isinstance(observed, type(plain))
 
 
-def test_step_timing_tells_the_time_of_each_layer_without_that_of_the_layers_below(monkeypatch):
+def test_step_timing_reports_the_own_time_of_each_layer(monkeypatch):
     seconds = [0.0]
     monkeypatch.setattr("maze.core.wrappers.step_timing_wrapper.perf_counter", lambda: seconds[0])
 

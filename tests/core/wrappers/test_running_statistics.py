@@ -53,7 +53,7 @@ def test_the_return_begins_anew_with_each_episode(length):
     assert env.std == pytest.approx(0.75)
 
 
-def test_the_return_of_an_episode_that_is_left_by_a_reset_does_not_go_on():
+def test_return_of_an_episode_ended_by_a_reset_does_not_continue():
     env = wrapped()
     env.reset()
     env.step(ACTION)

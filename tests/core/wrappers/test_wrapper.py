@@ -62,7 +62,7 @@ def test_isinstance_does_not_see_what_is_not_there(unseen):
     assert not isinstance(four_times_wrapped(), unseen)
 
 
-def test_type_stays_the_real_one_and_the_view_stands_for_it():
+def test_view_reports_the_real_type():
     env = four_times_wrapped()
     assert type(env) is RandomResetWrapper
     assert env.__class__.__name__ == "RandomResetWrapper"
@@ -99,7 +99,7 @@ def test_an_exchanged_environment_is_stepped_and_seen():
 
 
 @pytest.mark.parametrize(("wrapper", "arguments"), BUILT_IN.items())
-def test_built_in_wrappers_survive_copies_and_pickling_and_go_on_alike(wrapper, arguments):
+def test_built_in_wrappers_continue_equally_after_copies_and_pickling(wrapper, arguments):
     env = wrapper(cart_pole(), **arguments)
     env.reset()
     action = env.action_space.sample()
@@ -162,7 +162,7 @@ def test_a_wrapper_must_say_how_it_converts_recordings():
         Silent(cart_pole()).get_observation_and_action_dicts(None, None, True)
 
 
-def test_a_wrapper_that_says_so_passes_recordings_through():
+def test_wrapper_that_keeps_observations_and_actions_passes_recordings_through():
     class Looking(Wrapper[MazeEnv]):
         keeps_observations_and_actions = True
 

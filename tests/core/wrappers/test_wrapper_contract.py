@@ -273,7 +273,7 @@ def test_the_end_of_an_episode_and_its_reason_pass_through(case, ends):
 
 
 @every_wrapper
-def test_a_clone_goes_on_like_the_original_and_independently_of_it(case):
+def test_clone_continues_like_the_original_and_independently(case):
     original, clone = seeded(case), seeded(case, seed=8)
     play(original, 2)
     clone.clone_from(original)
@@ -283,7 +283,7 @@ def test_a_clone_goes_on_like_the_original_and_independently_of_it(case):
 
 @every_wrapper
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))], ids=["copy", "pickle"])
-def test_a_copy_goes_on_like_the_original_and_independently_of_it(case, copied):
+def test_copy_continues_like_the_original_and_independently(case, copied):
     original = seeded(case)
     play(original, 2)
     duplicate = copied(original)

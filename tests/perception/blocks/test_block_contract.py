@@ -169,7 +169,7 @@ def test_further_inputs_are_ignored(case, data):
 @every_block
 @given(data=st.data())
 @settings(max_examples=3, deadline=None, derandomize=True)
-def test_repr_tells_class_and_output_shapes(case, data):
+def test_repr_shows_class_and_output_shapes(case, data):
     block = built(case, data)
     lines = repr(block).splitlines()
     assert lines[0] == type(block).__name__

@@ -43,7 +43,7 @@ def test_pictures_are_saved_in_all_formats(backend, tmp_path):
         assert (tmp_path / "graphs" / f"policy_0.{suffix}").read_bytes().startswith(signature)
 
 
-def test_pdf_and_png_are_written_unless_told_otherwise(tmp_path):
+def test_pdf_and_png_are_written_by_default(tmp_path):
     InferenceGraph(model()).save(name="critic", save_path=str(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["critic.pdf", "critic.png"]
 
@@ -81,7 +81,7 @@ def test_keys_may_hold_any_characters(backend):
 
 
 @pytest.mark.parametrize("block_execution", [True, False])
-def test_show_opens_a_window_and_waits_only_when_told(monkeypatch, block_execution):
+def test_show_opens_a_window_and_blocks_only_on_request(monkeypatch, block_execution):
     from matplotlib import pyplot as plt
 
     shown = []

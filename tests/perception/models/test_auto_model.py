@@ -140,7 +140,7 @@ def test_bytes_are_scaled_to_one_and_codes_are_not():
     assert config["image_grid"]["block_params"]["scale"] == 1.0
 
 
-def test_masks_are_told_by_name_and_size_in_every_substep():
+def test_masks_are_recognised_by_name_and_size_in_every_substep():
     observations = {
         0: spaces.Dict({"x": spaces.Box(0, 1, (2,)), "piece_mask": spaces.Box(0, 1, (4,))}),
         1: spaces.Dict({"x": spaces.Box(0, 1, (2,)), "action_mask": spaces.Box(0, 1, (5,))}),
@@ -222,7 +222,7 @@ def test_state_action_critics_are_derived_as_well():
         ({"x": spaces.Box(0, 1, (3, 2))}, False),
     ],
 )
-def test_flat_vectors_are_told_from_the_rest(space, expected):
+def test_flat_vectors_are_distinguished_from_other_spaces(space, expected):
     assert is_flat({0: spaces.Dict(space)}) == expected
 
 
@@ -237,7 +237,7 @@ INVENTORY = spaces.Dict(
 CUT = spaces.Dict({"piece": spaces.Discrete(80), "turn": spaces.Discrete(2), "first": spaces.Discrete(2)})
 
 
-def test_an_action_with_a_choice_for_each_item_scores_all_items_alike():
+def test_action_over_items_scores_all_items_with_the_same_weights():
     model = composed(INVENTORY, CUT, critic=Q_CRITIC)
     assert model.template["action_items"]["piece"]["observations"] == ["stock", "cut_mask", "order"]
     observation = tensors(some(INVENTORY))
@@ -316,7 +316,7 @@ def test_what_is_bounded_by_large_numbers_is_scaled_to_ten():
     assert composed(open_ended, ACTIONS_ONE).template["model_builder"]["observation_scales"] == {}
 
 
-def test_a_mask_of_either_of_two_actions_is_a_feature_until_somebody_says_whose_it_is(tmp_path, capsys):
+def test_ambiguous_mask_is_a_feature_until_its_action_is_configured(tmp_path, capsys):
     composed(INVENTORY, CUT).save_models(tmp_path)
     assert capsys.readouterr().out == (
         "model=auto: `cut_mask` may mask `first` or `turn`, so it is used as a feature. Rename it to "
@@ -480,7 +480,7 @@ SQUASHED = [
 
 @pytest.mark.parametrize("distributions", [[], SQUASHED], ids=["normal", "squashed"])
 @pytest.mark.parametrize(("shape", "is_dependent"), [((2,), False), ((2,), True), ((), True), ((3, 2), True)])
-def test_standard_deviations_begin_where_they_are_told_to(distributions, shape, is_dependent):
+def test_standard_deviations_start_at_the_configured_value(distributions, shape, is_dependent):
     actions = spaces.Dict({"torque": spaces.Box(-2.0, 2.0, shape, np.float32), "gear": spaces.Discrete(3)})
     settings = {"distribution_mapper_config": distributions, "state_dependent_std": is_dependent, "initial_std": 0.25}
     policy = composed(PENDULUM, actions, **settings).policy

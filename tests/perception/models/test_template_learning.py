@@ -118,7 +118,7 @@ def test_ppo_learns_dictionary_observations_and_three_kinds_of_heads_beyond_85_p
 
 
 @pytest.mark.learning
-def test_a_recurrent_model_remembers_what_a_feed_forward_model_cannot_know():
+def test_recurrent_model_solves_recall_and_a_feed_forward_model_does_not():
     arguments = ("env.name=RecallEnvTest-v0", "algorithm.n_epochs=6", "algorithm.gamma=1.0")
     assert best_score(*arguments, "model=vector_obs") < 0.8  # chance: half
     # the configuration of the pair (gym_env, vector_obs_rnn) stacks the last four observations

@@ -37,7 +37,7 @@ class Everything(nn.Module):
 
 
 @pytest.mark.parametrize("shape", [(5, 3), (5, 2, 3)], ids=["vectors", "several vectors in each row"])
-def test_results_that_somebody_else_looks_at_are_not_overwritten(shape):
+def test_results_in_use_are_not_overwritten(shape):
     torch.manual_seed(0)
     network = Everything()
     array = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
@@ -96,7 +96,7 @@ def test_what_changes_a_network_is_noticed(change):
     assert not compiled.is_current()
 
 
-def test_somebody_who_listens_to_all_modules_is_noticed():
+def test_global_forward_hooks_are_detected():
     compiled = in_numpy(policy_net())
     handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
     try:

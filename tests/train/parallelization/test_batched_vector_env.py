@@ -220,7 +220,7 @@ def test_without_running_episodes_the_next_ones_are_those_after_a_reset():
     assert course(other, 200, np.random.default_rng(5)) == course(original, 200, np.random.default_rng(5))
 
 
-def test_a_state_of_environments_stepped_one_by_one_begins_new_episodes_and_says_so():
+def test_state_of_single_environments_starts_new_episodes_with_a_warning():
     single, batched = SequentialVectorEnv([StockEnv] * 2), BatchedVectorEnv(Stock(2))
     for env in (single, batched):
         env.seed([1, 2])

@@ -16,20 +16,20 @@ def test_even_steps_by_hand() -> None:
     assert asynchronous(cluster) == (2000, "environments")
 
 
-def test_whoever_is_slowest_limits_all() -> None:
+def test_slowest_part_limits_throughput() -> None:
     assert asynchronous(Cluster(actors=1024, step_ms=5)) == (50_000, "learner")
     assert asynchronous(Cluster(actors=1024, step_ms=0.1, learner_us=1, fragment=50)) == (50_000, "calls")
     assert asynchronous(Cluster(actors=64, step_ms=5, weights_mb=1000))[1] == "weights"
     assert synchronous(Cluster(actors=1024, step_ms=5))[1] == "learner"
 
 
-def test_what_costs_nothing_limits_nobody() -> None:
+def test_free_actions_limit_no_actor() -> None:
     free = Cluster(actors=1024, step_ms=5, learner_us=0, call_ms=0, weights_mb=0)
     assert asynchronous(free) == (free.alone, "environments")
     assert synchronous(free) == (pytest.approx(free.alone), "environments")
 
 
-def test_uneven_steps_cost_those_who_wait_and_nobody_else() -> None:
+def test_uneven_steps_delay_only_workers_that_wait() -> None:
     even, uneven = (Cluster(actors=64, step_ms=5, sigma=sigma) for sigma in (0.0, 1.0))
     assert asynchronous(even) == asynchronous(uneven)
     assert synchronous(uneven)[0] < 0.9 * synchronous(even)[0] < 0.9 * even.alone

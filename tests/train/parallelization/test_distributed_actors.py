@@ -62,7 +62,7 @@ def subproc(env_factory: Any, policy: TorchPolicy | None = None, **arguments: An
 
 @settings(max_examples=80, deadline=None)
 @given(st.data())
-def test_no_rollout_is_ever_too_old_and_the_learner_never_waits_for_nobody(data):
+def test_no_rollout_is_too_old_and_the_learner_never_waits_without_actors(data):
     n_actors, batch_size = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 6))
     queue_size = data.draw(st.integers(0, 8))
     tickets = RolloutTickets(n_actors, batch_size, queue_size)
@@ -336,7 +336,7 @@ def wide_env():
     return MazeEnv(WideCoreEnv(), {0: PassOn(action)}, {0: Observe(observation)})
 
 
-def test_actors_go_on_and_end_at_once_while_nobody_takes_their_large_rollouts():
+def test_actors_with_unread_large_rollouts_continue_and_end_at_once():
     actors = subproc(wide_env, n_actors=1, batch_size=1, queue_out_of_sync_factor=3.0)
     actors.collect_batch()
     time.sleep(1.0)  # long enough for all rollouts that may wait; each is larger than a pipe holds

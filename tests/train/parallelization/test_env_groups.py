@@ -15,7 +15,7 @@ from tests.train.parallelization.toy_policies import ENVS, make_policy
 
 
 @pytest.mark.parametrize("name", ENVS)
-def test_groups_in_processes_tell_what_groups_in_this_process_tell(name: str) -> None:
+def test_groups_in_processes_report_the_statistics_of_groups_in_this_process(name: str) -> None:
     here, elsewhere = InProcess(), Processes()
     here.env_groups = elsewhere.env_groups = 2
     assert recorded_by(here, name) == recorded_by(elsewhere, name)
@@ -56,7 +56,7 @@ def test_an_error_names_the_group() -> None:
     env.close()
 
 
-def test_a_training_with_groups_goes_on_exactly(tmp_path: Path) -> None:
+def test_run_with_groups_resumes_exactly(tmp_path: Path) -> None:
     options = ["algorithm=a2c", "runner.concurrency=3", "runner.env_groups=2", "algorithm.n_rollout_steps=10"]
     whole = trained(tmp_path / "whole", *options)
     trained(tmp_path / "first", *options, "algorithm.n_epochs=1")

@@ -213,7 +213,7 @@ def test_episodes_have_the_statistics_of_single_environments_in_all_modes(env_id
         assert epoch == {key: pytest.approx(value) for key, value in expected_epoch.items()}
 
 
-def test_all_modes_value_the_same_decisions_alike():
+def test_all_modes_value_the_same_decisions_equally():
     courses = []
     for mode in MODES:
         env = sync("CartPole-v1", mode)
@@ -476,7 +476,7 @@ def test_recurrent_models_are_trained_in_every_mode(mode, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_resumed_training_goes_on_as_if_it_had_not_stopped(tmp_path, capsys):
+def test_resumed_run_equals_an_uninterrupted_one(tmp_path, capsys):
     arguments = ["-cn", "conf_train", "env.name=CartPole-v1", "algorithm=ppo", "runner.placement=batched"]
     arguments += [
         "runner.concurrency=6",

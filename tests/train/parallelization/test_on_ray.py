@@ -145,14 +145,16 @@ def kill_a_busy_actor(killed: threading.Event) -> None:
 class TestSameResults:
     pytestmark = on_cluster
 
-    def test_groups_tell_what_groups_in_this_process_tell(self, placement: Callable[..., OnRay]) -> None:
+    def test_remote_groups_report_the_statistics_of_groups_in_this_process(
+        self, placement: Callable[..., OnRay]
+    ) -> None:
         there, here = placement(), InProcess()
         here.env_groups = 2
         for name in ENVS:
             assert recorded_by(there, name) == recorded_by(here, name), name
 
     @pytest.mark.parametrize("name", SMALL)
-    def test_trainings_end_with_the_same_tensors(self, cluster: Any, tmp_path: Path, name: str) -> None:
+    def test_runs_end_with_the_same_tensors(self, cluster: Any, tmp_path: Path, name: str) -> None:
         options = [f"algorithm={name}", *SMALL[name]]
         here = trained(tmp_path / "dev", *options, "runner=dev", "runner.env_groups=2")
         there = trained(tmp_path / "ray", *options, "runner=ray", "runner.env_groups=2", "runner.address=auto")
@@ -164,7 +166,7 @@ class TestSameResults:
         assert "object_store_megabytes" in output
         assert not differing(here, there)
 
-    def test_impala_trains_and_goes_on(self, cluster: Any, tmp_path: Path) -> None:
+    def test_impala_trains_and_resumes(self, cluster: Any, tmp_path: Path) -> None:
         options = ["algorithm=impala", "runner=ray", "algorithm.num_actors=2", "algorithm.actors_batch_size=2"]
         first = trained(tmp_path / "first", *options)
         resumed = ["algorithm.n_epochs=3", f"input_dir={tmp_path / 'first'}", "resume=true", "algorithm.num_actors=3"]
@@ -504,7 +506,7 @@ class TestMachinesThatJoin:
 class TestSweeps:
     pytestmark = on_cluster
 
-    def test_a_killed_job_counts_as_failed_and_the_sweep_goes_on(
+    def test_killed_job_counts_as_failed_and_the_sweep_continues(
         self, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(tmp_path)
@@ -561,7 +563,7 @@ def test_without_ray_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore")
-def test_an_address_where_nothing_answers_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_address_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(require_ray(), "is_initialized", lambda: False)  # other tests' cluster may be there
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -596,7 +598,7 @@ class TestBadInput:
 @has_ray
 @pytest.mark.long
 @pytest.mark.ray
-def test_a_cluster_that_wants_a_token_says_so(tmp_path: Path) -> None:
+def test_cluster_that_requires_a_token_is_reported(tmp_path: Path) -> None:
     output = run_on_cluster_of_its_own(tmp_path, "token")
     assert "RAY_AUTH_TOKEN" in output
     assert output.count("ConfigError") == 1

@@ -183,7 +183,7 @@ def test_later_seeds_differ_and_fit_every_generator():
     assert derived_seed(17, 0) == 17
 
 
-def test_an_evaluation_goes_on_with_the_episodes_that_would_have_come_next():
+def test_resumed_evaluation_plays_the_next_episodes():
     env, other = (SequentialVectorEnv([FACTORIES["gymnasium"]] * 2) for _ in range(2))
     env.seed([1, 2])
     play(env, begun(env), np.random.default_rng(0), 5)
@@ -344,7 +344,7 @@ def test_the_seed_is_known_in_an_environment_that_was_brought_back(reseed_often)
     assert [other.seeding_at(index, 1) for index in range(2)] == [original.seeding_at(index, 1) for index in range(2)]
 
 
-def test_nothing_is_said_of_seeds_where_there_are_none():
+def test_seeds_are_not_mentioned_if_there_are_none():
     env = SequentialVectorEnv([random_walk_env])
     play(env, begun(env), np.random.default_rng(3), 5)
     assert env.seeding_at(0, 1) is None

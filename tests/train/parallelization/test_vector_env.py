@@ -311,7 +311,7 @@ def test_per_actor_rewards_of_flat_environments_are_those_of_each_step():
             np.testing.assert_array_equal(env.get_actor_rewards(), [[number]] * 2)
 
 
-def test_sub_steps_are_told_from_steps_and_actors_get_their_rewards():
+def test_sub_steps_are_distinguished_from_steps_and_actors_get_their_rewards():
     env = SequentialVectorEnv([partial(two_step_env, 2)] * 2)
     observations = env.reset()
     assert list(observations) == ["time"]

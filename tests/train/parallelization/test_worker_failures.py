@@ -205,19 +205,19 @@ def test_a_hanging_worker_is_named_when_the_time_is_up():
     assert_all_gone(env)
 
 
-def test_a_failing_reset_is_told_apart_from_a_failing_step():
+def test_failing_reset_is_distinguished_from_a_failing_step():
     with pytest.raises(EnvWorkerError, match=r"the reset went wrong in environment 2.* during `reset`"):
         failing_env(faulty("reset", 0)).reset()
 
 
-def test_a_failing_reset_within_a_step_is_told_as_well():
+def test_failing_reset_within_a_step_is_reported():
     env = SubprocVectorEnv([partial(counting_env, ((1, "terminated"),), ("reset", 1))])
     env.reset()
     with pytest.raises(EnvWorkerError, match=r"the reset went wrong in environment 0.* during `step`"):
         env.step({"move": np.array([0])})
 
 
-def test_a_failing_factory_is_told_with_its_index():
+def test_failing_factory_is_reported_with_its_index():
     def broken() -> MazeEnv[Any]:
         raise FileNotFoundError("level.map")
 

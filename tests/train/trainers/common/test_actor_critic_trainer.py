@@ -98,7 +98,7 @@ def same(left, right):
 
 
 @pytest.mark.parametrize("trainer_class", TRAINERS)
-def test_two_trainings_with_the_same_seeds_are_bit_identical(trainer_class):
+def test_two_runs_with_the_same_seeds_are_bit_identical(trainer_class):
     results = []
     for _ in range(2):
         trainer = make_trainer(trainer_class, evaluator=make_evaluator(), max_grad_norm=0.5)
@@ -196,7 +196,7 @@ def test_number_of_epochs_can_be_given_to_train():
     assert trainer.epoch == 1
 
 
-def test_early_stopping_ends_a_training_without_limit(capsys):
+def test_early_stopping_ends_a_run_without_limit(capsys):
     class NeverBetter(RolloutEvaluator):
         def evaluate(self, policy):
             selection.update(1.0)
@@ -431,7 +431,7 @@ def test_latest_state_holds_everything_the_training_consists_of(tmp_path):
         assert torch.equal(moments["mean"], other.optimizer.state_dict()[name]["mean"])
 
 
-def test_a_continued_training_goes_on_where_the_interrupted_one_stopped(tmp_path):
+def test_resumed_run_continues_at_the_interrupted_update(tmp_path):
     """Same collected data, so that the rest of the state decides: weights, moments, generators."""
 
     def run(trainer, n_epochs):

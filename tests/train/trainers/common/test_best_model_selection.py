@@ -57,7 +57,7 @@ def test_an_equal_evaluation_is_no_improvement_but_the_later_model_is_kept(tmp_p
     assert torch.equal(load_state(tmp_path / "state_dict.pt")["weight"], torch.full((1, 2), 2.0))
 
 
-def test_the_latest_model_is_kept_where_that_is_asked_for_and_patience_counts_all_the_same(tmp_path, capsys):
+def test_keep_latest_keeps_the_latest_model_and_patience_still_counts(tmp_path, capsys):
     model = nn.Linear(2, 1)
     selection = BestModelSelection(str(tmp_path / "state_dict.pt"), model)
     selection.keeps_latest = True
@@ -133,7 +133,7 @@ def test_a_selection_continues_from_its_state(tmp_path):
     assert model.weight.item() == 1.0
 
 
-def test_verbose_selection_tells_about_evaluations_that_were_not_better(capsys):
+def test_verbose_selection_reports_evaluations_without_improvement(capsys):
     selection = BestModelSelection(None, None, verbose=True)
     selection.update(2.0)
     selection.update(1.0)

@@ -56,7 +56,7 @@ def statistic(directory, name, path="train"):
         pytest.param(["runner=local", "runner.placement=processes"], 3, marks=pytest.mark.long),
     ],
 )
-def test_a_training_that_goes_on_within_its_curriculum_equals_one_at_a_stretch(tmp_path, placement, n_epochs):
+def test_run_resumed_within_its_curriculum_equals_an_uninterrupted_one(tmp_path, placement, n_epochs):
     whole, part = tmp_path / "whole", tmp_path / "part"
     train(whole, *placement, STAGES, "algorithm.n_epochs=4")
     assert statistic(whole, "ActorCriticEvents/curriculum_stage") == [0, 1, 1, 2]
@@ -82,7 +82,7 @@ def test_a_training_that_goes_on_within_its_curriculum_equals_one_at_a_stretch(t
         (["curriculum=[{env:{_target_:maze_envs.packing.bin_packing.BinPackingEnv}}]"], "n_jobs"),
     ],
 )
-def test_what_is_wrong_with_a_curriculum_is_said(tmp_path, overrides, message, capsys):
+def test_invalid_curricula_are_refused_with_the_reason(tmp_path, overrides, message, capsys):
     assert train(tmp_path / "run", *overrides) > 0
     assert message in capsys.readouterr().err
 

@@ -101,7 +101,7 @@ def test_numbered_models_are_those_of_their_epochs(tmp_path):
         assert are_equal(dict(flat(load_state(tmp_path / f"state_dict-epoch_{epoch}.pt"))), weights(shorter))
 
 
-def test_a_resumed_training_with_nothing_left_says_so(tmp_path, capsys):
+def test_resumed_run_without_remaining_epochs_is_reported(tmp_path, capsys):
     build_trainer(directory=tmp_path).train()
     assert "nothing left" not in capsys.readouterr().out
     for n_epochs, n_trained in ((2, 3), (3, 3), (4, 4)):

@@ -428,7 +428,7 @@ def n_starts(run):
 
 
 @pytest.mark.slow
-def test_actors_in_processes_go_on_with_new_episodes_and_say_so(tmp_path, caplog):
+def test_actors_in_processes_resume_with_new_episodes_and_a_warning(tmp_path, caplog):
     local = {"runner___target_": "maze.train.trainers.impala.impala_runners.ImpalaLocalRunner"}
     first = Run("impala", tmp_path / "first", n_epochs=1, **local)
     resumed = Run("impala", tmp_path / "second", n_epochs=2, input_dir=str(tmp_path / "first"), resume=True, **local)
@@ -494,7 +494,7 @@ def test_resuming_needs_the_state_of_a_training(tmp_path):
     assert "found no such file" in message
 
 
-def test_weights_named_like_the_state_of_a_training_are_told_from_it(tmp_path):
+def test_weights_with_names_of_a_run_state_are_distinguished_from_it(tmp_path):
     earlier = tmp_path / "earlier"
     earlier.mkdir()
     save_state(earlier / "latest.pt", {"policies": {}})

@@ -10,7 +10,7 @@ CAMPAIGN = Path(__file__).parents[4] / "benchmarks" / "kill_campaign.py"
 
 
 @pytest.mark.long
-def test_trainings_killed_at_random_moments_end_as_if_nothing_had_happened() -> None:
+def test_runs_killed_at_random_moments_resume_to_the_same_result() -> None:
     command = [sys.executable, str(CAMPAIGN), "--kills", "4", "--algorithms", "ppo", "es"]
     found = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert found.returncode == 0, found.stdout + found.stderr

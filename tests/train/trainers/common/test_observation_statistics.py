@@ -230,13 +230,13 @@ def test_evolution_strategies_learn_from_the_episodes_of_perturbed_policies(tmp_
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
 
 
-def test_an_algorithm_that_learns_none_says_so(tmp_path, capsys, monkeypatch):
+def test_algorithm_without_observation_statistics_is_reported(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(ESTrainer, "learns_observation_statistics", False)
     assert main(["-cn", "conf_train", *ES, f"hydra.run.dir={tmp_path}"]) == 1
     assert "ESTrainer learns no statistics of observations" in capsys.readouterr().err
 
 
-def test_episodes_that_tell_nothing_are_no_ground_for_statistics():
+def test_episodes_without_variation_give_no_statistics():
     with pytest.raises(ConfigError, match=r"expected statistics of the observations .*'vector'.* reported none"):
         ObservationStatistics(model_of(composed())).learn_merged({})
 

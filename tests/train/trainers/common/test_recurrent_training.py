@@ -58,7 +58,7 @@ def memory_of(model, n_envs=3):
 
 @LENGTHS
 @every_kind
-def test_unrolled_over_sequences_a_policy_says_what_it_said_when_it_acted(kind, length):
+def test_unrolled_policy_gives_the_logits_of_acting(kind, length):
     generator = generator_of(kind)
     model = recurrent_model(generator.env)
     columns = generator.allocate(5, model.policy)
@@ -188,7 +188,7 @@ def test_gradients_flow_back_through_a_sequence_and_no_further():
     assert sorted(reached) == sorted(own)
 
 
-def test_the_rewards_nobody_knows_yet_leave_sequences_shorter():
+def test_unknown_rewards_shorten_sequences():
     _, columns, batch = batch_of("agents come and go", length=3)
     n_acted = sum(int(substep.valid.sum()) for substep in columns.substeps.values())
     assert batch.n_rows < n_acted
@@ -270,7 +270,7 @@ def test_two_rollouts_are_valued_as_one_of_their_length(kind, critic):
     torch.testing.assert_close(values(4), values(12), rtol=1e-4, atol=1e-5)
 
 
-def test_whoever_does_not_act_in_a_rollout_remembers_what_was_before_it_and_forgets_with_the_episode():
+def test_actor_absent_from_a_rollout_keeps_its_hidden_state_until_the_episode_ends():
     """In a hierarchy a single step at a time is the hardest case: the one to act next has not acted in the rollout."""
 
     def valued(n_steps):

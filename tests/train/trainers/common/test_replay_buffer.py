@@ -168,7 +168,7 @@ def test_a_number_that_is_not_finite_is_refused_by_step_and_key():
         UniformReplayBuffer(4, seed=0).add_rollout([step(0), broken, step(2)])
 
 
-def test_an_empty_buffer_says_so():
+def test_empty_buffer_is_an_error():
     with pytest.raises(ConfigError, match="empty"):
         UniformReplayBuffer(4, seed=0).sample_batch(1, "cpu")
 
@@ -208,7 +208,7 @@ def test_no_step_of_a_structured_environment_is_lost_or_doubled():
     assert torch.equal(batch.next_observations[1]["choice"][known, 0], time[known] + 1)
 
 
-def test_an_episode_cut_off_in_mid_step_keeps_the_observation_of_who_was_to_act():
+def test_episode_truncated_within_a_step_keeps_the_observation_of_the_next_actor():
     buffer = filled_from_env(partial(two_step_env, breaks_at=1), 1, 5, 2)
     batch = everything(buffer)
     cut_off = batch.n_substeps == 1

@@ -81,7 +81,7 @@ def test_scaled_rewards_are_clipped_and_constant_returns_leave_rewards_alone():
     assert rewards.max() == 10.0
 
 
-def test_rewards_of_single_actors_are_scaled_alike():
+def test_per_actor_rewards_are_scaled_equally():
     columns = rollout([[1], [2], [3]])
     columns.actor_rewards = columns.rewards.copy()
     RewardScaling(gamma=0.5).scale(columns)

@@ -92,7 +92,7 @@ def test_episodes_are_shared_out_evenly_and_counted_exactly(n_episodes, n_envs, 
         assert reward_stats(env, "min") in (10, 200)
 
 
-def test_mean_reward_is_told_to_the_model_selection():
+def test_mean_reward_is_reported_to_the_model_selection():
     env = make_vector_env(2)
     selection = BestModelSelection(None, None)
     RolloutEvaluator(env, 4, selection).evaluate(make_policy())
@@ -161,7 +161,7 @@ def test_training_draws_the_same_numbers_whatever_is_evaluated(deterministic):
     assert str(policy.rng_state()) == expected
 
 
-def test_evaluations_draw_new_actions_each_time_and_go_on_from_a_state_with_the_same_ones():
+def test_evaluations_sample_new_actions_and_resume_with_the_same_ones():
     def evaluated(evaluator, policy):
         evaluator.evaluate(policy)
         return reward_stats(evaluator.eval_env)

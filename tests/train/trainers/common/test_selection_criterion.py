@@ -254,7 +254,7 @@ def test_whatever_comes_the_best_is_finite_and_no_other_fulfils_more(evaluations
     assert selection.n_updates == len(evaluations)
 
 
-def test_the_score_of_a_training_is_the_kpi_as_it_is_logged_with_what_is_broken():
+def test_score_of_a_run_is_the_logged_kpi_with_violated_constraints():
     selection = BestModelSelection(None, None)
     runner = SimpleNamespace(trainer=SimpleNamespace(model_selection=selection))
     assert best_score(runner) is None
@@ -326,7 +326,7 @@ def test_the_configuration_of_an_evaluator_takes_the_criterion():
     ],
     ids=["es", "a2c"],
 )
-def test_trainings_from_the_command_line_select_by_the_criterion(settings, tmp_path, capfd):
+def test_runs_from_the_command_line_select_by_the_criterion(settings, tmp_path, capfd):
     directory = tmp_path / "run"
     assert (
         main(["-cn", "conf_train", "env.name=CartPole-v1", "verbose=2", *settings, f"hydra.run.dir={directory}"]) == 0

@@ -92,7 +92,7 @@ def test_delta_critic_learns_where_all_environments_take_the_same_substeps(train
 
 
 @pytest.mark.parametrize("name", ["sub-steps", "hierarchy"])
-def test_trainings_with_the_same_seeds_are_bit_identical(name):
+def test_runs_with_the_same_seeds_are_bit_identical(name):
     first, second = (train(ENVS[name], "Step", PPO)[0].model.parameters() for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 

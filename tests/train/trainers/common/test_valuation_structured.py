@@ -285,7 +285,7 @@ def test_agents_with_rewards_of_their_own_have_streams_of_their_own(ends, expect
     assert part.advantages[0].tolist() == expected
 
 
-def test_nothing_follows_for_an_agent_that_left_while_the_others_go_on():
+def test_terminated_agent_has_no_next_decision_while_the_others_continue():
     columns = rollout_of(
         [
             [
@@ -302,7 +302,7 @@ def test_nothing_follows_for_an_agent_that_left_while_the_others_go_on():
     assert part.advantages[0].tolist() == [-3, -1, 4]
 
 
-def test_decisions_whose_rewards_are_not_known_yet_only_tell_what_those_before_them_are_worth():
+def test_decisions_with_unknown_rewards_only_bootstrap_earlier_ones():
     columns = rollout_of(
         [
             [Tick(A0, 4, 0, actor_reward=1), Tick(A0, 6, 0, is_complete=False, actor_reward=0)],

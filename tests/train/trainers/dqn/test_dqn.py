@@ -56,7 +56,7 @@ def test_duelling_values_by_hand_with_and_without_a_mask():
     assert found[1].tolist() == [7.5, MASKED, 12.5]  # mean 3.5 of the two that are allowed
 
 
-def test_double_values_are_told_by_others_than_those_who_choose():
+def test_double_q_values_come_from_the_other_network():
     chooser = [torch.tensor([[1.0, 2.0]]), torch.tensor([[5.0, 0.0, 1.0]])]
     teller = [torch.tensor([[7.0, 3.0]]), torch.tensor([[9.0, 20.0, 0.0]])]
     assert best_value(chooser, teller).tolist() == [(3.0 + 9.0) / 2]

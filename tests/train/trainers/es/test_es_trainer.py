@@ -126,7 +126,7 @@ class Scripted(ESDistributedRollouts):
     ("n_rollouts", "n_timesteps", "expected"),
     [(4, 0, 2), (5, 0, 3), (0, 45, 3), (4, 100, 5), (8, 20, 4)],
 )
-def test_an_update_has_the_episodes_and_the_steps_asked_for(n_rollouts, n_timesteps, expected):
+def test_update_has_the_configured_numbers_of_episodes_and_steps(n_rollouts, n_timesteps, expected):
     rollouts = Scripted([(1.0, 0.0)] * 20)
     trainer = build_trainer(n_rollouts_per_update=n_rollouts, n_timesteps_per_update=n_timesteps)
     trainer.train(rollouts, n_epochs=1)

@@ -56,7 +56,7 @@ def test_discrete_loss_is_the_mean_cross_entropy():
     assert policy.parameters()[0].grad.abs().sum() > 0
 
 
-def test_top_accuracies_are_told_where_they_leave_something_out():
+def test_top_accuracies_are_reported_if_there_are_more_classes():
     logits = [float(-i) for i in range(12)]
     _, values, _ = loss_of(spaces.Discrete(12), logits, [0, 3, 7, 11])
     assert values["discrete_accuracy", "action"] == 0.25

@@ -155,7 +155,7 @@ def test_it_trains_where_actors_are_chosen_by_the_environment_or_steps_break_off
     assert not same(before, weights(model))
 
 
-def test_two_trainings_with_the_same_seeds_are_bit_identical():
+def test_two_runs_with_the_same_seeds_are_bit_identical():
     results = []
     for _ in range(2):
         trainer = make_trainer(random_walk_env, max_grad_norm=0.5)

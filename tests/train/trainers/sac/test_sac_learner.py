@@ -228,7 +228,7 @@ def test_a_sub_step_that_no_row_of_a_batch_has_reports_nothing_and_learns_nothin
     assert not any(moved(before, learner.model.policy.networks["cut"].parameters()))
 
 
-def test_statistics_of_critics_leave_out_rows_that_nobody_learns_from():
+def test_critic_statistics_leave_out_rows_without_loss():
     learner = structured_learner()
     batch = structured_batch()
     padded = batch.n_substeps == 1

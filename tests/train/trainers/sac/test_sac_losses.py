@@ -25,7 +25,7 @@ def test_a_target_is_bootstrapped_unless_the_episode_terminated():
     assert target.tolist() == pytest.approx([10.0, 2.0])
 
 
-def test_what_stands_behind_a_termination_cannot_leak_into_the_target():
+def test_values_after_a_termination_do_not_enter_the_target():
     target = soft_bellman_target(torch.ones(1), torch.tensor([math.inf]), torch.tensor([True]), 0.9)
     assert target.item() == 1.0
 

@@ -72,7 +72,7 @@ def test_both_placements_collect_and_learn_the_same(ahead):
 
 
 @pytest.mark.long
-def test_only_processes_collect_ahead_unless_it_is_said():
+def test_only_processes_collect_ahead_by_default():
     waiting, ahead = (learned("dev", collect_ahead=value) for value in (False, True))
     assert not are_equal(waiting, ahead)
     assert are_equal(learned("dev"), waiting)
@@ -105,7 +105,7 @@ def weights_of(policy):
     return torch.cat([parameter.detach().flatten() for parameter in policy.parameters()])
 
 
-def test_the_learner_goes_on_while_rollouts_are_collected():
+def test_learner_continues_while_rollouts_are_collected():
     with training("dev", collect_ahead=True) as run:
         run.train(n_epochs=1)
         trainer, has_learned = run.runner.trainer, threading.Event()

@@ -341,7 +341,7 @@ def test_demonstrations_of_an_environment_that_allows_nothing_at_its_end_are_lea
 
 
 @pytest.mark.parametrize("critic", ["", "Shared"])
-def test_batches_in_which_nobody_came_to_a_masked_sub_step_are_learned_from(critic):
+def test_batches_without_masked_sub_steps_are_learned_from(critic):
     trainer = masked_trainer(masked_sub_step_env, critic, batch_size=2, initial_buffer_size=20, epoch_length=8)
     trainer.train()
     assert all(torch.isfinite(parameter).all() for parameter in trainer.model.parameters())
