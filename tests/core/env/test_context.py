@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from maze.core.env.context import Context
 from maze.core.errors import ConfigError
+from maze.train.parallelization.vector_env.batched_vector_env import BatchedVectorEnv
+from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.utils.check_env import check_env
 from maze_envs.inventory.lost_sales import ContextBaseStockPolicy, LostSales, LostSalesEnv
 
@@ -138,3 +140,25 @@ def test_newsvendor_rewards_are_relative_costs():
     stores.stock[:] = 7
     reward, _, _ = stores.advance({"order": np.zeros(1)})
     assert reward[0] == pytest.approx(0.0)
+
+
+def test_batches_and_single_environments_draw_the_same_contexts():
+    env = LostSalesEnv(context=CONTEXT, max_episode_steps=4)
+    batch = BatchedVectorEnv(env.batch(3))
+    single = SequentialVectorEnv([lambda: LostSalesEnv(context=CONTEXT, max_episode_steps=4)] * 3)
+    seen = []
+    for vector in (batch, single):
+        vector.seed([1, 2, 3])
+        found = [vector.reset()]
+        found += [vector.step({"order": np.full(3, 4)})[0] for _ in range(10)]
+        seen.append([{key: array.tolist() for key, array in observation.items()} for observation in found])
+    assert seen[0] == seen[1]
+    assert len({tuple(row) for observation in seen[0] for row in observation["context"]}) > 3, "episodes differ"
+
+
+def test_copies_keep_their_context():
+    stores = LostSales(4, context=CONTEXT)
+    stores.begin(np.arange(4))
+    copies = LostSales(2, context=CONTEXT)
+    copies.copy_rows(stores, np.array([3, 1]), slice(0, 2))
+    assert copies.context_values.tolist() == stores.context_values[[3, 1]].tolist()
