@@ -15,8 +15,8 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from maze.cli.errors import UsageError
+from maze.cli.hydra_setup import as_written
 from maze.cli.sweeps.results import STUDY_FILE
-from maze.cli.wrapper_overrides import as_written
 from maze.core.utils.config_description import config_to_yaml
 from maze.core.utils.files import write_whole
 from maze.utils.process import version_of
@@ -38,29 +38,15 @@ def command_line(arguments: Sequence[str]) -> str:
 
 def git_state(directory: Path) -> dict[str, Any] | None:
     """Return commit, branch and whether files differ from the commit; None outside a repository or without git."""
-
-    def git(*arguments: str) -> str | None:
-        try:
-            result = subprocess.run(
-                ["git", "--no-optional-locks", *arguments],
-                cwd=directory,
-                capture_output=True,
-                text=True,
-                timeout=5,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return result.stdout.strip() if result.returncode == 0 else None
-
-    commit = git("rev-parse", "HEAD")
-    if commit is None:
+    command = ["git", "--no-optional-locks", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
+    try:
+        result = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
         return None
-    return {
-        "commit": commit,
-        "branch": git("rev-parse", "--abbrev-ref", "HEAD"),
-        "dirty": bool(git("status", "--porcelain", "--untracked-files=no")),
-    }
+    lines = result.stdout.splitlines()
+    facts = dict(line.split()[1:3] for line in lines if line.startswith("#"))
+    is_dirty = any(not line.startswith("#") for line in lines)
+    return {"commit": facts.get("branch.oid"), "branch": facts.get("branch.head"), "dirty": is_dirty}
 
 
 def installed_versions() -> dict[str, str | None]:
@@ -155,12 +141,9 @@ def find_run(path: Path, flag: str = "--info") -> Path:
     """
     if is_run(path) or is_sweep(path):
         return path
-    if path.is_file() and is_run(path.parent):
-        raise UsageError(f"{flag}: {path} is a file of a run. Name its directory: maze-run {flag} {path.parent}")
-    kind = "a file" if path.is_file() else "not the directory of a run" if path.is_dir() else "no directory"
     raise UsageError(
-        f"{flag}: {path} is {kind}. Expected a directory written by maze-run, with {', '.join(_RUN_FILES)}, such as "
-        "outputs/<name>/<time>; maze-run --runs lists them."
+        f"{flag}: {path} is not the directory of a run. Expected a directory written by maze-run, with "
+        f"{', '.join(_RUN_FILES)}, such as outputs/<name>/<time>; maze-run --runs lists them."
     )
 
 

@@ -499,10 +499,11 @@ class TrainingProgress:
         n_own, n_left = n_done - (self._begun_at or 0.0), self.n_epochs - n_done
         if n_left <= 0 or n_own <= 0:
             return ""
-        return _duration(n_left * (time.perf_counter() - self._start) / n_own)
+        return duration_text(n_left * (time.perf_counter() - self._start) / n_own)
 
 
-def _duration(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
+    """Return a duration with its unit."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 90 * 60:
