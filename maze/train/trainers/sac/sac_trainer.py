@@ -497,7 +497,7 @@ class SAC(ReplayTrainer):
 
     @override(ReplayTrainer)
     def _learn_from(self, batch: TransitionBatch) -> None:
-        steps = self.learner.update(batch, self._critic_learns_alone, self._initial_policy, self._kl_to_initial_coef)
+        steps = self.learner.update(batch, self.critic_learns_alone, self._initial_policy, self._kl_to_initial_coef)
         for losses, norms in steps:
             self.stats.add(losses, norms)
 
