@@ -44,7 +44,7 @@ PRINTING = ("verbose", "console")
 """Settings of the console output."""
 FLAGS_WITH_VALUE = ("-cn", "--config-name", "-cp", "--config-path", "-cd", "--config-dir", "-p", "--package")
 COMMANDS = {
-    "--export": ("maze.cli.export", "export_run"),
+    "--export": ("maze.cli.run_description", "export_run"),
     "--info": ("maze.cli.run_description", "print_run_info"),
     "--new-project": ("maze.cli.new_project", "write_project"),
     "--report": ("maze.cli.report", "make_report"),
@@ -65,7 +65,7 @@ def maze_run(cfg: DictConfig) -> float | None:
     """
     from maze.cli.run_info import config_as_yaml, write_run_info
     from maze.cli.run_summary import beginning
-    from maze.cli.sweeps.objective import recorder_of_sweep
+    from maze.cli.sweeps.results import recorder_of_sweep
     from maze.console.runs import EVERYTHING, checked_verbosity
     from maze.core.utils.factory import Factory
     from maze.runner import Runner

@@ -7,7 +7,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from maze.cli.errors import UsageError
 from maze.cli.hydra_setup import as_written
-from maze.cli.sweeps.results import STUDY_FILE
 from maze.core.utils.config_description import config_to_yaml
 from maze.core.utils.files import write_whole
 from maze.utils.process import version_of
@@ -26,7 +25,6 @@ PACKAGES = ("maze-rl", "torch", "numpy", "gymnasium", "hydra-core", "omegaconf",
 CONFIG_FILE = "hydra_config.yaml"
 COMMAND_FILE = "command.txt"
 VERSIONS_FILE = "versions.json"
-SWEEP_FILES = (STUDY_FILE, "multirun.yaml")
 HYDRA_CONFIG = Path(".hydra") / "config.yaml"
 _RUN_FILES = (HYDRA_CONFIG.as_posix(), CONFIG_FILE, COMMAND_FILE)
 
@@ -135,11 +133,11 @@ def shown_path(path: Path, project: Path) -> Path:
 
 
 def find_run(path: Path, flag: str = "--info") -> Path:
-    """Return the directory of a run or a sweep.
+    """Return the directory of a run.
 
     :raises UsageError: It is no directory of a run.
     """
-    if is_run(path) or is_sweep(path):
+    if is_run(path):
         return path
     raise UsageError(
         f"{flag}: {path} is not the directory of a run. Expected a directory written by maze-run, with "
@@ -150,20 +148,3 @@ def find_run(path: Path, flag: str = "--info") -> Path:
 def is_run(directory: Path) -> bool:
     """Return whether it is the directory of a training run, a rollout or another job."""
     return directory.is_dir() and any((directory / name).is_file() for name in _RUN_FILES)
-
-
-def is_sweep(directory: Path) -> bool:
-    """Return whether it is the directory of a sweep."""
-    return any((directory / name).is_file() for name in SWEEP_FILES) and not (directory / CONFIG_FILE).is_file()
-
-
-def runs_below(directory: Path, names: Sequence[str] = (CONFIG_FILE, *SWEEP_FILES)) -> Iterator[Path]:
-    """Find directories of runs and sweeps in and below a directory, three levels deep.
-
-    :param names: Names of files, one of which such a directory has.
-    """
-    for depth in ("", "*/", "*/*/", "*/*/*/"):
-        for name in names:
-            for file in directory.glob(f"{depth}{name}"):
-                if is_run(file.parent) or is_sweep(file.parent):
-                    yield file.parent

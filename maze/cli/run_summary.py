@@ -18,7 +18,6 @@ from maze.cli.run_info import (
     CONFIG_FILE,
     HYDRA_CONFIG,
     VERSIONS_FILE,
-    runs_below,
     shown_path,
     stored_arguments,
     text_of,
@@ -296,7 +295,8 @@ def print_runs(arguments: Sequence[str]) -> int:
     directory = Path(*arguments)
     if not directory.is_dir():
         raise UsageError(f"--runs: {directory} is no directory. Expected the directory of all runs, such as outputs.")
-    found = [(run, read_plain_yaml(run / CONFIG_FILE)) for run in runs_below(directory, [CONFIG_FILE])]
+    files = (file for depth in ("", "*/", "*/*/", "*/*/*/") for file in directory.glob(f"{depth}{CONFIG_FILE}"))
+    found = [(file.parent, read_plain_yaml(file)) for file in files]
     found.sort(key=lambda entry: (entry[0] / CONFIG_FILE).stat().st_mtime)
     runs = [_listed(run, cfg) for run, cfg in found if "algorithm" in cfg]
     header = ("run", "environment", "algorithm", "steps", "best score", "state", "date")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from maze.api.run_context import RunContext
-from maze.api.utils import InvalidSpecificationError, RunContextError, RunMode
+from maze.api.utils import InvalidSpecificationError, RunContextError
 from maze.core.errors import ConfigError
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper

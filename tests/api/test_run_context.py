@@ -364,7 +364,9 @@ def test_mappings_are_merged_into_the_configuration_unless_they_name_a_target() 
 
 
 def test_an_algorithm_may_be_a_mapping_of_its_hyperparameters() -> None:
-    rc = RunContext(algorithm={"_target_": f"{PPOAlgorithmConfig.__module__}.PPOAlgorithmConfig", "clip_range": 0.1}, silent=True)
+    rc = RunContext(
+        algorithm={"_target_": f"{PPOAlgorithmConfig.__module__}.PPOAlgorithmConfig", "clip_range": 0.1}, silent=True
+    )
     assert "PPO" in str(rc.config[RunMode.TRAINING].runner.trainer_class)
 
 

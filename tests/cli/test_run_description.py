@@ -151,18 +151,6 @@ def test_the_file_of_an_interrupted_write_is_listed(copy: Path, capfd: pytest.Ca
     assert "left by an interrupted write" in info(copy / "trained", capfd)
 
 
-def test_the_runs_of_a_sweep_are_listed(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    sweep = copy / "multirun"
-    for number, lr in enumerate((0.1, 0.2)):
-        shutil.copytree(copy / "trained", sweep / str(number))
-        (sweep / str(number) / ".hydra" / "overrides.yaml").write_text(f"- algorithm.lr={lr}\n")
-    (sweep / "multirun.yaml").touch()
-    text = info(sweep, capfd)
-    assert re.search(r"runs +2", text)
-    assert re.search(r"1 +algorithm\.lr=0\.2", text)
-    assert "maze-run --info outputs/multirun/0" in text
-
-
 @pytest.mark.parametrize(
     ("command", "shown"),
     [

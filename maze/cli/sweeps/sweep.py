@@ -21,7 +21,6 @@ from omegaconf.errors import OmegaConfBaseException
 from maze.cli.errors import translated
 from maze.cli.hydra_setup import for_hydra
 from maze.cli.launchers import FinishedJob, Jobs, LocalLauncher, outcome
-from maze.cli.sweeps.objective import UnknownObjectiveError
 from maze.cli.sweeps.results import (
     COMPLETED,
     FAILED,
@@ -30,6 +29,7 @@ from maze.cli.sweeps.results import (
     SweepRun,
     SweepTrial,
     TrialResult,
+    UnknownObjectiveError,
     number_text,
     ranked,
     results_table,
