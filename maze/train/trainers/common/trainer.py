@@ -36,8 +36,6 @@ from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.learning import UpdateStats
 from maze.train.trainers.common.model_selection.best_model_selection import selected_score
 from maze.train.trainers.common.observation_statistics import ObservationStatistics
-from maze.train.utils.freed_memory import freed_memory_kept
-from maze.train.utils.interrupt import InterruptGuard, TrainingInterrupted
 from maze.train.utils.plain_state import (
     STATE_FORMAT,
     Part,
@@ -50,6 +48,7 @@ from maze.train.utils.plain_state import (
     statistics_to_plain,
     to_plain,
 )
+from maze.train.utils.run_process import InterruptGuard, TrainingInterrupted, freed_memory_kept
 from maze.train.utils.training_record import ENDED, INTERRUPTED, RUNNING, EpochSummary, write_record
 
 if TYPE_CHECKING:

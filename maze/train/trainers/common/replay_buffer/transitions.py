@@ -17,7 +17,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from maze.core.env.space_arrays import dict_specs
+from maze.core.env.space_arrays import usual_values
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError, EnvironmentContractError
 
@@ -176,7 +176,7 @@ class TransitionColumns:
     ) -> TransitionColumns:
         """Columns for an environment's steps."""
         observations, actions = (
-            [_allowed_values(by_key[actor.step_key]) for actor in actors]
+            [usual_values(by_key[actor.step_key]) for actor in actors]
             for by_key in (observation_spaces_dict, action_spaces_dict)
         )
         return cls(capacity, actors, observations, actions)
@@ -341,21 +341,6 @@ def _is_observed(rows: TransitionRows, position: int) -> np.ndarray:
     """Where an actor got an observation: it acted, or the episode was cut off when it was to act."""
     observed: np.ndarray = (rows.n_substeps > position) | ((rows.n_substeps == position) & ~rows.terminated)
     return observed
-
-
-def _allowed_values(space: spaces.Dict) -> Arrays:
-    """Small values of the space: ones where it has ones, so that masks allow everything."""
-    values = {}
-    for key, (shape, dtype) in dict_specs(space).items():
-        sub, value = space[key], np.zeros(shape, dtype)
-        if isinstance(sub, spaces.Box):
-            value = np.clip(np.ones_like(value), sub.low, sub.high)
-        elif isinstance(sub, spaces.MultiBinary):
-            value = np.ones_like(value)
-        elif isinstance(sub, spaces.Discrete | spaces.MultiDiscrete):
-            value += np.asarray(sub.start, dtype)
-        values[key] = value
-    return values
 
 
 def _allocate(capacity: int, like: Arrays) -> Arrays:
