@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from maze.core.errors import ConfigError, did_you_mean, first_line, install_command
-from maze.core.utils.checked_config import CheckedConfig
+from maze.core.utils.config_utils import CheckedConfig
 
 SET_BY_RUNNER: Mapping[str, str] = {
     "num_env_runners": "runner.num_workers",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from maze.core.errors import ConfigError
-from maze.core.utils.checked_config import CheckedConfig
+from maze.core.utils.config_utils import CheckedConfig
 from maze.core.utils.factory import TARGET_KEY, Factory
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import torch
 from maze.core.agent.policy import Policy
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
-from maze.core.utils.checked_config import CheckedConfig
+from maze.core.utils.config_utils import CheckedConfig
 from maze.core.utils.factory import Factory
 from maze.core.utils.seeding import seeded_generator
 from maze.train.trainers.common.actor_critic.valuation import decisions_by_policy
