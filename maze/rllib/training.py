@@ -31,7 +31,7 @@ from maze.train.parallelization.vector_env.vector_env_utils import decode_stats
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection, selected_score
 from maze.train.trainers.common.observation_statistics import Moments, ObservationStatistics, merged
-from maze.train.utils.interrupt import InterruptGuard, TrainingInterrupted
+from maze.train.utils.run_process import InterruptGuard, TrainingInterrupted
 
 T = TypeVar("T")
 

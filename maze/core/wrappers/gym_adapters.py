@@ -46,7 +46,9 @@ def adapted(env: Any, drop: Sequence[str] = (), encode: Mapping[str, int] | None
     env = in_current_api(env)
     if drop or encode or not _is_flat(env.observation_space):
         env = ArrayObservations(env, list(drop), dict(encode or {}))
-    return env if _is_flat(env.action_space) or not _has_leaves(env.action_space) else FlatActions(env)
+    parts = _parts(env.action_space, "action", ())
+    has_leaves = all(isinstance(part, _LEAVES) for _, _, part in parts)
+    return FlatActions(env) if has_leaves and not _is_flat(env.action_space) else env
 
 
 def refuse_vector_env(env: Any) -> None:
@@ -198,7 +200,7 @@ class ArrayObservations(gymnasium.ObservationWrapper[Any, Any, Any], RecordConst
                         f"env.{name}: there is no observation `{key}`.{did_you_mean(key, known)} "
                         f"Observations: {', '.join(known)}."
                     )
-        self._encoders: list[tuple[tuple[Any, ...], _Encoder]] = []
+        self._encoded: list[tuple[str, tuple[Any, ...], spaces.Space[Any], int]] = []
         entries: dict[str, spaces.Space[Any]] = {}
         left_out: list[str] = []
         for key, path, space in parts:
@@ -207,17 +209,17 @@ class ArrayObservations(gymnasium.ObservationWrapper[Any, Any, Any], RecordConst
             if not isinstance(space, _ENCODED) and not (isinstance(space, spaces.Text) and key in encode):
                 left_out.append(key)
                 continue
-            encoder = _encoder(key, space, encode.get(key, MAX_ITEMS))
-            self._encoders.append((path, encoder))
-            if twice := [other for other in encoder.spaces if other in entries]:
+            n = encode.get(key, MAX_ITEMS)
+            self._encoded.append((key, path, space, n))
+            encoded = _encoded_spaces(key, space, n)
+            if twice := [other for other in encoded if other in entries]:
                 raise ConfigError(f"env: two observations are called `{twice[0]}` when they are flattened; drop one.")
-            entries |= encoder.spaces
+            entries |= encoded
         if left_out:
-            text = next((key for key, _, space in parts if key in left_out and isinstance(space, spaces.Text)), None)
-            hint = "" if text is None else f", env.encode={{{text}: <n>}} keeps the first n characters"
+            names = ", ".join(left_out)
             warnings.warn(
-                f"Observations that are no numbers are left out: {', '.join(left_out)}. "
-                f"env.drop=[{', '.join(left_out)}] suppresses this warning{hint}.",
+                f"Observations that are no numbers are left out: {names}. env.drop=[{names}] suppresses this warning; "
+                "env.encode={<text>: <n>} keeps the first n characters of a text.",
                 UserWarning,
                 stacklevel=4,
             )
@@ -228,11 +230,11 @@ class ArrayObservations(gymnasium.ObservationWrapper[Any, Any, Any], RecordConst
     def observation(self, observation: Any) -> dict[str, Any]:
         """Return the entries of the flat dictionary."""
         entries: dict[str, Any] = {}
-        for path, encoder in self._encoders:
+        for key, path, space, n in self._encoded:
             value = observation
             for step in path:
                 value = value[step]
-            encoder.encode(value, entries)
+            entries |= _encoded(key, space, n, value)
         return entries
 
 
@@ -370,20 +372,10 @@ def reported_mask(env: Any, info: Mapping[str, Any], name: str) -> Any:
 
 
 def _is_flat(space: Any) -> bool:
-    if isinstance(space, spaces.Dict):
-        return all(isinstance(part, _LEAVES) for part in space.spaces.values())
-    if isinstance(space, spaces.Tuple):
-        return all(isinstance(part, _LEAVES) for part in space.spaces)
-    # what is no space at all is left to those who say what is wrong with it
-    return isinstance(space, _LEAVES) or not isinstance(space, spaces.Space)
-
-
-def _has_leaves(space: Any) -> bool:
-    if isinstance(space, spaces.Dict):
-        return all(_has_leaves(part) for part in space.spaces.values())
-    if isinstance(space, spaces.Tuple):
-        return all(_has_leaves(part) for part in space.spaces)
-    return isinstance(space, _LEAVES)
+    """Return whether a space is a leaf, or a dictionary or tuple of leaves."""
+    return not isinstance(space, spaces.Space) or all(
+        len(path) < 2 and isinstance(part, _LEAVES) for _, path, part in _parts(space, "", ())
+    )
 
 
 def _parts(space: spaces.Space[Any], name: str, path: tuple[Any, ...], is_outermost: bool = False) -> list[_Part]:
@@ -398,68 +390,33 @@ def _parts(space: spaces.Space[Any], name: str, path: tuple[Any, ...], is_outerm
     return [found for key, step, part in inner for found in _parts(part, key, (*path, step))]
 
 
-class _Encoder:
-    """Pass a value on unchanged.
-
-    :param key: Key of the entry.
-    :param space: Its space.
-    """
-
-    def __init__(self, key: str, space: spaces.Space[Any]) -> None:
-        self.key = key
-        self.spaces: dict[str, spaces.Space[Any]] = {key: space}
-
-    def encode(self, value: Any, entries: dict[str, Any]) -> None:
-        """Write the value's entries."""
-        entries[self.key] = value
-
-
-class _TextEncoder(_Encoder):
-    """Encode a text as numbers of its characters, from 1 in the order of the character set, padded with 0."""
-
-    def __init__(self, key: str, space: spaces.Text, n_characters: int) -> None:
-        super().__init__(key, spaces.MultiDiscrete([len(space.characters) + 1] * n_characters))
-        self._n = n_characters
-        self._number = {character: index for index, character in enumerate(sorted(space.characters), start=1)}
-
-    def encode(self, value: Any, entries: dict[str, Any]) -> None:
-        numbers = np.zeros(self._n, np.int64)
-        for index, character in enumerate(str(value)[: self._n]):
-            numbers[index] = self._number.get(character, 0)
-        entries[self.key] = numbers
-
-
-class _SequenceEncoder(_Encoder):
-    """Encode a sequence as rows of features and a mask of the existing rows."""
-
-    def __init__(self, key: str, item: spaces.Space[Any], n_items: int) -> None:
-        features = _real(flatten_space(item))
-        low, high = (
-            np.tile(bound, (n_items, 1)) for bound in (np.minimum(features.low, 0), np.maximum(features.high, 0))
-        )
-        super().__init__(key, spaces.Box(low, high, dtype=np.float32))
-        self.spaces[f"{key}_mask"] = spaces.Box(0, 1, (n_items,), np.float32)
-        self._item, self._n, self._width = item, n_items, flatdim(item)
-
-    def encode(self, value: Any, entries: dict[str, Any]) -> None:
-        rows, mask = np.zeros((self._n, self._width), np.float32), np.zeros(self._n, np.float32)
-        for index, item in enumerate(value[: self._n]):
-            flat: Any = flatten(self._item, item)
-            rows[index] = flat
-            mask[index] = 1.0
-        entries[self.key], entries[f"{self.key}_mask"] = rows, mask
-
-
-def _encoder(key: str, space: spaces.Space[Any], n: int) -> _Encoder:
+def _encoded_spaces(key: str, space: spaces.Space[Any], n: int) -> dict[str, spaces.Space[Any]]:
+    """Return the spaces of the entries that encode an observation; see :func:`_encoded`."""
     if isinstance(space, spaces.Text):
-        return _TextEncoder(key, space, n)
-    if isinstance(space, spaces.Sequence):
-        return _SequenceEncoder(key, space.feature_space, n)
-    return _Encoder(key, space)
+        return {key: spaces.MultiDiscrete([len(space.characters) + 1] * n)}
+    if not isinstance(space, spaces.Sequence):
+        return {key: space}
+    features: Any = flatten_space(space.feature_space)
+    if not isinstance(features, spaces.Box):
+        raise ConfigError(f"env: observations of the space {features!r} have no fixed size; drop them by `env.drop`.")
+    bounds = np.minimum(features.low, 0), np.maximum(features.high, 0)
+    with np.errstate(over="ignore"):  # bounds beyond the range of float32 become infinite
+        low, high = (np.tile(bound.astype(np.float32), (n, 1)) for bound in bounds)
+    return {key: spaces.Box(low, high, dtype=np.float32), f"{key}_mask": spaces.Box(0, 1, (n,), np.float32)}
 
 
-def _real(space: spaces.Space[Any]) -> spaces.Box:
-    if not isinstance(space, spaces.Box):
-        raise ConfigError(f"env: observations of the space {space!r} have no fixed size; drop them by `env.drop`.")
-    with np.errstate(over="ignore"):
-        return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)
+def _encoded(key: str, space: spaces.Space[Any], n: int, value: Any) -> dict[str, Any]:
+    """Encode an observation: the numbers of `n` characters of a text, or `n` items of a sequence with their mask."""
+    if isinstance(space, spaces.Text):
+        known, numbers = sorted(space.characters), np.zeros(n, np.int64)
+        for index, character in enumerate(str(value)[:n]):
+            numbers[index] = known.index(character) + 1
+        return {key: numbers}
+    if not isinstance(space, spaces.Sequence):
+        return {key: value}
+    item = space.feature_space
+    rows, mask = np.zeros((n, flatdim(item)), np.float32), np.zeros(n, np.float32)
+    for index, entry in enumerate(value[:n]):
+        rows[index] = flatten(item, entry)  # type: ignore[assignment]  # an array, because its size is fixed
+        mask[index] = 1.0
+    return {key: rows, f"{key}_mask": mask}

@@ -36,8 +36,6 @@ from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.learning import UpdateStats
 from maze.train.trainers.common.model_selection.best_model_selection import selected_score
 from maze.train.trainers.common.observation_statistics import ObservationStatistics
-from maze.train.utils.freed_memory import freed_memory_kept
-from maze.train.utils.interrupt import InterruptGuard, TrainingInterrupted
 from maze.train.utils.plain_state import (
     STATE_FORMAT,
     Part,
@@ -50,6 +48,7 @@ from maze.train.utils.plain_state import (
     statistics_to_plain,
     to_plain,
 )
+from maze.train.utils.run_process import InterruptGuard, TrainingInterrupted, freed_memory_kept
 from maze.train.utils.training_record import ENDED, INTERRUPTED, RUNNING, EpochSummary, write_record
 
 if TYPE_CHECKING:
@@ -159,7 +158,7 @@ class EpochTrainer(Trainer, ABC):
 
     All the rest is done here: evaluation between epochs, the best model, early stopping, the progress display, a
     checkpoint after each epoch from which a run resumes exactly, an orderly end after a signal, and for a number that
-    is not finite an error with its place and a file to reproduce it. Burn-in (:attr:`_critic_learns_alone`) and the
+    is not finite an error with its place and a file to reproduce it. Burn-in (:attr:`critic_learns_alone`) and the
     distance from the initial policy (:attr:`_initial_policy`) follow the configuration, if it has those fields.
 
     Algorithms that act while they learn begin with
@@ -233,6 +232,10 @@ class EpochTrainer(Trainer, ABC):
         """Number of all updates and of all environment steps, those that filled a replay buffer included."""
         self.first_epoch, self.is_finished = 0, False
         """Number of epochs completed before the current call of :meth:`train`; whether the last call completed."""
+        self.share_done = 0.0
+        """Share of all updates of this call that is done; without a limit, epochs."""
+        self.critic_learns_alone = self.config.critic_burn_in_epochs > 0
+        """Whether this is one of the epochs at the start in which the policy stays as it is."""
         self.evaluated_epoch: int | None = None
         """Number of completed epochs at the latest evaluation."""
         self.training_reward = math.nan
@@ -329,22 +332,11 @@ class EpochTrainer(Trainer, ABC):
     # -- for all that learn policies -------------------------------------------------------------------
 
     @property
-    def _critic_learns_alone(self) -> bool:
-        """Whether this is one of the epochs at the start in which the policy stays as it is."""
-        return self.epoch < int(self.config.critic_burn_in_epochs)
-
-    @property
     def _kl_to_initial_coef(self) -> float:
         """Weight of the divergence from the initial policy: decays with each epoch in which the policy has learned."""
         config = self.config
         n_learning_epochs = max(0, self.epoch - config.critic_burn_in_epochs)
         return float(config.kl_to_initial_coef * config.kl_to_initial_decay**n_learning_epochs)
-
-    @property
-    def share_done(self) -> float:
-        """Share of all updates that is done; without a limit, epochs."""
-        n_epochs = self.epoch - self.first_epoch + self.update / self.n_updates_per_epoch()
-        return n_epochs / max(self._n_epochs, 1)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -445,7 +437,10 @@ class EpochTrainer(Trainer, ABC):
 
     def _run_update(self) -> None:
         """Run an update, count it, and end the run after a signal; save the data that led to a NaN."""
-        profile, number = self.profile, self.epoch * self.n_updates_per_epoch() + self.update + 1
+        n_per_epoch, profile = self.n_updates_per_epoch(), self.profile
+        number = self.epoch * n_per_epoch + self.update + 1
+        self.share_done = (self.epoch - self.first_epoch + self.update / n_per_epoch) / max(self._n_epochs, 1)
+        self.critic_learns_alone = self.epoch < self.config.critic_burn_in_epochs
         try:
             with nullcontext() if profile is None or profile.is_done else profile.one_update(number):
                 self._update()

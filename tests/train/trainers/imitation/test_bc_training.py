@@ -29,7 +29,7 @@ from maze.train.trainers.imitation.bc_data import StepBatches, check_fits
 from maze.train.trainers.imitation.bc_loss import BCLoss
 from maze.train.trainers.imitation.bc_trainer import BCTrainer
 from maze.train.trainers.imitation.bc_validation_evaluator import BCValidationEvaluator
-from maze.train.utils.interrupt import TrainingInterrupted
+from maze.train.utils.run_process import TrainingInterrupted
 from tests.train.parallelization.toy_envs import coming_and_going_env, counting_env, hierarchical_env, two_step_env
 from tests.train.trainers.es.populations import build_policy
 

@@ -258,7 +258,7 @@ class ActorCritic(EpochTrainer, ABC):
         return losses
 
     def _add_policy_terms(self, losses: ActorCriticLosses, part: PolicyBatch, outputs: PolicyOutput) -> None:
-        config, learns = self.config, not self._critic_learns_alone
+        config, learns = self.config, not self.critic_learns_alone
         for index, (substep, output) in enumerate(zip(part.substeps, outputs.substep_outputs, strict=True)):
             key, advantage = substep.actor_id.step_key, part.advantages[index]
             if config.advantage_normalization:
@@ -302,7 +302,7 @@ class ActorCritic(EpochTrainer, ABC):
         return value_loss(value, target)
 
     def _gradient_step(self, losses: ActorCriticLosses) -> None:
-        learns_alone = self._critic_learns_alone
+        learns_alone = self.critic_learns_alone
         frozen = [name for name in self.optimizer.names if learns_alone and name[0] == "policy_grad_norm"]
         self.stats.add(losses, gradient_step(losses, self.optimizer, self.config.max_grad_norm, frozen=frozen))
 

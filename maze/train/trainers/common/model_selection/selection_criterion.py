@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.errors import ConfigError
-from maze.core.log_stats.event_decorators import EventDefinition, event_definition
 from maze.core.log_stats.log_stats import LogStats, LogStatsKey
 from maze.core.log_stats.stats_format import name_parts, scalar_value
 
@@ -61,8 +58,11 @@ class Constraint(NamedTuple):
         :raises ConfigError: The text is no comparison.
         """
         match = _CONSTRAINT.match(text) if isinstance(text, str) else None
-        bound = _number(match["bound"]) if match else None
-        if match is None or bound is None:
+        try:
+            bound = float(match["bound"]) if match else math.nan
+        except ValueError:
+            bound = math.nan
+        if match is None or math.isnan(bound):
             raise ConfigError(
                 f"constraints: cannot read {text!r}. Expected a statistic or KPI, a comparison and a number, for "
                 "instance 'kpi/waste <= 0.1'."
@@ -88,7 +88,7 @@ class SelectionCriterion:
     :param objective: The statistic that counts; `None`: the mean reward.
     :param maximize: Whether more of it is better.
     :param constraints: Conditions, such as `kpi/waste <= 0.1`. An event that does not occur in an evaluation
-        counts as 0.
+        counts as 0; a name that no evaluation has had so far is logged as a warning once.
     :raises ConfigError: A value is of another type, or a constraint cannot be read.
     """
 
@@ -100,8 +100,8 @@ class SelectionCriterion:
         self.objective = MEAN_REWARD if objective is None else objective
         self.maximize = maximize
         self.constraints = [Constraint.parse(text) for text in constraints]
-        self._may_be_absent: set[str] = set()
-        """Names in constraints that are statistics of events which have not occurred yet."""
+        self._absent: set[str] = set()
+        """Names in constraints that count as 0, since no evaluation has had them."""
 
     def judge(self, stats: LogStats) -> Judgement:
         """Return the score of an evaluation, and how far it is from fulfilling the constraints.
@@ -124,23 +124,14 @@ class SelectionCriterion:
         value = find_statistic(stats, constraint.name)
         if value is not None:
             return value
-        if constraint.name in self._may_be_absent:
-            return 0.0
-        if is_declared(_tokens(constraint.name)):
-            self._may_be_absent.add(constraint.name)
-            return 0.0
-        if _closest(stats, constraint.name) is not None:
-            raise ConfigError(
-                f"constraints: {constraint.text!r}: the evaluation has no statistic or KPI {constraint.name!r}."
-                f"{_suggestion(stats, constraint.name)}"
+        if constraint.name not in self._absent:
+            problem = f"constraints: {constraint.text!r}: the evaluation has no statistic or KPI {constraint.name!r}"
+            if "kpi" in _tokens(constraint.name)[:2]:  # KPIs are calculated in every evaluation
+                raise ConfigError(f"{problem}.{_suggestion(stats, constraint.name)}")
+            self._absent.add(constraint.name)
+            logger.warning(
+                "%s; it counts as 0, like an event that does not occur.%s", problem, _suggestion(stats, constraint.name)
             )
-        self._may_be_absent.add(constraint.name)
-        logger.warning(
-            "Constraint %r: the evaluation has no such statistic or KPI, and no event of this name is known; taken for "
-            "an event that did not occur, which counts as 0.%s",
-            constraint.text,
-            _suggestion(stats, constraint.name),
-        )
         return 0.0
 
 
@@ -167,28 +158,25 @@ def find_statistic(stats: LogStats, name: str) -> float | None:
     :raises ConfigError: Several have this name.
     """
     wanted = _tokens(name)
-    numbers = [(key, number) for key, value in stats.items() if (number := scalar_value(value)) is not None]
-    exact = [(key, number) for key, number in numbers if wanted in _spellings(key)]
-    found = exact or [(key, number) for key, number in numbers if wanted in _spellings_without_output(key)]
+    exact, loose = {}, {}
+    for key, value in stats.items():
+        if (number := scalar_value(value)) is not None:
+            short = _spellings(key, with_output=False)
+            if wanted in _spellings(key) or (key.output_name == "mean" and wanted in short):
+                exact[key] = number
+            elif wanted in short:
+                loose[key] = number
+    found = exact or loose
     if len(found) > 1:
-        raise ConfigError(
-            f"{name!r} may mean any of {', '.join(_full_name(key) for key, _ in found)}; name one of them."
-        )
-    return found[0][1] if found else None
+        raise ConfigError(f"{name!r} may mean any of {', '.join(map(_full_name, found))}; name one of them.")
+    return next(iter(found.values()), None)
 
 
-def _spellings(key: LogStatsKey) -> list[tuple[str, ...]]:
+def _spellings(key: LogStatsKey, with_output: bool = True) -> list[tuple[str, ...]]:
+    """Return the parts of a statistic's name, without and with its interface."""
     interface, method, _ = name_parts(key)
-    group = [str(part) for part in key.group or ()]
-    bodies = [[method, *([key.output_name] if key.output_name is not None else []), *group]]
-    if key.output_name == "mean":
-        bodies.append([method, *group])
-    return [_tokens("/".join(parts)) for body in bodies for parts in (body, [interface, *body])]
-
-
-def _spellings_without_output(key: LogStatsKey) -> list[tuple[str, ...]]:
-    interface, method, _ = name_parts(key)
-    body = [method, *(str(part) for part in key.group or ())]
+    output = [key.output_name] if with_output and key.output_name is not None else []
+    body = [method, *output, *(str(part) for part in key.group or ())]
     return [_tokens("/".join(parts)) for parts in (body, [interface, *body])]
 
 
@@ -202,76 +190,16 @@ def _tokens(name: str) -> tuple[str, ...]:
     return tokens[1:] if first == "eval" else (first, *tokens[1:])
 
 
-def _names(stats: LogStats) -> list[str]:
-    return sorted({_full_name(key) for key, value in stats.items() if scalar_value(value) is not None})
-
-
-def _closest(stats: LogStats, name: str) -> str | None:
-    wanted = "/".join(_tokens(name))
-    spellings: dict[str, LogStatsKey] = {}
-    for spell in (_spellings, _spellings_without_output):
-        for key, value in stats.items():
-            if scalar_value(value) is not None:
-                for spelling in spell(key):
-                    spellings.setdefault("/".join(spelling), key)
-    close = get_close_matches(wanted, spellings, n=1, cutoff=0.8)
-    return _full_name(spellings[close[0]]) if close else None
-
-
 def _suggestion(stats: LogStats, name: str) -> str:
-    names = _names(stats)
-    close = _closest(stats, name)
-    meant = f" Did you mean `{close}`?" if close else ""
+    keys = [key for key, value in stats.items() if scalar_value(value) is not None]
+    spelled = {
+        "/".join(spelling): _full_name(key)
+        for with_output in (False, True)
+        for key in reversed(keys)  # of several statistics of an event the first one
+        for spelling in _spellings(key, with_output)
+    }
+    close = get_close_matches("/".join(_tokens(name)), spelled, n=1, cutoff=0.8)
+    meant = f" Did you mean `{spelled[close[0]]}`?" if close else ""
+    names = sorted(map(_full_name, keys))
     more = f" and {len(names) - _N_SHOWN} more" if len(names) > _N_SHOWN else ""
     return f"{meant} Known: {', '.join(names[:_N_SHOWN]) or 'none'}{more}."
-
-
-def _number(text: str) -> float | None:
-    try:
-        value: Any = float(text)
-    except ValueError:
-        return None
-    return None if math.isnan(value) else float(value)
-
-
-def is_declared(name: Sequence[str]) -> bool:
-    """Return whether an interface of this process declares an event with this epoch statistic.
-
-    KPIs are no events: one that is missing is not calculated. It inspects every class; call it once.
-
-    :param name: Parts of the statistic's name: interface (if it is named), method, statistic (if it is named), groups.
-    """
-    return any(
-        method is not BaseEnvEvents.kpi and _has_statistic(event_definition(method), rest)
-        for interface in _all_classes()
-        for method, rest in _methods(interface, name)
-    )
-
-
-def _methods(interface: type[Any], name: Sequence[str]) -> Iterator[tuple[Callable[..., Any], Sequence[str]]]:
-    """Possible meanings of the name in an interface: a method, and the parts after it."""
-    members = vars(interface)
-    for position in (0, 1) if len(name) > 1 and name[0] == interface.__name__ else (0,):
-        method = members.get(name[position])
-        if inspect.isfunction(method):
-            yield method, name[position + 1 :]
-
-
-def _has_statistic(definition: EventDefinition, rest: Sequence[str]) -> bool:
-    for statistic in definition.epoch:
-        n_groups = 1 if statistic.group_by is not None else len(definition.grouping)
-        names_output = bool(rest) and rest[0] == statistic.output_name
-        if n_groups == len(rest) - names_output or not len(rest) - names_output:
-            return True
-    return False
-
-
-def _all_classes() -> Iterator[type[Any]]:
-    waiting: list[type[Any]] = [object]
-    seen: set[type[Any]] = set()
-    while waiting:
-        for subclass in type.__subclasses__(waiting.pop()):
-            if subclass not in seen:
-                seen.add(subclass)
-                waiting.append(subclass)
-                yield subclass

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from torch import nn
 
 from maze.core.agent.acting import ActionHeads
@@ -26,7 +25,7 @@ from maze.core.env.faults import (
     fail,
     failure_of_acting,
 )
-from maze.core.env.space_arrays import array_specs, check_observation, split_rows, zeros
+from maze.core.env.space_arrays import array_specs, check_observation, split_rows, usual_values, zeros
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import EnvironmentContractError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsLevel
@@ -133,22 +132,12 @@ def obstacle_to_batching(policy: Any, observation_spaces_dict: Mapping[StepKeyTy
     try:
         for key in policy.networks:
             actor = ActorID(*key) if isinstance(key, tuple) else ActorID(key, 0)
-            spaces_of_step = observation_spaces_dict[actor.step_key]
-            observation = {name: _usual_row(space) for name, space in spaces_of_step.items()}
+            usual = usual_values(observation_spaces_dict[actor.step_key])
+            observation = {name: value[np.newaxis] for name, value in usual.items()}
             population.act(actor, observation, slice(0, 1))
     except RuntimeError as error:  # raised by vmap for operations that it does not support
         return f"torch.func.vmap cannot map one of its networks: {str(error).splitlines()[0]}"
     return None
-
-
-def _usual_row(space: spaces.Space[Any]) -> np.ndarray:
-    """Return a row of ones, clipped to the space: an action mask of zeros would permit no action."""
-    row = np.ones((1, *(space.shape or ())), space.dtype)
-    if isinstance(space, spaces.Box):
-        return np.clip(row, space.low, space.high)
-    if isinstance(space, spaces.MultiBinary):
-        return row
-    return row * getattr(space, "start", 0)  # Discrete and MultiDiscrete
 
 
 def _network_function(
