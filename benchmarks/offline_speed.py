@@ -79,11 +79,12 @@ def by_maze(algorithm: str, data: dict[str, Any], n_updates: int, seed: int) -> 
             "runner.dataset": dataset,
             "algorithm.rollout_evaluator": None,
             "algorithm.epoch_length": n_updates // 2,
-            "model.hidden_units": UNITS,
+            "model.policy.networks.0.hidden_units": UNITS,
+            "model.policy.networks.0.non_lin": "torch.nn.ReLU",
             "seeding.agent_base_seed": seed,
         }
         with RunContext(
-            "gym_env", algorithm=algorithm, model="auto", run_dir=directory, silent=True, overrides=overrides
+            "gym_env", algorithm=algorithm, model="flatten_concat", run_dir=directory, silent=True, overrides=overrides
         ) as run:
             run.train(n_epochs=1)  # builds everything
             begin = time.process_time()

@@ -115,13 +115,8 @@ class SB3Predictor:
             more = {"states": state} if getattr(self.policy, "is_recurrent", False) else {}
             chosen: dict[str, np.ndarray] = compute_actions(batch, self._actor_id, deterministic, **more)
             return chosen
-        n_rows = len(next(iter(batch.values())))
-        rows = [
-            self.policy.compute_action(
-                {name: value[row] for name, value in batch.items()}, None, None, self._actor_id, deterministic
-            )
-            for row in range(n_rows)
-        ]
+        observations = split_rows(batch)
+        rows = [self.policy.compute_action(row, None, None, self._actor_id, deterministic) for row in observations]
         return {head: np.stack([np.asarray(row[head]) for row in rows]) for head in self._heads}
 
     def _entries(self, observation: Any) -> dict[str, np.ndarray]:

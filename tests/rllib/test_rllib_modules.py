@@ -26,11 +26,12 @@ with warnings.catch_warnings():
         ModuleOfAgent,
         unique_seed,
     )
-    from maze.rllib.q_modules import QPolicyModule, SoftActorCriticModule
     from maze.rllib.rl_module import (
         MODEL_KEY,
         ModuleConfig,
         PolicyGradientModule,
+        QPolicyModule,
+        SoftActorCriticModule,
         TargetPolicyModule,
         action_distribution_class,
         load_into_runner,
