@@ -17,8 +17,7 @@ from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.utils.factory import Factory
-from maze.core.wrappers.gym_adapters import adapted, gym_env_name
-from maze.core.wrappers.gym_spaces import action_leaves
+from maze.core.wrappers.gym_adapters import action_leaves, adapted, gym_env_name
 from maze.core.wrappers.maze_gym_env_wrapper import GymActionConversion, GymObservationConversion
 
 

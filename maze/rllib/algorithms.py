@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from maze.core.errors import ConfigError, did_you_mean, first_line, install_command
-from maze.core.utils.checked_config import CheckedConfig
+from maze.core.utils.config_utils import CheckedConfig
 
 SET_BY_RUNNER: Mapping[str, str] = {
     "num_env_runners": "runner.num_workers",
@@ -165,7 +165,7 @@ class TuneParameters(CheckedConfig):
         for key, value in self.stop.items():
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ConfigError(f"{self.section}.stop.{key}: expected a number, got {value!r}.")
-        self.require_integer("checkpoint_freq", 0)
+        self.require_integer("checkpoint_freq", minimum=0)
 
     def reason_to_stop(self, result: Mapping[str, Any], iteration: int) -> str:
         """Return the stop condition that holds, or an empty text.
