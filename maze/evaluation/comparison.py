@@ -45,6 +45,11 @@ class PlayedEpisodes:
         return cls(name, values)
 
 
+def marked(name: str, policy: Any) -> str:
+    """Return the name of a policy, with a mark if it plans with the true future of its episodes."""
+    return f"{name} (clairvoyant)" if getattr(policy, "clairvoyant", False) else name
+
+
 class ComparedMeasure(NamedTuple):
     """Estimates of one measure of one policy.
 

@@ -38,6 +38,7 @@ from maze.evaluation.comparison import (
     ContextComparison,
     PlayedEpisodes,
     comparison_page,
+    marked,
     measures_of,
     texts_of,
 )
@@ -265,11 +266,6 @@ class InspectionRunner(EvaluationRunner):
         chosen = ranked[_CHOICES[self.choose](len(ranked))]
         print(f"The {self.choose} of {len(seeds)} episodes has a return of {measures[chosen][RETURN]:.6g}.", flush=True)
         return seeds[chosen]
-
-
-def marked(name: str, policy: Any) -> str:
-    """Return the name of a policy, with a mark if it plans with the true future of its episodes."""
-    return f"{name} (clairvoyant)" if getattr(policy, "clairvoyant", False) else name
 
 
 def _critic_of(entry: Mapping[str, Any], policy: Any) -> TorchActorCritic | None:

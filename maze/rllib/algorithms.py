@@ -165,7 +165,7 @@ class TuneParameters(CheckedConfig):
         for key, value in self.stop.items():
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ConfigError(f"{self.section}.stop.{key}: expected a number, got {value!r}.")
-        self.require_integer("checkpoint_freq", 0)
+        self.require_integer("checkpoint_freq", minimum=0)
 
     def reason_to_stop(self, result: Mapping[str, Any], iteration: int) -> str:
         """Return the stop condition that holds, or an empty text.

@@ -38,8 +38,9 @@ from maze.core.log_stats.log_stats_writer_tensorboard import LogStatsWriterTenso
 from maze.core.log_stats.stats_format import significant
 from maze.core.utils.files import write_whole
 from maze.rllib.algorithms import TuneParameters, is_number, value_at
-from maze.rllib.environment import decode_episodes, take_of_runner
+from maze.rllib.environment import take_of_runner
 from maze.rllib.rl_module import MazeRLModule, load_into_runner, require_finite
+from maze.train.parallelization.vector_env.vector_env_utils import decode_stats
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection, selected_score
 from maze.train.trainers.common.observation_statistics import Moments, ObservationStatistics, merged
@@ -248,7 +249,7 @@ class RLlibTraining:
             self._learn_observation_statistics(self.model, [moments for _, moments in taken if moments])
         steps = value_at(result, _STEPS)
         StatsContext.active().n_env_steps = None if steps is None else int(steps)
-        episodes = [stats for encoded, _ in taken for stats in decode_episodes(encoded)]
+        episodes = [stats for encoded, _ in taken for stats in map(decode_stats, encoded)]
         self._statistics.write(result, episodes, seconds, self.iteration)
         if self.evaluator is not None and self.model is not None:
             self.evaluator.evaluate(self.model.policy)

@@ -127,9 +127,10 @@ class CheckedConfig:
                 raise ConfigError(f"{cls.section}.{key}: {cls.__name__} has no such field.{hint}")
         return cls(**values)
 
-    def require_integer(self, name: str, minimum: int) -> None:
-        """Raise a `ConfigError` unless the field is an integer of at least `minimum`."""
-        whole_number(f"{self.section}.{name}", getattr(self, name), minimum)
+    def require_integer(self, *names: str, minimum: int) -> None:
+        """Raise a `ConfigError` unless the fields are integers of at least `minimum`."""
+        for name in names:
+            whole_number(f"{self.section}.{name}", getattr(self, name), minimum)
 
     def require_number(
         self, name: str, minimum: float, maximum: float = math.inf, *, above: bool = False, below: bool = False

@@ -51,8 +51,7 @@ class WarmStart(CheckedConfig):
     `exp(-1 / entropy_coef)` of that of actions that were always recorded."""
 
     def __post_init__(self) -> None:
-        for name in ("n_steps", "n_epochs", "batch_size"):
-            self.require_integer(name, minimum=1)
+        self.require_integer("n_steps", "n_epochs", "batch_size", minimum=1)
         self.require_number("lr", 0.0, above=True)
         self.require_number("entropy_coef", 0.0)
 
