@@ -68,7 +68,7 @@ def exact_values(problem: LostSales, policy: ExploringPolicy) -> tuple[float, fl
     return float(values[first]), float(logged_horizon[first])
 
 
-def logged(n_episodes: int, seed: int) -> tuple[LoggedSteps, Any]:
+def logged(n_episodes: int, seed: int, epsilon: float = EPSILON) -> tuple[LoggedSteps, Any]:
     """A log of the exploring heuristic, and the action spaces."""
     problem = LostSales(n_episodes, **SETTINGS)
     for row in range(n_episodes):
@@ -81,7 +81,7 @@ def logged(n_episodes: int, seed: int) -> tuple[LoggedSteps, Any]:
     for _ in range(HORIZON):
         problem.observe(seen)
         observations.append(seen["stock"].copy())
-        explores = rng.random(n_episodes) < EPSILON
+        explores = rng.random(n_episodes) < epsilon
         order = np.where(explores, rng.integers(MAX_ORDER + 1, size=n_episodes), policy.choose(seen, 0)["order"])
         actions.append(order)
         rewards.append(problem.step({"order": order})[0])
@@ -106,7 +106,7 @@ def logged(n_episodes: int, seed: int) -> tuple[LoggedSteps, Any]:
         episode_starts=np.arange(n_episodes + 1) * HORIZON,
     )
     spaces = problem.action_spaces
-    behaviour = ExploringPolicy(policy, EPSILON, spaces)
+    behaviour = ExploringPolicy(policy, epsilon, spaces)
     data.propensities = np.exp(log_probabilities(data, behaviour, spaces))
     return data, spaces
 

@@ -3,6 +3,7 @@
     python benchmarks/planning.py lost_sales --settings poisson,2,9   # demand, lead time, penalty; default: all 24
     python benchmarks/planning.py dcl --settings poisson,2,9          # policies of algorithm=dcl, after each generation
     python benchmarks/planning.py problems --episodes 20              # five shipped problems, paired episodes
+    python benchmarks/planning.py improve --budget 600           # `improve` on seven problems, a JSON line for each
     python benchmarks/planning.py copies                              # µs for a copied and a reseeded row
     python benchmarks/planning.py processes                           # simulated steps through single environments
 
@@ -13,8 +14,11 @@ computed exactly (`maze_envs.inventory.exact`). Times are CPU seconds of this pr
 from __future__ import annotations
 
 import argparse
+import importlib
+import json
 import multiprocessing
 import os
+import re
 import sys
 import tempfile
 import time
@@ -82,6 +86,13 @@ PROBLEMS: dict[str, tuple[str, dict[str, Any], str | dict[str, Any], dict[str, A
 """By name the environment, its changes, the base policy and the arguments of the rollout policy."""
 _STEPS = {"dispatching": 160, "cutting_2d": 20}
 """Steps of an episode, where the problem has no end of its own."""
+_GUIDE = Path(__file__).resolve().parents[1] / "docs" / "guide" / "first_hour.md"
+OWN: dict[str, tuple[str, str, str, int]] = {
+    "workshop": ("workshop", "WorkshopEnv", "EarliestDueDate", 20),
+    "truck_docks": ("tutorial_maze_env.truck_docks", "TruckDocksEnv", "LongestWait", 16),
+    "ambulances": ("tutorial_maze_env.ambulances", "AmbulancesEnv", "HomeStation", 12),
+}
+"""Simulators of users: module, environment, heuristic and horizon."""
 
 
 class NearestOrder(ArrayPolicy):
@@ -152,7 +163,7 @@ def labelled(settings: list[str], seed: int, generations: int) -> None:
         optimum = PUBLISHED[setting] if one.lead_time > 4 else lost_sales_cost(one, tolerance=1e-4).cost
         level, base_cost = best_level(one)
         env = {f"env.{name}": value for name, value in {**problem, "expected_costs": True}.items()}
-        base = {"_target_": "maze_envs.inventory.lost_sales.BaseStockPolicy", "level": level}
+        base = {"_target_": "maze_envs.inventory.lost_sales.BaseStockPolicy", "level": level, "cap": one.max_order}
         algorithm = {"base": base, "horizon": one.lead_time + 8}
         overrides = {
             **env,
@@ -305,6 +316,55 @@ def problem_of(name: str) -> tuple[EnvFactory, Policy, dict[str, Any]]:
     return make, build_policy(base_config, {"action_spaces_dict": make().action_spaces_dict}), arguments
 
 
+def improvements(names: list[str], budget_s: float, seed: int) -> None:
+    """Print the ladder of `improve` as a JSON line for each problem."""
+    for name in names:
+        with tempfile.TemporaryDirectory() as directory:
+            make, base, settings = own_problem(name, directory) if name in OWN else shipped_problem(name)
+            limit = {"maze.core.wrappers.time_limit_wrapper.TimeLimitWrapper": {"max_episode_steps": _STEPS.get(name)}}
+            overrides = {"seeding.env_base_seed": seed, "seeding.agent_base_seed": seed}
+            started = time.process_time()
+            with RunContext(
+                make, algorithm="ppo", run_dir=directory, silent=True, overrides=overrides,
+                wrappers=limit if name in _STEPS else None,
+            ) as run:  # fmt: skip
+                ladder = run.improve(base, budget_s=budget_s, **settings)
+            spent = time.process_time() - started
+            rungs = {
+                row.policy: {
+                    "return": [round(each, 4) for each in row.mean],
+                    "difference": row.difference and [round(each, 4) for each in row.difference],
+                    "ms_per_decision": round(cost.mean.value, 3),
+                }
+                for row, cost in zip(*map(ladder.comparison.rows_of, ("return", "ms_per_decision")), strict=True)
+            }
+            line = {
+                "problem": name, "seed": seed, "budget_s": budget_s, "cpu_s": round(spent),
+                "episodes": ladder.comparison.n_episodes, "recommended": ladder.recommended.name, "ladder": rungs,
+                "failures": dict(ladder.failures), "commands": dict(ladder.recommended.commands),
+            }  # fmt: skip
+            print(json.dumps(line), flush=True)
+
+
+def own_problem(name: str, directory: str) -> tuple[Any, Any, dict[str, Any]]:
+    """Environment, heuristic and settings of a user's simulator; the workshop is the program of the guide."""
+    module, env, heuristic, horizon = OWN[name]
+    sys.path[:0] = [directory, str(_GUIDE.parents[2] / "tutorials")]
+    if name == "workshop":
+        code = re.findall(r"^```python\n(.*?)^```", _GUIDE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+        Path(directory, "workshop.py").write_text("".join(code), "utf-8")
+    found = importlib.import_module(module)
+    return getattr(found, env), getattr(found, heuristic), {"horizon": horizon}
+
+
+def shipped_problem(name: str) -> tuple[Any, Any, dict[str, Any]]:
+    """Environment, configuration of the heuristic and settings of a shipped problem."""
+    make, _, arguments = problem_of(name)
+    base = PROBLEMS[name][2]
+    settings = {key: arguments[key] for key in ("horizon", "value") if key in arguments}
+    return make, read_config(ENVS / f"{base}.yaml") if isinstance(base, str) else base, settings
+
+
 def copies() -> None:
     """Print what a copied and a reseeded row of a 15x15 job shop cost."""
     source = JobShops(4, 15, 15, only_choices=True)
@@ -381,13 +441,14 @@ def _bare_loop(seconds: float) -> int:
 def main() -> None:
     """Run what the command names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["lost_sales", "dcl", "problems", "copies", "processes"])
+    parser.add_argument("what", choices=["lost_sales", "dcl", "problems", "improve", "copies", "processes"])
     parser.add_argument("--settings", nargs="*", default=None)
     parser.add_argument("--episodes", type=int, default=20)
     parser.add_argument("--scenarios", type=int, default=2048)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--generations", type=int, default=2)
+    parser.add_argument("--budget", type=float, default=600.0)
     arguments = parser.parse_args()
     if arguments.what == "lost_sales":
         lost_sales(arguments.settings or SETTINGS, arguments.scenarios)
@@ -396,6 +457,10 @@ def main() -> None:
             labelled(arguments.settings or SETTINGS, seed, arguments.generations)
     elif arguments.what == "problems":
         problems(arguments.settings or list(PROBLEMS), arguments.episodes)
+    elif arguments.what == "improve":
+        seven = [*(name for name in PROBLEMS if name != "job_shop"), *OWN]
+        for seed in range(1, arguments.seeds + 1):
+            improvements(arguments.settings or seven, arguments.budget, seed)
     elif arguments.what == "copies":
         copies()
     else:

@@ -26,7 +26,7 @@ from ray_scale import make_policy, placed, work_of
 
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
-from maze.train.parallelization.distributed_actors.distributed_actors import ClusterEvents
+from maze.train.parallelization.task_pool import ClusterEvents
 
 FIRST_UPDATES, FIRST_SECONDS = 10, 4.0
 LIMIT = 1.2

@@ -41,9 +41,9 @@ from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.wrappers.log_stats_wrapper import stats_value
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.distributions.distribution_mapper import DistributionMapper
-from maze.train.parallelization.distributed_actors.distributed_actors import ClusterEvents
 from maze.train.parallelization.on_ray.actor_pool import ActorPool
 from maze.train.parallelization.on_ray.ray_placement import OnRay
+from maze.train.parallelization.task_pool import ClusterEvents
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 
 

@@ -54,7 +54,7 @@ GIVEN: tuple[tuple[str, ...], ...] = (
     (
         f"{SB3}.callbacks",
         "maze.train.trainers.common.trainer",
-        "maze.train.utils.interrupt",
+        "maze.train.utils.run_process",
         "maze.console.runs",
     ),
     # files: what is saved, and where a run begins

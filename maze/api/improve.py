@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -47,6 +46,7 @@ from maze.evaluation.runners import (
 )
 from maze.planning.branches import chance_in, simulation_of, stack_of
 from maze.planning.rollout_policy import RolloutPolicy
+from maze.report.estimates import Estimate, mean_interval, unseen_share
 from maze.report.page import Cell, code_list, number_text, page_section, table
 from maze.runner import Runner
 
@@ -63,17 +63,21 @@ _RUN_CONTEXT = "maze.api.run_context.RunContext"
 """Located when a command creates runs: run contexts import this module."""
 DIRECTORY = "improvement"
 """Directory of an improvement, in that of the training run of a `RunContext`."""
-PLANNING_SHARE, LAST_SHARE = 0.2, 0.3
-"""Shares of the budget for the episodes of each planning policy, and for PPO after another training run, which gets the
-rest."""
-_LEAST_TRAINING, _LEAST_PLANNING = 2.0, 0.2
-"""Seconds below which no training run is started; milliseconds of a decision below which nothing is simulated."""
+HEURISTIC_SHARE, PLANNING_SHARE, LAST_SHARE = 0.4, 0.2, 0.15
+"""Shares of the budget: at most, for the episodes of the rollout policies of the heuristic and of a trained policy; for
+PPO after another training run, which gets the rest."""
+LEAST_EPISODES = 50
+"""Common episodes at least. With noise, at most 8 % of candidates at the margin pass (`benchmarks/intervals.py`)."""
+_LEAST_TRAINING = 2.0
+"""Seconds below which no training run is started."""
+_FEWEST, _USUAL, _MOST = 8, 32, 512
+"""Scenarios of planned decisions at least, before the number of episodes is reduced, and at most."""
 _EPISODES_SHARE = 0.05
 """Least share of the budget for the episodes of a trained policy."""
 _OVERRUN = 2.0
 """Factor by which episodes may take more time than planned."""
 _SHARE_OF_SIMULATION = 0.85
-"""Share of the time of a planning policy's episodes that is spent on decisions."""
+"""Share of the time of a planning policy that is spent on the decisions of its episodes."""
 _WARM_START_STEPS = 20_000
 _LEAST_STATES, _WANTED_STATES = 200, 5000
 """Labelled decisions of a generation of `dcl`; below the second number, the scenarios of a label are reduced."""
@@ -81,7 +85,8 @@ _LEAST_SCENARIOS, _SCENARIOS = 16, 128
 _GENERATIONS = 2
 _UPDATE_SHARE = 0.01
 """Share of the time of a generation of `dcl` that one of its updates takes."""
-_PILOT_SECONDS = 3.0
+_PILOT_SHARE = 0.02
+"""Share of the budget in which the time of a decision is measured."""
 
 
 class BudgetSpentError(MazeError):
@@ -96,7 +101,7 @@ class Rung:
     :param policy: The policy.
     :param make_env: Creates the environment that it acts in.
     :param played: Its measures in the common episodes.
-    :param n_decisions: Number of its decisions in them.
+    :param decisions: Mean number of its decisions in an episode.
     :param seconds: Wall time that the rung took: training and episodes.
     :param run: Directory of its training run; `None`: it is not trained.
     :param commands: Commands that use the policy, by their purposes.
@@ -106,10 +111,15 @@ class Rung:
     policy: Policy
     make_env: Callable[[], Any]
     played: PlayedEpisodes
-    n_decisions: int
+    decisions: float
     seconds: float
     run: Path | None
     commands: Mapping[str, str]
+
+    def first(self, n_episodes: int) -> Rung:
+        """Return the policy with its measures in the first episodes only."""
+        measures = {name: values[:, :n_episodes] for name, values in self.played.measures.items()}
+        return replace(self, played=PlayedEpisodes(self.name, measures))
 
 
 @dataclass(frozen=True)
@@ -136,7 +146,7 @@ class Improvement:
     def gates(self) -> Mapping[str, Gate]:
         """The gate against the heuristic of each other policy, by name."""
         heuristic, *others = self.rungs
-        return {rung.name: Gate(heuristic.played, rung.played, self.thresholds) for rung in others}
+        return {rung.name: Gate(heuristic.played, rung.played, self.thresholds, LEAST_EPISODES) for rung in others}
 
     @property
     def recommended(self) -> Rung:
@@ -169,7 +179,12 @@ class Improvement:
         return "\n".join([self.comparison.text(), "", *self.remarks(), self.sentence, *commands])
 
     def remarks(self) -> Iterator[str]:
-        """Yield a sentence for each policy that is missing or does not pass the gate."""
+        """Yield sentences about few episodes, and about each policy that is missing or does not pass the gate."""
+        if (n_episodes := self.comparison.n_episodes) < MIN_EPISODES:
+            yield (
+                f"The budget allows {n_episodes} episodes. Losses in fewer than {unseen_share(n_episodes):.1%} of "
+                f"the episodes may be missing. Confirm the recommendation with conf_gate on {MIN_EPISODES} others."
+            )
         for name, reason in self.failures.items():
             yield f"No {name}: {reason}"
         for name, gate in self.gates.items():
@@ -275,8 +290,6 @@ class _TimedPolicy(Policy):
         self.is_recurrent = policy.is_recurrent
         self.seconds: list[float] = []
         """Seconds of each decision in the running episode."""
-        self.n_unplanned = 0
-        """Number of decisions that a rollout policy had no time to simulate."""
 
     @override(Policy)
     def seed(self, seed: int) -> None:
@@ -297,8 +310,6 @@ class _TimedPolicy(Policy):
         start = time.perf_counter()
         action = self._policy.compute_action(*args, **kwargs)
         self.seconds.append(time.perf_counter() - start)
-        planned = self._policy.last_decision if isinstance(self._policy, RolloutPolicy) else None
-        self.n_unplanned += planned is not None and len(planned.actions) > 1 and not planned.scenarios[0]
         return action
 
 
@@ -308,14 +319,15 @@ class ImproveRunner(EvaluationRunner):
 
     The ladder: the heuristic; a rollout policy with it as base; a policy that is trained from it (`dcl` if there is
     chance in the environment, `self_labelling` otherwise); a rollout policy with the trained policy as base; PPO,
-    warm-started by cloning the heuristic. All play the same episodes, whose seeds training does not use. A policy that
-    cannot be built, trained or evaluated is reported and left out. Writes `report.html`, `comparison.csv` and
-    `episodes.csv`; training runs have directories below.
+    warm-started by cloning the heuristic. All play the same episodes, whose seeds training does not use. Where planning
+    is slow, there are fewer episodes (at least 50). A policy that cannot be built, trained or evaluated is reported and
+    left out. Writes `report.html`, `comparison.csv` and `episodes.csv`; training runs have directories below.
 
     :param policy: The heuristic, or its configuration.
     :param budget: Wall time of everything: seconds, or a text such as `10min`.
-    :param n_episodes: Number of episodes.
+    :param n_episodes: Number of episodes at most.
     :param horizon: Environment steps that rollout policies simulate.
+    :param value: What is still to come at the horizon, for rollout policies of the heuristic (see `policy=rollout`).
     :param n_processes: Worker processes of rollout policies.
     :param minimize: KPIs for which less is better. The gate also judges these.
     :param maximize: KPIs for which more is better, likewise.
@@ -327,6 +339,7 @@ class ImproveRunner(EvaluationRunner):
     budget: float | str = "10min"
     n_episodes: int = MIN_EPISODES
     horizon: int = 20
+    value: Any = None
     n_processes: int = 1
     minimize: Sequence[str] = ()
     maximize: Sequence[str] = ()
@@ -358,30 +371,36 @@ class ImproveRunner(EvaluationRunner):
         }
         self._rungs: list[Rung] = []
         self._failures: dict[str, str] = {}
+        self._common = LEAST_EPISODES
+        """Number of episodes that all policies play."""
 
     @override(Runner)
     def run(self, **kwargs: Any) -> None:
         self._start = time.monotonic()
         self._evaluate_heuristic()
         can_plan = self._attempt(f"rollout of {HEURISTIC}", lambda name: self._planning(name, HEURISTIC))
+        if not can_plan:
+            self._settle(self.n_episodes)
         first, *others = self._learners()
         reserved = (PLANNING_SHARE * can_plan + LAST_SHARE * bool(others)) * self._budget_s
         if self._attempt(first, lambda name: self._training(name, reserved)) and can_plan:
-            self._attempt(f"rollout of {first}", lambda name: self._planning(name, first))
+            reserved = LAST_SHARE * bool(others) * self._budget_s
+            self._attempt(f"rollout of {first}", lambda name: self._planning(name, first, reserved))
         for other in others:
             self._attempt(other, lambda name: self._training(name, 0.0))
-        self.improvement = Improvement(self._rungs, self._failures, self._thresholds)
+        rungs = [rung.first(self._common) for rung in self._rungs]
+        self.improvement = Improvement(rungs, self._failures, self._thresholds)
         print(f"\n{self.improvement.text()}", flush=True)
         comparison = self.improvement.comparison
         subtitle = (
             f"budget: {self._budget_s:g} s of wall time, {time.monotonic() - self._start:.0f} s used; "
-            f"{self.n_episodes} episodes, the same for all policies"
+            f"{self._common} episodes, the same for all policies"
         )
         write_files(
             {
                 PAGE_FILE: self.improvement.page(subtitle),
                 COMPARISON_FILE: comparison.as_csv(),
-                EPISODES_FILE: comparison.episodes_as_csv(self._episode_seeds),
+                EPISODES_FILE: comparison.episodes_as_csv(self._episode_seeds[: self._common]),
             }
         )
 
@@ -412,35 +431,70 @@ class ImproveRunner(EvaluationRunner):
         modules = [type(each).__module__ for each in (heuristic, env.core_env, *stack_of(env))]
         self._packages = sorted({name for name, *_ in (each.split(".") for each in modules) if is_own_package(name)})
         try:
-            played, n_decisions = self._played(HEURISTIC, env, heuristic, seconds)
+            played, decisions = self._played(HEURISTIC, env, heuristic, seconds)
         except BudgetSpentError as error:
             raise ConfigError(
-                f"budget={self.budget}: {self.n_episodes} episodes of the heuristic take more than {seconds:.0f} s, "
+                f"budget={self.budget}: {self._common} episodes of the heuristic take more than {seconds:.0f} s, "
                 f"{PLANNING_SHARE:.0%} of the budget. Set a larger budget."
             ) from error
         took = time.monotonic() - start
-        self._add(Rung(HEURISTIC, heuristic, self._make_env, played, n_decisions, took, None, {}))
+        self._add(Rung(HEURISTIC, heuristic, self._make_env, played, decisions, took, None, {}))
 
-    def _planning(self, name: str, base_name: str) -> Rung:
-        """Evaluate a rollout policy, whose decisions take as long as the share of the budget allows."""
+    def _settle(self, n_episodes: int) -> None:
+        """Set the number of common episodes, and let the heuristic play those that it has not played.
+
+        :param n_episodes: The number at most; the heuristic's episodes take no more than their share of the budget.
+        """
+        heuristic, start = self._rungs[0], time.monotonic()
+        affordable = int(PLANNING_SHARE * self._budget_s * self._common / heuristic.seconds)
+        n_before, self._common = self._common, min(n_episodes, max(LEAST_EPISODES, affordable))
+        if self._common > n_before:
+            more, _ = self._played(HEURISTIC, self._make_env(), heuristic.policy, self._left(), n_before)
+            measures = {
+                name: np.concatenate([values, more.measures[name]], axis=1)
+                for name, values in heuristic.played.measures.items()
+            }
+            seconds = heuristic.seconds + time.monotonic() - start
+            self._rungs[0] = replace(heuristic, played=PlayedEpisodes(HEURISTIC, measures), seconds=seconds)
+
+    def _planning(self, name: str, base_name: str, reserved: float = 0.0) -> Rung:
+        """Evaluate a rollout policy with as many scenarios as its time allows.
+
+        The time of a decision is measured first. The first rollout policy determines the number of common episodes: as
+        many as the time allows with 32 scenarios. More time gives more scenarios; less time, fewer.
+        """
         start = time.monotonic()
-        base = next(rung for rung in self._rungs if rung.name == base_name)
-        seconds = min(PLANNING_SHARE * self._budget_s, self._left())
-        milliseconds = 1e3 * _SHARE_OF_SIMULATION * seconds / base.n_decisions
-        if milliseconds < _LEAST_PLANNING:
+        heuristic, base = self._rungs[0], next(rung for rung in self._rungs if rung.name == base_name)
+        if base is not heuristic and (difference := self._difference(base)).high < 0:
+            raise BudgetSpentError(f"{base_name} is worse than the heuristic ({difference.value:+.4g}).")
+        value = self.value if base is heuristic else None
+        share = HEURISTIC_SHARE if base is heuristic else PLANNING_SHARE
+        seconds = _SHARE_OF_SIMULATION * min(share * self._budget_s, self._left() - reserved)
+        of_episode = base.decisions * self._seconds_of_decision(base, _USUAL, value)
+        if base is heuristic:
+            self._settle(min(self.n_episodes, max(LEAST_EPISODES, int(seconds / of_episode))))
+        affordable = _USUAL * seconds / (self._common * of_episode)
+        if affordable < _FEWEST:
             raise BudgetSpentError(
-                f"{base.n_decisions:,} decisions leave {milliseconds:.2g} ms for each, which is too little to simulate "
-                "anything; set a larger budget."
+                f"{self._common} episodes leave time for {affordable:.2g} scenarios of each decision, fewer than "
+                f"{_FEWEST}; set a larger budget or a shorter horizon."
             )
-        budget = f"{milliseconds:.2f}ms"
-        policy = RolloutPolicy(base.policy, horizon=self.horizon, budget=budget, n_processes=self.n_processes)
+        scenarios = min(_MOST, 2 ** int(math.log2(affordable)))
+        policy = RolloutPolicy(
+            base.policy, horizon=self.horizon, scenarios=scenarios, value=value, n_processes=self.n_processes
+        )
         try:
-            played, n_decisions = self._played(name, base.make_env(), policy, _OVERRUN * seconds)
+            played, decisions = self._played(name, base.make_env(), policy, _OVERRUN * seconds)
         finally:
             policy.close()
-        commands = {"Plan with it": self._planning_command(base, budget)}
+        commands = {"Plan with it": self._planning_command(base, scenarios)}
         took = time.monotonic() - start
-        return Rung(name, policy, base.make_env, played, n_decisions, took, base.run, commands)
+        return Rung(name, policy, base.make_env, played, decisions, took, base.run, commands)
+
+    def _difference(self, rung: Rung) -> Estimate:
+        """Difference of the return from the heuristic's in the common episodes."""
+        first, other = (each.first(self._common).played.measures[RETURN] for each in (self._rungs[0], rung))
+        return Estimate.of(mean_interval(other, first))
 
     def _training(self, algorithm: str, reserved: float) -> Rung:
         """Train a policy from the heuristic in the time that is left, and evaluate it.
@@ -465,7 +519,7 @@ class ImproveRunner(EvaluationRunner):
             policy, make_env = context.policy, context.env_factory
         # What was trained is evaluated, even if training has exceeded its time.
         most = max(self._left() - reserved, _OVERRUN * of_episodes, PLANNING_SHARE * self._budget_s)
-        played, n_decisions = self._played(algorithm, make_env(), policy, most)
+        played, decisions = self._played(algorithm, make_env(), policy, most)
         shown = str(shown_path(directory, self._project))
         commands = {
             "Export it to one file": command_text("--export", shown, "--out", "policy.maze", *self._trust()),
@@ -473,17 +527,26 @@ class ImproveRunner(EvaluationRunner):
             "Show an episode": command_text("--play", shown, *self._trust()),
         }
         took = time.monotonic() - start
-        return Rung(algorithm, policy, make_env, played, n_decisions, took, directory, commands)
+        return Rung(algorithm, policy, make_env, played, decisions, took, directory, commands)
 
-    def _played(self, name: str, env: Any, policy: Policy, seconds: float) -> tuple[PlayedEpisodes, int]:
-        """Play the common episodes; return the measures, with the time of a decision, and the number of decisions.
+    def _played(
+        self, name: str, env: Any, policy: Policy, seconds: float, first: int = 0
+    ) -> tuple[PlayedEpisodes, float]:
+        """Play the common episodes; return measures, with the time of a decision, and mean number of decisions.
+
+        :param name: Name of the policy.
+        :param env: The environment.
+        :param policy: The policy.
+        :param seconds: Time of the episodes at most.
+        :param first: Index of the first episode.
 
         :raises BudgetSpentError: They take longer than these seconds.
         """
         timed = _TimedPolicy(policy, time.monotonic() + seconds)
         costs: list[float] = []
         n_decisions = 0
-        with Progress(self.n_episodes, name) as progress:
+        seeds = self._episode_seeds[first : self._common]
+        with Progress(len(seeds), name) as progress:
 
             def episode_done() -> None:
                 nonlocal n_decisions
@@ -494,21 +557,14 @@ class ImproveRunner(EvaluationRunner):
 
             policy.bind(env)
             try:
-                with warnings.catch_warnings():
-                    warnings.filterwarnings("ignore", "policy.budget: too small")  # reported below
-                    measures = played_measures(env, timed, self._episode_seeds, self.deterministic, episode_done)
+                measures = played_measures(env, timed, seeds, self.deterministic, episode_done)
             except BudgetSpentError:
                 raise BudgetSpentError(
-                    f"{len(costs)} of {self.n_episodes} episodes took the {seconds:.0f} s of its share of the budget; "
+                    f"{len(costs)} of {len(seeds)} episodes took {seconds:.0f} s, its share of the budget; "
                     "set a larger budget."
                 ) from None
-        if timed.n_unplanned > n_decisions / 2:
-            raise BudgetSpentError(
-                f"{timed.n_unplanned:,} of {n_decisions:,} decisions had no time for a single scenario of their "
-                "candidates; set a larger budget."
-            )
         rows = [{**each, COST: cost} for each, cost in zip(measures, costs, strict=True)]
-        return PlayedEpisodes.of(name, [rows]), n_decisions
+        return PlayedEpisodes.of(name, [rows]), n_decisions / len(seeds)
 
     # -- helpers -------------------------------------------------------------------------------------------------------
 
@@ -531,7 +587,7 @@ class ImproveRunner(EvaluationRunner):
         heuristic, policy = self._rungs[0], plain_container(self.policy, "policy")
         if algorithm == DCL:
             generation_s = seconds / _GENERATIONS
-            n_labels = 0.75 * generation_s / self._seconds_of_label(heuristic)
+            n_labels = 0.75 * generation_s / self._seconds_of_decision(heuristic, _SCENARIOS, None)
             # Fewer scenarios are better than few states.
             scenarios = min(_SCENARIOS, max(_LEAST_SCENARIOS, int(_SCENARIOS * n_labels / _WANTED_STATES)))
             n_states = int(n_labels * _SCENARIOS / scenarios)
@@ -549,7 +605,7 @@ class ImproveRunner(EvaluationRunner):
                 "algorithm.states_per_update": min(100, max(1, int(_UPDATE_SHARE * n_states))),
             }
         # The demonstrations for cloning take about a tenth of the time.
-        steps_per_second = self.n_episodes * float(heuristic.played.measures[LENGTH].mean()) / heuristic.seconds
+        steps_per_second = self._common * float(heuristic.played.measures[LENGTH].mean()) / heuristic.seconds
         cloning = {
             "+warm_start.policy": policy,
             "warm_start.n_steps": min(_WARM_START_STEPS, int(max(500, 0.1 * seconds * steps_per_second))),
@@ -557,14 +613,18 @@ class ImproveRunner(EvaluationRunner):
         }
         if algorithm != PPO:
             return {**cloning, "algorithm.epoch_length": 1}
-        batched = {"runner.placement": "batched", "runner.concurrency": 64} if self._batched else {}
+        needs_more = heuristic.policy.needs_state() or heuristic.policy.needs_env()
+        is_batched = self._batched and not needs_more
+        batched = {"runner.placement": "batched", "runner.concurrency": 64} if is_batched else {}
         return {**cloning, **batched, "algorithm.critic_burn_in_epochs": 1, "algorithm.lr": 0.001}
 
-    def _seconds_of_label(self, heuristic: Rung) -> float:
-        """Measure the time in which a decision is labelled by simulation."""
-        policy = RolloutPolicy(heuristic.policy, horizon=self.horizon, scenarios=_SCENARIOS)
-        timed = _TimedPolicy(policy, time.monotonic() + _PILOT_SECONDS)
-        env = heuristic.make_env()
+    def _seconds_of_decision(self, rung: Rung, scenarios: int, value: Any) -> float:
+        """Measure the time in which a decision is simulated."""
+        policy = RolloutPolicy(
+            rung.policy, horizon=self.horizon, scenarios=scenarios, value=value, n_processes=self.n_processes
+        )
+        timed = _TimedPolicy(policy, time.monotonic() + _PILOT_SHARE * self._budget_s)
+        env = rung.make_env()
         policy.bind(env)
         with suppress(BudgetSpentError):
             played_measures(env, timed, self._episode_seeds[:2], self.deterministic, lambda: None)
@@ -580,13 +640,19 @@ class ImproveRunner(EvaluationRunner):
         env, wrappers = (plain_container(self._cfg.get(name) or {}, name) for name in ("env", "wrappers"))
         return locate(_RUN_CONTEXT, "runner")(env=env, wrappers=wrappers or None, **arguments)
 
-    def _planning_command(self, base: Rung, budget: str) -> str:
+    def _planning_command(self, base: Rung, scenarios: int) -> str:
         """Return the command, or the line of Python, that plans with a policy."""
         if self.context is not None:
             name = "heuristic" if base.run is None else f"RunContext.load({str(base.run)!r}).policy"
-            return f'RolloutPolicy({name}, horizon={self.horizon}, budget="{budget}")'
+            return f"RolloutPolicy({name}, horizon={self.horizon}, scenarios={scenarios})"
         shown = plain_container(self.policy, "policy") if base.run is None else shown_path(base.run, self._project)
-        settings = [f"policy.base={value_text(shown)}", f"policy.horizon={self.horizon}", f"policy.budget={budget}"]
+        settings = [
+            f"policy.base={value_text(shown)}",
+            f"policy.horizon={self.horizon}",
+            f"policy.scenarios={scenarios}",
+        ]
+        if self.value is not None and base.run is None:
+            settings.append(f"policy.value={value_text(plain_container(self.value, 'runner.value'))}")
         given = HydraConfig.get().overrides.task if base.run is None and HydraConfig.initialized() else []
         kept = [each for each in given if each.lstrip("+~").startswith(("env", "wrappers"))]
         return command_text(*kept, "policy=rollout", *settings, *([] if base.run is None else self._trust()))

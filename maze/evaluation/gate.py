@@ -114,16 +114,16 @@ def read_thresholds(
     return thresholds
 
 
-def require_episodes(n_episodes: int, thresholds: Mapping[str, Threshold]) -> None:
+def require_episodes(n_episodes: int, thresholds: Mapping[str, Threshold], min_episodes: int = MIN_EPISODES) -> None:
     """Require enough episodes for measures without a known range.
 
-    :raises ConfigError: There are fewer than :data:`MIN_EPISODES`.
+    :raises ConfigError: There are fewer than `min_episodes`.
     """
     unbounded = [name for name, threshold in thresholds.items() if threshold.range is None]
-    if n_episodes < MIN_EPISODES and unbounded:
+    if n_episodes < min_episodes and unbounded:
         example = f"thresholds={{{unbounded[0]}: {{range: [<smallest>, <largest>]}}}}"
         raise ConfigError(
-            f"runner.n_episodes: expected at least {MIN_EPISODES} to judge {', '.join(unbounded)}, found {n_episodes}. "
+            f"runner.n_episodes: expected at least {min_episodes} to judge {', '.join(unbounded)}, found {n_episodes}. "
             f"Fewer episodes miss rare losses. Play more episodes, or state the range of an episode's value "
             f"('{example}'), with which intervals are valid for any number of episodes."
         )
@@ -180,12 +180,14 @@ class Gate:
     :param baseline: Measures of the baseline.
     :param candidate: Measures of the candidate, in the same episodes.
     :param thresholds: Thresholds by measure.
+    :param min_episodes: Smallest number of episodes for measures without a known range.
     :raises ConfigError: The episodes lack a measure with a threshold, are too few, or leave the stated range.
     """
 
     baseline: PlayedEpisodes
     candidate: PlayedEpisodes
     thresholds: Mapping[str, Threshold] = field(default_factory=lambda: {RETURN: Threshold()})
+    min_episodes: int = MIN_EPISODES
 
     def __post_init__(self) -> None:
         known = self.comparison.measures
@@ -196,7 +198,7 @@ class Gate:
                 )
         if not self.thresholds:
             raise ConfigError(f"thresholds: no measure has a goal. State the goal of one of {', '.join(known)}.")
-        require_episodes(self.comparison.n_episodes, self.thresholds)
+        require_episodes(self.comparison.n_episodes, self.thresholds, self.min_episodes)
         for name, threshold in self.thresholds.items():
             values = np.concatenate([each.measures[name].ravel() for each in (self.baseline, self.candidate)])
             if threshold.range is not None and not _lies_in(values, threshold.range):

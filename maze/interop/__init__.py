@@ -13,27 +13,15 @@ from maze.interop.gymnasium_export import MazeGymnasiumEnv, to_gymnasium
 
 if TYPE_CHECKING:
     from maze.interop.pettingzoo_env import PettingZooEnv
-    from maze.interop.pettingzoo_export import MazeAECEnv, to_aec, to_parallel
+    from maze.interop.pettingzoo_export import to_aec, to_parallel
     from maze.interop.sb3_policy import SB3Policy
-    from maze.interop.sb3_predictor import SB3Predictor, to_sb3
+    from maze.interop.sb3_predictor import to_sb3
 
-__all__ = [
-    "MazeAECEnv",
-    "MazeGymnasiumEnv",
-    "PettingZooEnv",
-    "SB3Policy",
-    "SB3Predictor",
-    "to_aec",
-    "to_gymnasium",
-    "to_parallel",
-    "to_sb3",
-]
+__all__ = ["MazeGymnasiumEnv", "PettingZooEnv", "SB3Policy", "to_aec", "to_gymnasium", "to_parallel", "to_sb3"]
 
 _MODULES = {
-    "MazeAECEnv": "pettingzoo_export",
     "PettingZooEnv": "pettingzoo_env",
     "SB3Policy": "sb3_policy",
-    "SB3Predictor": "sb3_predictor",
     "to_aec": "pettingzoo_export",
     "to_parallel": "pettingzoo_export",
     "to_sb3": "sb3_predictor",

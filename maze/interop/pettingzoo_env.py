@@ -472,11 +472,6 @@ class PettingZooCoreEnv(CoreEnv):
             counts[actor.step_key] = counts.get(actor.step_key, 0) + 1
         return counts
 
-    @property
-    def agent_name(self) -> str:
-        """PettingZoo's name for the agent that acts next."""
-        return self._agent
-
     @override(CoreEnv)
     def get_renderer(self) -> GymRenderer:
         return self.renderer

@@ -17,8 +17,7 @@ from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.utils.factory import Factory
-from maze.core.wrappers.gym_adapters import adapted, gym_env_name
-from maze.core.wrappers.gym_spaces import action_leaves
+from maze.core.wrappers.gym_adapters import action_leaves, adapted, gym_env_name
 from maze.core.wrappers.maze_gym_env_wrapper import GymActionConversion, GymObservationConversion
 
 
@@ -115,13 +114,8 @@ class SB3Predictor:
             more = {"states": state} if getattr(self.policy, "is_recurrent", False) else {}
             chosen: dict[str, np.ndarray] = compute_actions(batch, self._actor_id, deterministic, **more)
             return chosen
-        n_rows = len(next(iter(batch.values())))
-        rows = [
-            self.policy.compute_action(
-                {name: value[row] for name, value in batch.items()}, None, None, self._actor_id, deterministic
-            )
-            for row in range(n_rows)
-        ]
+        observations = split_rows(batch)
+        rows = [self.policy.compute_action(row, None, None, self._actor_id, deterministic) for row in observations]
         return {head: np.stack([np.asarray(row[head]) for row in rows]) for head in self._heads}
 
     def _entries(self, observation: Any) -> dict[str, np.ndarray]:

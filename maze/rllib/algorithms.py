@@ -1,13 +1,16 @@
-"""Supported algorithms of RLlib and their hyperparameters."""
+"""Supported algorithms of RLlib, their hyperparameters, and stop conditions of a run."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from maze.core.errors import ConfigError, did_you_mean, first_line, install_command
+from maze.core.utils.config_utils import CheckedConfig
 
 SET_BY_RUNNER: Mapping[str, str] = {
     "num_env_runners": "runner.num_workers",
@@ -32,27 +35,22 @@ class RLlibAlgorithm:
     """An algorithm of RLlib.
 
     :param name: RLlib's name.
-    :param package: Module of its configuration class.
     :param needs_single_action: Whether it needs a single `Discrete` or `Box` action, not a dictionary.
     """
 
     name: str
-    package: str
     needs_single_action: bool = False
 
-    def new_config(self) -> Any:
-        """Return RLlib's configuration of the algorithm with its defaults."""
-        return getattr(importlib.import_module(self.package), f"{self.name}Config")()
+    @property
+    def package(self) -> str:
+        """Module of its configuration class."""
+        return f"ray.rllib.algorithms.{self.name.lower()}"
 
 
-_SUPPORTED = (
-    RLlibAlgorithm("PPO", "ray.rllib.algorithms.ppo"),
-    RLlibAlgorithm("APPO", "ray.rllib.algorithms.appo"),
-    RLlibAlgorithm("IMPALA", "ray.rllib.algorithms.impala"),
-    RLlibAlgorithm("DQN", "ray.rllib.algorithms.dqn", needs_single_action=True),
-    RLlibAlgorithm("SAC", "ray.rllib.algorithms.sac", needs_single_action=True),
-)
-ALGORITHMS: Mapping[str, RLlibAlgorithm] = {algorithm.name: algorithm for algorithm in _SUPPORTED}
+ALGORITHMS: Mapping[str, RLlibAlgorithm] = {
+    name: RLlibAlgorithm(name, needs_single_action=name in ("DQN", "SAC"))
+    for name in ("PPO", "APPO", "IMPALA", "DQN", "SAC")
+}
 
 _OPTIONS = ", ".join(name.lower() for name in ALGORITHMS)
 
@@ -87,9 +85,8 @@ def configured(algorithm: RLlibAlgorithm, values: Mapping[str, Any]) -> Any:
     :param values: Hyperparameters by RLlib's names; missing ones keep RLlib's defaults.
     :raises ConfigError: RLlib has no such hyperparameter, or does not accept its value.
     """
-    config = algorithm.new_config()
+    config = getattr(importlib.import_module(algorithm.package), f"{algorithm.name}Config")()
     known = known_hyperparameters(config)
-    accepted = {}
     for key, value in values.items():
         where = f"algorithm.config.{key}"
         if key in SET_BY_RUNNER:
@@ -101,17 +98,11 @@ def configured(algorithm: RLlibAlgorithm, values: Mapping[str, Any]) -> Any:
                 f"All of them: python -c 'from {algorithm.package} import {algorithm.name}Config as c; "
                 "print(*sorted(vars(c())))'"
             )
-        accepted[name] = value
-    for name, value in accepted.items():
-        _set(config, name, value)
+        try:
+            config.update_from_dict({name: value})
+        except Exception as error:  # RLlib's checks raise any type
+            raise ConfigError(f"{where}: RLlib does not accept {value!r}: {first_line(error)}") from error
     return config
-
-
-def _set(config: Any, name: str, value: Any) -> None:
-    try:
-        config.update_from_dict({name: value})
-    except Exception as error:  # RLlib's checks raise any type
-        raise ConfigError(f"algorithm.config.{name}: RLlib does not accept {value!r}: {first_line(error)}") from error
 
 
 def known_hyperparameters(config: Any) -> list[str]:
@@ -121,13 +112,79 @@ def known_hyperparameters(config: Any) -> list[str]:
     return sorted([*own, *_SETTABLE_PROPERTIES])
 
 
-def validated(config: Any) -> Any:
-    """Return the configuration after RLlib's checks.
+def is_number(value: Any) -> bool:
+    """Return whether a value is a single number, which includes arrays without dimensions."""
+    if isinstance(value, bool | np.bool_):
+        return False
+    return isinstance(value, int | float | np.number) or (isinstance(value, np.ndarray) and value.shape == ())
 
-    :raises ConfigError: A check fails.
+
+def value_at(result: Mapping[str, Any], path: str) -> float | None:
+    """Return the number at a path of a result, such as `env_runners/episode_return_mean`; `None`: there is none."""
+    found: Any = result
+    for part in path.split("/"):
+        if not isinstance(found, Mapping) or part not in found:
+            return None
+        found = found[part]
+    return float(found) if is_number(found) else None
+
+
+_SHORT_NAMES = {
+    "episode_reward_mean": "env_runners/episode_return_mean",
+    "episode_return_mean": "env_runners/episode_return_mean",
+    "timesteps_total": "env_runners/num_env_steps_sampled_lifetime",
+    "num_env_steps_sampled_lifetime": "env_runners/num_env_steps_sampled_lifetime",
+    "episodes_total": "env_runners/num_episodes_lifetime",
+}
+
+
+@dataclass
+class TuneParameters(CheckedConfig):
+    """The settings of Ray Tune that a single run needs.
+
+    :param stop: The run stops when one of these values of a result is reached: `training_iteration`,
+        `timesteps_total`, `time_total_s`, `episode_return_mean` or any path such as
+        `env_runners/episode_len_mean`. Empty: only an interrupt stops it.
+    :param checkpoint_freq: Number of iterations between checkpoints of Ray; 0: only at the end.
+    :param checkpoint_at_end: Whether to write a checkpoint at the end.
+    :param keep_all_checkpoints: Whether to keep earlier checkpoints.
+    :param verbose: 0: print no line after each iteration.
     """
-    try:
-        config.validate()
-    except Exception as error:
-        raise ConfigError(f"algorithm.config: RLlib does not accept this configuration: {error}") from error
-    return config
+
+    section = "runner.tune_config"
+
+    stop: Mapping[str, float] = field(default_factory=dict)
+    checkpoint_freq: int = 0
+    checkpoint_at_end: bool = True
+    keep_all_checkpoints: bool = False
+    verbose: int = 1
+
+    def __post_init__(self) -> None:
+        stop: Mapping[str, float | None] = self.stop or {}
+        self.stop = {key: value for key, value in stop.items() if value is not None}
+        for key, value in self.stop.items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ConfigError(f"{self.section}.stop.{key}: expected a number, got {value!r}.")
+        self.require_integer("checkpoint_freq", minimum=0)
+
+    def reason_to_stop(self, result: Mapping[str, Any], iteration: int) -> str:
+        """Return the stop condition that holds, or an empty text.
+
+        :param result: Result of an iteration.
+        :param iteration: Number of the iteration.
+        :raises ConfigError: A condition names an unknown value.
+        """
+        for name, limit in self.stop.items():
+            if name == "training_iteration":
+                value: float | None = iteration
+            else:
+                value = value_at(result, _SHORT_NAMES.get(name, name))
+            if value is None and name not in _SHORT_NAMES:
+                available = [*_SHORT_NAMES, *(key for key in result if value_at(result, key) is not None)]
+                raise ConfigError(
+                    f"runner.tune_config.stop.{name}: RLlib reports no such number.{did_you_mean(name, available)} "
+                    f"Some of the available ones: {', '.join(sorted(available)[:20])}."
+                )
+            if value is not None and value >= limit:
+                return f"{name} has reached {limit:g}"
+        return ""

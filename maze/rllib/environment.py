@@ -19,9 +19,8 @@ from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.interop.gymnasium_export import MazeGymnasiumEnv, discrete_keys, with_numbers
 from maze.train.parallelization.vector_env.vector_env_utils import (
     EncodedStats,
-    StatsDecoder,
-    StatsEncoder,
     disable_epoch_level_stats,
+    encode_stats,
 )
 from maze.train.trainers.common.observation_statistics import Moments, ObservedRows
 
@@ -83,8 +82,7 @@ class MonitoredEnv(LogStatsConsumer):
 
     def take(self) -> tuple[list[EncodedStats], Moments | None]:
         """Return the statistics of the episodes and of the normalized observations since the last call."""
-        encoder = StatsEncoder()
-        encoded = [encoder.encode(stats) for stats in self._episodes]
+        encoded = [encode_stats(stats) for stats in self._episodes]
         self._episodes.clear()
         observed = self._observed.of(0)
         self._observed.begin(0)
@@ -99,12 +97,6 @@ def unique_seed(seed: int, worker_index: int, given: int) -> int:
     :param given: Seed that RLlib sets in this worker.
     """
     return int(np.random.SeedSequence((seed, worker_index, given)).generate_state(1, np.uint32)[0] >> 1)
-
-
-def decode_episodes(encoded: list[EncodedStats]) -> list[LogStats]:
-    """Decode the statistics of :meth:`MonitoredEnv.take`."""
-    decoder = StatsDecoder()
-    return [decoder.decode(stats) for stats in encoded]
 
 
 class MazeRLlibEnv(MazeGymnasiumEnv):

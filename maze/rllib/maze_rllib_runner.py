@@ -15,7 +15,7 @@ from maze.core.utils.factory import plain_container
 from maze.core.utils.seeding import MazeSeeding, set_seeds_globally
 from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import estimated_statistics
 from maze.perception.models.space_config import SpacesConfig
-from maze.rllib.algorithms import configured, find_algorithm, require_ray
+from maze.rllib.algorithms import TuneParameters, configured, find_algorithm, require_ray
 from maze.runner import Runner
 from maze.utils.log_stats_utils import setup_logging
 
@@ -33,7 +33,7 @@ class MazeRLlibRunner(Runner):
     :param normalization_samples: Number of observations from which normalization statistics are estimated.
     :param num_workers: Number of Ray workers that step environments; 0: this process steps them.
     :param tune_config: Stop conditions and checkpoints; see
-        :class:`~maze.rllib.statistics.TuneParameters`.
+        :class:`~maze.rllib.algorithms.TuneParameters`.
     :param ray_config: Arguments of `ray.init`; an `address` joins a running cluster.
     :param state_dict_dump_file: File for the weights of the best policy.
     :param num_learners: Number of learner processes; 0: the learner is in this process, `None`:
@@ -73,7 +73,6 @@ class MazeRLlibRunner(Runner):
         algorithm = find_algorithm(cfg.algorithm.get("algorithm"))
         require_ray()
         from maze.rllib.setup import TrainingSetup
-        from maze.rllib.statistics import TuneParameters
 
         parameters = TuneParameters.from_config(self.tune_params)
         hyperparameters = plain_container(cfg.algorithm.get("config") or {}, "algorithm.config")

@@ -21,11 +21,17 @@ from maze.core.utils.checkpoint import load_state
 from maze.core.utils.factory import TARGET_KEY
 from maze.core.wrappers.reward_wrappers import FrozenEnvFactory
 from maze.perception.models.model_composer import BaseModelComposer
-from maze.rllib.algorithms import RLlibAlgorithm, validated
+from maze.rllib.algorithms import RLlibAlgorithm, TuneParameters
 from maze.rllib.environment import EnvConfig, MazeMultiAgentEnv, MazeRLlibEnv, ModuleOfAgent, module_id, step_key_of
-from maze.rllib.q_modules import QPolicyModule, SoftActorCriticModule
-from maze.rllib.rl_module import MODEL_KEY, MazeRLModule, ModuleConfig, PolicyGradientModule, TargetPolicyModule
-from maze.rllib.statistics import TuneParameters
+from maze.rllib.rl_module import (
+    MODEL_KEY,
+    MazeRLModule,
+    ModuleConfig,
+    PolicyGradientModule,
+    QPolicyModule,
+    SoftActorCriticModule,
+    TargetPolicyModule,
+)
 from maze.rllib.training import MazeModel, RLlibTraining, explained
 from maze.train.parallelization.on_ray.session import ray_session, require_cpus
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
@@ -103,7 +109,16 @@ class TrainingSetup:
         resources.enter_context(ray_session(runner.ray_config, n_workers + 1, runner.log_level))
         advice = "Reduce runner.num_workers, or let Ray use more: runner.ray_config.num_cpus."
         require_cpus(n_workers, f"runner.num_workers: {n_workers} workers", advice)
-        algorithm = self._built_algorithm()
+        try:
+            self.config.validate()
+        except Exception as error:
+            raise ConfigError(f"algorithm.config: RLlib does not accept this configuration: {error}") from error
+        try:
+            algorithm = self.config.build_algo()
+        except MazeError:
+            raise
+        except Exception as error:
+            raise explained(error, 0) from error
         resources.callback(algorithm.stop)
         dump_file = None if model is None else runner.state_dict_dump_file
         selection = BestModelSelection(dump_file=dump_file, model=trained)
@@ -245,17 +260,6 @@ class TrainingSetup:
         self.config.rl_module(model_config=DefaultModelConfig(**values))
         if n_observations > 1:
             self.config.env_runners(env_to_module_connector=lambda *args, **kwargs: FlattenObservations())
-
-    # -- algorithm and evaluation --------------------------------------------------------------------------------------
-
-    def _built_algorithm(self) -> Any:
-        validated(self.config)
-        try:
-            return self.config.build_algo()
-        except MazeError:
-            raise
-        except Exception as error:
-            raise explained(error, 0) from error
 
     def _evaluator(self, resources: ExitStack, selection: BestModelSelection, n_episodes: int) -> RolloutEvaluator:
         n_envs = min(n_episodes, _MAX_EVAL_ENVS)

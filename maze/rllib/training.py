@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextvars
 import itertools
+import json
 import math
 import os
 import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
@@ -18,27 +20,132 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 from ray.rllib.core.rl_module.apis import TargetNetworkAPI
 
 from maze.console.runs import Progressed, active_console
 from maze.core.errors import MazeError, WorkerError
-from maze.core.log_stats.log_stats import StatsContext, increment_log_step
+from maze.core.log_stats.event_decorators import define_epoch_stats, define_stats_grouping
+from maze.core.log_stats.log_stats import (
+    LogStats,
+    LogStatsAggregator,
+    LogStatsLevel,
+    StatsContext,
+    get_stats_logger,
+    increment_log_step,
+)
+from maze.core.log_stats.log_stats_writer_tensorboard import LogStatsWriterTensorboard
 from maze.core.log_stats.stats_format import significant
-from maze.rllib.environment import decode_episodes, take_of_runner
+from maze.core.utils.files import write_whole
+from maze.rllib.algorithms import TuneParameters, is_number, value_at
+from maze.rllib.environment import take_of_runner
 from maze.rllib.rl_module import MazeRLModule, load_into_runner, require_finite
-from maze.rllib.statistics import TrainingStatistics, TuneParameters, value_at, write_progress
+from maze.train.parallelization.vector_env.vector_env_utils import decode_stats
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection, selected_score
 from maze.train.trainers.common.observation_statistics import Moments, ObservationStatistics, merged
-from maze.train.utils.interrupt import InterruptGuard, TrainingInterrupted
+from maze.train.utils.run_process import InterruptGuard, TrainingInterrupted
 
 T = TypeVar("T")
+PROGRESS_FILE = "rllib_progress.json"
 
 CHECKPOINTS = "rllib_checkpoints"
 """Directory of Ray's checkpoints in the run directory."""
 _RETURN, _STEPS = "env_runners/episode_return_mean", "env_runners/num_env_steps_sampled_lifetime"
 _STATISTICS_TIMEOUT = 60.0
 _POLL_INTERVAL = 0.2
+_ALL_MODULES = "__all_modules__"
+_LEFT_OUT = ("config", "hist_stats", "perf", "sampler_results", "connector", "timers")
+_BOOKKEEPING = ("num_", "module_", "weights_", "diff_", "last_", "default_optimizer", "gradients_default", "connector")
+_SHOWN_OF_SAMPLING = (
+    "episode_return_mean",
+    "episode_return_max",
+    "episode_return_min",
+    "episode_len_mean",
+    "num_env_steps_sampled_lifetime",
+    "num_episodes_lifetime",
+)
+
+
+class RLlibEvents(ABC):
+    """Results of an iteration of RLlib."""
+
+    @define_epoch_stats(np.mean)
+    @define_stats_grouping("name")
+    def sampling(self, name: str, value: float) -> None:
+        """A sampling statistic by RLlib's name; episodes are those of RLlib's smoothing window."""
+
+    @define_epoch_stats(np.mean)
+    @define_stats_grouping("name")
+    def learner(self, name: str, value: float) -> None:
+        """A learner statistic such as a loss, by RLlib's name; with the name of the module if there are several."""
+
+    @define_epoch_stats(np.mean)
+    def time_iteration(self, value: float) -> None:
+        """Duration of the iteration in seconds, without evaluation."""
+
+
+class TrainingStatistics:
+    """Statistics of a run: episodes of the workers and results of RLlib, written once per iteration.
+
+    :param directory: Directory for RLlib's complete results.
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        self._episodes = LogStatsAggregator(LogStatsLevel.EPOCH, get_stats_logger("train"))
+        self._results = LogStatsAggregator(LogStatsLevel.EPOCH, get_stats_logger("train"))
+        self._events: RLlibEvents = self._results.create_event_topic(RLlibEvents)
+        self._writer = LogStatsWriterTensorboard(directory, False)
+
+    def write(self, result: Mapping[str, Any], episodes: Sequence[LogStats], seconds: float, iteration: int) -> None:
+        """Write the statistics of an iteration.
+
+        :param result: Result of RLlib's `train()`.
+        :param episodes: Statistics of the episodes that ended in the iteration.
+        :param seconds: Duration in seconds.
+        :param iteration: Number of the iteration.
+        """
+        for stats in episodes:
+            self._episodes.receive(stats)
+        if episodes:
+            self._episodes.reduce()
+        for name in _SHOWN_OF_SAMPLING:
+            if (found := value_at(result, f"env_runners/{name}")) is not None:
+                self._events.sampling(name=name, value=found)
+        learners = result.get("learners", {}).items()
+        modules = {name: values for name, values in learners if isinstance(values, Mapping) and name != _ALL_MODULES}
+        for module, values in modules.items():
+            for name, value in scalars(values):
+                if not name.startswith(_BOOKKEEPING):
+                    shown = name if len(modules) == 1 else f"{module}/{name}"
+                    self._events.learner(name=shown, value=value)
+        self._events.time_iteration(value=seconds)
+        self._results.reduce()
+        StatsContext.active().guarded(self._writer, partial(_write_result, self._writer, result, iteration))
+
+    def close(self) -> None:
+        """Close the writer."""
+        StatsContext.active().guarded(self._writer, self._writer.close)
+
+
+def _write_result(writer: LogStatsWriterTensorboard, result: Mapping[str, Any], iteration: int) -> None:
+    """Write all numbers of a result of RLlib, under its own names."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    values = [Summary.Value(tag=f"ray/{tag}", simple_value=value) for tag, value in scalars(result)]
+    writer.add_summary(Summary(value=values), iteration)
+    writer.on_log_step_increment()
+
+
+def scalars(result: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Yield all finite numbers of a nested result with their paths."""
+    for key, value in result.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            if not any(part in str(key) for part in _LEFT_OUT):
+                yield from scalars(value, f"{name}/")
+        elif is_number(value) and math.isfinite(float(value)):
+            yield name, float(value)
 
 
 @dataclass
@@ -80,6 +187,7 @@ class MazeModel:
         return buffers
 
 
+@dataclass
 class RLlibTraining:
     """Train, write statistics, store the best policy, and stop at a stop condition.
 
@@ -91,21 +199,14 @@ class RLlibTraining:
     :param iteration_timeout: Timeout of an iteration in seconds; 0: none.
     """
 
-    def __init__(
-        self,
-        algorithm: Any,
-        model: MazeModel | None,
-        model_selection: BestModelSelection,
-        evaluator: Evaluator | None,
-        parameters: TuneParameters,
-        iteration_timeout: float = 0.0,
-    ) -> None:
-        self.algorithm = algorithm
-        self.model = model
-        self.model_selection = model_selection
-        self.evaluator = evaluator
-        self.parameters = parameters
-        self.iteration_timeout = iteration_timeout
+    algorithm: Any
+    model: MazeModel | None
+    model_selection: BestModelSelection
+    evaluator: Evaluator | None
+    parameters: TuneParameters
+    iteration_timeout: float = 0.0
+
+    def __post_init__(self) -> None:
         self.iteration = 0
         self._statistics = TrainingStatistics(Path("rllib_results"))
         self._checkpoint: Path | None = None
@@ -148,7 +249,7 @@ class RLlibTraining:
             self._learn_observation_statistics(self.model, [moments for _, moments in taken if moments])
         steps = value_at(result, _STEPS)
         StatsContext.active().n_env_steps = None if steps is None else int(steps)
-        episodes = [stats for encoded, _ in taken for stats in decode_episodes(encoded)]
+        episodes = [stats for encoded, _ in taken for stats in map(decode_stats, encoded)]
         self._statistics.write(result, episodes, seconds, self.iteration)
         if self.evaluator is not None and self.model is not None:
             self.evaluator.evaluate(self.model.policy)
@@ -158,7 +259,7 @@ class RLlibTraining:
                 self.model_selection.update(score)
         increment_log_step()
         self._report(result, seconds)
-        if self.parameters.is_checkpoint_due(self.iteration):
+        if self.parameters.checkpoint_freq and self.iteration % self.parameters.checkpoint_freq == 0:
             self._save(is_finished=False)
         return self.parameters.reason_to_stop(result, self.iteration)
 
@@ -177,24 +278,13 @@ class RLlibTraining:
         return self._in_time(lambda: group.foreach_env_runner(function, timeout_seconds=_STATISTICS_TIMEOUT))
 
     def _report(self, result: Mapping[str, Any], seconds: float) -> None:
-        if not self.parameters.verbose:
-            return
-        mean = value_at(result, _RETURN)
-        steps = value_at(result, _STEPS) or 0.0
         console, score = active_console(), selected_score(self.model_selection)
-        if console is not None:
+        if console is not None and self.parameters.verbose:
+            steps = int(value_at(result, _STEPS) or 0.0)
             rate = f"{(steps - self._n_env_steps) / max(seconds, 1e-9):,.0f} environment steps/s"
-            self._n_env_steps = int(steps)
-            shown = "" if score is None else significant(score)
-            console.epoch_done(Progressed(self.iteration, 0, int(steps), seconds, rate, best=shown, unit="iteration"))
-            return
-        shown = "-" if mean is None else f"{mean:.2f}"
-        best = self.model_selection.best_reward
-        best_shown = f", best {best:.2f}" if math.isfinite(best) else ""
-        print(
-            f"iteration {self.iteration}: {steps:.0f} steps, mean return {shown}{best_shown}, {seconds:.1f} s",
-            flush=True,
-        )
+            self._n_env_steps = steps
+            best = "" if score is None else significant(score)
+            console.epoch_done(Progressed(self.iteration, 0, steps, seconds, rate, best=best, unit="iteration"))
 
     def _in_time(self, function: Callable[[], T]) -> T:
         """Run a function in a thread with the timeout, so that the main thread handles signals."""
@@ -237,7 +327,10 @@ class RLlibTraining:
             previous, self._checkpoint = self._checkpoint, target
             if previous is not None and not self.parameters.keep_all_checkpoints:
                 shutil.rmtree(previous, ignore_errors=True)
-        write_progress(self.iteration, is_finished, self.model_selection.best_reward)
+        best = self.model_selection.best_reward
+        best_score = best if math.isfinite(best) else None
+        progress = {"iteration": self.iteration, "is_finished": is_finished, "best_score": best_score}
+        write_whole(Path(PROGRESS_FILE), json.dumps(progress, indent=2) + "\n")
 
     def _saved(self) -> str:
         parts = []

@@ -28,7 +28,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from maze.core.errors import MazeError, did_you_mean
-from maze.serve.policies import Policies, checked_seed
+from maze.serve.policies import Pending, Policies, checked_seed
 from maze.serve.served import Carried, Options, RefusedError, Served, as_json, invalid
 
 _LOGGER = logging.getLogger(__name__)
@@ -73,8 +73,6 @@ _PAGE_UNITS = 32
 """Work for metrics or cards, in decisions."""
 _SLICE = 16
 """Rows of batches that are decided before other requests have their turn."""
-_HOUSEKEEPING_SECONDS = 30.0
-"""Seconds without housekeeping after which the server is not ready."""
 
 
 @dataclass(frozen=True)
@@ -124,10 +122,10 @@ class Tokens:
         if scheme.lower() != "bearer" or not token:
             raise RefusedError(401, "no_token", "A token is required: send the header `Authorization: Bearer <token>`.")
         digest = _hashed(token.strip().encode())
-        is_admin = _is_among(digest, self._admin)
-        if is_admin or (not for_admin and _is_among(digest, self._acting)):
+        is_admin, is_acting = _is_among(digest, self._admin), _is_among(digest, self._acting)
+        if is_admin or (is_acting and not for_admin):
             return digest
-        if for_admin and _is_among(digest, self._acting):
+        if is_acting:
             raise RefusedError(403, "not_administrator", "This token allows decisions only; it cannot change policies.")
         raise RefusedError(401, "wrong_token", "The token is wrong.")
 
@@ -232,7 +230,6 @@ class Application:
         self._bodies = Turns(_MOST_BODIES * self.limits.body_bytes)
         self._contents = Turns(2 * self.limits.body_bytes)
         self._failures: dict[str, str] = {}
-        self._last_housekeeping = perf_counter()
         self._app = Starlette(
             routes=[
                 Route("/act", self._act, methods=["POST"]),
@@ -255,9 +252,7 @@ class Application:
                 Route("/", _index),
             ],
             exception_handlers={
-                MazeError: _on_error,
-                HTTPException: _on_no_route,
-                ClientDisconnect: _on_disconnect,
+                **dict.fromkeys((MazeError, HTTPException, ClientDisconnect), _on_error),
                 Exception: _on_fault,
             },
             lifespan=self._lifespan,
@@ -322,7 +317,6 @@ class Application:
             if (now := perf_counter()) >= next_check:
                 next_check = now + self.drift_seconds
                 await self._do("drift of observations", self.policies.check_drift)
-            self._last_housekeeping = perf_counter()
             await asyncio.sleep(0.25)
 
     async def _do(self, duty: str, work: Callable[[], Awaitable[None]]) -> None:
@@ -366,9 +360,10 @@ class Application:
             return self._batches.turn(client, len(body) // _BYTES_LIKE_A_ROW)
         return self._singles.turn(client, 1)
 
-    async def _fields(self, request: Request, known: Fields, may_be_empty: bool = False) -> dict[str, Any]:
+    async def _fields(self, request: Request, known: Fields) -> dict[str, Any]:
+        """The fields of a request whose body may be empty."""
         body = await _body(request, self.limits.body_bytes, _announced(request, 0))
-        return {} if may_be_empty and not body else _parsed(request, body, known)
+        return _parsed(request, body, known) if body else {}
 
     # -- deciding -----------------------------------------------------------------------------------------------------
 
@@ -398,40 +393,31 @@ class Application:
             rows = _carried(fields, n_rows)
             policy = self.policies.chosen(name, next((each.bundle for each in rows if each.bundle), None))
             weight = 1 + options.ranked // 4 + len(body) // (n_rows * _BYTES_LIKE_A_ROW)
-            decisions = await self._decide_many(policy, fields, options, rows, client, weight)
+            size, seed = max(1, _SLICE // weight), fields.get("seed")
+            decisions: list[dict[str, Any]] = []
+            for begin in range(0, n_rows, size):
+                async with self._batches.turn(client, size * weight):
+                    places = range(begin, min(begin + size, n_rows))
+                    decided = [self._decide_row(policy, observations, options, seed, rows, place) for place in places]
+                    decisions += [row if isinstance(row, dict) else await row for row in decided]
             return _json({"decisions": decisions, "policy": policy.name, "bundle": policy.bundle.sha256})
 
-    async def _decide_many(
+    def _decide_row(
         self,
         policy: Served,
-        fields: Mapping[str, Any],
+        observations: Sequence[Any],
         options: Options,
+        seed: int | None,
         carried: Sequence[Carried],
-        client: Hashable,
-        weight: int,
-    ) -> list[dict[str, Any]]:
-        """Decide on unrelated observations, a slice of them in each turn of the client.
-
-        The action for `observations[i]` is sampled with the seed `seed + i`.
-
-        :param weight: Work for one observation, in units of that for an observation of a few numbers.
-        """
-        observations, seed = fields["observations"], fields.get("seed")
-        size = max(1, _SLICE // weight)
-        decisions: list[dict[str, Any]] = []
-        for begin in range(0, len(observations), size):
-            async with self._batches.turn(client, size * weight):
-                pending = []
-                for index in range(begin, min(begin + size, len(observations))):
-                    row_seed = None if seed is None else seed + index
-                    try:
-                        row = self.policies.decide(policy, observations[index], options, row_seed, carried[index])
-                    except MazeError as error:
-                        error.remark(f"This is observations[{index}].")
-                        raise
-                    pending.append(row)
-                decisions += [row if isinstance(row, dict) else await row for row in pending]
-        return decisions
+        place: int,
+    ) -> Pending:
+        """Decide on one of several unrelated observations; its action is sampled with the seed `seed + place`."""
+        try:
+            row_seed = None if seed is None else seed + place
+            return self.policies.decide(policy, observations[place], options, row_seed, carried[place])
+        except MazeError as error:
+            error.remark(f"This is observations[{place}].")
+            raise
 
     async def _act_in(self, request: Request) -> Response:
         client = self._client(request)
@@ -451,13 +437,13 @@ class Application:
 
     async def _begin(self, request: Request) -> Response:
         self._client(request)
-        fields = await self._fields(request, _BEGIN, may_be_empty=True)
+        fields = await self._fields(request, _BEGIN)
         return _json(self.policies.begin_session(fields.get("policy"), fields.get("seed")).described(), 201)
 
     async def _reset(self, request: Request) -> Response:
         self._client(request)
         session = self.policies.session(request.path_params["session"])
-        fields = await self._fields(request, _RESET, may_be_empty=True)
+        fields = await self._fields(request, _RESET)
         await session.settled()
         session.reset(checked_seed(fields.get("seed")))
         return _json(session.described())
@@ -498,14 +484,8 @@ class Application:
     # -- monitoring ---------------------------------------------------------------------------------------------------
 
     async def _ready(self, request: Request) -> Response:
-        reason = "; ".join(self._failures.values())
-        if not self.is_ready:
-            reason = "the server starts or stops"
-        elif perf_counter() > self._last_housekeeping + _HOUSEKEEPING_SECONDS:
-            reason = f"no housekeeping for more than {_HOUSEKEEPING_SECONDS:g} s"
-        if reason:
-            return _json({"status": "not ready", "reason": reason}, 503)
-        return _json({"status": "ready"})
+        reason = "; ".join(self._failures.values()) if self.is_ready else "the server starts or stops"
+        return _json({"status": "not ready", "reason": reason}, 503) if reason else _json({"status": "ready"})
 
     async def _open_api(self, request: Request) -> Response:
         async with self._batches.turn(self._client(request), _PAGE_UNITS):
@@ -542,29 +522,21 @@ def _error(status: int, code: str, message: str, headers: Mapping[str, str] | No
 _HEADERS: Mapping[int, Mapping[str, str]] = {401: {"www-authenticate": "Bearer"}, 503: {"retry-after": "1"}}
 
 
-def _refusal(request: Request, status: int, code: str, message: str) -> Response:
+async def _on_error(request: Request, error: Exception) -> Response:
+    """The response to a request that cannot be answered; a connection with an unread body is closed."""
+    if isinstance(error, RefusedError):
+        status, code, message = error.status, error.code, str(error)
+    elif isinstance(error, HTTPException):
+        status, code = error.status_code, "wrong_method" if error.status_code == 405 else "unknown_path"
+        message = f"There is no {request.method} of {request.scope['path']!r:.200}. /openapi.json lists all paths."
+    elif isinstance(error, ClientDisconnect):
+        status, code, message = 400, "disconnected", "The connection was closed before the request was complete."
+    else:
+        status, code, message = 422, type(error).__name__, str(error)
     headers = dict(_HEADERS.get(status, {}))
     if _announced(request, _SMALL_BODY + 1) > _SMALL_BODY:
-        headers["connection"] = "close"  # the rest of the body is not read
+        headers["connection"] = "close"
     return _error(status, code, message, headers)
-
-
-async def _on_error(request: Request, error: Exception) -> Response:
-    if isinstance(error, RefusedError):
-        return _refusal(request, error.status, error.code, str(error))
-    return _refusal(request, 422, type(error).__name__, str(error))
-
-
-async def _on_no_route(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException), "the key of the handler"
-    path = request.scope["path"]
-    if error.status_code == 405:
-        return _refusal(request, 405, "wrong_method", f"{request.method} is not supported at {path!r:.200}.")
-    return _refusal(request, 404, "unknown_path", f"There is nothing at {path!r:.200}. /openapi.json lists all paths.")
-
-
-async def _on_disconnect(request: Request, error: Exception) -> Response:
-    return _error(400, "disconnected", "The connection was closed before the request was complete.")
 
 
 async def _on_fault(request: Request, error: Exception) -> Response:

@@ -94,11 +94,8 @@ class BundledNetwork:
 class Head:
     """An action head."""
 
-    name: str
     description: Mapping[str, Any]
     """The distribution as data, see :mod:`maze.distributions.samplers`."""
-    space: Mapping[str, Any]
-    """The space as data."""
     sampler: Sampler
     sizes: Sequence[int]
 
@@ -108,8 +105,6 @@ class StepSpec:
     """A sub-step: spaces as JSON, operations, networks and action heads."""
 
     step_key: StepKey
-    n_agents: int
-    """Number of agents; -1 where it varies."""
     observation_space: Mapping[str, Mapping[str, Any]]
     """Spaces by entry, as the environment converts observations, before all wrappers."""
     action_space: Mapping[str, Mapping[str, Any]]
@@ -130,21 +125,14 @@ class StepSpec:
     where: str
     """The sub-step in messages."""
 
-    @property
-    def operations(self) -> Sequence[Mapping[str, Any]]:
-        """All operations between the raw environment and the networks, see :mod:`maze.serve.pipeline`."""
-        return (*self.observation_operations, *self.action_operations)
-
     def network(self, agent_id: int = 0) -> BundledNetwork:
         """The network of an agent.
 
         :raises ConfigError: There is no such agent.
         """
-        network = self.networks.get(None)
+        network = self.networks.get(None) or self.networks.get(agent_id)
         if network is None:
-            network = self.networks.get(agent_id)
-            if network is None:
-                raise unknown_key_error(f"Sub-step {self.step_key!r}: agent", agent_id, self.networks)
+            raise unknown_key_error(f"{self.where}: agent", agent_id, self.networks)
         return network
 
     def states_before(
@@ -180,21 +168,17 @@ class StepSpec:
             return {key: np.zeros((n_rows, size), np.float32) for key, size in sizes.items()}
         before = {}
         for key, size in sizes.items():
+            place = f"{self.where}: `states[{key!r}]`"
             try:
                 with np.errstate(over="ignore"):
                     array = np.array(states[key], np.float32)
             except (KeyError, ValueError, TypeError) as error:
-                raise ConfigError(
-                    f"{self.where}: `states[{key!r}]` is missing or has no numbers ({type(error).__name__}); expected "
-                    f"the shape {[n_rows, size]}."
-                ) from error
+                raise ConfigError(f"{place} is missing or has no numbers ({type(error).__name__}).") from error
             if array.shape != (n_rows, size):
-                raise ConfigError(
-                    f"{self.where}: `states[{key!r}]` has the shape {list(array.shape)}, expected {[n_rows, size]}."
-                )
+                raise ConfigError(f"{place} has the shape {list(array.shape)}, expected {[n_rows, size]}.")
             array[np.broadcast_to(begins, n_rows)] = 0.0
             if not np.isfinite(array).all():
-                raise NonFiniteError(f"{self.where}: `states[{key!r}]` is not finite.")
+                raise NonFiniteError(f"{place} is not finite.")
             before[key] = array
         return before
 
@@ -248,8 +232,14 @@ class StepSpec:
         :return: The action by head, and the next hidden states `[size]`.
         """
         logits, following = self.outputs({name: array[np.newaxis] for name, array in inputs.items()}, agent_id)
-        action = {head: self.heads[head].sampler(values, rng, temperature)[0] for head, values in logits.items()}
+        action = {head: values[0] for head, values in self.chosen(logits, rng, temperature).items()}
         return action, {key: array[0] for key, array in following.items()}
+
+    def chosen(
+        self, logits: Mapping[str, Array], rng: np.random.Generator | None, temperature: float
+    ) -> dict[str, Array]:
+        """Choose the actions `[batch, *space.shape]` by head; without a generator the greedy ones."""
+        return {head: self.heads[head].sampler(values, rng, temperature) for head, values in logits.items()}
 
     def ranked(
         self, logits: Mapping[str, Array], row: int, n_best: int, temperature: float
@@ -289,13 +279,9 @@ def step_of(step: Mapping[str, Any], networks: Sequence[BundledNetwork], shown: 
     :param networks: The bundle's networks.
     :param shown: Its description in the bundle's card.
     """
-    heads = {
-        name: Head(name, head, shown["heads"][name], sampler_of(head), categorical_sizes(head))
-        for name, head in step["heads"].items()
-    }
+    heads = {name: Head(head, sampler_of(head), categorical_sizes(head)) for name, head in step["heads"].items()}
     return StepSpec(
         step_key=step["key"],
-        n_agents=int(step["n_agents"]),
         observation_space=shown["observation_space"],
         action_space=shown["action_space"],
         observation_kind=step["observation_operations"][0]["kind"],
@@ -367,7 +353,11 @@ class PolicyBundle:
             """Sub-steps by their keys."""
             self.is_recurrent = any(network.state_sizes for network in networks)
             """Whether hidden states are carried from step to step of an episode."""
-            operations = {str(each["op"]) for step in self.steps.values() for each in step.operations}
+            operations = {
+                str(each["op"])
+                for step in self.steps.values()
+                for each in (*step.observation_operations, *step.action_operations)
+            }
             self.has_memory = not operations.isdisjoint(("stack", "skip"))
             """Whether observations of an episode are needed one by one, to stack them or to repeat actions."""
             self.repeats_actions = "skip" in operations
@@ -496,20 +486,13 @@ class PolicyBundle:
         generators = None if deterministic else (rngs if rngs is not None else np.random.default_rng())
         n_rows = len(next(iter(logits.values())))
         if generators is None or isinstance(generators, np.random.Generator):
-            actions = {
-                head: step.heads[head].sampler(values, generators, temperature) for head, values in logits.items()
-            }
+            actions = step.chosen(logits, generators, temperature)
         else:
             if len(generators) != n_rows:
                 raise ConfigError(f"act_batch: {n_rows} rows need as many generators, got {len(generators)}.")
-            rows = [
-                [
-                    step.heads[head].sampler(values[index : index + 1], rng, temperature)
-                    for head, values in logits.items()
-                ]
-                for index, rng in enumerate(generators)
-            ]
-            actions = {head: np.concatenate([row[index] for row in rows]) for index, head in enumerate(logits)}
+            parts = ({head: values[index : index + 1] for head, values in logits.items()} for index in range(n_rows))
+            rows = [step.chosen(part, rng, temperature) for part, rng in zip(parts, generators, strict=True)]
+            actions = {head: np.concatenate([row[head] for row in rows]) for head in logits}
         best = [step.ranked(logits, index, ranked, temperature) for index in range(n_rows)] if ranked else []
         return BatchActions(actions, logits, best, following)
 

@@ -83,27 +83,28 @@ def export_policy(
     operations = operations_of(env)
     recording = record(policy, env, operations, n_steps, seed)
     graphs: dict[str, bytes] = {}
-    networks: list[dict[str, Any]] = []
-    numbers: dict[int, int] = {}
+    networks: dict[int, dict[str, Any]] = {}  # by identity
     steps = []
     for key in env.observation_spaces_dict:
-        agents = _agents(policy, env, key)
-        used: list[str] = []
+        agents = _agents(policy, key)
         for network in agents.values():
-            if id(network) not in numbers:
+            if id(network) not in networks:
                 file = f"networks/{len(networks)}.onnx"
                 graphs[file], description = exported_network(network, policy, env, key)
-                numbers[id(network)] = len(networks)
-                networks.append({"file": file, **description})
-            used += networks[numbers[id(network)]]["inputs"]
+                networks[id(network)] = {"file": file, **description}
+        step = _step(policy, env, key, [networks[id(network)] for network in agents.values()])
         steps.append(
-            _step(policy, env, key, {agent: numbers[id(one)] for agent, one in agents.items()}, used, networks)
+            {
+                **step,
+                "networks": [[agent, list(networks).index(id(network))] for agent, network in agents.items()],
+                "observation_operations": operations.observations[key],
+                "action_operations": operations.actions[key],
+                "drift": recording.drift(key),
+            }
         )
-    for step in steps:
-        step.update(operations.of_step(step["key"]), drift=recording.drift(step["key"]))
     description = {
-        "card": _card(policy, env, card or {}, operations, steps, recording),
-        "networks": networks,
+        "card": _card(policy, card or {}, operations, steps, recording),
+        "networks": list(networks.values()),
         "steps": steps,
         "actor_sequence": [list(actor) for actor in recording.actor_sequence],
         "reference": recording.reference_cases(policy, {step["key"]: step["inputs"] for step in steps}),
@@ -278,7 +279,7 @@ def _first_line(error: BaseException) -> str:
 # -- description ------------------------------------------------------------------------------------------------------
 
 
-def _agents(policy: TorchPolicy, env: MazeEnv[Any], step_key: Any) -> dict[int | None, nn.Module]:
+def _agents(policy: TorchPolicy, step_key: Any) -> dict[int | None, nn.Module]:
     """Networks of a sub-step by agent; None: the network of all agents."""
     if step_key not in policy.substeps_with_separate_agent_nets:
         return {None: policy.network_for(ActorID(step_key, 0))}
@@ -286,15 +287,15 @@ def _agents(policy: TorchPolicy, env: MazeEnv[Any], step_key: Any) -> dict[int |
 
 
 def _step(
-    policy: TorchPolicy,
-    env: MazeEnv[Any],
-    step_key: Any,
-    numbers: Mapping[int | None, int],
-    used: Sequence[str],
-    networks: Sequence[Mapping[str, Any]],
+    policy: TorchPolicy, env: MazeEnv[Any], step_key: Any, networks: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
+    """Describe spaces, masks and distributions of a sub-step.
+
+    :param networks: Descriptions of its networks.
+    """
     entries = env.observation_spaces_dict[step_key].spaces
-    heads = list(networks[next(iter(numbers.values()))]["outputs"])
+    used = {name for network in networks for name in network["inputs"]}
+    heads = list(networks[0]["outputs"])
     descriptions = {}
     for head in heads:
         description = policy.distribution_mapper.describe_head(head)
@@ -311,10 +312,7 @@ def _step(
         "inputs": {name: list(entries[name].shape or ()) for name in entries if name in used},
         "masks": _masks(policy.network_for(ActorID(step_key, 0)), entries, heads),
         "heads": descriptions,
-        "states": {
-            key: size for number in numbers.values() for key, size in networks[number].get("states", {}).items()
-        },
-        "networks": [[agent, number] for agent, number in numbers.items()],
+        "states": {key: size for network in networks for key, size in network.get("states", {}).items()},
     }
 
 
@@ -331,7 +329,6 @@ def _masks(network: nn.Module, entries: Mapping[str, Any], heads: Sequence[str])
 
 def _card(
     policy: TorchPolicy,
-    env: MazeEnv[Any],
     given: Mapping[str, Any],
     operations: Operations,
     steps: Sequence[Mapping[str, Any]],
@@ -393,15 +390,12 @@ def _run_card(run_dir: Path) -> dict[str, Any]:
 def _evaluation(run_dir: Path) -> dict[str, Any]:
     """Statistics and epoch of the evaluation with the best mean reward; empty if there is none."""
     try:
-        progress = read_progress(run_dir)
+        evaluated = read_progress(run_dir).paths.get("eval")
     except MazeError:
         return {}
-    evaluated = progress.paths.get("eval")
-    rewards = None if evaluated is None else evaluated.columns.get("BaseEnvEvents/reward/mean")
-    if evaluated is None or rewards is None or all(math.isnan(value) for value in rewards):
+    rewards = np.array([] if evaluated is None else evaluated.columns.get("BaseEnvEvents/reward/mean", []))
+    if evaluated is None or np.isnan(rewards).all():
         return {}
-    best = max((value, index) for index, value in enumerate(rewards) if not math.isnan(value))[1]
-    statistics: Mapping[str, float] = {
-        name: column[best] for name, column in evaluated.columns.items() if math.isfinite(column[best])
-    }
-    return {"epoch": int(evaluated.steps[best]), "statistics": dict(statistics)}
+    best = int(np.nanargmax(rewards))
+    statistics = {name: column[best] for name, column in evaluated.columns.items() if math.isfinite(column[best])}
+    return {"epoch": int(evaluated.steps[best]), "statistics": statistics}

@@ -152,18 +152,15 @@ def _entries(operation: Mapping[str, Any], provided: Provided) -> ObservationSta
             observation = dict(zip(keys, observation, strict=True))
         if not isinstance(observation, Mapping) or not all(map(observation.__contains__, keys)):
             found = list(observation) if isinstance(observation, Mapping) else type(observation).__name__
+            code = operation.get("code")
+            advice = f" To pass states of the simulation, provide their conversion as {code!r}." if code else ""
             raise EnvironmentContractError(
                 f"Sub-step {actor[0]!r}: expected as observation a {'tuple' if kind == 'tuple' else 'mapping'} with "
-                f"the entries {keys}, found {found!s:.200}.{_missing_code(operation)}"
+                f"the entries {keys}, found {found!s:.200}.{advice}"
             )
         return {key: typed_entry(observation[key], dtype, shape, key) for key, dtype, shape in entries}
 
     return single if kind == "single" else several
-
-
-def _missing_code(operation: Mapping[str, Any]) -> str:
-    code = operation.get("code")
-    return "" if not code else f" To pass states of the simulation, provide their conversion as {code!r}."
 
 
 def _convert(operation: Mapping[str, Any], provided: Provided) -> ObservationStage:

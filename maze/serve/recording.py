@@ -99,19 +99,6 @@ class Recording:
         return cases
 
 
-def record(policy: TorchPolicy, env: MazeEnv[Any], operations: Operations, n_steps: int, seed: int) -> Recording:
-    """Take steps with sampled actions, as in training.
-
-    :param policy: The policy.
-    :param env: Its environment.
-    :param operations: The operations of its wrappers.
-    :param n_steps: Number of decisions.
-    :param seed: Seed of environment and policy.
-    """
-    with tapped(env, operations) as (tapped_env, tap):
-        return _recorded(policy, tapped_env, tap, operations, n_steps, seed)
-
-
 class Tap(Wrapper[Any]):
     """Record the latest observation of the raw environment, before all wrappers."""
 
@@ -148,36 +135,45 @@ def tapped(env: Any, operations: Operations) -> Iterator[tuple[Any, Tap]]:
         rewire(operations.environment)
 
 
-def _recorded(policy: TorchPolicy, env: Any, tap: Tap, operations: Operations, n_steps: int, seed: int) -> Recording:
-    recording = Recording()
-    skips = any(type(each) is StepSkipWrapper for each in operations.chain)
-    is_replayable = not operations.needs_code() and not skips
-    every, n_acted = max(1, n_steps // MOST_CASES), Counter[ActorID]()
-    env.seed(seed)
-    policy.seed(seed)
-    is_done, observation, n_bytes = True, {}, 0
-    memory = HiddenStates(1, policy.state_sizes)
-    for step in range(max(n_steps, 1)):
-        if is_done:
-            observation = env.reset()
-            memory.reset(np.ones(1, np.bool_))
-            recording.actors.append([])
-        actor = env.actor_id()
-        recording.actors[-1].append(actor)
-        kept, states = recording.inputs.setdefault(actor, []), memory.of(actor)
-        if n_acted[actor] % every == 0 or len(kept) < 2:
-            kept.append({name: np.array(value) for name, value in observation.items()})
-            before = {key: array[0].copy() for key, array in states.items()}
-            recording.states.setdefault(actor, []).append(before)
-        n_acted[actor] += 1
-        _note(recording, actor.step_key, tap.entries)
-        if is_replayable and len(recording.actors) == 1 and step < MOST_EPISODE_STEPS and n_bytes < MOST_CASE_BYTES:
-            case = _episode_case(operations, actor, tap.entries, observation)
-            n_bytes += sum(array.nbytes for part in ("observation", "inputs") for array in case[part].values())
-            recording.episode.append(case)
-        actions = policy.compute_actions(_stacked([observation]), actor, states=states)  # overwrites the states
-        observation, _, is_done, _ = env.step({head: action[0] for head, action in actions.items()})
-    return recording
+def record(policy: TorchPolicy, env: MazeEnv[Any], operations: Operations, n_steps: int, seed: int) -> Recording:
+    """Take steps with sampled actions, as in training.
+
+    :param policy: The policy.
+    :param env: Its environment.
+    :param operations: The operations of its wrappers.
+    :param n_steps: Number of decisions.
+    :param seed: Seed of environment and policy.
+    """
+    with tapped(env, operations) as (seen_env, tap):
+        recording = Recording()
+        skips = any(type(each) is StepSkipWrapper for each in operations.chain)
+        is_replayable = not any(piece["is_required"] for piece in operations.code) and not skips
+        every, n_acted = max(1, n_steps // MOST_CASES), Counter[ActorID]()
+        seen_env.seed(seed)
+        policy.seed(seed)
+        is_done, observation, n_bytes = True, {}, 0
+        memory = HiddenStates(1, policy.state_sizes)
+        for step in range(max(n_steps, 1)):
+            if is_done:
+                observation = seen_env.reset()
+                memory.reset(np.ones(1, np.bool_))
+                recording.actors.append([])
+            actor = seen_env.actor_id()
+            recording.actors[-1].append(actor)
+            kept, states = recording.inputs.setdefault(actor, []), memory.of(actor)
+            if n_acted[actor] % every == 0 or len(kept) < 2:
+                kept.append({name: np.array(value) for name, value in observation.items()})
+                before = {key: array[0].copy() for key, array in states.items()}
+                recording.states.setdefault(actor, []).append(before)
+            n_acted[actor] += 1
+            _note(recording, actor.step_key, tap.entries)
+            if is_replayable and len(recording.actors) == 1 and step < MOST_EPISODE_STEPS and n_bytes < MOST_CASE_BYTES:
+                case = _episode_case(operations, actor, tap.entries, observation)
+                n_bytes += sum(array.nbytes for part in ("observation", "inputs") for array in case[part].values())
+                recording.episode.append(case)
+            actions = policy.compute_actions(_stacked([observation]), actor, states=states)  # overwrites the states
+            observation, _, is_done, _ = seen_env.step({head: action[0] for head, action in actions.items()})
+        return recording
 
 
 def _stacked(rows: Sequence[Mapping[str, Array]]) -> dict[str, Array]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import perf_counter, thread_time
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -176,23 +176,12 @@ class Metrics:
 # -- micro-batching ----------------------------------------------------------------------------------------------------
 
 
-class Decider(Protocol):
-    """Decides batches of rows."""
-
-    def decide_batch(self, key: Any, rows: Sequence[Any]) -> Sequence[Any]:
-        """Decide the rows of a batch, possibly in a thread; one decision for each."""
-
-    def finished(self, row: Any, decision: Any) -> Any:
-        """Make the result of a row from its decision, in the event loop; not called if the result is not awaited."""
-
-
+@dataclass
 class _Batch:
-    def __init__(self, decider: Decider, deadline: float) -> None:
-        self.decider = decider
-        self.rows: list[Any] = []
-        self.futures: list[asyncio.Future[Any]] = []
-        self.deadline = deadline
-        self.n_before = 0
+    deadline: float
+    rows: list[Any] = field(default_factory=list)
+    futures: list[asyncio.Future[Any]] = field(default_factory=list)
+    n_before: int = 0
 
 
 class Batcher:
@@ -202,11 +191,22 @@ class Batcher:
     others. The delay bounds how long rows may be added. A network that takes milliseconds runs in a thread; rows that
     arrive meanwhile form the next batch.
 
+    :param decide: Decides the rows of a batch with a key, possibly in a thread; one decision for each. If it raises for
+        several rows, it is called for each alone.
+    :param finish: Makes the result of a row from its decision, in the event loop; not called if the result is not
+        awaited.
     :param max_batch: Maximum number of rows of a call.
     :param max_delay: Maximum seconds that a row waits before its batch is closed.
     """
 
-    def __init__(self, max_batch: int = 64, max_delay: float = 0.002) -> None:
+    def __init__(
+        self,
+        decide: Callable[[Any, Sequence[Any]], Sequence[Any]],
+        finish: Callable[[Any, Any], Any],
+        max_batch: int = 64,
+        max_delay: float = 0.002,
+    ) -> None:
+        self._decide, self._finish = decide, finish
         self._max_batch, self._max_delay = max_batch, max_delay
         self._batches: dict[Hashable, _Batch] = {}
         self._is_ticking = False
@@ -216,17 +216,16 @@ class Batcher:
         self.n_waiting = 0
         """Rows that have not been decided."""
 
-    def submit(self, key: Hashable, row: Any, decider: Decider) -> asyncio.Future[Any]:
+    def submit(self, key: Hashable, row: Any) -> asyncio.Future[Any]:
         """Add a row; the future has its result.
 
         :param key: Rows with the same key can be decided together.
         :param row: The row.
-        :param decider: Decides its batch; if it raises for several rows, it is called for each alone.
         """
         loop = asyncio.get_running_loop()
         batch = self._batches.get(key)
         if batch is None:
-            batch = self._batches[key] = _Batch(decider, loop.time() + self._max_delay)
+            batch = self._batches[key] = _Batch(loop.time() + self._max_delay)
         future = loop.create_future()
         batch.rows.append(row)
         batch.futures.append(future)
@@ -259,7 +258,7 @@ class Batcher:
 
     def _run(self, loop: asyncio.AbstractEventLoop, key: Hashable, batch: _Batch) -> None:
         if self._seconds < _BLOCKING_SECONDS:
-            self._deliver(batch, self._decided(key, batch))
+            self._deliver(batch, self._decided(key, batch.rows))
             return
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, "maze-serve")
@@ -270,24 +269,24 @@ class Batcher:
             self._deliver(batch, finished.result())
             self._tick(loop)
 
-        loop.run_in_executor(self._executor, self._decided, key, batch).add_done_callback(done)
+        loop.run_in_executor(self._executor, self._decided, key, batch.rows).add_done_callback(done)
 
-    def _decided(self, key: Hashable, batch: _Batch) -> list[Any]:
-        size, rows = self._max_batch, batch.rows
+    def _decided(self, key: Hashable, rows: list[Any]) -> list[Any]:
+        size = self._max_batch
         parts = (rows[begin : begin + size] for begin in range(0, len(rows), size))
-        return [decision for part in parts for decision in self._decided_part(key, part, batch.decider)]
+        return [decision for part in parts for decision in self._decided_part(key, part)]
 
-    def _decided_part(self, key: Hashable, rows: Sequence[Any], decider: Decider) -> list[Any]:
+    def _decided_part(self, key: Hashable, rows: Sequence[Any]) -> list[Any]:
         """One decision for each row, or the exception that prevented it."""
         # beside a busy event loop, a thread waits for the interpreter's lock longer than for its network
         clock = thread_time if self._in_thread else perf_counter
         began = clock()
         try:
-            return [decision for decision, _ in zip(decider.decide_batch(key, rows), rows, strict=True)]
+            return [decision for decision, _ in zip(self._decide(key, rows), rows, strict=True)]
         except Exception as error:
             if len(rows) == 1:
                 return [error]
-            return [self._decided_part(key, [row], decider)[0] for row in rows]  # an error belongs to its own row only
+            return [self._decided_part(key, [row])[0] for row in rows]  # an error belongs to its own row only
         finally:
             self._seconds += 0.1 * (clock() - began - self._seconds)
 
@@ -299,7 +298,7 @@ class Batcher:
             try:
                 if isinstance(decision, Exception):
                     raise decision
-                future.set_result(batch.decider.finished(row, decision))
+                future.set_result(self._finish(row, decision))
             except Exception as error:
                 future.set_exception(error)
 
@@ -323,7 +322,7 @@ class Served:
         self.name, self.bundle = name, bundle
         self.weight, self.is_shadow = 0.0, False
         self.guard = DriftGuard(name, bundle.drift, settings.drift)
-        self.batcher = Batcher(settings.max_batch, settings.batch_delay)
+        self.batcher = Batcher(self.decide_batch, self.finished, settings.max_batch, settings.batch_delay)
         self._settings, self._log, self._metrics = settings, log, metrics
         named = {str(piece["name"]) for piece in bundle.card["code"]}
         self._provided = {name: code for name, code in settings.provided.items() if name in named}
@@ -363,27 +362,23 @@ class Served:
         """
         step, agent_id = self.bundle.step(actor[0]), actor[1]
         state = None if carried.episode_start else carried.state
-        values: Any = {}
-        if state is None:
-            if not step.network(agent_id).state_sizes:
-                return {}
-            if not carried.episode_start:
-                raise RefusedError(
-                    422,
-                    "missing_state",
-                    f"Policy {self.name!r} carries a hidden state from step to step: send with each observation the "
-                    "`state` that the previous decision returned, and `episode_start`: true where an episode starts; "
-                    "or begin a session (POST /sessions).",
-                )
-        else:
-            values = state.get("values") if isinstance(state, Mapping) else None
-            if not isinstance(values, Mapping) or state.keys() != {"bundle", "values"}:
-                message = "`state` must be the object that the previous decision returned, with `bundle` and `values`."
-                raise RefusedError(422, "wrong_state", message)
-            if state["bundle"] != self.bundle.sha256:
-                raise other_bundle(state["bundle"])
+        if state is None and not step.network(agent_id).state_sizes:
+            return {}
+        if state is None and not carried.episode_start:
+            raise RefusedError(
+                422,
+                "missing_state",
+                f"Policy {self.name!r} carries a hidden state from step to step: send with each observation the "
+                "`state` that the previous decision returned, and `episode_start`: true where an episode starts; or "
+                "begin a session (POST /sessions).",
+            )
+        if state is not None and not _is_state(state):
+            message = "`state` must be the object that the previous decision returned, with `bundle` and `values`."
+            raise RefusedError(422, "wrong_state", message)
+        if state is not None and state["bundle"] != self.bundle.sha256:
+            raise other_bundle(state["bundle"])
+        rows = {} if state is None else {key: [value] for key, value in state["values"].items()}
         try:
-            rows = {key: [value] for key, value in values.items()}
             before = step.states_before(rows, carried.episode_start, 1, agent_id)
         except MazeError as error:
             raise RefusedError(422, "wrong_state", str(error)) from error
@@ -451,7 +446,7 @@ class Served:
         """Have the network decide, in a batch with other observations."""
         step_key, agent_id = query.actor
         key = (step_key, agent_id if step_key in self._own_networks else 0, query.rng is None, query.ranked)
-        return self.batcher.submit(key, query, self)
+        return self.batcher.submit(key, query)
 
     def decide_batch(self, key: Any, rows: Sequence[Query]) -> Sequence[Any]:
         """Decide a batch: the action and the ranked actions by head, and the next hidden states, of each row."""
@@ -567,6 +562,11 @@ def _uniform_samplers(policy: str, step: StepSpec) -> dict[str, Sampler]:
             f"is drawn. Sample its actions instead (`deterministic`: false)."
         )
     return {name: sampler_of({**head.description, "is_greedy": False}) for name, head in step.heads.items()}
+
+
+def _is_state(state: Any) -> bool:
+    is_state = isinstance(state, Mapping) and state.keys() == {"bundle", "values"}
+    return is_state and isinstance(state["values"], Mapping)
 
 
 def _stacked(rows: Sequence[Mapping[str, Array]]) -> dict[str, Array]:

@@ -20,12 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from maze.core.errors import ConfigError, ConfigImportError, MazeError, install_command
+from maze.core.errors import ConfigError, ConfigImportError, MazeError
 from maze.serve.app import Application, Limits, Tokens
 from maze.serve.bundle import PolicyBundle
 from maze.serve.bundle_file import sha256
 from maze.serve.decision_log import DecisionLog, replay
 from maze.serve.drift import DriftLimits
+from maze.serve.http_server import Server, server_config
 from maze.serve.pipeline import Actor, Provided
 from maze.serve.policies import Policies
 from maze.serve.served import Fallback, Settings
@@ -35,6 +36,7 @@ _TOKEN, _ADMIN_TOKEN = "MAZE_SERVE_TOKEN", "MAZE_SERVE_ADMIN_TOKEN"
 _MEBIBYTE = 1 << 20
 _POSITIVE = ("max_body", "max_bundle", "max_sessions", "session_seconds", "time_limit", "max_batch", "log_files",
              "log_file_size")  # fmt: skip
+_SETTINGS = ("max_batch", "batch_delay", "max_sessions", "session_seconds", "on_drift", "explore")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -95,19 +97,9 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
     add("--max-body", type=float, default=1.0, metavar="MIB")
     add("--max-bundle", type=float, default=512.0, metavar="MIB", help="size of an uploaded bundle")
     add("--max-sessions", type=int, default=Settings.max_sessions)
-    add(
-        "--session-seconds",
-        type=float,
-        default=Settings.session_seconds,
-        help="time to expiry of an unused session",
-    )
-    add(
-        "--time-limit",
-        type=float,
-        default=Limits.seconds,
-        metavar="SECONDS",
-        help="of a request, and of its head",
-    )
+    expiry, limit = "time to expiry of an unused session", "of a request, and of its head"
+    add("--session-seconds", type=float, default=Settings.session_seconds, help=expiry)
+    add("--time-limit", type=float, default=Limits.seconds, metavar="SECONDS", help=limit)
     add("--max-batch", type=int, default=Settings.max_batch)
     add("--batch-delay", type=float, default=Settings.batch_delay, metavar="SECONDS")
     drain = "time to continue after SIGTERM, while /ready answers 503"
@@ -225,21 +217,12 @@ def _settings(options: argparse.Namespace, provided: Provided) -> Settings:
     if not 0.0 <= options.explore <= 1.0:
         raise ConfigError(f"--explore must lie in [0, 1], got {options.explore}.")
     window = options.drift_window
+    at_least = min(window, DriftLimits.at_least)
     return Settings(
-        max_batch=options.max_batch,
-        batch_delay=options.batch_delay,
-        max_sessions=options.max_sessions,
-        session_seconds=options.session_seconds,
-        drift=DriftLimits(
-            options.drift_psi,
-            options.drift_out_of_range,
-            window=window,
-            at_least=min(window, DriftLimits.at_least),
-        ),
-        on_drift=options.on_drift,
+        drift=DriftLimits(options.drift_psi, options.drift_out_of_range, window=window, at_least=at_least),
         fallback=None if options.fallback is None else fallback_of(options.fallback),
         provided=provided,
-        explore=options.explore,
+        **{name: getattr(options, name) for name in _SETTINGS},
     )
 
 
@@ -295,11 +278,6 @@ def _replay(path: Path, sources: Mapping[str, Path], provided: Provided) -> int:
 
 
 def _serve(options: argparse.Namespace, sources: Mapping[str, Path], provided: Provided) -> int:
-    try:
-        from maze.serve.http_server import Server, server_config
-    except ImportError as error:
-        raise ConfigImportError(f"Serving needs uvicorn: {install_command('serve')}.") from error
-
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

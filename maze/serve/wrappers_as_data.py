@@ -16,8 +16,14 @@ from maze.core.env.space_arrays import ActionBounds
 from maze.core.utils.array_conversions import described
 from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType
 from maze.core.wrappers.discretize_actions_wrapper import DiscretizeActionsWrapper
-from maze.core.wrappers.gym_adapters import ResetOptions, WeighedReward
-from maze.core.wrappers.gym_spaces import DiscreteAction, DoubleBoxAction, Leaf, MultiDiscreteAction
+from maze.core.wrappers.gym_adapters import (
+    DiscreteAction,
+    DoubleBoxAction,
+    Leaf,
+    MultiDiscreteAction,
+    ResetOptions,
+    WeighedReward,
+)
 from maze.core.wrappers.maze_gym_env_wrapper import GymActionConversion, GymObservationConversion
 from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
     ObservationNormalizationWrapper,
@@ -61,16 +67,9 @@ class Operations:
     code: list[dict[str, Any]] = field(default_factory=list)
     """Code that the bundle cannot contain, with the name by which a session accepts it."""
 
-    def of_step(self, step_key: StepKey) -> dict[str, list[Operation]]:
-        """Operations of a sub-step, as a bundle stores them."""
-        return {
-            "observation_operations": self.observations[step_key],
-            "action_operations": self.actions[step_key],
-        }
-
-    def needs_code(self) -> bool:
-        """Whether code of the caller is required."""
-        return any(piece["is_required"] for piece in self.code)
+    def size(self) -> int:
+        """Number of operations."""
+        return sum(map(len, (*self.observations.values(), *self.actions.values())))
 
     def add_code(self, name: str, code: Any, call: str | None, is_required: bool) -> str:
         """List code that the bundle cannot contain.
@@ -157,11 +156,10 @@ def _around_own_code(inner: list[Wrapper[Any]], chain: list[Wrapper[Any]]) -> Op
 
 def _add_all(chain: list[Wrapper[Any]], operations: Operations) -> None:
     for wrapper in chain:
-        n_before = sum(map(len, (*operations.observations.values(), *operations.actions.values())))
-        n_code = len(operations.code)
+        n_code, n_operations = len(operations.code), operations.size()
         _add(wrapper, operations)
-        n_after = sum(map(len, (*operations.observations.values(), *operations.actions.values())))
-        what = "code of the caller" if len(operations.code) > n_code else "data" if n_after > n_before else "left out"
+        what = "data" if operations.size() > n_operations else "left out"
+        what = "code of the caller" if len(operations.code) > n_code else what
         operations.wrappers.append({"class": _path(wrapper), "kept_as": what})
 
 
@@ -360,10 +358,5 @@ _MOST_BOUNDS = 256
 def _bound(bound: np.ndarray, outermost: Any) -> Any:
     """Bounds in JSON; many different ones are replaced by the outermost."""
     value = outermost(bound) if bound.size > _MOST_BOUNDS or len(set(bound.flat)) == 1 else bound
-    return _finite(np.asarray(value).tolist())
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_finite(each) for each in value]
-    return value if np.isfinite(value) else None
+    finite = np.where(np.isfinite(value), value, None)  # type: ignore[arg-type]  # an array of objects
+    return np.asarray(finite).tolist()

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from gymnasium import spaces
 
-from maze.api.improve import COST, Improvement, Rung
+from maze.api.improve import COST, LEAST_EPISODES, Improvement, Rung
 from maze.api.run_context import RunContext
 from maze.core.agent.policy import Policy
 from maze.core.env.action_conversion import DictActionConversion
@@ -36,8 +36,8 @@ def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def rung(name: str, returns: Any, late: Any = 0.0) -> Rung:
     """A policy with these returns and values of a KPI in its episodes."""
-    measures = {RETURN: np.asarray(returns)[np.newaxis], COST: np.ones((1, N_EPISODES))}
-    measures["late"] = np.full((1, N_EPISODES), late)
+    measures = {RETURN: np.asarray(returns)[np.newaxis], COST: np.ones((1, len(returns)))}
+    measures["late"] = np.full((1, len(returns)), late)
     policy: Any = None
     return Rung(name, policy, lambda: None, PlayedEpisodes(name, measures), 1, 1.0, None, {})
 
@@ -67,6 +67,15 @@ def test_the_best_policy_is_recommended_of_those_shown_to_be_as_good_as_the_heur
     assert recommended in found.page("")
 
 
+def test_few_episodes_are_judged_and_a_remark_states_what_they_may_miss() -> None:
+    rungs = [rung("heuristic", OF_HEURISTIC[:50]), rung("planned", OF_HEURISTIC[:50] + 1.0)]
+    found = Improvement(rungs, {}, read_thresholds({}, margin=0.0))
+    assert found.recommended.name == "planned"
+    assert "Losses in fewer than 7.1% of the episodes may be missing" in "".join(found.remarks())
+    with pytest.raises(ConfigError, match="expected at least 50 to judge return, found 49"):
+        _ = Improvement([each.first(49) for each in rungs], {}, read_thresholds({}, margin=0.0)).recommended
+
+
 def test_a_policy_that_makes_a_kpi_worse_is_not_recommended() -> None:
     rungs = [rung("heuristic", OF_HEURISTIC, 0.1), rung("late policy", OF_HEURISTIC + 1.0, 0.2)]
     assert Improvement(rungs, {}, read_thresholds({}, margin=0.0)).recommended.name == "late policy"
@@ -84,7 +93,9 @@ def test_the_command_writes_the_ladder_and_recommends_nothing_worse(capfd: pytes
     recommended = re.search(r"Recommended: (?:the )?(rollout of \w+|\w+)", printed)
     assert recommended is not None
     assert not returns.loc[recommended[1], "difference_low"] < 0
-    assert len(pd.read_csv("found/episodes.csv")) == N_EPISODES * len(returns)
+    episodes = pd.read_csv("found/episodes.csv").groupby("policy").size()
+    assert set(episodes) == {episodes["heuristic"]}
+    assert LEAST_EPISODES <= episodes["heuristic"] <= N_EPISODES
     page = Path("found/report.html").read_text(encoding="utf-8")
     assert recommended[0] in page
     assert "ms per decision" in page
@@ -144,7 +155,7 @@ def test_planning_and_learning_improve_a_heuristic_and_the_best_can_be_exported(
     assert found.rungs[0].played.measures[RETURN].mean() == 0.0
     assert found.rungs[1].name == "rollout of heuristic"
     assert found.rungs[1].played.measures[RETURN].mean() > 3.0
-    assert found.rungs[1].commands["Plan with it"].startswith('RolloutPolicy(heuristic, horizon=20, budget="')
+    assert found.rungs[1].commands["Plan with it"].startswith("RolloutPolicy(heuristic, horizon=20, scenarios=")
     assert found.recommended.played.measures[RETURN].mean() == max(
         rung.played.measures[RETURN].mean() for rung in found.rungs
     )
@@ -180,7 +191,7 @@ def test_a_heuristic_that_fails_ends_the_improvement() -> None:
         ({"budget_s": -1}, "budget: expected a number above 0"),
         ({"n_episodes": 20}, "n_episodes: expected at least 200"),
         ({"horizn": 3}, "horizon"),
-        ({"budget_s": 1e-4}, "200 episodes of the heuristic take more than"),
+        ({"budget_s": 1e-4}, "50 episodes of the heuristic take more than"),
         ({"heuristic": None}, "policy: name the heuristic"),
     ],
 )

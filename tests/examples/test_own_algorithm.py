@@ -87,7 +87,7 @@ def test_network_of_another_shape_cannot_resume(capfd: pytest.CaptureFixture) ->
     train("first", "algorithm.n_epochs=1")
     command = [*TRAIN, *SEEDS, *SHORT, "algorithm.n_epochs=2", "input_dir=first", "resume=true"]
     assert main([*command, "model.policy.networks.0.hidden_units=[8]"]) != 0
-    assert "cannot be resumed with the configured model" in capfd.readouterr().err
+    assert "cannot be resumed with the configured algorithm and model" in capfd.readouterr().err
 
 
 def test_what_it_trained_is_rolled_out_and_deployed(tmp_path: Path) -> None:

@@ -14,9 +14,8 @@ from hydra import compose, initialize_config_module
 from maze.cli.checks import complete
 from maze.core.errors import ConfigError
 from maze.maze_cli import main
-from maze.rllib.algorithms import ALGORITHMS, find_algorithm, require_ray
+from maze.rllib.algorithms import ALGORITHMS, TuneParameters, find_algorithm, require_ray
 from maze.rllib.maze_rllib_runner import MazeRLlibRunner
-from maze.rllib.statistics import TuneParameters, read_progress, write_progress
 
 CONF = Path(__file__).resolve().parents[2] / "maze" / "conf" / "rllib" / "algorithm"
 
@@ -132,9 +131,3 @@ def test_a_condition_that_rllib_does_not_report_is_an_error() -> None:
     parameters = TuneParameters.from_config({"stop": {"time_totl_s": 3}})
     with pytest.raises(ConfigError, match="Did you mean `time_total_s`"):
         parameters.reason_to_stop({"time_total_s": 1.0}, 1)
-
-
-def test_progress_is_read_as_it_was_written(tmp_path: Path) -> None:
-    write_progress(3, True, float("-inf"), tmp_path)
-    assert read_progress(tmp_path) == {"iteration": 3, "is_finished": True, "best_score": None}
-    assert read_progress(tmp_path / "elsewhere") is None

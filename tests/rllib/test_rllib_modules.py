@@ -24,14 +24,14 @@ with warnings.catch_warnings():
         MazeMultiAgentEnv,
         MazeRLlibEnv,
         ModuleOfAgent,
-        decode_episodes,
         unique_seed,
     )
-    from maze.rllib.q_modules import QPolicyModule, SoftActorCriticModule
     from maze.rllib.rl_module import (
         MODEL_KEY,
         ModuleConfig,
         PolicyGradientModule,
+        QPolicyModule,
+        SoftActorCriticModule,
         TargetPolicyModule,
         action_distribution_class,
         load_into_runner,
@@ -45,6 +45,7 @@ from maze.core.utils.config_utils import EnvFactory, read_config, read_hydra_con
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.distributions.distribution_mapper import DistributionMapper
+from maze.train.parallelization.vector_env.vector_env_utils import decode_stats
 from maze.train.trainers.common.observation_statistics import ObservationStatistics
 from tests.interop.pettingzoo_envs import Duel
 
@@ -310,7 +311,7 @@ def test_statistics_of_finished_episodes_travel() -> None:
     for _ in range(3):
         env.step(np.int64(0))
     env.reset()
-    (episode,) = decode_episodes(env.monitored.take()[0])
+    (episode,) = map(decode_stats, env.monitored.take()[0])
     assert 3.0 in episode.values()
     assert env.monitored.take() == ([], None)
 
@@ -358,7 +359,7 @@ def test_actors_of_a_structured_environment_take_turns(structured: MazeMultiAgen
     assert truncations["__all__"]
     assert set(observations) == {"0:0", "1:0"}
     structured.maze_env.reset()
-    (episode,) = decode_episodes(structured.monitored.take()[0])
+    (episode,) = map(decode_stats, structured.monitored.take()[0])
     rewards_of_episode = [value for key, value in episode.items() if key.event is BaseEnvEvents.reward]
     assert total in rewards_of_episode  # what actors earn is what the environment gives
 

@@ -32,16 +32,16 @@ class Recorder:
             raise ValueError("negative")
         return [-row for row in rows]
 
-    def finished(self, row: float, decision: float) -> float:
-        return decision
+    def batcher(self, **settings: Any) -> Batcher:
+        return Batcher(self.decide_batch, lambda row, decision: decision, **settings)
 
 
 def test_rows_that_arrive_together_form_one_batch_for_each_key() -> None:
     decide = Recorder()
 
     async def ask() -> list[float]:
-        batcher = Batcher()
-        return list(await asyncio.gather(*(batcher.submit(n % 2, float(n), decide) for n in range(6))))
+        batcher = decide.batcher()
+        return list(await asyncio.gather(*(batcher.submit(n % 2, float(n)) for n in range(6))))
 
     assert asyncio.run(ask()) == [0.0, -1.0, -2.0, -3.0, -4.0, -5.0]
     assert decide.batches == [(0, [0.0, 2.0, 4.0]), (1, [1.0, 3.0, 5.0])]
@@ -51,8 +51,8 @@ def test_a_batch_is_closed_at_its_size() -> None:
     decide = Recorder()
 
     async def ask() -> None:
-        batcher = Batcher(max_batch=4)
-        await asyncio.gather(*(batcher.submit("k", float(n), decide) for n in range(10)))
+        batcher = decide.batcher(max_batch=4)
+        await asyncio.gather(*(batcher.submit("k", float(n)) for n in range(10)))
         assert batcher.n_waiting == 0
 
     asyncio.run(ask())
@@ -64,11 +64,11 @@ def test_a_row_waits_at_most_the_delay_while_other_rows_arrive() -> None:
     delay = 0.02
 
     async def ask() -> float:
-        batcher = Batcher(max_batch=10**9, max_delay=delay)
+        batcher = decide.batcher(max_batch=10**9, max_delay=delay)
         began = time.perf_counter()
-        first = batcher.submit("k", 0.0, decide)
+        first = batcher.submit("k", 0.0)
         while not first.done():
-            batcher.submit("k", 1.0, decide)  # one more in each turn of the loop
+            batcher.submit("k", 1.0)  # one more in each turn of the loop
             await asyncio.sleep(0)
         return time.perf_counter() - began
 
@@ -79,9 +79,9 @@ def test_a_row_waits_at_most_the_delay_while_other_rows_arrive() -> None:
 
 def test_a_single_row_does_not_wait_for_the_delay() -> None:
     async def ask() -> float:
-        batcher, decide = Batcher(max_delay=30.0), Recorder()
+        batcher = Recorder().batcher(max_delay=30.0)
         began = time.perf_counter()
-        await batcher.submit("k", 1.0, decide)
+        await batcher.submit("k", 1.0)
         return time.perf_counter() - began
 
     assert asyncio.run(ask()) < 5.0
@@ -89,8 +89,8 @@ def test_a_single_row_does_not_wait_for_the_delay() -> None:
 
 def test_an_error_belongs_to_its_own_row() -> None:
     async def ask() -> list[Any]:
-        batcher, decide = Batcher(), Recorder()
-        futures = [batcher.submit("k", value, decide) for value in (1.0, -1.0, 2.0)]
+        batcher = Recorder().batcher()
+        futures = [batcher.submit("k", value) for value in (1.0, -1.0, 2.0)]
         return list(await asyncio.gather(*futures, return_exceptions=True))
 
     first, second, third = asyncio.run(ask())
@@ -100,8 +100,8 @@ def test_an_error_belongs_to_its_own_row() -> None:
 
 def test_a_cancelled_row_does_not_stop_its_batch() -> None:
     async def ask() -> float:
-        batcher, decide = Batcher(), Recorder()
-        gone, stays = batcher.submit("k", 1.0, decide), batcher.submit("k", 2.0, decide)
+        batcher = Recorder().batcher()
+        gone, stays = batcher.submit("k", 1.0), batcher.submit("k", 2.0)
         gone.cancel()
         answer: float = await stays
         assert batcher.n_waiting == 0
@@ -114,11 +114,11 @@ def test_slow_networks_run_in_a_thread_and_pending_rows_form_one_batch() -> None
     decide = Recorder(seconds=0.1)
 
     async def ask() -> int:
-        batcher = Batcher()
-        await batcher.submit("k", 0.0, decide)  # from now on it is known to be slow
-        first = batcher.submit("k", 1.0, decide)
+        batcher = decide.batcher()
+        await batcher.submit("k", 0.0)  # from now on it is known to be slow
+        first = batcher.submit("k", 1.0)
         await asyncio.sleep(0.02)
-        later = [batcher.submit("k", float(n), decide) for n in range(2, 7)]
+        later = [batcher.submit("k", float(n)) for n in range(2, 7)]
         n_turns = 0
         while not first.done():
             await asyncio.sleep(0.001)
@@ -139,7 +139,7 @@ def test_an_answer_for_each_row_or_an_error() -> None:
             return []
 
     async def ask() -> None:
-        await Batcher().submit("k", 1.0, Silent())
+        await Silent().batcher().submit("k", 1.0)
 
     with pytest.raises(ValueError, match="zip"):
         asyncio.run(asyncio.wait_for(ask(), 5.0))

@@ -14,7 +14,7 @@ from maze.core.env.action_conversion import ActionConversionInterface
 from maze.core.env.core_env import CoreEnv
 from maze.core.env.environment_context import EnvironmentContext
 from maze.core.env.event_env_mixin import EventEnvMixin
-from maze.core.env.faults import note_origin, origin_of
+from maze.core.env.faults import text_of
 from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_state import MazeStateType
 from maze.core.env.observation_conversion import ObservationConversionInterface, ObservationType
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
 CoreEnvType = TypeVar("CoreEnvType", bound=CoreEnv)
 T = TypeVar("T")
 ActionType = Any
-
-
-_MEET_ACTIONS = ("space_to_maze", "step")
-"""Methods in which an action that is no element of its space raises an error."""
 
 _N_CHECKED_OBSERVATIONS = 3
 """Number of observations of each sub-step that are checked; a check of all would be too slow."""
@@ -310,12 +306,8 @@ class _StepPath:
                 raise _wrong_result(result, core_env) from error
         except Exception as error:
             # Errors of the simulation pass, unless the action was no element of its space.
-            origin = origin_of(error)
-            met_action = origin is None or origin[1] in _MEET_ACTIONS
-            if met_action and (problem := action_problem(action, conversion.space())) is not None:
-                where = "" if origin is None else f" ({'.'.join(origin)} raised {type(error).__name__})"
-                raise EnvironmentContractError(f"{self.place()}: {problem}{where}.") from error
-            note_origin(error, self.place())
+            if (problem := action_problem(action, conversion.space())) is not None:
+                raise EnvironmentContractError(f"{self.place()}: {problem} ({text_of(error)}).") from error
             raise
         if reward.__class__ is not float:
             reward = _scalar_reward(reward, core_env)
@@ -359,11 +351,7 @@ class _StepPath:
         """Return the observation of the next actor."""
         only_key = self.only_key
         conversion = self.env.observation_conversion if only_key is None else self.observation_conversions[only_key]
-        try:
-            observation = conversion.maze_to_space(maze_state)
-        except Exception as error:
-            note_origin(error, self.place())
-            raise
+        observation = conversion.maze_to_space(maze_state)
         if self.unchecked:
             self.check(observation)
         return observation

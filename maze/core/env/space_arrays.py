@@ -57,6 +57,18 @@ def dict_specs(space: spaces.Dict, kind: str = "entry", place: str = "") -> dict
     return {key: array_spec(sub, f"{kind} `{key}`{place}") for key, sub in space.items()}
 
 
+def usual_values(space: spaces.Dict) -> dict[str, np.ndarray]:
+    """Return small values of a sub-step's spaces: ones where the space has ones, so that masks allow all actions."""
+    values = {}
+    for key, (shape, dtype) in dict_specs(space).items():
+        entry, ones = space[key], np.ones(shape, dtype)
+        if isinstance(entry, spaces.Box):
+            values[key] = np.clip(ones, entry.low, entry.high)
+        else:  # Discrete and MultiDiscrete begin with `start`
+            values[key] = ones * np.asarray(getattr(entry, "start", 1), dtype)
+    return values
+
+
 class Cast:
     """Convert the values of one space entry to its dtype.
 

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import builtins
-import collections.abc
+import ast
 import functools
 import inspect
-import typing
+import re
 from collections.abc import Callable, Mapping, Sequence
-from types import UnionType
-from typing import Annotated, Any, Generic, TypeVar, Union, cast
+from typing import Any, Generic, TypeVar, Union, cast
 
 from maze.core.errors import ConfigError, closest
 from maze.core.utils.targets import locate
 
 BaseType = TypeVar("BaseType")
 
-TAKES_CONFIGURATION = "takes a configuration"
-"""Mark of a type, `Annotated[..., TAKES_CONFIGURATION]`, whose parameters get the configuration itself."""
-
-ConfigType = Annotated[Union[Mapping[str, Any], Any, None], TAKES_CONFIGURATION]
+ConfigType = Union[Mapping[str, Any], Any, None]
 """An object, or a mapping with `_target_` (dotted path of a class or function) and its arguments, or None."""
 
-CollectionOfConfigType = Annotated[Union[list[ConfigType], Mapping[Union[str, type], ConfigType]], TAKES_CONFIGURATION]
+CollectionOfConfigType = Union[list[ConfigType], Mapping[Union[str, type], ConfigType]]
 """Several configurations or objects, as a list or by name."""
 
 TARGET_KEY = "_target_"
@@ -117,8 +112,9 @@ class Factory(Generic[BaseType]):
         if isinstance(function, type) and not is_partial and not _shows_another_class(function):
             self._check_class(function, str(target), config_path)
 
-        hints = ParameterHints(function)
-        arguments = {k: _built(v, hints.takes_configuration(k), _join(config_path, k)) for k, v in arguments.items()}
+        arguments = {
+            k: _built(v, takes_configuration(function, k), _join(config_path, k)) for k, v in arguments.items()
+        }
         positional = [_built(v, False, f"{config_path}[{i}]") for i, v in enumerate(positional)]
         arguments = {**{k: v for k, v in kwargs.items() if k not in arguments}, **arguments}
         if is_partial:
@@ -229,90 +225,44 @@ def _prefix(config_path: str) -> str:
     return f"{config_path}: " if config_path else ""
 
 
-_MAPPINGS = (dict, Mapping, collections.abc.MutableMapping, typing.Mapping, typing.MutableMapping)
-_SEQUENCES = (list, tuple, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
+_CONFIGURATIONS = frozenset({"ConfigType", "CollectionOfConfigType", "DictConfig", "ListConfig"})
+_MAPPINGS = frozenset({"dict", "Dict", "Mapping", "MutableMapping"})
+_MODULES = re.compile(r"^(typing|collections\.abc|omegaconf(\.\w+)?)\.")
+_CONTAINERS = frozenset({"Union", "Optional", "list", "List", "tuple", "Tuple", "Sequence", "Iterable", "Collection"})
 
 
-_MARKED = typing.Annotated[Any, TAKES_CONFIGURATION]
-_OFTEN_FOR_TYPE_CHECKERS: Mapping[str, Any] = {
-    **dict.fromkeys(("ConfigType", "CollectionOfConfigType", "DictConfig", "ListConfig"), _MARKED),
-    "Mapping": Mapping,
-    "Dict": dict,
-}
-"""Types of configurations that modules often import for type checking only."""
+def takes_configuration(function: Callable[..., Any], name: str) -> bool:
+    """Return whether the annotation of a parameter is a type of configurations.
 
-
-class ParameterHints:
-    """Annotations of the parameters of a function or class.
+    Types are recognised by their names, because modules often import them for type checking only.
 
     :param function: The function or class.
+    :param name: The parameter.
     """
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        called: Any = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
-        self._annotations: dict[str, Any] = dict(getattr(called, "__annotations__", {}))
-        self._names = _Names(getattr(inspect.unwrap(called), "__globals__", {}))
-        self._rest = _name_of_keyword_rest(called)
-
-    def takes_configuration(self, name: str) -> bool:
-        """Return whether the annotation of a parameter is a type of configurations."""
-        key = name if name in self._annotations else self._rest
-        if key not in self._annotations:
-            return False
-        annotation = self._annotations[key]
-        return _is_configuration(self._names.evaluate(annotation) if isinstance(annotation, str) else annotation)
+    called: Any = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
+    annotations = getattr(called, "__annotations__", {})
+    annotation = annotations.get(name if name in annotations else _name_of_keyword_rest(called))
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    try:
+        return _is_configuration(ast.parse(text, mode="eval").body)
+    except SyntaxError:  # no type
+        return False
 
 
-class _Unknown(type):
-    """Metaclass of the placeholder for names that are imported for type checking only."""
-
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return cls
-
-    def __getitem__(cls, _: Any) -> Any:
-        return cls
-
-
-class _UnknownType(metaclass=_Unknown):
-    pass
-
-
-class _Names(dict[str, Any]):
-    """Names in an annotation: those of its module, builtins, and a placeholder for names missing at run time."""
-
-    def __init__(self, module: Mapping[str, Any]) -> None:
-        super().__init__()
-        self._module = module
-
-    def __missing__(self, name: str) -> Any:
-        if name in self._module:
-            return self._module[name]
-        return getattr(builtins, name, _OFTEN_FOR_TYPE_CHECKERS.get(name, _UnknownType))
-
-    def evaluate(self, annotation: str) -> Any:
-        try:
-            return eval(annotation, {}, self)
-        except Exception:  # no type
-            return None
-
-
-def _is_configuration(hint: Any) -> bool:
-    if TAKES_CONFIGURATION in getattr(hint, "__metadata__", ()):
-        return True
-    origin = typing.get_origin(hint)
-    arguments = typing.get_args(hint)
-    if origin is typing.Union or origin is UnionType:
-        return any(_is_configuration(option) for option in arguments)
-    if hint in _MAPPINGS or getattr(hint, "__module__", "").startswith("omegaconf"):
-        return True
-    if origin in _MAPPINGS:
+def _is_configuration(hint: ast.expr) -> bool:
+    if isinstance(hint, ast.BinOp):
+        return _is_configuration(hint.left) or _is_configuration(hint.right)
+    if not isinstance(hint, ast.Subscript):
+        return _name(hint) in _CONFIGURATIONS | _MAPPINGS
+    arguments = hint.slice.elts if isinstance(hint.slice, ast.Tuple) else [hint.slice]
+    if _name(hint.value) in _MAPPINGS:
         # a dictionary of objects needs them built; one of `Any` or of configurations does not
-        return not arguments or arguments[-1] is Any or _is_configuration(arguments[-1])
-    if origin in _SEQUENCES:
-        return any(_is_configuration(argument) for argument in arguments)
-    return False
+        return _name(arguments[-1]) == "Any" or _is_configuration(arguments[-1])
+    return _name(hint.value) in _CONTAINERS and any(map(_is_configuration, arguments))
+
+
+def _name(hint: ast.expr) -> str:
+    return _MODULES.sub("", ast.unparse(hint))
 
 
 def _name_of_keyword_rest(function: Callable[..., Any]) -> str | None:

@@ -149,19 +149,22 @@ class WorkerPool:
             self._send(worker, code, content, name or method, fd)
         return self.gather(name or method)
 
-    def call_each(self, method: str, arguments: Sequence[tuple[Any, ...]], fd: int | None = None) -> list[Any]:
+    def call_each(
+        self, method: str, arguments: Sequence[tuple[Any, ...]], name: str = "", fd: int | None = None
+    ) -> list[Any]:
         """Call a method of all hosts, at the same time.
 
         :param method: Name of the method.
         :param arguments: Arguments by host.
+        :param name: Name of the call in messages.
         :param fd: A file descriptor that follows the arguments.
         :return: Results by worker.
         """
         self._check_open()
         contents = [messages.dumps((method, of_worker, fd is not None)) for of_worker in arguments]
         for worker, content in zip(self.workers, contents, strict=True):
-            self._send(worker, messages.CALL, content, method, fd)
-        return self.gather(method)
+            self._send(worker, messages.CALL, content, name or method, fd)
+        return self.gather(name or method)
 
     def tell(
         self, method: str, *arguments: Any, workers: Sequence[Worker] | None = None, fd: int | None = None

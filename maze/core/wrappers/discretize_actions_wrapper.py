@@ -37,9 +37,8 @@ class DiscretizeActionsWrapper(SubstepActionWrapper):
     (Dict('action': Discrete(5)), {'action': array([-0.5], dtype=float32)})
 
     :param env: The environment to wrap.
-    :param discretization_config: By name of the action: `num_actions` (at least two; `num_bins` means the same),
-        `low` and `high` (smallest and largest value, by default those of the space), each a number or a list with
-        one for each entry.
+    :param discretization_config: By name of the action: `num_actions` (at least two), `low` and `high` (smallest and
+        largest value, by default those of the space), each a number or a list with one for each entry.
     :raises ConfigError: The configuration names an unknown action, or one that cannot be discretized.
     """
 
@@ -86,18 +85,15 @@ class DiscretizeActionsWrapper(SubstepActionWrapper):
 def _grid(space: spaces.Space[Any], config: Any, where: str) -> _Grid:
     if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
         raise ConfigValueError(f"{where}: only continuous Box actions can be discretized, found {space}.")
-    if not isinstance(config, Mapping) or ("num_actions" in config) == ("num_bins" in config):
-        raise ConfigValueError(
-            f"{where}: expected a mapping with `num_actions` (or `num_bins`), `low` and `high`, got {config!r}."
-        )
-    key = "num_actions" if "num_actions" in config else "num_bins"
-    checked_entry(config, where, (key,), ("low", "high"))
+    checked_entry(config, where, ("num_actions",), ("low", "high"))
     size = int(np.prod(space.shape))
-    counts = _per_entry(config[key], size, f"{where}.{key}")
+    counts = _per_entry(config["num_actions"], size, f"{where}.num_actions")
     low = _per_entry(_or_default(config.get("low"), space.low), size, f"{where}.low")
     high = _per_entry(_or_default(config.get("high"), space.high), size, f"{where}.high")
     if not (counts == counts.astype(np.int64)).all() or (counts < 2).any():
-        raise ConfigValueError(f"{where}.{key}: expected whole numbers of at least 2, got {config[key]!r}.")
+        raise ConfigValueError(
+            f"{where}.num_actions: expected whole numbers of at least 2, got {config['num_actions']!r}."
+        )
     if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
         raise ConfigValueError(
             f"{where}: `low` and `high` must be finite and ascend, got {low.tolist()} and {high.tolist()}. Give them "

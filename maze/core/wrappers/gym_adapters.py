@@ -1,13 +1,14 @@
-"""gymnasium wrappers that convert observations and actions to spaces for which networks can be built.
+"""Adaptations of gymnasium environments: their API, spaces, action masks and conversions of single values.
 
-They are applied if an environment needs them, before it becomes a Maze environment.
+Wrappers are applied if an environment needs them, before it becomes a Maze environment.
 """
 
 from __future__ import annotations
 
 import inspect
+import operator
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -16,7 +17,9 @@ from gymnasium import spaces
 from gymnasium.spaces.utils import flatdim, flatten, flatten_space
 from gymnasium.utils import RecordConstructorArgs
 
+from maze.core.annotations import override
 from maze.core.env.base_env import TRUNCATION_KEY
+from maze.core.env.space_arrays import Cast
 from maze.core.errors import ConfigError, EnvironmentContractError, did_you_mean
 
 ACTION_MASK = "action_mask"
@@ -46,7 +49,9 @@ def adapted(env: Any, drop: Sequence[str] = (), encode: Mapping[str, int] | None
     env = in_current_api(env)
     if drop or encode or not _is_flat(env.observation_space):
         env = ArrayObservations(env, list(drop), dict(encode or {}))
-    return env if _is_flat(env.action_space) or not _has_leaves(env.action_space) else FlatActions(env)
+    parts = _parts(env.action_space, "action", ())
+    has_leaves = all(isinstance(part, _LEAVES) for _, _, part in parts)
+    return FlatActions(env) if has_leaves and not _is_flat(env.action_space) else env
 
 
 def refuse_vector_env(env: Any) -> None:
@@ -198,7 +203,7 @@ class ArrayObservations(gymnasium.ObservationWrapper[Any, Any, Any], RecordConst
                         f"env.{name}: there is no observation `{key}`.{did_you_mean(key, known)} "
                         f"Observations: {', '.join(known)}."
                     )
-        self._encoders: list[tuple[tuple[Any, ...], _Encoder]] = []
+        self._encoded: list[tuple[str, tuple[Any, ...], spaces.Space[Any], int]] = []
         entries: dict[str, spaces.Space[Any]] = {}
         left_out: list[str] = []
         for key, path, space in parts:
@@ -207,17 +212,17 @@ class ArrayObservations(gymnasium.ObservationWrapper[Any, Any, Any], RecordConst
             if not isinstance(space, _ENCODED) and not (isinstance(space, spaces.Text) and key in encode):
                 left_out.append(key)
                 continue
-            encoder = _encoder(key, space, encode.get(key, MAX_ITEMS))
-            self._encoders.append((path, encoder))
-            if twice := [other for other in encoder.spaces if other in entries]:
+            n = encode.get(key, MAX_ITEMS)
+            self._encoded.append((key, path, space, n))
+            encoded = _encoded_spaces(key, space, n)
+            if twice := [other for other in encoded if other in entries]:
                 raise ConfigError(f"env: two observations are called `{twice[0]}` when they are flattened; drop one.")
-            entries |= encoder.spaces
+            entries |= encoded
         if left_out:
-            text = next((key for key, _, space in parts if key in left_out and isinstance(space, spaces.Text)), None)
-            hint = "" if text is None else f", env.encode={{{text}: <n>}} keeps the first n characters"
+            names = ", ".join(left_out)
             warnings.warn(
-                f"Observations that are no numbers are left out: {', '.join(left_out)}. "
-                f"env.drop=[{', '.join(left_out)}] suppresses this warning{hint}.",
+                f"Observations that are no numbers are left out: {names}. env.drop=[{names}] suppresses this warning; "
+                "env.encode={<text>: <n>} keeps the first n characters of a text.",
                 UserWarning,
                 stacklevel=4,
             )
@@ -228,11 +233,11 @@ class ArrayObservations(gymnasium.ObservationWrapper[Any, Any, Any], RecordConst
     def observation(self, observation: Any) -> dict[str, Any]:
         """Return the entries of the flat dictionary."""
         entries: dict[str, Any] = {}
-        for path, encoder in self._encoders:
+        for key, path, space, n in self._encoded:
             value = observation
             for step in path:
                 value = value[step]
-            encoder.encode(value, entries)
+            entries |= _encoded(key, space, n, value)
         return entries
 
 
@@ -370,20 +375,10 @@ def reported_mask(env: Any, info: Mapping[str, Any], name: str) -> Any:
 
 
 def _is_flat(space: Any) -> bool:
-    if isinstance(space, spaces.Dict):
-        return all(isinstance(part, _LEAVES) for part in space.spaces.values())
-    if isinstance(space, spaces.Tuple):
-        return all(isinstance(part, _LEAVES) for part in space.spaces)
-    # what is no space at all is left to those who say what is wrong with it
-    return isinstance(space, _LEAVES) or not isinstance(space, spaces.Space)
-
-
-def _has_leaves(space: Any) -> bool:
-    if isinstance(space, spaces.Dict):
-        return all(_has_leaves(part) for part in space.spaces.values())
-    if isinstance(space, spaces.Tuple):
-        return all(_has_leaves(part) for part in space.spaces)
-    return isinstance(space, _LEAVES)
+    """Return whether a space is a leaf, or a dictionary or tuple of leaves."""
+    return not isinstance(space, spaces.Space) or all(
+        len(path) < 2 and isinstance(part, _LEAVES) for _, path, part in _parts(space, "", ())
+    )
 
 
 def _parts(space: spaces.Space[Any], name: str, path: tuple[Any, ...], is_outermost: bool = False) -> list[_Part]:
@@ -398,68 +393,226 @@ def _parts(space: spaces.Space[Any], name: str, path: tuple[Any, ...], is_outerm
     return [found for key, step, part in inner for found in _parts(part, key, (*path, step))]
 
 
-class _Encoder:
-    """Pass a value on unchanged.
+def _encoded_spaces(key: str, space: spaces.Space[Any], n: int) -> dict[str, spaces.Space[Any]]:
+    """Return the spaces of the entries that encode an observation; see :func:`_encoded`."""
+    if isinstance(space, spaces.Text):
+        return {key: spaces.MultiDiscrete([len(space.characters) + 1] * n)}
+    if not isinstance(space, spaces.Sequence):
+        return {key: space}
+    features: Any = flatten_space(space.feature_space)
+    if not isinstance(features, spaces.Box):
+        raise ConfigError(f"env: observations of the space {features!r} have no fixed size; drop them by `env.drop`.")
+    bounds = np.minimum(features.low, 0), np.maximum(features.high, 0)
+    with np.errstate(over="ignore"):  # bounds beyond the range of float32 become infinite
+        low, high = (np.tile(bound.astype(np.float32), (n, 1)) for bound in bounds)
+    return {key: spaces.Box(low, high, dtype=np.float32), f"{key}_mask": spaces.Box(0, 1, (n,), np.float32)}
 
-    :param key: Key of the entry.
-    :param space: Its space.
+
+def _encoded(key: str, space: spaces.Space[Any], n: int, value: Any) -> dict[str, Any]:
+    """Encode an observation: the numbers of `n` characters of a text, or `n` items of a sequence with their mask."""
+    if isinstance(space, spaces.Text):
+        known, numbers = sorted(space.characters), np.zeros(n, np.int64)
+        for index, character in enumerate(str(value)[:n]):
+            numbers[index] = known.index(character) + 1
+        return {key: numbers}
+    if not isinstance(space, spaces.Sequence):
+        return {key: value}
+    item = space.feature_space
+    rows, mask = np.zeros((n, flatdim(item)), np.float32), np.zeros(n, np.float32)
+    for index, entry in enumerate(value[:n]):
+        rows[index] = flatten(item, entry)  # type: ignore[assignment]  # an array, because its size is fixed
+        mask[index] = 1.0
+    return {key: rows, f"{key}_mask": mask}
+
+
+_SUPPORTED = "Box, Discrete, MultiDiscrete and MultiBinary, alone or directly inside a Dict or a Tuple, are supported"
+
+
+class Leaf:
+    """Conversion of one entry: by default a cast between array types.
+
+    :param space: The space of the gymnasium environment.
+    :param place: Environment and key, for messages.
     """
 
-    def __init__(self, key: str, space: spaces.Space[Any]) -> None:
-        self.key = key
-        self.spaces: dict[str, spaces.Space[Any]] = {key: space}
+    def __init__(self, space: spaces.Space[Any], place: str = "action") -> None:
+        self.space: spaces.Space[Any] = _in_single_precision(space) if isinstance(space, spaces.Box) else space
+        self.dtype = self.space.dtype
+        self.gym_dtype = space.dtype
+        self.cast = Cast(np.dtype(self.dtype), place)
 
-    def encode(self, value: Any, entries: dict[str, Any]) -> None:
-        """Write the value's entries."""
-        entries[self.key] = value
+    def to_gym(self, value: Any) -> Any:
+        return np.asarray(value, dtype=self.gym_dtype)
 
+    def from_gym(self, value: Any) -> np.ndarray:
+        return self.cast(value)
 
-class _TextEncoder(_Encoder):
-    """Encode a text as numbers of its characters, from 1 in the order of the character set, padded with 0."""
-
-    def __init__(self, key: str, space: spaces.Text, n_characters: int) -> None:
-        super().__init__(key, spaces.MultiDiscrete([len(space.characters) + 1] * n_characters))
-        self._n = n_characters
-        self._number = {character: index for index, character in enumerate(sorted(space.characters), start=1)}
-
-    def encode(self, value: Any, entries: dict[str, Any]) -> None:
-        numbers = np.zeros(self._n, np.int64)
-        for index, character in enumerate(str(value)[: self._n]):
-            numbers[index] = self._number.get(character, 0)
-        entries[self.key] = numbers
+    def batch_to_gym(self, values: np.ndarray) -> np.ndarray:
+        """Return the values of several environments, `[n_envs, ...]`."""
+        converted: np.ndarray = self.to_gym(values)
+        return converted
 
 
-class _SequenceEncoder(_Encoder):
-    """Encode a sequence as rows of features and a mask of the existing rows."""
+class DiscreteAction(Leaf):
+    """Conversion of a Discrete action: the agent counts from zero, gymnasium from `start`, as an integer."""
 
-    def __init__(self, key: str, item: spaces.Space[Any], n_items: int) -> None:
-        features = _real(flatten_space(item))
-        low, high = (
-            np.tile(bound, (n_items, 1)) for bound in (np.minimum(features.low, 0), np.maximum(features.high, 0))
+    def __init__(self, space: spaces.Discrete) -> None:
+        super().__init__(zero_based(space))
+        self.start = int(space.start)
+
+    def to_gym(self, value: Any) -> int:
+        if value.__class__ is np.ndarray:
+            value = value.item()
+        return operator.index(value) + self.start
+
+    def from_gym(self, value: Any) -> np.ndarray:
+        """Return a number, `[]`."""
+        return np.asarray(value - self.start, dtype=self.dtype)
+
+    @override(Leaf)
+    def batch_to_gym(self, values: np.ndarray) -> np.ndarray:
+        return values + self.start if self.start else values
+
+
+def zero_based(space: spaces.Discrete) -> spaces.Discrete:
+    """Return a space with the same number of choices and type, counted from zero."""
+    # gymnasium 1.2 has no argument for the type, which is int64
+    typed: dict[str, Any] = {} if space.dtype == np.int64 else {"dtype": space.dtype}
+    return spaces.Discrete(int(space.n), **typed)
+
+
+class MultiDiscreteAction(Leaf):
+    """Conversion of a MultiDiscrete action: the agent counts from zero, gymnasium from `start`."""
+
+    def __init__(self, space: spaces.MultiDiscrete) -> None:
+        super().__init__(spaces.MultiDiscrete(space.nvec, dtype=space.dtype))
+        self.start = np.asarray(space.start, dtype=space.dtype)
+
+    def to_gym(self, value: Any) -> np.ndarray:
+        """Return `[n_heads]`, counted from the start of the original space."""
+        return np.asarray(value, dtype=self.gym_dtype) + self.start
+
+    def from_gym(self, value: Any) -> np.ndarray:
+        """Return `[n_heads]`, counted from zero."""
+        return np.asarray(value - self.start, dtype=self.dtype)
+
+
+class DoubleBoxAction(Leaf):
+    """Conversion of a Box action in double precision, clipped to bounds that single precision may round beyond."""
+
+    def __init__(self, space: spaces.Box) -> None:
+        super().__init__(space)
+        self.low = space.low
+        self.high = space.high
+
+    def to_gym(self, value: Any) -> np.ndarray:
+        """Return `[*space.shape]`."""
+        action = np.asarray(value, dtype=self.gym_dtype)
+        clipped: np.ndarray = np.minimum(np.maximum(action, self.low), self.high)
+        return clipped
+
+
+def action_leaves(space: spaces.Space[Any]) -> tuple[type | None, dict[str, Leaf]]:
+    """Return conversions of an action space.
+
+    :return: Container of the entries in gymnasium (`dict`, `tuple`, `None`: a single entry), and the entries.
+    """
+    kind, entries = _entries(space, "action")
+    return kind, {key: _action_leaf(entry) for key, entry in entries.items()}
+
+
+def observation_leaves(space: spaces.Space[Any], env_name: str) -> tuple[type | None, dict[str, Leaf]]:
+    """Return conversions of an observation space; the result is that of :func:`action_leaves`.
+
+    :param space: The space.
+    :param env_name: The environment, for messages.
+    """
+    kind, entries = _entries(space, "observation")
+    return kind, {key: Leaf(entry, f"{env_name}, observation `{key}`") for key, entry in entries.items()}
+
+
+def packed(kind: type | None, parts: dict[str, Any]) -> Any:
+    """Return the entries in gymnasium's container.
+
+    :param kind: As of :func:`action_leaves`.
+    :param parts: The entries by key, in the order of the space.
+    """
+    if kind is None:
+        return next(iter(parts.values()))
+    return parts if kind is dict else tuple(parts.values())
+
+
+def unpacked(kind: type | None, leaves: Mapping[str, Leaf], value: Any) -> dict[str, np.ndarray]:
+    """Return the converted entries, of one environment or of several, `[n_envs, ...]`.
+
+    :param kind: As of :func:`observation_leaves`.
+    :param leaves: Conversions of the entries.
+    :param value: Value in gymnasium.
+    """
+    return {key: leaves[key].from_gym(part) for key, part in parts_of(kind, leaves, value)}
+
+
+def parts_of(kind: type | None, keys: Iterable[str], value: Any) -> Iterable[tuple[str, Any]]:
+    """Return the entries of a value of gymnasium by key, in the order of the keys.
+
+    :param kind: As of :func:`entries_of`.
+    :param keys: Keys of the entries.
+    :param value: Value in gymnasium.
+    """
+    if kind is dict:
+        return ((key, value[key]) for key in keys)
+    return zip(keys, (value,) if kind is None else value, strict=True)
+
+
+def entries_of(space: spaces.Space[Any], name: str) -> tuple[type | None, dict[str, spaces.Space[Any]]]:
+    """Return the entries of a space by key.
+
+    :param space: The space.
+    :param name: `action` or `observation`: the key of a single space; those of a Tuple are numbered.
+    :return: Container of the entries in gymnasium (`dict`, `tuple`, `None`: a single entry), and the entries.
+    """
+    if isinstance(space, spaces.Dict):
+        return dict, dict(space.spaces)
+    if isinstance(space, spaces.Tuple):
+        return tuple, {f"{name}_{index}": entry for index, entry in enumerate(space.spaces)}
+    return None, {name: space}
+
+
+def _action_leaf(space: spaces.Space[Any]) -> Leaf:
+    if isinstance(space, spaces.Discrete):
+        return DiscreteAction(space)
+    if isinstance(space, spaces.MultiDiscrete):
+        return MultiDiscreteAction(space)
+    if isinstance(space, spaces.Box) and space.dtype == np.float64:
+        return DoubleBoxAction(space)
+    return Leaf(space)
+
+
+def _entries(space: spaces.Space[Any], name: str) -> tuple[type | None, dict[str, spaces.Space[Any]]]:
+    kind, entries = entries_of(space, name)
+    if not all(isinstance(key, str) for key in entries):
+        raise ConfigError(f"The {name} space has keys that are not strings: {list(entries)}. Rename them.")
+    for key, entry in entries.items():
+        _check_leaf(entry, f"{name} space" if kind is None else f"{name} space, entry `{key}`")
+    return kind, entries
+
+
+def _check_leaf(space: Any, where: str) -> None:
+    if isinstance(space, _LEAVES):
+        return
+    advice = "Convert it to one of these with a gymnasium wrapper."
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        advice = "Nested containers are not supported: move each entry to the outermost Dict."
+    elif not isinstance(space, spaces.Space):
+        advice = (
+            "It is no gymnasium space. An environment of the older `gym` package can be converted by the package "
+            "`shimmy` first."
         )
-        super().__init__(key, spaces.Box(low, high, dtype=np.float32))
-        self.spaces[f"{key}_mask"] = spaces.Box(0, 1, (n_items,), np.float32)
-        self._item, self._n, self._width = item, n_items, flatdim(item)
-
-    def encode(self, value: Any, entries: dict[str, Any]) -> None:
-        rows, mask = np.zeros((self._n, self._width), np.float32), np.zeros(self._n, np.float32)
-        for index, item in enumerate(value[: self._n]):
-            flat: Any = flatten(self._item, item)
-            rows[index] = flat
-            mask[index] = 1.0
-        entries[self.key], entries[f"{self.key}_mask"] = rows, mask
+    raise ConfigError(f"The {where} is {space!r}, which Maze cannot use. {_SUPPORTED}. {advice}")
 
 
-def _encoder(key: str, space: spaces.Space[Any], n: int) -> _Encoder:
-    if isinstance(space, spaces.Text):
-        return _TextEncoder(key, space, n)
-    if isinstance(space, spaces.Sequence):
-        return _SequenceEncoder(key, space.feature_space, n)
-    return _Encoder(key, space)
-
-
-def _real(space: spaces.Space[Any]) -> spaces.Box:
-    if not isinstance(space, spaces.Box):
-        raise ConfigError(f"env: observations of the space {space!r} have no fixed size; drop them by `env.drop`.")
-    with np.errstate(over="ignore"):
+def _in_single_precision(space: spaces.Box) -> spaces.Box:
+    if space.dtype != np.float64:
+        return space
+    with np.errstate(over="ignore"):  # bounds beyond the range of float32 become infinite
         return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)

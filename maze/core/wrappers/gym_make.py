@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from difflib import SequenceMatcher
+from importlib import metadata
 from typing import Any
 
 import gymnasium
@@ -20,6 +20,8 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator, parse_env_id,
 from maze.core.errors import ConfigError, did_you_mean
 from maze.core.utils.targets import is_module_name, locate, named_module
 from maze.core.wrappers.gym_adapters import in_current_api, takes_seed
+
+_GYMNASIUM = re.compile(r"gym(nasium)?\b")
 
 
 def make_gymnasium_env(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
@@ -110,39 +112,22 @@ def newest_version(name: str) -> str | None:
 
 
 def _register_from_installed_packages(name: str) -> None:
-    """Import installed packages that register environments, those with similar names first, until the id is known."""
-    modules = [module for module in _registering_modules() if module not in sys.modules]
-    for module in sorted(modules, key=lambda module: -SequenceMatcher(None, module, name.lower()).ratio()):
-        # errors, output and warnings of packages that do not register the id are irrelevant
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(contextlib.suppress(Exception))
-            stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
-            stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
-            stack.enter_context(warnings.catch_warnings())
+    """Import installed packages that depend on gymnasium until one of them registers the environment."""
+    for package, distributions in metadata.packages_distributions().items():
+        requirements = [each for distribution in distributions for each in metadata.requires(distribution) or ()]
+        if package in sys.modules or not any(_GYMNASIUM.match(requirement.lower()) for requirement in requirements):
+            continue
+        output = io.StringIO()
+        with (
+            contextlib.suppress(Exception),
+            contextlib.redirect_stdout(output),
+            contextlib.redirect_stderr(output),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")
-            importlib.import_module(module)
+            importlib.import_module(package)
         if name in registry or newest_version(name) is not None:
             return
-
-
-def _registering_modules() -> list[str]:
-    """Return packages that depend on gymnasium and register environments in their `__init__`."""
-    from importlib import metadata, util
-
-    modules: list[str] = []
-    for distribution in metadata.distributions():
-        if not any(re.match(r"gym(nasium)?\b", requirement.lower()) for requirement in distribution.requires or ()):
-            continue
-        for file in distribution.files or ():
-            packages = file.parts[:-1]
-            if file.name != "__init__.py" or len(packages) not in (1, 2, 3) or not packages[0].isidentifier():
-                continue
-            if util.find_spec(packages[0]) is None:
-                continue
-            text = file.read_text(encoding="utf-8")
-            if "register" in text if len(packages) == 1 else "register(" in text and "gym" in text:
-                modules.append(".".join(packages))
-    return list(dict.fromkeys(modules))
 
 
 def _spec_in_current_api(spec: EnvSpec) -> EnvSpec:

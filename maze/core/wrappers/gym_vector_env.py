@@ -20,8 +20,17 @@ from maze.core.env.batched_core_env import BatchedCoreEnv
 from maze.core.env.batched_maze_env import BatchedMazeEnv
 from maze.core.env.space_arrays import as_pieces, dict_specs, put_rows
 from maze.core.errors import ConfigError, EnvironmentContractError
-from maze.core.wrappers.gym_adapters import ACTION_MASK, MASK_NAMES, InfoActionMask, ResetOptions, reported_mask
-from maze.core.wrappers.gym_spaces import action_leaves, observation_leaves, packed, unpacked
+from maze.core.wrappers.gym_adapters import (
+    ACTION_MASK,
+    MASK_NAMES,
+    InfoActionMask,
+    ResetOptions,
+    action_leaves,
+    observation_leaves,
+    packed,
+    reported_mask,
+    unpacked,
+)
 
 _GENERATOR = "__generator__"
 _N_CHECKED_PAUSES = 100

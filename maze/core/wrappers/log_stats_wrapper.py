@@ -15,7 +15,6 @@ from gymnasium import spaces
 
 from maze.core.annotations import override
 from maze.core.env.base_env_events import BaseEnvEvents
-from maze.core.env.faults import note_origin
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.simulated_env_mixin import Future
 from maze.core.events.event_collection import EventCollection
@@ -90,11 +89,7 @@ class EpisodeRecorder:
         heads = self._only_heads
         if heads is None:
             heads = self._begin_substep()
-        try:
-            result = self._env_step(action)
-        except Exception as error:
-            note_origin(error)
-            raise
+        result = self._env_step(action)
         if action.__class__ is not dict and not hasattr(action, "keys"):
             action = {_SINGLE_ACTION: action}
         try:
@@ -121,9 +116,6 @@ class EpisodeRecorder:
         self._is_resetting = True
         try:
             observation = env_reset(**kwargs)
-        except Exception as error:
-            note_origin(error)
-            raise
         finally:
             self._is_resetting = False
         self._n_taken = 0
@@ -288,11 +280,7 @@ class EpisodeRecorder:
 
     def _kpi_records(self, log: EpisodeEventLog) -> list[EventRecord]:
         calculator = self.env.get_kpi_calculator()
-        try:
-            kpis = {} if calculator is None else calculator.calculate_kpis(log, self.env.get_maze_state())
-        except Exception as error:
-            note_origin(error)
-            raise
+        kpis = {} if calculator is None else calculator.calculate_kpis(log, self.env.get_maze_state())
         return [EventRecord(BaseEnvEvents, BaseEnvEvents.kpi, {"name": name, "value": kpis[name]}) for name in kpis]
 
     def _forget_episode(self) -> None:

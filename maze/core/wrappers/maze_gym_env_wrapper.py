@@ -25,17 +25,20 @@ from maze.core.rendering.renderer import Renderer, draw_current_state
 from maze.core.wrappers.gym_adapters import (
     ResetOptions,
     WeighedReward,
+    action_leaves,
     adapted,
     gym_env_name,
     in_current_api,
+    observation_leaves,
+    packed,
     refuse_vector_env,
     reset_values,
     step_values,
     takes_seed,
+    unpacked,
     with_action_mask,
 )
 from maze.core.wrappers.gym_make import gym_wrapped, import_modules, make_gymnasium_env
-from maze.core.wrappers.gym_spaces import action_leaves, observation_leaves, packed, unpacked
 
 if TYPE_CHECKING:
     from maze.core.env.batched_core_env import BatchedCoreEnv

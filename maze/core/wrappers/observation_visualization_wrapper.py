@@ -10,7 +10,6 @@ import numpy as np
 
 from maze.core.annotations import override
 from maze.core.env.maze_env import MazeEnv
-from maze.core.errors import ConfigError
 from maze.core.log_stats.event_decorators import (
     define_episode_stats,
     define_epoch_stats,
@@ -92,7 +91,8 @@ class ObservationVisualizationWrapper(Wrapper[MazeEnv[Any]]):
     TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper.TRANSIENT, "_context")
 
     def __init__(self, env: MazeEnv[Any], plot_function: str | PlotFunction | None) -> None:
-        self.plot_function = _resolve(plot_function)
+        where = "ObservationVisualizationWrapper.plot_function"
+        self.plot_function = locate(plot_function, where) if isinstance(plot_function, str) else plot_function
         self._observation: Any = None
         super().__init__(env)
         self.observation_events = self._context.event_service.create_event_topic(ObservationVisualizationEvents)
@@ -121,16 +121,3 @@ class ObservationVisualizationWrapper(Wrapper[MazeEnv[Any]]):
         for name, value in named_values(self._observation).items():
             sample = ObservationSamples(plot_function, [np.array(value)])
             self.observation_events.observation_to_visualize(step_key=step_key, name=name, value=sample)
-
-
-def _resolve(plot_function: str | PlotFunction | None) -> PlotFunction | None:
-    found = (
-        locate(plot_function, "ObservationVisualizationWrapper.plot_function")
-        if isinstance(plot_function, str)
-        else plot_function
-    )
-    if found is not None and not callable(found):
-        raise ConfigError(
-            f"ObservationVisualizationWrapper.plot_function: expected a function or its dotted path, got {found!r}."
-        )
-    return found

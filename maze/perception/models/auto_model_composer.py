@@ -108,7 +108,6 @@ class AutoModelComposer(TemplateModelComposer):
         if recurrence not in (True, False, CARRIED):
             raise ConfigError(f"model.recurrence: expected true, false or `{CARRIED}`, found {recurrence!r}.")
         masks = {**recognised_masks(action_spaces_dict, observation_spaces_dict), **(action_masks or {})}
-        self.remarks = _ambiguous_masks(action_spaces_dict, observation_spaces_dict, masks)
         """Ambiguities of the spaces, one sentence each."""
         self.template: dict[str, Any] = {
             "model_builder": model_builder_config(
@@ -144,8 +143,6 @@ class AutoModelComposer(TemplateModelComposer):
 
     @override(BaseModelComposer)
     def save_models(self, save_path: str | Path = ".") -> None:
-        for remark in self.remarks:
-            print(f"model=auto: {remark}", flush=True)
         super().save_models(save_path)
         (Path(save_path) / MODEL_FILE).write_text(self.as_yaml())
 
@@ -197,26 +194,6 @@ def recognised_masks(
             if head in action_space.spaces
         )
     }
-
-
-def _ambiguous_masks(
-    action_spaces_dict: Mapping[StepKeyType, spaces.Dict],
-    observation_spaces_dict: Mapping[StepKeyType, spaces.Dict],
-    masks: Mapping[str, str],
-) -> list[str]:
-    """Describe each observation that may be the mask of several action heads."""
-    remarks = {}
-    for step_key, action_space in action_spaces_dict.items():
-        shapes = {key: tuple(space.shape or ()) for key, space in observation_spaces_dict[step_key].spaces.items()}
-        known = {mask: head for head, mask in masks.items()}
-        for key in masked_heads(shapes, action_space, known)[1]:
-            size = shapes[key][0]
-            heads = [head for head, space in action_space.spaces.items() if _mask_shape(space) == (size,)]
-            remarks[key] = (
-                f"`{key}` may mask {' or '.join(f'`{head}`' for head in heads)}, so it is used as a feature. Rename "
-                f"it to `{heads[0]}_mask`, or set model.action_masks={{{heads[0]}: {key}}}."
-            )
-    return list(remarks.values())
 
 
 def _action_items(

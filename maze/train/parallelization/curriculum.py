@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf
 
 from maze.core.errors import ConfigError
-from maze.core.utils.checked_config import CheckedConfig
-from maze.core.utils.config_utils import EnvFactory
+from maze.core.utils.config_utils import CheckedConfig, EnvFactory
 from maze.core.wrappers.observation_normalization.observation_normalization_utils import make_normalized_env_factory
 from maze.perception.models.space_config import SpacesConfig
 from maze.train.parallelization.vector_env.vector_env_utils import CheckedEnvFactory

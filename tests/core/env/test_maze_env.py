@@ -389,3 +389,10 @@ def test_a_step_with_too_few_values_and_the_name_of_an_environment_are_readable(
     env.reset()
     with pytest.raises(EnvironmentContractError, match=r"Dock.step: expected four values .*, found 3"):
         env.step({"by": 1})
+
+
+def test_an_action_out_of_its_space_is_named_if_the_simulation_fails_with_it():
+    env = countdown_env()
+    env.reset()
+    with pytest.raises(EnvironmentContractError, match=r"must have the keys \['by'\].*KeyError"):
+        env.step({"to": 1})

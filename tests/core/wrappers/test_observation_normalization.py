@@ -264,8 +264,8 @@ def test_a_constant_time_stamp_does_not_spoil_the_statistics_file():
         ({"mean": 0.0}, "std"),
         ({"mean": 0.0, "std": 0.0}, "positive"),
         ({"mean": [1.0, 2.0, 3.0], "std": 1.0}, "shape"),
-        ({"mean": np.nan, "std": 1.0}, "not finite"),
-        ({"mean": "high", "std": 1.0}, "no number"),
+        ({"mean": np.nan, "std": 1.0}, "finite numbers"),
+        ({"mean": "high", "std": 1.0}, "finite numbers"),
     ],
 )
 def test_statistics_that_cannot_be_right_are_refused(statistics, message):

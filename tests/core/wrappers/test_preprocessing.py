@@ -176,7 +176,7 @@ def test_resizing_keeps_a_uniform_image(size, target):
 @pytest.mark.parametrize(
     ("processor", "message"),
     [
-        (lambda: FlattenPreProcessor(spaces.Box(0, 1, (2, 3)), num_flatten_dims=3), "between 1 and"),
+        (lambda: FlattenPreProcessor(spaces.Box(0, 1, (2, 3)), num_flatten_dims=3), "from 1 to"),
         (lambda: FlattenPreProcessor(spaces.Discrete(3), num_flatten_dims=1), "Box"),
         (lambda: TransposePreProcessor(spaces.Box(0, 1, (2, 3)), axes=[0, 0]), "each of"),
         (lambda: UnSqueezePreProcessor(spaces.Box(0, 1, (2, 3)), dim=3), "axis"),

@@ -142,3 +142,16 @@ def test_networks_of_ones_own_are_never_replaced():
     own = {"_target_": f"{__name__}.OwnNet", "hidden_units": [8], "non_lin": "torch.nn.Tanh"}
     model = composed(spaces.Dict({"grid": spaces.Box(0, 1, (4, 2))}), networks=[own])
     assert isinstance(model.policy.networks[0], OwnNet)
+
+
+def test_logits_of_an_ordered_head_are_a_quadratic_function_of_the_choice() -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_units": [8], "non_lin": nn.Tanh}
+    policy = FlattenConcatPolicyNet({"x": (2,)}, {"order": (5,), "mode": (3,)}, **sizes, ordered_heads=["order"])
+    logits = policy({"x": torch.randn(7, 2)})["order"]
+    assert logits.diff(n=2, dim=-1).abs().min() > 0
+    torch.testing.assert_close(logits.diff(n=3, dim=-1), torch.zeros(7, 2), atol=1e-6, rtol=0.0)
+    logits.square().mean().backward()  # type: ignore[no-untyped-call]
+    assert [p.grad is not None for p in policy.heads[0].parameters()] == [True, True, False]  # powers stay
+    with pytest.raises(ConfigError, match=r"expected some of the discrete heads \['order', 'mode'\], found \['size'\]"):
+        FlattenConcatPolicyNet({"x": (2,)}, {"order": (5,), "mode": (3,)}, **sizes, ordered_heads=["size"])

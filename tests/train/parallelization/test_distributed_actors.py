@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -27,11 +28,11 @@ from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.worker_pool import EnvWorkerError
 from maze.train.parallelization.broadcasting_container import BroadcastingContainer, BroadcastingManager
-from maze.train.parallelization.distributed_actors.distributed_actors import RolloutTickets
+from maze.train.parallelization.distributed_actors.distributed_actors import RolloutTickets, seed_of_call
 from maze.train.parallelization.distributed_actors.env_groups import RolloutPacket, join_rollouts
 from maze.train.parallelization.distributed_actors.sequential_distributed_actors import SequentialDistributedActors
-from maze.train.parallelization.distributed_actors.shared_policy import SharedPolicyWeights
 from maze.train.parallelization.distributed_actors.subproc_distributed_actors import SubprocDistributedActors
+from maze.train.parallelization.task_pool import LocalPool, ProcessPool, packed_weights, unpack_weights
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.vector_env_utils import ActorSpaces
 from tests.train.parallelization.toy_envs import (
@@ -103,19 +104,52 @@ def test_rollouts_are_taken_as_they_come_while_older_ones_have_time():
 # -- weights and rollouts ---------------------------------------------------------------------------
 
 
-def test_weights_of_the_latest_versions_are_kept_side_by_side():
+class Keeper:
+    """Remembers the arrays that it has received."""
+
+    def __init__(self):
+        self.received = []
+
+    def take(self, *arrays):
+        self.received += [None if array is None else array.copy() for array in arrays]
+        return self.received
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+def test_calls_in_processes_get_the_arrays_that_were_stored_before_them(start_method):
+    with contextlib.closing(ProcessPool(2, start_method)) as pool:
+        pool.host("keeper", lambda *_: Keeper)
+        first, second = pool.put(np.arange(5)), pool.put(np.ones((2, 3), np.float32))
+        tasks = [pool.submit(index, "keeper", "take", first, second) for index in range(2)]
+        third = pool.put(np.zeros(0, np.uint8))
+        tasks.append(pool.submit(1, "keeper", "take", first, second, third))
+        assert pool.finished(tasks, len(tasks)) == tasks
+        for task in tasks[:2]:
+            np.testing.assert_array_equal(task.result[0], np.arange(5))
+            np.testing.assert_array_equal(task.result[1], np.ones((2, 3)))
+        assert tasks[2].result[2] is None, "only the last two are kept"
+        assert tasks[2].result[4].shape == (0,)
+
+
+@pytest.mark.parametrize("make_pool", [LocalPool, partial(ProcessPool, 2, "fork")])
+def test_pieces_of_work_are_each_delivered_once(make_pool):
+    pieces = iter([(np.full(1, number),) for number in range(7)])
+    with contextlib.closing(make_pool()) as pool:
+        pool.host("keeper", lambda *_: Keeper)
+        delivered = [arguments[0][0] for arguments, _ in pool.hand_out("keeper", "take", lambda: next(pieces, None))]
+    assert sorted(delivered) == list(range(7))
+
+
+def test_weights_of_all_types_are_packed_and_unpacked():
     net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
-    state = {"policies": {0: net.state_dict()}}
-    weights = SharedPolicyWeights(state, n_slots=2)
-    for version in range(3):
-        with torch.no_grad():
-            net[0].weight.fill_(float(version))
-        weights.write(version, state)
-    weights.read(1, state)
-    assert net[0].weight.unique().tolist() == [1.0]
-    weights.read(2, state)
-    assert net[0].weight.unique().tolist() == [2.0]
-    assert net[1].num_batches_tracked.shape == ()
+    packed = packed_weights({"policies": {0: net.state_dict()}})
+    other = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    unpack_weights(packed, {"policies": {0: other.state_dict()}})
+    assert torch.equal(other[0].weight, net[0].weight)
+    assert other[1].num_batches_tracked.shape == ()
 
 
 @pytest.mark.parametrize("name", ENVS)
@@ -172,10 +206,10 @@ def test_processes_collect_what_a_single_actor_collects_in_process(name):
     factory = ENVS[name]
     actors = subproc(factory, make_policy(factory), n_actors=1, batch_size=1, envs_per_actor=2)
     local_policy = make_policy(factory)
-    local_policy.seed(0)  # the seed of actor 0
     local = SequentialDistributedActors(factory, local_policy, 4, 1, 1, [0, 1], envs_per_actor=2)
     try:
-        for _ in range(3):
+        for number in range(3):
+            local_policy.seed(seed_of_call(0, number))  # as actor 0 is seeded
             there, here = actors.collect_batch().columns, local.collect_batch().columns
             assert np.array_equal(there.rewards, here.rewards)
             assert there.actor_sequence == here.actor_sequence
@@ -279,7 +313,7 @@ def collect_many(actors: SubprocDistributedActors) -> None:
 
 def collect_until_it_fails(actors: SubprocDistributedActors) -> tuple[Any, float]:
     actors.start()
-    workers = actors._pool.workers
+    workers = actors._pool.workers.workers
     start = time.monotonic()
     with pytest.raises(WorkerError) as caught:
         collect_many(actors)
@@ -340,7 +374,7 @@ def test_actors_with_unread_large_rollouts_continue_and_end_at_once():
     actors = subproc(wide_env, n_actors=1, batch_size=1, queue_out_of_sync_factor=3.0)
     actors.collect_batch()
     time.sleep(1.0)  # long enough for all rollouts that may wait; each is larger than a pipe holds
-    (worker,) = actors._pool.workers
+    (worker,) = actors._pool.workers.workers
     start = time.monotonic()
     actors.stop()
     assert time.monotonic() - start < 1.5
@@ -350,7 +384,7 @@ def test_actors_with_unread_large_rollouts_continue_and_end_at_once():
 def test_an_actor_killed_from_outside_is_named():
     actors = subproc(partial(counting_env, LONG), make_policy(counting_env))
     actors.collect_batch()
-    os.kill(actors._pool.workers[1].process.pid, signal.SIGKILL)
+    os.kill(actors._pool.workers.workers[1].process.pid, signal.SIGKILL)
     error, _ = collect_until_it_fails(actors)
     assert "environment worker 1 " in str(error)
     assert "signal 9" in str(error)
@@ -360,7 +394,7 @@ def test_an_actor_killed_from_outside_is_named():
 def test_stop_returns_in_time_with_a_hanging_and_a_dead_actor():
     actors = faulty("hang")
     actors.start()
-    workers = actors._pool.workers
+    workers = actors._pool.workers.workers
     os.kill(workers[0].process.pid, signal.SIGKILL)
     start = time.monotonic()
     actors.stop()
@@ -398,7 +432,7 @@ def test_workers_leave_when_the_learner_is_killed(tmp_path):
             from tests.train.parallelization.test_distributed_actors import counting_env, subproc
             actors = subproc(counting_env)
             actors.collect_batch()
-            print(*(worker.process.pid for worker in actors._pool.workers), flush=True)
+            print(*(worker.process.pid for worker in actors._pool.workers.workers), flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
             """
         )

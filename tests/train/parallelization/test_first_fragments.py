@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from maze.train.parallelization.distributed_actors.distributed_actors import WorkCounter
 from maze.train.parallelization.distributed_actors.env_groups import RolloutPlan
-from maze.train.parallelization.on_ray.actor_pool import Task
 from maze.train.parallelization.on_ray.ray_placement import Fragment, RayVectorEnv
+from maze.train.parallelization.task_pool import Task
 from maze.train.parallelization.vector_env.vector_env_utils import ActorSpaces
 from tests.train.parallelization.toy_policies import ENVS, make_policy
 
@@ -29,7 +28,7 @@ class VirtualPool:
         self._rng = np.random.default_rng(0)
         self._ends: list[tuple[float, int, Task]] = []
         self.now = 0.0
-        self.work = WorkCounter()
+        self.n_restarts = 0
         self.begun: list[tuple[float, int]] = []
         self.ended: list[tuple[float, int]] = []
 
@@ -63,6 +62,9 @@ class VirtualGroups:
 
     def hand_over(self, policy: Any) -> tuple[Any, ...]:
         return (0, None, None)
+
+    def take(self, index: int, fragment: Fragment, statistics: Any) -> Any:
+        return fragment.packet
 
 
 def collected(n_actors: int, wait_for: float, n_rollouts: int = 60, sigma: float = 1.0) -> tuple[VirtualPool, Any]:

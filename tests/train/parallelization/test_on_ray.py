@@ -33,11 +33,12 @@ from maze.core.utils.pickling import unpicklable
 from maze.core.wrappers.log_stats_wrapper import stats_value
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.maze_cli import main
-from maze.train.parallelization.distributed_actors.distributed_actors import ClusterEvents, RolloutTickets
+from maze.train.parallelization.distributed_actors.distributed_actors import RolloutTickets
 from maze.train.parallelization.on_ray.actor_pool import ActorPool
 from maze.train.parallelization.on_ray.ray_placement import OnRay
 from maze.train.parallelization.on_ray.session import ray_session, require_ray
 from maze.train.parallelization.placement import InProcess
+from maze.train.parallelization.task_pool import ClusterEvents
 from tests.cli.sweep_stub import write_root_config
 from tests.s3_server import S3Server, StoredObject
 from tests.train.parallelization.placements import differing, recorded_by, trained
@@ -300,7 +301,7 @@ class TestFailures:
         killer.join()
         assert columns.rewards.shape == (200, 4)
         assert (columns.rewards[-1] != 0).all()
-        assert pool.work.n_restarts == 1
+        assert pool.n_restarts == 1
         assert f"Actor 1 (pid {victim} on " in caplog.text
         assert victim not in pids_of(pool)
 
@@ -329,7 +330,7 @@ class TestFailures:
         columns = RolloutGenerator(env).allocate(4)
         with pytest.raises(NonFiniteError, match="Actor 0: Group 0, environment 0, tick 1"):
             env.roll_out(make_policy(counting_env), columns, begins=True)
-        assert there.actor_pool(1).work.n_restarts == 0
+        assert there.actor_pool(1).n_restarts == 0
 
     def test_actors_that_find_no_place_are_counted(self, cluster: Any) -> None:
         pool = ActorPool(OnRay(start_timeout=1.0))
@@ -375,7 +376,7 @@ class TestFailures:
             assert len(pool.finished(tasks, 2)) == 2
             extra = cluster.add_node(**machine)
             assert [task.result for task in pool.finished(tasks, 3)] == [0, 1, 2]
-            assert pool.work.n_restarts == 1
+            assert pool.n_restarts == 1
             lose(extra)
             pool._limits.start_timeout = 2.0  # no free CPUs for the replacement
             with pytest.raises(ConfigError, match=r"1 of 3 actors have not started yet.*limit is 2 seconds"):
@@ -466,7 +467,7 @@ class TestMachinesThatJoin:
         pool._limits.max_actors = 0  # it does not come back
         os.kill(pids_of(pool)[2], signal.SIGKILL)
         done = [next(stream)[0][0] for _ in range(40)]
-        assert pool.work.n_restarts == 1
+        assert pool.n_restarts == 1
         assert len(set(done)) == 40
         assert work_of(pool, ClusterEvents.actors_there) == 2
 

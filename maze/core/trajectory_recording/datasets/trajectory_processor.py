@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from maze.core.annotations import override
-from maze.core.env.base_env import TRUNCATION_KEY
+from maze.core.env.base_env import is_truncated
 from maze.core.env.maze_env import MazeEnv
 from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.records.state_record import StateRecord
@@ -91,7 +91,7 @@ class DeadEndClippingTrajectoryProcessor(TrajectoryProcessor):
         else:
             records = _steps_with_action(trajectory)
             last = records[-1] if records else None
-        if last is None or not last.done or _is_truncated(last.info):
+        if last is None or not last.done or is_truncated(last.done, last.info or {}):
             return trajectory
         n_kept = max(0, len(records) - self.clip_k)
         return _with_steps(trajectory, trajectory.step_records[:n_kept])
@@ -130,7 +130,7 @@ class IdentityWithNextObservationTrajectoryProcessor(TrajectoryProcessor):
         if last.next_observation is None:
             last.next_observation = _last_observation(trajectory, conversion_env)
         for substep in substeps:
-            if substep.next_observation is None and substep.done and not _is_truncated(substep.info):
+            if substep.next_observation is None and substep.done and not is_truncated(True, substep.info or {}):
                 substep.next_observation = substep.observation
         return steps if last.next_observation is not None else steps[:-1]
 
@@ -166,10 +166,6 @@ def _last_observation(trajectory: TrajectoryRecord[Any], env: MazeEnv[Any] | Non
 
 def _steps_with_action(trajectory: TrajectoryRecord[Any]) -> list[StateRecord]:
     return [record for record in trajectory.step_records if record.maze_action is not None]
-
-
-def _is_truncated(info: Any) -> bool:
-    return isinstance(info, dict) and bool(info.get(TRUNCATION_KEY, False))
 
 
 def _with_steps(trajectory: TrajectoryRecord[Any], steps: list[Any]) -> TrajectoryRecord[Any]:

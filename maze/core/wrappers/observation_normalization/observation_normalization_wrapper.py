@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -102,13 +103,10 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
         """Import the strategies of a module, so that their class names alone identify them.
 
         :param containing_submodule: The module, a package of modules, or the path of either.
-        :raises ConfigError: It is no module.
         """
         module = containing_submodule
         if isinstance(module, str):
             module = importlib.import_module(module)
-        if not isinstance(module, ModuleType):
-            raise ConfigError(f"Expected a module with normalization strategies, got {module!r}.")
         for found in pkgutil.iter_modules(getattr(module, "__path__", ())):
             importlib.import_module(f"{module.__name__}.{found.name}")
 
@@ -239,10 +237,13 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
         for name in known:
             step_spaces = known_spaces(inner_spaces, name, _PLACE, "observation")
             space = next(iter(step_spaces.values()))
-            if name in self.manual_config:
-                _check_is_normalizable(name, space)
-            elif name in self.exclude or is_mask(name) or not isinstance(space, spaces.Box):
-                continue
+            if name not in self.manual_config:
+                if name in self.exclude or is_mask(name) or not isinstance(space, spaces.Box):
+                    continue
+            elif is_mask(name):
+                raise ConfigError(
+                    f"{_PLACE}: manual_config.{name}: action masks are never normalized. Rename other observations."
+                )
             if any(other.shape != space.shape or other.dtype != space.dtype for other in step_spaces.values()):
                 raise ConfigError(
                     f"{_PLACE}: the observation `{name}` has other shapes or types in other sub-steps, {step_spaces}, "
@@ -287,15 +288,10 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
             )
 
     def _set(self, stats: StructuredStatisticsType) -> None:
-        """Set all of the statistics or, if one is invalid, none of them."""
-        before = {name: self.strategies[name].get_statistics() for name in stats}
-        try:
-            for name, entry in stats.items():
-                _set_statistics(self.strategies[name], entry, f"{_PLACE}: observation `{name}`")
-        except ConfigError:
-            for name, earlier in before.items():
-                self.strategies[name].restore_statistics(earlier)
-            raise
+        strategies = copy.deepcopy(self.strategies)  # none is changed if one of them fails
+        for name, entry in stats.items():
+            _set_statistics(strategies[name], entry, f"{_PLACE}: observation `{name}`")
+        self.strategies = strategies
         self._update()
 
     def _update(self) -> None:
@@ -374,15 +370,6 @@ def _strategy_type(strategy: Any, where: str) -> type[ObservationNormalizationSt
     return _STRATEGIES.type_from_name(strategy, config_path=where)
 
 
-def _check_is_normalizable(name: str, space: spaces.Space[Any]) -> None:
-    if is_mask(name):
-        raise ConfigError(
-            f"{_PLACE}: manual_config.{name}: action masks are never normalized. Rename other observations."
-        )
-    if not isinstance(space, spaces.Box):
-        raise ConfigError(f"{_PLACE}: manual_config.{name}: only Box spaces can be normalized, found {space}.")
-
-
 def _set_statistics(strategy: ObservationNormalizationStrategy, statistics: Mapping[str, Any], where: str) -> None:
     """Set statistics, and compute the normalized space: user-defined strategies may need further statistics."""
     try:
@@ -454,28 +441,15 @@ def make_normalized_env_factory(
     :param env_factory: Makes an environment.
     :param normalization_statistics: The statistics; None where nothing is normalized.
     """
-    return (
-        env_factory
-        if normalization_statistics is None
-        else _NormalizedEnvFactory(env_factory, normalization_statistics)
-    )
+    if normalization_statistics is None:
+        return env_factory
+    return functools.partial(_normalized_env, env_factory, normalization_statistics)
 
 
-class _NormalizedEnvFactory:
-    """Picklable factory of environments that normalize with given statistics.
-
-    :param env_factory: Makes an environment.
-    :param statistics: Its statistics.
-    """
-
-    def __init__(self, env_factory: Callable[[], Any], statistics: StructuredStatisticsType) -> None:
-        self.env_factory = env_factory
-        self.statistics = statistics
-
-    def __call__(self) -> Any:
-        env = self.env_factory()
-        env.set_normalization_statistics(self.statistics)
-        return env
+def _normalized_env(env_factory: Callable[[], Any], statistics: StructuredStatisticsType) -> Any:
+    env = env_factory()
+    env.set_normalization_statistics(statistics)
+    return env
 
 
 def _take_steps(env: Any, policy: Any, n_steps: int) -> None:

@@ -68,6 +68,9 @@ class FlattenConcatPolicyNet(FlattenConcatBaseNet):
     :param action_logits_shapes: Shapes of the logits by action head.
     :param hidden_units: Width of each dense layer.
     :param non_lin: Activation, as a class or an import path.
+    :param ordered_heads: Discrete heads whose choices are ordered, such as quantities. Their logits are quadratic
+        functions of the choice, so that each observed choice informs about its neighbours.
+    :raises ConfigError: An ordered head does not exist, or has no vector of logits.
     """
 
     def __init__(
@@ -76,11 +79,25 @@ class FlattenConcatPolicyNet(FlattenConcatBaseNet):
         action_logits_shapes: dict[str, Sequence[int]],
         hidden_units: list[int],
         non_lin: str | type[nn.Module] = nn.Module,
+        ordered_heads: Sequence[str] = (),
     ) -> None:
         super().__init__(obs_shapes, hidden_units, non_lin)
         self._head_shapes = {head: tuple(shape) for head, shape in action_logits_shapes.items()}
-        self.heads = nn.ModuleList(nn.Linear(self.n_latent, math.prod(s)) for s in self._head_shapes.values())
+        vectors = [head for head, shape in self._head_shapes.items() if len(shape) == 1]
+        if unknown := [head for head in ordered_heads if head not in vectors]:
+            raise ConfigError(f"ordered_heads: expected some of the discrete heads {vectors}, found {unknown}.")
+        self.heads = nn.ModuleList(
+            nn.Sequential(nn.Linear(self.n_latent, 3), nn.Linear(3, shape[0], bias=False))
+            if head in ordered_heads
+            else nn.Linear(self.n_latent, math.prod(shape))
+            for head, shape in self._head_shapes.items()
+        )
         self.heads.apply(make_module_init_normc(0.01))  # starts close to the uniform policy
+        for head, layers in zip(self._head_shapes, self.heads, strict=True):
+            if head in ordered_heads:
+                powers = layers.get_submodule("1").requires_grad_(False)
+                places = torch.linspace(-1.0, 1.0, self._head_shapes[head][0])
+                powers.load_state_dict({"weight": torch.stack([torch.ones_like(places), places, places**2], -1)})
         self._only_flat_head = (
             next(iter(self._head_shapes)) if [len(s) for s in self._head_shapes.values()] == [1] else None
         )

@@ -7,8 +7,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,19 +15,21 @@ import numpy as np
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, EnvironmentContractError
-from maze.core.log_stats.event_decorators import define_epoch_stats, define_stats_grouping
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, LogStatsValue, get_stats_logger
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.utils.update_profile import COLLECTING, timed
 from maze.core.wrappers.log_stats_wrapper import stats_value
 from maze.train.parallelization.distributed_actors.env_groups import (
-    Fragment,
+    Generators,
+    RemoteGroups,
     RolloutPacket,
     RolloutPlan,
     join_rollouts,
+    seed_of_start,
 )
+from maze.train.parallelization.task_pool import Task
 from maze.train.parallelization.vector_env.replay_log import states_for
-from maze.train.parallelization.vector_env.vector_env_utils import ActorSpaces, StatsDecoder
+from maze.train.parallelization.vector_env.vector_env_utils import ActorSpaces
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
@@ -191,11 +192,6 @@ class DistributedActors(EpisodeCollector, ABC):
         return self._batch
 
 
-def queue_size_of(queue_out_of_sync_factor: float, batch_size: int) -> int:
-    """Return the number of finished rollouts that may wait for the learner."""
-    return math.ceil(queue_out_of_sync_factor * batch_size)
-
-
 def checked_actor_seeds(seeds: Sequence[Any], n_needed: int, name: str) -> list[Any]:
     """Return the seeds as a list, after checking their number.
 
@@ -209,123 +205,23 @@ def checked_actor_seeds(seeds: Sequence[Any], n_needed: int, name: str) -> list[
     return list(seeds)
 
 
-def seed_of_start(seed: Any, n_starts: int) -> Any:
-    """Return the seed for a restart, so that the episodes differ from those of earlier starts.
+def seed_of_call(agent_seed: Any, number: int, joined: int | None = None) -> int:
+    """Return the seed of the policy for a rollout of an actor.
 
-    :param seed: Seed of the first start.
-    :param n_starts: Number of earlier starts.
+    :param agent_seed: Seed of the actor.
+    :param number: Number of its earlier rollouts.
+    :param joined: Index of an actor that has joined later, which shares the seed of another one.
     """
-    if n_starts == 0 or seed is None:
-        return seed
-    return int(np.random.SeedSequence([int(seed), n_starts]).generate_state(1)[0])
-
-
-class ClusterEvents(ABC):
-    """Statistics of the actors in worker processes or on a cluster, per epoch."""
-
-    @define_epoch_stats(sum)
-    def actor_restarts(self, value: int) -> None:
-        """Number of actors that were replaced after the actor was lost or one of its environments failed."""
-
-    @define_epoch_stats(np.mean)
-    def actors_busy(self, value: float) -> None:
-        """Share of the time in which actors worked; the rest is time waiting for the learner or other actors."""
-
-    @define_epoch_stats(np.mean)
-    def actors_there(self, value: int) -> None:
-        """Number of actors at the end of the epoch; it changes when machines join or leave."""
-
-    @define_epoch_stats(np.mean)
-    def learner_waiting(self, value: float) -> None:
-        """Share of the time in which the learner waited for actors."""
-
-    @define_epoch_stats(np.mean)
-    def calls_under_way(self, value: int) -> None:
-        """Number of rollout fragments or population slices in progress or queued at the end of the epoch."""
-
-    @define_epoch_stats(np.mean)
-    def object_store_megabytes(self, value: float) -> None:
-        """Memory in use for weights and fragments at the end of the epoch, summed over all machines."""
-
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("actor")
-    def calls_per_second(self, value: float, actor: int) -> None:
-        """Rollout fragments or population slices that an actor completed per second."""
-
-    @define_epoch_stats(np.mean, output_name="mean")
-    @define_epoch_stats(max, output_name="max")
-    def fragment_age(self, value: float) -> None:
-        """Number of updates that the policy of a fragment had missed on arrival, if updates do not wait for all."""
-
-    @define_epoch_stats(sum)
-    def fragments_dropped(self, value: int) -> None:
-        """Number of fragments that were dropped because they were too old."""
-
-
-class WorkCounter:
-    """Counts the calls of actors in worker processes or on a cluster, for :class:`ClusterEvents`."""
-
-    def __init__(self) -> None:
-        self.n_restarts = 0
-        """Number of actors that were replaced."""
-        self._since, self._n_reported = time.monotonic(), 0
-        self._n_calls: Counter[int] = Counter()
-        self._busy = self._waited = 0.0
-
-    def done(self, actor: int, seconds: float) -> None:
-        """Count a completed call.
-
-        :param actor: Index of the actor.
-        :param seconds: Duration of the call.
-        """
-        self._n_calls[actor] += 1
-        self._busy += seconds
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Context in which the learner waits for actors."""
-        start = time.monotonic()
-        try:
-            yield
-        finally:
-            self._waited += time.monotonic() - start
-
-    def report(
-        self,
-        statistics: LogStatsAggregator,
-        n_actors: int,
-        n_there: int,
-        n_under_way: int,
-        megabytes: float | None = None,
-    ) -> ClusterEvents:
-        """Add the counts since the last report to the statistics of an epoch.
-
-        :param statistics: Statistics of the epoch.
-        :param n_actors: Number of actors, including lost ones.
-        :param n_there: Number of running actors.
-        :param n_under_way: Number of calls that are not completed.
-        :param megabytes: Memory in use in the object store; `None`: there is no object store.
-        :return: The event topic, for further events.
-        """
-        events = statistics.create_event_topic(ClusterEvents)
-        now = time.monotonic()
-        seconds, self._since = max(now - self._since, 1e-9), now
-        events.actor_restarts(value=self.n_restarts - self._n_reported)
-        events.actors_there(value=n_there)
-        events.actors_busy(value=self._busy / max(n_actors, 1) / seconds)
-        events.learner_waiting(value=self._waited / seconds)
-        events.calls_under_way(value=n_under_way)
-        if megabytes is not None:
-            events.object_store_megabytes(value=megabytes)
-        for actor in range(n_actors):
-            events.calls_per_second(value=self._n_calls[actor] / seconds, actor=actor)
-        self._n_reported, self._busy, self._waited = self.n_restarts, 0.0, 0.0
-        self._n_calls.clear()
-        return events
+    numbers = [int(agent_seed), *([] if joined is None else [joined]), number]
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
 
 
 class ActorsAhead(DistributedActors):
-    """Asynchronous actors. :class:`RolloutTickets` limits how far they run ahead of the learner.
+    """Asynchronous actors of a pool. :class:`RolloutTickets` limits how far they run ahead of the learner.
+
+    A rollout is one call with the newest policy at the time when its ticket is issued. Pools that replace actors repeat
+    lost calls, and actors that join later take part. The random numbers of an actor depend on its seed and the number
+    of the call.
 
     :param env_factory: Makes one environment, in the process of the actor.
     :param policy: The policy.
@@ -336,6 +232,7 @@ class ActorsAhead(DistributedActors):
     :param actor_env_seeds: A seed for each environment.
     :param actor_agent_seeds: A seed for the policy of each actor.
     :param envs_per_actor: Number of environments that each actor steps together.
+    :param make_groups: Makes the groups of environments at each start; their pool has at least `n_actors` actors.
     """
 
     def __init__(
@@ -350,88 +247,113 @@ class ActorsAhead(DistributedActors):
         actor_agent_seeds: list[int],
         *,
         envs_per_actor: int = 1,
+        make_groups: Callable[[], RemoteGroups],
     ) -> None:
         super().__init__(env_factory, policy, n_rollout_steps, n_actors, batch_size, envs_per_actor=envs_per_actor)
-        self._queue_size = queue_size_of(queue_out_of_sync_factor, batch_size)
+        self._queue_size = math.ceil(queue_out_of_sync_factor * batch_size)
         self._env_seeds = checked_actor_seeds(actor_env_seeds, n_actors * envs_per_actor, "actor_env_seeds")
         self._agent_seeds = checked_actor_seeds(actor_agent_seeds, n_actors, "actor_agent_seeds")
         self._n_starts = 0
         self._learned: dict[int, list[Any]] = {}
         """Actor -> statistics that the wrappers of its environments have learned."""
-        self._spaces: ActorSpaces
+        self._make_groups = make_groups
+        self._groups: RemoteGroups | None = None
 
-    @abstractmethod
-    def _issue(self, actor: int) -> None:
-        """Request one more rollout from an actor."""
+    @override(DistributedActors)
+    def start(self) -> None:
+        if self._groups is not None:
+            return
+        self._n_starts += 1
+        self._tickets = RolloutTickets(self.n_actors, self.batch_size, self._queue_size)
+        self._tasks: dict[Task, int] = {}
+        """Rollouts in progress, with the versions of their policies."""
+        self._arrived: list[tuple[int, RolloutPacket, int]] = []
+        """Queue of finished rollouts: actor, rollout, version of its policy."""
+        self._n_issued: list[int] = []
+        self._groups = groups = self._make_groups()
+        groups.learned = self._learned
+        self._may_join = groups.pool.n_first == self.n_actors
+        env_seeds = [seed_of_start(seed, self._n_starts - 1) for seed in self._env_seeds]
+        try:
+            sizes = [self.envs_per_actor] * self.n_actors
+            self._spaces = groups.open(self.env_factory, sizes, lambda: env_seeds, self._may_join)
+            self._weights = groups.hand_over(self.policy)
+            self._begin_new(groups)
+        except BaseException:
+            self.stop()
+            raise
 
-    @abstractmethod
-    def _receive(self, wait: bool) -> None:
-        """Append all finished rollouts to `_arrived`.
+    @override(DistributedActors)
+    def stop(self) -> None:
+        """Discard the rollouts in progress."""
+        self._groups = None
 
-        :param wait: Wait for a rollout if none is finished.
-        """
-
-    def _take(self, actor: int, fragment: Fragment, decoder: StatsDecoder) -> RolloutPacket:
-        """Return the rollout of a fragment after recording its statistics.
-
-        :param actor: Index of the actor.
-        :param fragment: The fragment.
-        :param decoder: Decodes the statistics of its episodes.
-        """
-        for encoded in fragment.episodes:
-            self.epoch_stats.receive(decoder.decode(encoded))
-        if fragment.wrappers:
-            self._learned[actor] = fragment.wrappers
-        assert fragment.packet is not None, "actors collect rollouts"
-        return fragment.packet
-
-    @abstractmethod
-    def _report_work(self) -> None:
-        """Add what the actors have done since the last call to the epoch statistics."""
+    @override(DistributedActors)
+    def broadcast_updated_policy(self, state_dict: dict[str, Any]) -> None:
+        if self._groups is not None:  # actors that are started later receive the policy itself
+            self._tickets.updated()
+            self._weights = self._groups.hand_over(self.policy)
 
     @override(DistributedActors)
     def write_epoch_stats(self) -> None:
-        self._report_work()
+        if self._groups is not None:
+            self._groups.pool.report_work(self.epoch_stats)
         super().write_epoch_stats()
-
-    def _open(self) -> None:
-        """Reset tickets and queue before the actors start."""
-        self._tickets = RolloutTickets(self.n_actors, self.batch_size, self._queue_size)
-        self._arrived: list[tuple[int, RolloutPacket, int]] = []
-        """Queue of finished rollouts: actor, rollout, version of its policy."""
-        self._n_starts += 1
-
-    def _seeds_now(self) -> tuple[list[Any], list[Any]]:
-        """Return the seeds of environments and policies; they differ after each start."""
-        n_starts = self._n_starts - 1
-        of_envs, of_agents = (
-            [seed_of_start(s, n_starts) for s in seeds] for seeds in (self._env_seeds, self._agent_seeds)
-        )
-        return of_envs, of_agents
 
     @override(DistributedActors)
     @timed(COLLECTING)
     def collect_batch(self) -> CollectedBatch:
         self.start()
-        start = time.perf_counter()
-        self._receive(wait=False)
+        assert self._groups is not None
+        groups, start = self._groups, time.perf_counter()
+        self._receive(groups, wait=False)
         n_before = len(self._arrived)
         taken: list[RolloutPacket] = []
         lags: list[int] = []
         while len(taken) < self.batch_size:
             actor = self._tickets.next_of(actor for actor, _, _ in self._arrived)
             if actor is None:
-                self._receive(wait=True)
+                self._receive(groups, wait=True)
                 continue
             position = next(i for i, (other, _, _) in enumerate(self._arrived) if other == actor)
             _, packet, version = self._arrived.pop(position)
             self._tickets.take(actor)
-            self._issue(actor)
+            self._issue(groups, actor)
             taken.append(packet)
             lags.append(self._tickets.version - version)
         self._tickets.batch_done()
         seconds = time.perf_counter() - start
         return CollectedBatch(self._joined(taken, self._spaces), n_before, len(self._arrived), seconds, lags)
+
+    def _issue(self, groups: RemoteGroups, actor: int) -> None:
+        """Request one more rollout from an actor."""
+        agent_seed = seed_of_start(self._agent_seeds[actor % self.n_actors], self._n_starts - 1)
+        seed = seed_of_call(agent_seed, self._n_issued[actor], actor if actor >= self.n_actors else None)
+        self._n_issued[actor] += 1
+        task = groups.submit(actor, "collect", *self._weights, Generators(seed=seed), self._plan)
+        self._tasks[task] = self._tickets.version
+
+    def _receive(self, groups: RemoteGroups, wait: bool) -> None:
+        """Append all finished rollouts to the queue.
+
+        :param wait: Wait for a rollout if none is finished.
+        """
+        groups.pool.join_new()
+        self._begin_new(groups)
+        for task in groups.pool.finished(list(self._tasks), wait=wait):
+            packet = groups.take(task.actor, task.result, self.epoch_stats)
+            assert packet is not None, "actors collect rollouts"
+            self._arrived.append((task.actor, packet, self._tasks.pop(task)))
+
+    def _begin_new(self, groups: RemoteGroups) -> None:
+        """Issue the tickets of new actors."""
+        n_actors = groups.pool.n_actors if self._may_join else self.n_actors
+        for actor in range(len(self._n_issued), n_actors):
+            self._n_issued.append(0)
+            if actor >= self._tickets.n_actors:
+                self._tickets.add_actor()
+            for _ in range(self._tickets.n_issued(actor)):
+                self._issue(groups, actor)
 
     @override(DistributedActors)
     def state_dict(self) -> dict[str, Any]:

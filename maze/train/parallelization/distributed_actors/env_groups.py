@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -24,8 +25,23 @@ from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.update_profile import TRANSFER, timed
 from maze.core.utils.worker_pool import env_slices
 from maze.core.wrappers.reward_wrappers import statistics_states
+from maze.train.parallelization.task_pool import (
+    MadeOnce,
+    Task,
+    TaskPool,
+    copied_to_cpu,
+    packed_weights,
+    unpack_weights,
+    unpublished,
+)
 from maze.train.parallelization.vector_env.structured_vector_env import DividedVectorEnv, StructuredVectorEnv
-from maze.train.parallelization.vector_env.vector_env_utils import ActorSpaces, EncodedStats, StatsEncoder
+from maze.train.parallelization.vector_env.vector_env_utils import (
+    ActorSpaces,
+    EncodedStats,
+    check_same_spaces,
+    decode_stats,
+    encode_stats,
+)
 
 if TYPE_CHECKING:
     from maze.core.agent.policy import Policy
@@ -34,6 +50,7 @@ if TYPE_CHECKING:
 
 
 Row = dict[str, np.ndarray]
+MakeEnv = Callable[[Callable[[], Any], int], StructuredVectorEnv]
 
 
 class SubstepPacket(NamedTuple):
@@ -254,16 +271,6 @@ class EnvGroup:
         self._episodes.clear()
         return episodes
 
-    def fragment(self, packet: RolloutPacket | None, encoder: StatsEncoder) -> Fragment:
-        """Return a rollout and what the learner needs besides, in a form for other processes.
-
-        :param packet: The rollout; `None`: episodes were played.
-        :param encoder: Encodes the statistics of episodes.
-        """
-        learned = [statistics_states(env) for env in getattr(self.env, "envs", ())]
-        episodes = [encoder.encode(stats) for stats in self.take_episodes()]
-        return Fragment(packet, episodes, learned if any(learned) else [])
-
 
 class EpisodeRelay(LogStatsAggregator):
     """Takes the place of a vector environment's epoch statistics and passes the statistics of each episode on.
@@ -306,6 +313,131 @@ class Fragment(NamedTuple):
     """Learned statistics of the wrappers of each environment; empty: no wrapper learns."""
     generators: Any = None
     """State of the policy's generators afterwards, if the learner needs it."""
+
+
+class RemoteGroup(EnvGroup):
+    """A group of environments in an actor of a pool; each call passes the policy.
+
+    :param make_env: Makes the vector environment from a factory and the number of environments.
+    :param env_factory: Makes one environment.
+    :param n_envs: Number of environments.
+    :param arguments: Further arguments of :class:`EnvGroup`.
+    """
+
+    def __init__(self, make_env: MakeEnv, env_factory: Callable[[], Any], n_envs: int, *arguments: Any) -> None:
+        super().__init__(make_env(env_factory, n_envs), *arguments)
+        self._token = -1
+
+    @override(EnvGroup)
+    def collect(self, *arguments: Any) -> Fragment:  # type: ignore[override]  # the policy is pickled
+        """Collect a rollout; see :meth:`_act`."""
+        return self._act(super().collect, *arguments)
+
+    @override(EnvGroup)
+    def play(self, *arguments: Any) -> Fragment:  # type: ignore[override]  # the policy is pickled
+        """Play episodes; see :meth:`_act`."""
+        return self._act(super().play, *arguments)
+
+    def _act(
+        self, act: Any, token: int, structure: np.ndarray, weights: Any, generators: Generators, *more: Any
+    ) -> Fragment:
+        """Call a method of :class:`EnvGroup` with the policy.
+
+        :param act: The method.
+        :param token: Number of the policy.
+        :param structure: The pickled policy, uint8 `[n_bytes]`.
+        :param weights: Its weights, uint8 `[n_bytes]`; `None`: the weights in the pickled policy.
+        :param generators: Random generators of the policy.
+        :param more: Further arguments of the method.
+        """
+        is_new, self._token = token != self._token, token
+        if is_new:
+            self._policy = unpublished(structure)
+        policy, has_network = self._policy, weights is not None
+        if has_network:
+            unpack_weights(weights, policy.state_dict())
+        if has_network or is_new:  # other policies continue with their own generators
+            generators.hand_to(policy)
+        packet: RolloutPacket | None = act(policy, *more)
+        learned = [statistics_states(env) for env in getattr(self.env, "envs", ())]
+        episodes = [encode_stats(stats) for stats in self.take_episodes()]
+        state = policy.rng_state() if has_network else None
+        return Fragment(packet, episodes, learned if any(learned) else [], state)
+
+
+class RemoteGroups:
+    """Groups of environments in the actors of a pool.
+
+    :param pool: The actors; each of the first ones hosts a group.
+    :param name: Name of these environments among all hosted objects.
+    :param make_env: Makes the vector environment of an actor, in the actor.
+    :param noun: Name of a group in messages.
+    """
+
+    def __init__(self, pool: TaskPool, name: str, make_env: MakeEnv, noun: str = "Group") -> None:
+        self.pool, self._name, self._make_env, self._noun = pool, name, make_env, noun
+        self._policy: MadeOnce[Any] = MadeOnce()
+        self.learned: dict[int, list[Any]] = {}
+        """Group -> statistics that the wrappers of its environments have learned."""
+
+    def open(
+        self, env_factory: Callable[[], Any], sizes: Sequence[int], seeds: Callable[[], list[Any]], may_join: bool
+    ) -> ActorSpaces:
+        """Make the environments and wait for them.
+
+        :param env_factory: Makes one environment.
+        :param sizes: Number of environments of each group.
+        :param seeds: Returns the current seed of each environment; empty: they are seeded later. Restarted actors and
+            actors that join get seeds derived from these.
+        :param may_join: Whether actors that join get a group as well.
+        :return: The spaces that all environments have in common.
+        """
+        groups = group_slices(sizes)
+
+        def maker(index: int, n_starts: int) -> Callable[[], RemoteGroup]:
+            nth, first = divmod(index, len(sizes))
+            own = [seed_of_start(seed_of_start(seed, n_starts), nth) for seed in seeds()[groups[first]]]
+            arguments = (env_factory, sizes[first], f"{self._noun} {index}", own, self.learned.get(index, []))
+            return partial(RemoteGroup, self._make_env, *arguments)
+
+        self.pool.host(self._name, maker, None if may_join else len(sizes))
+        spaces: list[ActorSpaces] = self.call("spaces", [()] * len(sizes))
+        for group, of_group in zip(groups, spaces, strict=True):
+            check_same_spaces(spaces[0], of_group, f"environment {group.start}")
+        return spaces[0]
+
+    def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call a method of all groups in parallel; see :class:`RemoteGroup`."""
+        return self.pool.call(self._name, method, arguments)
+
+    def submit(self, index: int, method: str, *arguments: Any) -> Task:
+        """Submit a call of a method of one group."""
+        return self.pool.submit(index, self._name, method, *arguments)
+
+    @timed(TRANSFER)
+    def hand_over(self, policy: Any) -> tuple[int, Any, Any]:
+        """Store a policy for all actors: its structure once, its weights in each call.
+
+        :return: The first arguments of :meth:`RemoteGroup.collect` and :meth:`RemoteGroup.play`.
+        """
+        has_network = isinstance(policy, TorchPolicy)
+        structure = self._policy.of(policy, lambda: self.pool.publish(copied_to_cpu(policy) if has_network else policy))
+        weights = self.pool.put(packed_weights(policy.state_dict())) if has_network else None
+        return self._policy.n_made, structure, weights
+
+    @timed(TRANSFER)
+    def take(self, index: int, fragment: Fragment, statistics: LogStatsAggregator) -> RolloutPacket | None:
+        """Return the rollout of a fragment after adding its episodes to the statistics of the epoch.
+
+        :param index: Index of the group.
+        :param fragment: The fragment.
+        :param statistics: Statistics of the epoch.
+        """
+        for episode in fragment.episodes:
+            statistics.receive(decode_stats(episode))
+        if fragment.wrappers:
+            self.learned[index] = fragment.wrappers
+        return fragment.packet
 
 
 class GroupedVectorEnv(DividedVectorEnv, ABC):
@@ -379,11 +511,12 @@ class LocalGroups(GroupedVectorEnv):
 
     :param envs: Vector environment of each group.
     :param logging_prefix: Prefix of the epoch statistics (`train`, `eval`); `None`: they are not logged.
+    :param noun: Name of a group in messages.
     """
 
-    def __init__(self, envs: Sequence[StructuredVectorEnv], logging_prefix: str | None) -> None:
+    def __init__(self, envs: Sequence[StructuredVectorEnv], logging_prefix: str | None, noun: str = "Group") -> None:
         super().__init__([env.n_envs for env in envs], ActorSpaces.of(envs[0]), logging_prefix)
-        self._members = [EnvGroup(env, f"Group {index}") for index, env in enumerate(envs)]
+        self.members = [EnvGroup(env, f"{noun} {index}") for index, env in enumerate(envs)]
         self._copies: list[Policy] = []
 
     @override(GroupedVectorEnv)
@@ -393,7 +526,7 @@ class LocalGroups(GroupedVectorEnv):
         else:
             policies, generators = self._copies_of(policy), [Generators()] * len(self.groups)
         results, states = [], []
-        for member, acting, of_group, rest in zip(self._members, policies, generators, arguments, strict=True):
+        for member, acting, of_group, rest in zip(self.members, policies, generators, arguments, strict=True):
             of_group.hand_to(acting)
             results.append(getattr(member, method)(acting, *rest))
             for episode in member.take_episodes():
@@ -414,7 +547,7 @@ class LocalGroups(GroupedVectorEnv):
 
     @override(DividedVectorEnv)
     def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        return [member.call(method, *of_group) for member, of_group in zip(self._members, arguments, strict=True)]
+        return [member.call(method, *of_group) for member, of_group in zip(self.members, arguments, strict=True)]
 
     @override(StructuredVectorEnv)
     def close(self) -> None:
@@ -452,6 +585,17 @@ def group_slices(sizes: Sequence[int]) -> list[slice]:
     """
     ends = np.cumsum(sizes).tolist()
     return [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+
+
+def seed_of_start(seed: Any, n_starts: int) -> Any:
+    """Return the seed for a restart, so that the episodes differ from those of earlier starts.
+
+    :param seed: Seed of the first start.
+    :param n_starts: Number of earlier starts.
+    """
+    if n_starts == 0 or seed is None:
+        return seed
+    return int(np.random.SeedSequence([int(seed), n_starts]).generate_state(1)[0])
 
 
 def seed_beside(rng_state: Mapping[str, Any], *numbers: int) -> int:

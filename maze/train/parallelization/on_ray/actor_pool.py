@@ -7,23 +7,21 @@ import os
 import platform
 import threading
 import time
-import weakref
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
-import numpy as np
 
+from maze.core.annotations import override
 from maze.core.errors import ConfigError, MazeError, WorkerError, first_line
 from maze.core.log_stats.log_stats import LogStatsAggregator
 from maze.core.utils.pickling import pickled
 from maze.core.utils.update_profile import TRANSFER, WAITING, timed
 from maze.core.utils.worker_process import Failure, exception_of, failure_of
-from maze.train.parallelization.distributed_actors.distributed_actors import ClusterEvents, WorkCounter
 from maze.train.parallelization.on_ray.session import n_cpus, require_ray
+from maze.train.parallelization.task_pool import ClusterEvents, Maker, Task, TaskPool
 from maze.utils.process import use_one_thread
 
 logger = logging.getLogger(__name__)
@@ -35,12 +33,6 @@ _SAMPLE_SECONDS = 1.0
 _CLOSE_SECONDS = 2.0
 LONGEST_PAUSE = 30.0
 """Maximum number of seconds before a replacement."""
-
-N_AHEAD = 2
-"""Number of calls of an actor in :meth:`ActorPool.hand_out`: one in progress and one queued."""
-
-Maker = Callable[[int, int], Callable[[], Any]]
-"""Maps the index of an actor and its number of earlier starts to a function that makes the hosted object there."""
 
 
 class Host:
@@ -102,22 +94,6 @@ class ActorLimits:
 
 
 @dataclass(eq=False)
-class Task:
-    """A call of an actor; it is repeated if the actor is lost."""
-
-    actor: int
-    name: str
-    method: str
-    arguments: tuple[Any, ...]
-    ref: Any = None
-    host: int = 0
-    """Index of the actor that runs the call; it differs from `actor` if that one had joined later and is lost."""
-    start: int = 0
-    """Number of earlier starts of that actor."""
-    result: Any = None
-
-
-@dataclass(eq=False)
 class _Actor:
     handle: Any = None
     description: Any = None
@@ -132,7 +108,7 @@ class _Actor:
     """The actor had joined later and is lost; other actors run its calls."""
 
 
-class ActorPool:
+class ActorPool(TaskPool):
     """Actors that host the same objects.
 
     A lost actor is replaced by a new one and its calls are repeated. The same holds for an actor whose environment
@@ -142,7 +118,10 @@ class ActorPool:
     :param limits: Resources, time limits and number of replacements.
     """
 
+    n_ahead = 2  # one in progress and one queued
+
     def __init__(self, limits: ActorLimits) -> None:
+        super().__init__()
         self._ray = require_ray()
         self._limits = limits
         self._makers: dict[str, tuple[Maker, int | None]] = {}
@@ -150,11 +129,8 @@ class ActorPool:
         self._lock = threading.RLock()
         self._actors: list[_Actor] = []
         self.n_first = 0
-        """Number of actors at the start."""
         self._joining: list[_Actor] = []  # requested, not started yet
         self._next_check = 0.0
-        self._under_way: weakref.WeakSet[Task] = weakref.WeakSet()
-        self.work = WorkCounter()
         self._is_closed = threading.Event()
         self._resources: tuple[dict[str, float], dict[str, float]] = {}, {}
         """All resources of the cluster, and its free resources."""
@@ -178,50 +154,36 @@ class ActorPool:
             self._log_not_started(new)
 
     @property
+    @override(TaskPool)
     def n_actors(self) -> int:
-        """Number of actors, including those that joined later."""
         return len(self._actors)
 
-    def host(self, name: str, maker: Maker, n_hosts: int | None = None) -> None:
-        """Have actors make and host an object.
+    @property
+    @override(TaskPool)
+    def n_there(self) -> int:
+        return sum(not actor.is_away for actor in self._actors)
 
-        :param name: Name of the object in :meth:`submit`.
-        :param maker: Makes the object of each actor.
-        :param n_hosts: Number of actors that host it, the first ones; `None`: all actors, also those that join later.
-        :raises ConfigError: The function cannot be pickled.
-        """
+    @override(TaskPool)
+    def host(self, name: str, maker: Maker, n_hosts: int | None = None, fd: int | None = None) -> None:
         self._makers[name] = maker, n_hosts
         for index in range(self.n_actors):
             self._host(index, [name])
 
+    @override(TaskPool)
     @timed(TRANSFER)
     def put(self, value: Any) -> Any:
-        """Put a value into the object store and return its reference; flat arrays are fastest."""
         return self._ray.put(value)
 
-    def publish(self, policy: Any) -> Any:
-        """Put a pickled policy, uint8 `[n_bytes]`, into the object store and return its reference.
-
-        :param policy: The policy, or a tuple with the policy and further objects.
-        """
-        return self.put(np.frombuffer(pickled(policy, "policy: it"), np.uint8))
-
+    @override(TaskPool)
     def submit(self, actor: int, name: str, method: str, *arguments: Any) -> Task:
-        """Submit a call of a method of a hosted object; references among the arguments arrive as their values."""
         task = Task(actor, name, method, arguments)
         with self._lock:
             self._under_way.add(task)
             self._send(task)
         return task
 
+    @override(TaskPool)
     def finished(self, tasks: Sequence[Task], n_wanted: int = 1, wait: bool = True) -> list[Task]:
-        """Return the completed tasks, in the order given; lost tasks are repeated.
-
-        :param tasks: The tasks.
-        :param n_wanted: Number of tasks to wait for.
-        :param wait: Whether to wait.
-        :raises MazeError: A task failed too often, or with an error that a repetition does not change.
-        """
         done: list[Task] = []
         since = time.monotonic()
         while (n_missing := min(n_wanted, len(tasks)) - len(done)) > 0:
@@ -237,43 +199,7 @@ class ActorPool:
                 logger.info("Waiting for `%s` of actors %s since %.0f s.", tasks[0].method, indices, seconds)
         return [task for task in tasks if task in done]
 
-    def call(self, name: str, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call a method of the first actors in parallel.
-
-        :param name: Name of the hosted object.
-        :param method: Name of the method.
-        :param arguments: Arguments by actor.
-        :return: The results by actor.
-        """
-        tasks = [self.submit(index, name, method, *of_actor) for index, of_actor in enumerate(arguments)]
-        self.finished(tasks, len(tasks))
-        return [task.result for task in tasks]
-
-    def hand_out(
-        self, name: str, method: str, next_piece: Callable[[], tuple[Any, ...] | None]
-    ) -> Iterator[tuple[tuple[Any, ...], Any]]:
-        """Distribute calls over the actors, the next one to the first free actor; actors that join take part.
-
-        :param name: Name of the hosted object.
-        :param method: Name of the method.
-        :param next_piece: Returns the arguments of the next call; `None`: there is none now.
-        :return: Arguments and result of each call, in the order of completion, until no call is left.
-        """
-        under_way: list[Task] = []
-        while True:
-            self.join_new()
-            n_pieces = Counter(task.actor for task in under_way)
-            for n_before in range(N_AHEAD):
-                for actor in range(self.n_actors):
-                    if n_pieces[actor] <= n_before and (arguments := next_piece()) is not None:
-                        n_pieces[actor] += 1
-                        under_way.append(self.submit(actor, name, method, *arguments))
-            if not under_way:
-                return
-            for task in self.finished(under_way):
-                under_way.remove(task)
-                yield task.arguments, task.result
-
+    @override(TaskPool)
     def join_new(self) -> None:
         """Add actors, up to `max_actors`, if machines have joined the cluster; checks every few seconds."""
         for actor in [actor for actor in self._joining if self._ready([actor.description], 1, 0)]:
@@ -291,19 +217,15 @@ class ActorPool:
             self._joining.append(_Actor())
             self._start(self._joining[-1])
 
+    @override(TaskPool)
     def report_work(self, statistics: LogStatsAggregator) -> ClusterEvents:
-        """Add what the actors have done since the last call to the statistics of an epoch.
-
-        :param statistics: Statistics of the epoch.
-        :return: The event topic, for further events.
-        """
+        events = super().report_work(statistics)
         total, free = (of_kind.get("object_store_memory", 0.0) for of_kind in self._resources)
-        n_there = sum(not actor.is_away for actor in self._actors)
-        megabytes = max(0.0, total - free) / 2**20
-        return self.work.report(statistics, self.n_actors, n_there, len(self._under_way), megabytes)
+        events.object_store_megabytes(value=max(0.0, total - free) / 2**20)
+        return events
 
+    @override(TaskPool)
     def close(self) -> None:
-        """End all actors; a second call does nothing."""
         self._is_closed.set()
         self._sampling.join(1.0)  # its queries must not outlive Ray
         actors, self._actors, self._joining = [*self._actors, *self._joining], [], []
@@ -322,7 +244,7 @@ class ActorPool:
 
     @timed(WAITING)
     def _ready(self, refs: list[Any], n_wanted: int, timeout: float) -> list[Any]:
-        with self.work.waiting():
+        with self._waiting():
             ready: list[Any] = self._ray.wait(refs, num_returns=n_wanted, timeout=timeout)[0]
         return ready
 
@@ -418,10 +340,8 @@ class ActorPool:
         actor = self._actors[task.host]
         if actor.description is not None:  # it has replaced a lost actor
             self._finish_start(task.host)
-        self._under_way.discard(task)
-        task.result, seconds = answer
         actor.n_failures = 0
-        self.work.done(task.host, seconds)
+        self._completed(task, task.host, *answer)
         return True
 
     def _handle_failure(self, task: Task, failure: Failure) -> None:
@@ -455,7 +375,7 @@ class ActorPool:
             time.sleep(min(self._limits.restart_pause * 2 ** (actor.n_failures - 2), LONGEST_PAUSE))
         self._kill(actor)
         actor.name = str(index)
-        self.work.n_restarts += 1
+        self.n_restarts += 1
         actor.n_starts += 1
         if index >= self.n_first:  # it can join again
             actor.is_away = True

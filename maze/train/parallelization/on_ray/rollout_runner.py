@@ -16,7 +16,7 @@ from maze.core.rollout.solve import EpisodeSeeds
 from maze.core.utils.factory import CollectionOfConfigType, ConfigType
 from maze.core.utils.files import inside_directory, write_whole
 from maze.core.utils.storage import local_copy, origin_of
-from maze.train.parallelization.on_ray.actor_pool import N_AHEAD, ActorPool
+from maze.train.parallelization.on_ray.actor_pool import ActorPool
 from maze.train.parallelization.placement import placement_of
 
 _NAME = "rollouts"
@@ -100,14 +100,16 @@ class RayRolloutRunner(DistributedRolloutRunner):
             self.placement.close()
 
     def _delivered(self, pool: ActorPool, seeds: EpisodeSeeds) -> Iterator[tuple[int, EpisodeStatsReport]]:
-        for (first, _), (episodes, files) in pool.hand_out(_NAME, "play_slice", self._slices(pool.n_actors, seeds)):
+        for (first, _), (episodes, files) in pool.hand_out(
+            _NAME, "play_slice", self._slices(pool.n_ahead * pool.n_actors, seeds)
+        ):
             for path, content in files.items():
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
                 write_whole(path, content)
             yield from enumerate(episodes, first)
 
-    def _slices(self, n_actors: int, seeds: EpisodeSeeds) -> Callable[[], tuple[int, EpisodeSeeds] | None]:
+    def _slices(self, n_places: int, seeds: EpisodeSeeds) -> Callable[[], tuple[int, EpisodeSeeds] | None]:
         """Return a function that returns the next slice: number of its first episode, and seeds."""
-        size = max(1, min(MOST_EPISODES, self.n_episodes // (N_AHEAD * n_actors)))
+        size = max(1, min(MOST_EPISODES, self.n_episodes // n_places))
         slices = iter([(first, seeds[first : first + size]) for first in range(0, len(seeds), size)])
         return lambda: next(slices, None)

@@ -23,10 +23,10 @@ from maze.train.parallelization.vector_env.structured_vector_env import (
 )
 from maze.train.parallelization.vector_env.vector_env_utils import (
     ActorSpaces,
-    StatsDecoder,
-    StatsEncoder,
     actions_at,
     check_same_spaces,
+    decode_stats,
+    encode_stats,
 )
 
 if TYPE_CHECKING:
@@ -123,7 +123,6 @@ class EnvWorker(Host):
         self._env_factories = env_factories
         self._first_index = first_index
         self._env: SequentialVectorEnv | None = None
-        self._encoder = StatsEncoder()
 
     @override(Host)
     def open(self) -> tuple[ActorSpaces, bool]:
@@ -179,7 +178,7 @@ class EnvWorker(Host):
         if not env.is_flat or not infos:
             self._shared.write_actors(self._rows, env.actor_ids())
         with_info = {index: info for index, info in enumerate(infos, first) if info}
-        finished = [(first + index, self._encoder.encode(stats)) for index, stats in env.finished_episodes.items()]
+        finished = [(first + index, encode_stats(stats)) for index, stats in env.finished_episodes.items()]
         if not (with_info or finished or env.final_observations or env.actor_rewards or env.constrained):
             return None
         finals = {first + index: tuple(final) for index, final in env.final_observations.items()}
@@ -247,7 +246,6 @@ class SubprocVectorEnv(DividedVectorEnv):
         # the result arrays of this object are the arrays that the workers write
         self.rewards, self.step_complete = shared.rewards, shared.step_complete
         self.terminated, self.truncated = shared.terminated, shared.truncated
-        self._decoders = [StatsDecoder() for _ in pool.workers]
         self._actor_ids: list[ActorID] = []
         self._is_keeping_terminal_observations = False
 
@@ -328,12 +326,12 @@ class SubprocVectorEnv(DividedVectorEnv):
         infos: list[dict[Any, Any]] = [{} for _ in range(self.n_envs)]
         if not self.is_flat or not self._actor_ids:
             self._actor_ids = self._shared.read_actors()
-        for worker, decoder, reply in zip(self._pool.workers, self._decoders, replies, strict=True):
+        for worker, reply in zip(self._pool.workers, replies, strict=True):
             if reply is None:
                 continue
             finished, with_info, finals, actor_rewards, constrained_values = reply
             self.constrained_values[worker.rows] = constrained_values
-            finished_episodes.update((index, decoder.decode(encoded)) for index, encoded in finished)
+            finished_episodes.update((index, decode_stats(encoded)) for index, encoded in finished)
             for index, info in with_info.items():
                 infos[index] = info
             for index, (actor, observation) in finals.items():

@@ -1,13 +1,10 @@
-"""Spaces and statistics of the environments in a vector environment, and encoding of statistics for other processes.
-
-A key of statistics refers to an event method. It is sent by name, once; after that, the statistics of an episode are a
-list of key numbers and values.
-"""
+"""Spaces and statistics of the environments in a vector environment, and encoding of statistics for other processes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cache
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -17,7 +14,14 @@ from maze.core.env.core_env import CoreEnv
 from maze.core.env.faults import USER_CODE_ERRORS, Place, fail
 from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import EnvironmentContractError
-from maze.core.log_stats.log_stats import LogStats, LogStatsConsumer, LogStatsKey, LogStatsLevel, event_named
+from maze.core.log_stats.log_stats import (
+    LogStats,
+    LogStatsConsumer,
+    LogStatsGroup,
+    LogStatsKey,
+    LogStatsLevel,
+    event_named,
+)
 from maze.core.rollout.batched_acting import logits_shapes_of
 from maze.core.rollout.rollout_columns import RolloutColumns, substeps_per_step
 from maze.core.utils.config_utils import count_instances
@@ -56,60 +60,31 @@ def with_stats(env: Any) -> LogStatsWrapper:
     return wrapped
 
 
-class KeyDefinition(NamedTuple):
-    """A key of statistics with the name of its event.
-
-    :param module: Module of the event method.
-    :param qualified_name: Name of the method in that module.
-    :param by_value: The pickled method, used if it is not found by name.
-    :param rest: Output name and group.
-    """
-
-    module: str
-    qualified_name: str
-    by_value: bytes
-    rest: tuple[Any, ...]
+EncodedStats = list[tuple[str, str, bytes, str | None, LogStatsGroup | None, Any]]
+"""Statistics for another process, by key: module and name of the event, pickled event, output name, group, value."""
 
 
-EncodedStats = tuple[list[KeyDefinition], list[tuple[int, Any]]]
-"""Keys that were not sent before, and pairs of key number and value."""
+def encode_stats(stats: LogStats) -> EncodedStats:
+    """Encode the statistics of an episode for another process."""
+    return [(*_event_reference(event), *rest, value) for (event, *rest), value in stats.items()]
 
 
-class StatsEncoder:
-    """Encodes statistics; one per connection."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[LogStatsKey, int] = {}
-
-    def encode(self, stats: LogStats) -> EncodedStats:
-        """Encode the statistics of an episode."""
-        new_keys: list[KeyDefinition] = []
-        values: list[tuple[int, Any]] = []
-        for key, value in stats.items():
-            number = self._numbers.get(key)
-            if number is None:
-                number = self._numbers[key] = len(self._numbers)
-                event, *rest = key
-                new_keys.append(
-                    KeyDefinition(event.__module__, event.__qualname__, cloudpickle.dumps(event), tuple(rest))
-                )
-            values.append((number, value))
-        return new_keys, values
+def decode_stats(encoded: EncodedStats) -> LogStats:
+    """Decode the result of :func:`encode_stats`: its keys refer to the event methods of this process."""
+    return {
+        LogStatsKey(event_named(module, name) or _unpickled(event), output_name, group): value
+        for module, name, event, output_name, group, value in encoded
+    }
 
 
-class StatsDecoder:
-    """Decodes the results of one :class:`StatsEncoder`, in the same order."""
+@cache
+def _event_reference(event: Callable[..., Any]) -> tuple[str, str, bytes]:
+    return event.__module__, event.__qualname__, cloudpickle.dumps(event)
 
-    def __init__(self) -> None:
-        self._keys: list[LogStatsKey] = []
 
-    def decode(self, encoded: EncodedStats) -> LogStats:
-        """Decode the statistics of an episode."""
-        new_keys, values = encoded
-        for definition in new_keys:
-            event = event_named(definition.module, definition.qualified_name)
-            self._keys.append(LogStatsKey(event or cloudpickle.loads(definition.by_value), *definition.rest))
-        return {self._keys[number]: value for number, value in values}
+@cache
+def _unpickled(event: bytes) -> Any:
+    return cloudpickle.loads(event)
 
 
 class ActorSpaces(NamedTuple):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from maze.core.errors import ConfigError
-from maze.core.utils.checked_config import CheckedConfig
+from maze.core.utils.config_utils import CheckedConfig
 from maze.core.utils.factory import TARGET_KEY, Factory
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ class AlgorithmConfig(CheckedConfig, ABC):
             cls.name = cls.__name__.removesuffix("Config").removesuffix("Algorithm").lower()
 
     def __post_init__(self) -> None:
-        for name in ("n_epochs", "patience", "critic_burn_in_epochs"):
-            self.require_integer(name, minimum=0)
+        self.require_integer("n_epochs", "patience", "critic_burn_in_epochs", minimum=0)
         self.require_integer("epoch_length", minimum=1)
         self.require_number("kl_to_initial_coef", 0.0)
         self.require_number("kl_to_initial_decay", 0.0, 1.0)
@@ -106,11 +105,11 @@ class ReplayConfig(AlgorithmConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in (
-            "n_rollout_steps", "rollouts_per_iteration", "num_batches_per_iter", "num_actors", "batch_size",
-            "replay_buffer_size", "initial_buffer_size",
-        ):  # fmt: skip
-            self.require_integer(name, minimum=1)
+        self.require_integer(
+            *("n_rollout_steps", "rollouts_per_iteration", "num_batches_per_iter", "num_actors", "batch_size"),
+            *("replay_buffer_size", "initial_buffer_size"),
+            minimum=1,
+        )
         if self.initial_buffer_size > self.replay_buffer_size:
             raise ConfigError(
                 f"algorithm.initial_buffer_size: {self.initial_buffer_size} transitions do not fit into a replay "

@@ -13,7 +13,7 @@ from maze.core.agent.networks import depends_on_mode
 from maze.core.agent.policy import build_policy
 from maze.core.agent.torch_actor_critic import policy_of
 from maze.core.annotations import override
-from maze.core.errors import ConfigError, EnvironmentContractError
+from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
 from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 _STEPS_AT_A_TIME = 100
 """Environment steps of one rollout that fills the buffer initially."""
-_MOST_IN_VAIN = 1000
-"""So many rollouts in a row may leave nothing to be kept."""
 
 
 def fill_replay_buffer(
@@ -103,13 +101,10 @@ def fill_by_policy(
     :param make_env: Places so many environments of a factory; `None`, or a policy that looks into environments: in this
         process.
     :return: Number of environment steps taken.
-    :raises EnvironmentContractError: No step can be learned from.
     """
     env: StructuredVectorEnv
     env = SequentialVectorEnv([env_factory]) if make_env is None else make_env(env_factory, 1)
     try:
-        if sampling_policy is None:
-            raise ConfigError("algorithm.initial_sampling_policy: expected a policy or its configuration, found none.")
         policy = build_policy(
             sampling_policy,
             {"action_spaces_dict": env.action_spaces_dict, "observation_spaces_dict": env.observation_spaces_dict},
@@ -125,7 +120,7 @@ def fill_by_policy(
         replay_buffer.allocate(actors, *spaces, item_length)
         generator, rows = RolloutGenerator(env), RolloutRows(actors, *spaces, 1, item_length)
         steps_at_a_time = item_length * max(1, _STEPS_AT_A_TIME // item_length)
-        missing, n_in_vain, n_env_steps = n_items * item_length, 0, 0
+        missing, n_env_steps = n_items * item_length, 0
         while missing > 0:
             columns = generator.allocate(min(missing, steps_at_a_time))
             generator.collect(policy, columns)
@@ -134,13 +129,6 @@ def fill_by_policy(
             converted = rows.convert(columns, replay_buffer.n_rows_added)
             replay_buffer.add_rows(converted)
             missing -= len(converted)
-            n_in_vain = 0 if len(converted) else n_in_vain + 1
-            if n_in_vain == _MOST_IN_VAIN:
-                raise EnvironmentContractError(
-                    f"env: after {n_in_vain} rollouts not one step could be put into the replay buffer, because "
-                    f"each one cut its episode off with an actor to act that was not {actors[0]}. Have "
-                    "`actor_id()` move on at the end of an episode as well."
-                )
         return n_env_steps
     finally:
         env.close()

@@ -36,8 +36,6 @@ from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.learning import UpdateStats
 from maze.train.trainers.common.model_selection.best_model_selection import selected_score
 from maze.train.trainers.common.observation_statistics import ObservationStatistics
-from maze.train.utils.freed_memory import freed_memory_kept
-from maze.train.utils.interrupt import InterruptGuard, TrainingInterrupted
 from maze.train.utils.plain_state import (
     STATE_FORMAT,
     Part,
@@ -50,6 +48,7 @@ from maze.train.utils.plain_state import (
     statistics_to_plain,
     to_plain,
 )
+from maze.train.utils.run_process import InterruptGuard, TrainingInterrupted, freed_memory_kept
 from maze.train.utils.training_record import ENDED, INTERRUPTED, RUNNING, EpochSummary, write_record
 
 if TYPE_CHECKING:
@@ -189,8 +188,6 @@ class EpochTrainer(Trainer, ABC):
     follows_curriculum: ClassVar[bool] = False
     """Whether its environments may change from epoch to epoch, see
     :class:`~maze.train.parallelization.curriculum.Curriculum`."""
-    update_name: ClassVar[str] = "update"
-    """Name of an update in messages."""
 
     config: Any
     """The hyperparameters; subclasses declare their own type."""
@@ -472,7 +469,7 @@ class EpochTrainer(Trainer, ABC):
         self.save(is_last=True)
         increment_log_step()
         saved = f" Its state is saved in `{self.checkpoint_file}`." if self.checkpoint_file is not None else ""
-        where = f"in epoch {self.epoch + 1} after {self.update_name} {self.update}"
+        where = f"in epoch {self.epoch + 1} after update {self.update}"
         if self.update in (0, self.n_updates_per_epoch()):
             where = f"after epoch {self.epoch + bool(self.update)}"
         raise TrainingInterrupted(signum, f"Training was interrupted {where}.{saved}")
@@ -492,7 +489,7 @@ class EpochTrainer(Trainer, ABC):
                 save_state(file, {"training_state": self.training_state(), **self.latest_data()})
             except CheckpointError as failure:
                 where = f" No file to reproduce it was written: {failure}"
-        return NonFiniteError(f"Epoch {self.epoch + 1}, {self.update_name} {self.update + 1}: {error}{where}")
+        return NonFiniteError(f"Epoch {self.epoch + 1}, update {self.update + 1}: {error}{where}")
 
     # -- evaluation and statistics ---------------------------------------------------------------------
 
@@ -548,13 +545,11 @@ class EpochTrainer(Trainer, ABC):
         """Take notice of how many environment steps the update has taken, where their number is not fixed."""
         self._display.steps_per_update = n_steps
 
-    def _episode_stats(self) -> LogStatsAggregator:
-        episodes = self.episode_source()
-        return self.train_stats if episodes is None else episodes.epoch_stats
-
     def _mean_training_reward(self) -> float:
         """Mean reward of the episodes that ended in this epoch; NaN if there are none."""
-        for key, value in self._episode_stats().last_stats.items():
+        episodes = self.episode_source()
+        stats = self.train_stats if episodes is None else episodes.epoch_stats
+        for key, value in stats.last_stats.items():
             if key.event is BaseEnvEvents.reward and key.output_name == "mean" and key.group is None:
                 return float(value)
         return math.nan
@@ -657,8 +652,8 @@ class EpochTrainer(Trainer, ABC):
             )
         if not self._has_saved(state):
             raise CheckpointError(
-                f"`{origin}` is the state of a run with another algorithm "
-                f"({state.get('algorithm', 'not named')}); expected one of {type(self).__name__}."
+                f"`{origin}` is the state of a run with {state.get('algorithm', 'another algorithm')}, but "
+                f"{type(self).__name__} is configured."
             )
         self._check_fits(state, origin)
         load_into(self.model, state["model"], origin)
@@ -721,18 +716,12 @@ class EpochTrainer(Trainer, ABC):
         :param origin: Where it comes from, for messages.
         :raises ConfigError: The run had another algorithm or model.
         """
-        if not self._has_saved(state):
-            raise ConfigError(
-                f"algorithm: `{origin}` is the state of a run with {state.get('algorithm', 'another algorithm')}, "
-                f"but {type(self).__name__} is configured. Choose the algorithm of that run, or leave out "
-                "`resume=true` to start a new one with its weights."
-            )
         try:
             self.load_training_state(state, origin)
         except CheckpointError as error:
             raise ConfigError(
-                f"model: the run in `{origin}` cannot be resumed with the configured model. {error} To start a "
-                "new run with weights alone, leave out `resume=true`."
+                f"algorithm, model: the run in `{origin}` cannot be resumed with the configured algorithm and model. "
+                f"{error} To start a new run with its weights alone, leave out `resume=true`."
             ) from error
         self.first_epoch, self.is_finished = 0, False
 

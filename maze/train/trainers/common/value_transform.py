@@ -42,18 +42,16 @@ class ReduceScaleValueTransform(ValueTransform):
 
     @override(ValueTransform)
     def transform_value(self, x: ValueType) -> ValueType:
-        sign, magnitude = _sign_and_magnitude(x)
-        # sqrt(m + 1) - 1, without the cancellation for small m
-        result: ValueType = sign * (magnitude / (_sqrt(magnitude + 1.0) + 1.0)) + self.epsilon * x
+        # sqrt(|x| + 1) - 1, without the cancellation for small x
+        result: ValueType = x / ((abs(x) + 1.0) ** 0.5 + 1.0) + self.epsilon * x
         return result
 
     @override(ValueTransform)
     def transform_value_inv(self, x: ValueType) -> ValueType:
-        sign, magnitude = _sign_and_magnitude(x)
-        # u = sqrt(|x| + 1) - 1 solves epsilon u^2 + (1 + 2 epsilon) u = magnitude; in the form that cancels nothing
+        # u = sqrt(|x| + 1) - 1 solves epsilon u^2 + (1 + 2 epsilon) u = |value|; in the form that cancels nothing
         linear = 1.0 + 2.0 * self.epsilon
-        u = 2.0 * magnitude / (linear + _sqrt(linear**2 + 4.0 * self.epsilon * magnitude))
-        result: ValueType = sign * (u * (u + 2.0))
+        u = 2.0 * x / (linear + (linear**2 + 4.0 * self.epsilon * abs(x)) ** 0.5)
+        result: ValueType = u * (abs(u) + 2.0)
         return result
 
 
@@ -96,16 +94,3 @@ def _checked_range(support_range: tuple[int, int]) -> tuple[int, int]:
     if low > high:
         raise ValueError(f"`support_range` must be (low, high), got {support_range}.")
     return low, high
-
-
-def _sign_and_magnitude(x: ValueType) -> tuple[ValueType, ValueType]:
-    if isinstance(x, torch.Tensor):
-        return torch.sign(x), torch.abs(x)
-    return np.sign(x), np.abs(x)
-
-
-def _sqrt(x: ValueType) -> ValueType:
-    if isinstance(x, torch.Tensor):
-        return torch.sqrt(x)
-    result: ValueType = np.sqrt(x)
-    return result

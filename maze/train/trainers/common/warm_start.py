@@ -12,7 +12,7 @@ import torch
 from maze.core.agent.policy import Policy
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
-from maze.core.utils.checked_config import CheckedConfig
+from maze.core.utils.config_utils import CheckedConfig
 from maze.core.utils.factory import Factory
 from maze.core.utils.seeding import seeded_generator
 from maze.train.trainers.common.actor_critic.valuation import decisions_by_policy
@@ -51,8 +51,7 @@ class WarmStart(CheckedConfig):
     `exp(-1 / entropy_coef)` of that of actions that were always recorded."""
 
     def __post_init__(self) -> None:
-        for name in ("n_steps", "n_epochs", "batch_size"):
-            self.require_integer(name, minimum=1)
+        self.require_integer("n_steps", "n_epochs", "batch_size", minimum=1)
         self.require_number("lr", 0.0, above=True)
         self.require_number("entropy_coef", 0.0)
 

@@ -119,8 +119,7 @@ class DQNAlgorithmConfig(ReplayConfig):
     @override(AlgorithmConfig)
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("n_step_returns", "epsilon_decay_steps", "target_update_interval"):
-            self.require_integer(name, minimum=1)
+        self.require_integer("n_step_returns", "epsilon_decay_steps", "target_update_interval", minimum=1)
         for name in ("lr", "optimizer_eps"):
             self.require_number(name, 0.0, above=True)
         for name in ("gamma", "tau", "priority_alpha", "priority_beta", "initial_epsilon", "final_epsilon"):

@@ -1,31 +1,13 @@
 """Evolution strategies."""
 
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from maze.train.trainers.es.es_algorithm_config import ESAlgorithmConfig
-    from maze.train.trainers.es.es_events import ESEvents
-    from maze.train.trainers.es.es_runners import ESDevRunner, ESLocalRunner, ESMasterRunner
-    from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
-    from maze.train.trainers.es.es_trainer import ESTrainer
-
-__all__ = [
-    "ESAlgorithmConfig",
-    "ESDevRunner",
-    "ESEvents",
-    "ESLocalRunner",
-    "ESMasterRunner",
-    "ESTrainer",
-    "SharedNoiseTable",
-]
+from typing import Any
 
 
 def __getattr__(name: str) -> Any:
     """Import a documented name on first use: the configuration alone must not import torch."""
-    if name in __all__:
+    if name.startswith(("ES", "SharedNoise")):
         for module in ("es_algorithm_config", "es_events", "es_shared_noise_table", "es_runners", "es_trainer"):
-            found = getattr(importlib.import_module(f"{__name__}.{module}"), name, None)
-            if found is not None:
+            if found := vars(importlib.import_module(f"{__name__}.{module}")).get(name):
                 return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -59,8 +59,7 @@ class ESAlgorithmConfig(AlgorithmConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         SelectionCriterion(self.objective, self.maximize, self.constraints)
-        for name in ("n_rollouts_per_update", "n_timesteps_per_update", "max_steps"):
-            self.require_integer(name, minimum=0)
+        self.require_integer("n_rollouts_per_update", "n_timesteps_per_update", "max_steps", minimum=0)
         if self.n_rollouts_per_update == 0 and self.n_timesteps_per_update == 0:
             raise ConfigError(
                 "algorithm: `n_rollouts_per_update` and `n_timesteps_per_update` are both 0; an update would have no "

@@ -25,11 +25,12 @@ from maze.train.trainers.common.model_selection.selection_criterion import Selec
 from maze.train.trainers.common.observation_statistics import Moments, merged
 from maze.train.trainers.common.trainer import EpochTrainer, Trainer
 from maze.train.trainers.es.distributed.es_distributed_rollouts import Episode, EpisodeSeeds
-from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import ESDummyDistributedRollouts
-from maze.train.trainers.es.distributed.es_subproc_distributed_rollouts import (
-    ESRayDistributedRollouts,
-    ESSubprocDistributedRollouts,
+from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import (
+    ESDummyDistributedRollouts,
+    Players,
+    PooledRollouts,
 )
+from maze.train.trainers.es.distributed.es_subproc_distributed_rollouts import ESSubprocDistributedRollouts
 from maze.train.trainers.es.es_algorithm_config import ESAlgorithmConfig
 from maze.train.trainers.es.es_events import ESEvents
 from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
@@ -338,8 +339,9 @@ def make_distributed_rollouts(
     env.close()  # workers make their own environments
     pool = run.placement.actor_pool(n_wanted=n_available_cores())
     if pool is not None:
+        maker = partial(Players.opened, run.env_factory, shared_noise.count, shared_noise.seed, concurrency)
         seeds = EpisodeSeeds(shared_noise, agent_seed, run.env_seeds(1)[0])
-        return ESRayDistributedRollouts(pool, run.env_factory, seeds, n_eval_rollouts, concurrency)
+        return PooledRollouts(pool, lambda *_: maker, seeds, n_eval_rollouts)
     n_train_workers = n_train_workers or n_available_cores()
     return ESSubprocDistributedRollouts(
         env_factory=run.env_factory,

@@ -56,8 +56,7 @@ class BCAlgorithmConfig(AlgorithmConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require_integer("batch_size", minimum=1)
-        for name in ("n_eval_workers", "n_eval_episodes", "max_episode_steps"):
-            self.require_integer(name, minimum=0)
+        self.require_integer("n_eval_workers", "n_eval_episodes", "max_episode_steps", minimum=0)
         if self.eval_every_k_iterations is not None:
             self.require_integer("eval_every_k_iterations", minimum=1)
         self.require_number("validation_percentage", 0.0, 100.0, below=True)

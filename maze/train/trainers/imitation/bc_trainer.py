@@ -53,7 +53,6 @@ class BCTrainer(EpochTrainer):
     config_class: ClassVar[type[AlgorithmConfig]] = BCAlgorithmConfig
     events_class: ClassVar[type[Any]] = ImitationEvents
     evaluates_between_epochs: ClassVar[bool] = False
-    update_name: ClassVar[str] = "minibatch"
 
     config: BCAlgorithmConfig
     data_loader: Any

@@ -57,8 +57,7 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("actors_batch_size", "num_actors", "envs_per_actor"):
-            self.require_integer(name, minimum=1)
+        self.require_integer("actors_batch_size", "num_actors", "envs_per_actor", minimum=1)
         if self.constraints:
             raise ConfigError("algorithm.constraints: expected none with IMPALA, use PPO or A2C.")
         self.require_number("queue_out_of_sync_factor", 0.0)

@@ -185,10 +185,6 @@ def from_logits(
     clip_rho_threshold: float | None,
     clip_pg_rho_threshold: float | None,
     device: str | None,
-    *,
-    truncated: Tensor | None = None,
-    final_values: list[Tensor] | None = None,
-    trace_lambda: float = 1.0,
 ) -> VTraceFromLogitsReturns:
     """Return V-trace targets and advantages for the sub-steps of structured environment steps.
 
@@ -205,9 +201,6 @@ def from_logits(
     :param clip_rho_threshold: See :func:`from_importance_weights`.
     :param clip_pg_rho_threshold: See :func:`from_importance_weights`.
     :param device: Device of the computation; `None`: that of the tensors.
-    :param truncated: See :func:`from_importance_weights`.
-    :param final_values: For each trajectory; see :func:`from_importance_weights`.
-    :param trace_lambda: See :func:`from_importance_weights`.
     """
     if device is not None:
         behaviour_policy_logits, target_policy_logits, actions = (
@@ -216,12 +209,9 @@ def from_logits(
         )
         discounts, rewards = discounts.to(device), rewards.to(device)
         values, bootstrap_value = ([t.to(device) for t in tensors] for tensors in (values, bootstrap_value))
-        truncated = None if truncated is None else truncated.to(device)
-        final_values = None if final_values is None else [t.to(device) for t in final_values]
     behaviour, _ = log_probs_from_logits_and_actions_and_spaces(behaviour_policy_logits, actions, distribution_mapper)
     target, _ = log_probs_from_logits_and_actions_and_spaces(target_policy_logits, actions, distribution_mapper)
     log_rhos = get_log_rhos(target, behaviour)
-    is_over = discounts == 0.0 if truncated is None else (discounts == 0.0) | truncated
     returns = [
         from_importance_weights(
             stream_log_rhos,
@@ -231,11 +221,8 @@ def from_logits(
             bootstrap_value[stream],
             clip_rho_threshold,
             clip_pg_rho_threshold,
-            truncated=truncated,
-            final_values=None if final_values is None else final_values[stream],
-            trace_lambda=trace_lambda,
         )
-        for stream, stream_log_rhos in enumerate(log_rhos_of_streams(log_rhos, is_over, len(values)))
+        for stream, stream_log_rhos in enumerate(log_rhos_of_streams(log_rhos, discounts == 0.0, len(values)))
     ]
     advantages = [entry.pg_advantages for entry in returns]
     if len(values) == 1:

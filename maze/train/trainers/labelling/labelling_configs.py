@@ -94,10 +94,8 @@ class DCLConfig(LabellingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("generations", "states", "states_per_update", "n_passes"):
-            self.require_integer(name, minimum=1)
-        for name in ("scenarios", "candidates"):
-            self.require_integer(name, minimum=2)
+        self.require_integer("generations", "states", "states_per_update", "n_passes", minimum=1)
+        self.require_integer("scenarios", "candidates", minimum=2)
         if self.horizon is not None:
             self.require_integer("horizon", minimum=1)
         if self.generation_seconds is not None:
@@ -131,6 +129,5 @@ class SelfLabellingConfig(LabellingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("instances", "n_passes"):
-            self.require_integer(name, minimum=1)
+        self.require_integer("instances", "n_passes", minimum=1)
         self.require_integer("samples", minimum=2)

@@ -145,7 +145,11 @@ class LoggedBatches:
 
     def draw(self) -> list[DecisionBatch]:
         """Draw decisions of each actor, with replacement."""
-        return [self._drawn(actor, columns) for actor, columns in self._decisions.items()]
+        drawn = []
+        for actor, columns in self._decisions.items():
+            places = torch.randint(len(columns["rows"]), (self._batch_size,), generator=self._generator)
+            drawn.append(self.at(actor, places.to(self._device)))
+        return drawn
 
     def chunks(self) -> Iterator[tuple[ActorID, TensorDict, TensorDict]]:
         """Yield all decisions in chunks: actor, observations and actions."""
@@ -153,15 +157,18 @@ class LoggedBatches:
             for rows in torch.split(columns["rows"], _CHUNK):
                 yield actor, self._observed(actor, rows), self._taken(actor, rows)
 
-    def _drawn(self, actor: ActorID, columns: TensorDict) -> DecisionBatch:
-        n_decisions = len(columns["rows"])
-        drawn = torch.randint(n_decisions, (self._batch_size,), generator=self._generator).to(self._device)
-        found = {name: column[drawn] for name, column in columns.items()}
+    def at(self, actor: ActorID, places: Tensor) -> DecisionBatch:
+        """Return decisions of an actor.
+
+        :param actor: The actor.
+        :param places: Their places among the actor's decisions with a known target, `[B]`.
+        """
+        found = {name: column.index_select(0, places) for name, column in self._decisions[actor].items()}
         following = []
         for number, other in enumerate(self.actors):
-            places = (found["next_actors"] == number).nonzero().squeeze(-1)
-            if len(places):
-                following.append((other, places, self._observed(other, found["next_rows"][places])))
+            rows = (found["next_actors"] == number).nonzero().squeeze(-1)
+            if len(rows):
+                following.append((other, rows, self._observed(other, found["next_rows"].index_select(0, rows))))
         observed, taken = self._observed(actor, found["rows"]), self._taken(actor, found["rows"])
         return DecisionBatch(actor, observed, taken, found["rewards"], found["discounts"], following)
 
@@ -439,10 +446,10 @@ class CQL(OfflineTrainer):
         for actor in self.actors:
             factors = factors_of(self.action_spaces[actor.step_key])
             networks[policy.network_key(actor)] = ActionValueNetwork(policy.network_for(actor), None, factors)
-        targets = {key: copy.deepcopy(network).requires_grad_(False) for key, network in networks.items()}
+        self.target_networks = {key: copy.deepcopy(net).requires_grad_(False) for key, net in networks.items()}
         self._networks = {actor: networks[policy.network_key(actor)] for actor in self.actors}
-        self._targets = {actor: targets[policy.network_key(actor)] for actor in self.actors}
-        self._followers = TargetNetworks(targets.values(), networks.values())
+        self._targets = {actor: self.target_networks[policy.network_key(actor)] for actor in self.actors}
+        self._followers = TargetNetworks(self.target_networks.values(), networks.values())
         self.optimizers["optimizer"] = self._policy_adam()
 
     @override(OfflineTrainer)
@@ -514,20 +521,25 @@ class IQL(OfflineTrainer):
     policy is regressed on logged actions with weights by their advantages. Each sub-step has a state value.
 
     :param arguments: See :class:`~maze.train.trainers.offline.offline_trainers.OfflineTrainer`.
+    :param value_networks: Networks of the state values by key of the policy network, from observations to `[B]`;
+        others are copies of the policy network with a linear output.
     """
 
     config_class: ClassVar[type[AlgorithmConfig]] = IQLConfig
     config: IQLConfig
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
+    def __init__(self, *arguments: Any, value_networks: Mapping[Any, nn.Module] | None = None, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._followers = self.critic.followers()
         mapper = self.model.distribution_mapper
-        self.value_networks: dict[Any, nn.Module] = {}
+        self.value_networks: dict[Any, nn.Module] = dict(value_networks or {})
         for actor in self.actors:
-            shapes = {head: mapper.required_logits_shape(head) for head in self.action_spaces[actor.step_key].spaces}
-            network = StateValueNetwork(self.model.network_for(actor), shapes).to(self.model.device)
-            self.value_networks.setdefault(self.model.network_key(actor), network)
+            key = self.model.network_key(actor)
+            if key not in self.value_networks:
+                heads = self.action_spaces[actor.step_key].spaces
+                shapes = {head: mapper.required_logits_shape(head) for head in heads}
+                self.value_networks[key] = StateValueNetwork(self.model.network_for(actor), shapes)
+            self.value_networks[key].to(self.model.device)
         self.optimizers["critic_optimizer"] = self._adam(
             {
                 **{("critic_grad_norm", key): pair for key, pair in self.critic.networks.items()},

@@ -44,9 +44,8 @@ class PPOAlgorithmConfig(ActorCriticConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require_integer("batch_size", minimum=1)
+        self.require_integer("batch_size", "n_optimization_epochs", minimum=1)
         self.require_integer("sequence_length", minimum=0)
-        self.require_integer("n_optimization_epochs", minimum=1)
         self.require_number("clip_range", 0.0, 1.0, above=True, below=True)
         if self.value_clip_range is not None:
             self.require_number("value_clip_range", 0.0, above=True)

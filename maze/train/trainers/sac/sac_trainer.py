@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -172,6 +172,7 @@ class SACLearner:
         :raises NonFiniteError: A loss or a gradient is not finite; the step that it belongs to was not taken.
         """
         start = time.perf_counter()
+        self._alphas = self.alphas()
         draws = [self.draw(position, batch.observations[position]) for position in range(len(self.actors))]
         losses: Losses = self._critic_losses(batch, draws)
         report = [(losses, self._timed_step(start, losses, self.critic_optimizer))]
@@ -199,8 +200,7 @@ class SACLearner:
         norms = self._timed_step(start, losses, self.policy_optimizer, learned)
         if self.config.entropy_tuning:
             self.entropy_optimizer.step()
-            self._alphas = self.alphas()
-        losses.entropy_coef = list(self._alphas.items())
+        losses.entropy_coef = list(self.alphas().items())
         return norms
 
     def _timed_step(
@@ -407,28 +407,15 @@ class SACLearner:
         for optimizer in (self.policy_optimizer, self.critic_optimizer, self.entropy_optimizer):
             optimizer.tie()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Optimizers, entropy coefficients, generator and progress; the model's weights are not in it."""
+    def parts(self) -> dict[str, Part]:
+        """Return the stateful parts besides the model."""
         return {
-            "policy_optimizer": self.policy_optimizer.state_dict(),
-            "critic_optimizer": self.critic_optimizer.state_dict(),
-            "entropy_optimizer": self.entropy_optimizer.state_dict(),
-            "entropy_coefs": [log.item() for log in self.log_alphas],
-            "generator": self.generator.get_state(),
-            "n_batches": self.n_batches,
+            "policy_optimizer": self.policy_optimizer,
+            "critic_optimizer": self.critic_optimizer,
+            "entropy_optimizer": self.entropy_optimizer,
+            "entropy_coefs": self.log_alphas,
+            "generator": self.generator,
         }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state that :meth:`state_dict` returned."""
-        self.policy_optimizer.load_state_dict(state["policy_optimizer"])
-        self.critic_optimizer.load_state_dict(state["critic_optimizer"])
-        self.entropy_optimizer.load_state_dict(state["entropy_optimizer"])
-        with torch.no_grad():
-            for log, value in zip(self.log_alphas, state["entropy_coefs"], strict=True):
-                log.fill_(value)
-        self._alphas = self.alphas()
-        self.generator.set_state(state["generator"])
-        self.n_batches = state["n_batches"]
 
 
 def _counts(weight: Tensor | None) -> bool:
@@ -490,6 +477,7 @@ class SAC(ReplayTrainer):
 
     @override(ReplayTrainer)
     def _update(self) -> None:
+        self.learner.n_batches = self.n_updates * self.config.num_batches_per_iter
         self.learner.seconds_of_losses = self.learner.seconds_of_gradients = 0.0
         super()._update()
         self.stats.add_time("time_loss_computation", self.learner.seconds_of_losses)
@@ -503,4 +491,4 @@ class SAC(ReplayTrainer):
 
     @override(ReplayTrainer)
     def _parts(self) -> dict[str, Part]:
-        return {**super()._parts(), "learner": self.learner}
+        return {**super()._parts(), **self.learner.parts()}

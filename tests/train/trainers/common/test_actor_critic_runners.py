@@ -21,7 +21,7 @@ from maze.train.trainers.imitation.bc_trainer import BCTrainer
 from maze.train.trainers.impala.impala_runners import ImpalaDevRunner
 from maze.train.trainers.ppo.ppo_trainer import PPO
 from maze.train.trainers.sac.sac_runners import SACDevRunner
-from maze.train.utils.interrupt import TrainingInterrupted
+from maze.train.utils.run_process import TrainingInterrupted
 from tests.configs import cartpole_training
 
 

@@ -30,7 +30,7 @@ from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvalu
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
 from maze.train.trainers.ppo.ppo_algorithm_config import PPOAlgorithmConfig
 from maze.train.trainers.ppo.ppo_trainer import PPO
-from maze.train.utils.interrupt import TrainingInterrupted
+from maze.train.utils.run_process import TrainingInterrupted
 
 TRAINERS = {A2C: A2CAlgorithmConfig, PPO: PPOAlgorithmConfig}
 

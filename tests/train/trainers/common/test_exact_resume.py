@@ -24,8 +24,8 @@ from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.runner import Runner
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.trainers.common.actor_critic.losses import SurrogateLoss
-from maze.train.utils.interrupt import TrainingInterrupted
 from maze.train.utils.plain_state import STATE_FORMAT, from_plain
+from maze.train.utils.run_process import TrainingInterrupted
 
 NORMALIZATION = (
     "maze.core.wrappers.return_normalization_reward_wrapper.ReturnNormalizationRewardWrapper",
@@ -506,14 +506,14 @@ def test_weights_with_names_of_a_run_state_are_distinguished_from_it(tmp_path):
 def test_another_algorithm_cannot_resume(tmp_path):
     Run("ppo", tmp_path / "earlier", n_epochs=1)
     message = refused(tmp_path, "a2c", input_dir=str(tmp_path / "earlier"))
-    assert message.startswith("algorithm: ")
+    assert message.startswith("algorithm, model: ")
     assert "is the state of a run with PPO, but A2C is configured" in message
 
 
 def test_another_model_cannot_resume(tmp_path):
     Run("ppo", tmp_path / "earlier", n_epochs=1)
     message = refused(tmp_path, input_dir=str(tmp_path / "earlier"), model__hidden_units=[5])
-    assert message.startswith("model: ")
+    assert message.startswith("algorithm, model: ")
     assert "does not fit the model" in message
     assert "leave out `resume=true`" in message
 

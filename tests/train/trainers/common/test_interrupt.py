@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from maze.train.utils.interrupt import InterruptGuard, TrainingInterrupted
+from maze.train.utils.run_process import InterruptGuard, TrainingInterrupted
 
 
 def send(signum):

@@ -306,9 +306,8 @@ def test_the_greedy_policy_is_the_same_for_every_number_of_steps(n_steps):
     columns = TransitionColumns(
         6,
         [ActorID(0, 0), ActorID(1, 0)],
-        [{"state": ((1,), np.float32)}] * 2,
-        [{"action": ((), np.int64)}] * 2,
         [{"state": np.float32([3])}] * 2,
+        [{"action": np.array(0)}] * 2,
     )
     state, action = (lambda *values: {"state": np.float32(values)[:, None]}), (lambda *v: {"action": np.array(v)})
     columns.add(

@@ -1,5 +1,6 @@
 """Rollouts of perturbed policies: batched, sequential and in worker processes, with equal results."""
 
+import copy
 import itertools
 import os
 import signal
@@ -65,17 +66,23 @@ def single_player(env, policy):
     return EpisodeBatch(lambda: env, policy, NOISE, 1, env, is_single=True)
 
 
+def unbatched(policy):
+    """Return a copy of a policy whose perturbations are evaluated one after another."""
+    other = copy.deepcopy(policy)
+    other.__class__ = type("OwnPolicy", (type(policy),), {})
+    return other
+
+
 @pytest.mark.parametrize("make_env", [cartpole, random_walk_env, two_step_env, hierarchical_env, coming_and_going_env])
 def test_episodes_side_by_side_equal_episodes_one_after_another(make_env):
     policy = build_policy(make_env())
     together = dummy(make_env)
     one_by_one = dummy(make_env)
-    one_by_one.players.current = single_player(one_by_one.env, policy)
     results = played(together, policy, 5)
     assert not together.players.current.is_single
     assert summary(results) == [
         (is_eval, indices, pytest.approx(returns, rel=1e-5), lengths)
-        for is_eval, indices, returns, lengths in summary(played(one_by_one, policy, 5))
+        for is_eval, indices, returns, lengths in summary(played(one_by_one, unbatched(policy), 5))
     ]
 
 
@@ -90,9 +97,9 @@ def test_a_network_without_numpy_form_is_mapped_over_the_population():
     policy = build_policy(hierarchical_env(), TORCH_ONLY)
     assert obstacle_to_batching(policy, hierarchical_env().observation_spaces_dict) is None
     one_by_one = dummy(hierarchical_env)
-    one_by_one.players.current = single_player(one_by_one.env, policy)
     expected = [
-        (*rest, pytest.approx(returns, rel=1e-5), n) for *rest, returns, n in summary(played(one_by_one, policy, 5))
+        (*rest, pytest.approx(returns, rel=1e-5), n)
+        for *rest, returns, n in summary(played(one_by_one, unbatched(policy), 5))
     ]
     assert summary(played(dummy(hierarchical_env), policy, 5)) == expected
 
@@ -269,12 +276,11 @@ def observed_statistics(results):
 def test_observation_statistics_do_not_depend_on_the_batch(make_env, in_numpy):
     policy = normalizing(make_env(), in_numpy)
     together, few, one_by_one = dummy(make_env), dummy(make_env, concurrency=2), dummy(make_env)
-    one_by_one.players.current = single_player(one_by_one.env, policy)
     results = played(together, policy, 5)
     assert not together.players.current.is_single
     assert [len(result.observed) for result in results] == [0, 0, 2, 2, 2], "evaluations teach nothing"
     assert observed_statistics(played(few, policy, 5)) == observed_statistics(results)
-    for one, other in zip(played(one_by_one, policy, 5), results, strict=True):
+    for one, other in zip(played(one_by_one, unbatched(policy), 5), results, strict=True):
         for mine, its in zip(one.observed, other.observed, strict=True):
             assert mine.keys() == its.keys()
             for name, (count, mean, variance) in mine.items():
@@ -344,7 +350,7 @@ def test_a_failing_worker_becomes_one_error(fault, expected):
     with pytest.raises(WorkerError, match=expected):
         played(rollouts, build_policy(counting_env()), 1)
     rollouts.close()
-    assert not any(worker.process.is_alive() for worker in rollouts._pool.workers)
+    assert not any(worker.process.is_alive() for worker in rollouts.pool.workers.workers)
 
 
 @pytest.mark.slow
@@ -352,9 +358,9 @@ def test_a_worker_killed_between_updates_becomes_an_error_and_close_returns():
     rollouts = ESSubprocDistributedRollouts(counting_env, 1, 1, NOISE, [3], 7, n_eval_rollouts=1)
     policy = build_policy(counting_env())
     played(rollouts, policy, 2)
-    os.kill(rollouts._pool.workers[1].process.pid, signal.SIGKILL)
+    os.kill(rollouts.pool.workers.workers[1].process.pid, signal.SIGKILL)
     with pytest.raises(WorkerError, match=r"worker 1 .*SIGKILL"):
-        played(rollouts, policy, 2)
+        played(rollouts, policy, 4)  # its slice is needed
     rollouts.close()
 
 
@@ -415,7 +421,7 @@ def test_a_number_that_is_not_finite_names_its_episode_and_step(what, how):
     else:
         rollouts = ESDummyDistributedRollouts(make_env(), 0, NOISE, 7, env_factory=make_env, env_seed=3)
         if how == "one by one":
-            rollouts.players.current = single_player(rollouts.env, policy)
+            policy = unbatched(policy)
     seeds = EpisodeSeeds(NOISE, 7, 3)
     episode = rf"perturbation {seeds.noise_index(0, 0)} of the noise table added, seeded with {seeds.env_seed(0, 0, 0)}"
     with pytest.raises(NonFiniteError, match=rf"{episode}, environment step 5: .*{what} .* is nan"):
@@ -428,8 +434,7 @@ def test_frozen_layers_are_the_same_for_all_perturbed_policies(network):
     policy = build_policy(cartpole(), network)
     next(iter(policy.parameters())).requires_grad_(False)
     together, one_by_one = dummy(cartpole), dummy(cartpole)
-    one_by_one.players.current = single_player(one_by_one.env, policy)
-    assert summary(played(together, policy, 6)) == summary(played(one_by_one, policy, 6))
+    assert summary(played(together, policy, 6)) == summary(played(one_by_one, unbatched(policy), 6))
     assert not together.players.current.is_single
 
 

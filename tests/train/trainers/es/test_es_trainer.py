@@ -22,7 +22,7 @@ from maze.train.trainers.es import ESDevRunner, ESEvents, ESTrainer, SharedNoise
 from maze.train.trainers.es.distributed.es_distributed_rollouts import ESDistributedRollouts, ESRolloutResult
 from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import ESDummyDistributedRollouts
 from maze.train.trainers.es.es_utils import get_flat_parameters
-from maze.train.utils.interrupt import TrainingInterrupted
+from maze.train.utils.run_process import TrainingInterrupted
 from tests.train.parallelization.toy_envs import counting_env, random_walk_env, two_step_env
 from tests.train.trainers.es.populations import build_policy
 

@@ -29,7 +29,7 @@ from maze.train.trainers.imitation.bc_data import StepBatches, check_fits
 from maze.train.trainers.imitation.bc_loss import BCLoss
 from maze.train.trainers.imitation.bc_trainer import BCTrainer
 from maze.train.trainers.imitation.bc_validation_evaluator import BCValidationEvaluator
-from maze.train.utils.interrupt import TrainingInterrupted
+from maze.train.utils.run_process import TrainingInterrupted
 from tests.train.parallelization.toy_envs import coming_and_going_env, counting_env, hierarchical_env, two_step_env
 from tests.train.trainers.es.populations import build_policy
 
@@ -169,7 +169,7 @@ def test_a_number_that_is_not_finite_stops_training_before_the_step():
         record.substep_records[0].observation["count"] = np.array([np.nan, 0], np.float32)
     trainer = build_trainer(dataset=dataset)
     before = weights(trainer)
-    with pytest.raises(NonFiniteError, match="Epoch 1, minibatch 1: the loss is nan"):
+    with pytest.raises(NonFiniteError, match="Epoch 1, update 1: the loss is nan"):
         trainer.train(None)
     assert torch.equal(weights(trainer), before)
 
@@ -328,7 +328,7 @@ def test_what_was_reached_before_a_number_that_is_not_finite_is_kept(tmp_path):
     trainer.train(evaluator, n_epochs=1)
     kept = weights(trainer)
     trainer.data_loader._columns[ActorID(0, 0)].observations["count"][:] = math.nan
-    with pytest.raises(NonFiniteError, match="Epoch 2, minibatch 1: the loss is nan"):
+    with pytest.raises(NonFiniteError, match="Epoch 2, update 1: the loss is nan"):
         trainer.train(evaluator, n_epochs=1)
     again = build_trainer(dataset=dataset)
     assert len(list(tmp_path.glob("non_finite_*.pt"))) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -263,3 +264,92 @@ def test_what_cannot_be_learned_is_refused_with_its_place() -> None:
     unbounded = {0: spaces.Dict(valve=spaces.Box(-np.inf, np.inf, (1,)))}
     with pytest.raises(ConfigError, match=r"`valve`: .*Give the action space finite bounds"):
         LoggedBatches(valve_log(3), unbounded, 0.9, 4, "cpu", torch.Generator())
+
+
+class RecordedPolicy(nn.Module):
+    """Policy of d3rlpy's IQL: tanh of the means, standard deviations that do not depend on the observation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_std = nn.Parameter(torch.zeros(1, 1))
+        self.mean = dense(3, 1)
+
+    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        mean = self.mean(inputs["seen"]).tanh()
+        log_std = -5.0 + 7.0 * self.log_std.sigmoid()  # in [-5, 2]
+        return {"move": torch.cat([mean, log_std.expand_as(mean)], -1)}
+
+
+class RecordedValues(nn.Module):
+    """Values of observations, or of observations and actions."""
+
+    def __init__(self, n_in: int, n_out: int, name: str) -> None:
+        super().__init__()
+        self.layers, self.name = dense(n_in, n_out), name
+
+    def forward(self, inputs: dict[str, Tensor]) -> Any:
+        values = self.layers(torch.cat(list(inputs.values()), -1))
+        return {self.name: values} if self.name else values.squeeze(-1)
+
+
+def dense(n_in: int, n_out: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(n_in, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, n_out))
+
+
+def recorded_log(recorded: Any, algorithm: str) -> LoggedSteps:
+    """An episode for each transition of the batch; those without termination are truncated."""
+    columns = [recorded[f"{algorithm}/{name}"] for name in ("observations", "actions", "rewards", "next_observations")]
+    episodes = []
+    for row, (seen, action, reward, following) in enumerate(zip(*columns, strict=True)):
+        info = {} if recorded[f"{algorithm}/terminals"][row] else {"TimeLimit.truncated": True}
+        taken = action if algorithm == "iql" else np.int64(action[0])
+        record = SpacesRecord(ActorID(0, 0), {"seen": seen}, {"move": taken}, float(reward[0]), True, info)
+        record.next_observation = {"seen": following}
+        episodes.append([(0, record)])
+    return LoggedSteps.of_episodes(episodes)
+
+
+@pytest.mark.parametrize("algorithm", ["iql", "cql"])
+def test_an_update_equals_that_of_d3rlpy(algorithm: str) -> None:
+    # recorded by benchmarks/d3rlpy_updates.py
+    with np.load(Path(__file__).with_name("d3rlpy_updates.npz")) as recorded:
+
+        def copy_weights(network: nn.Module, name: str) -> None:
+            arrays = [values for key, values in recorded.items() if key.startswith(f"{algorithm}/before/{name}.")]
+            with torch.no_grad():
+                for parameter, values in zip(network.parameters(), arrays, strict=True):
+                    parameter.copy_(torch.from_numpy(values))
+
+        def require_equal(network: nn.Module, name: str) -> None:
+            arrays = [values for key, values in recorded.items() if key.startswith(f"{algorithm}/after/{name}.")]
+            for parameter, values in zip(network.parameters(), arrays, strict=True):
+                torch.testing.assert_close(parameter.detach(), torch.from_numpy(values), atol=1e-5, rtol=0.0)
+
+        data = recorded_log(recorded, algorithm)
+        common: dict[str, Any] = {"epoch_length": 1, "batch_size": 12, "lr": 0.01, "gamma": 0.9}
+        learned: dict[str, nn.Module] = {}
+        if algorithm == "iql":
+            action_spaces: Any = {0: spaces.Dict(move=spaces.Box(-1.0, 1.0, (1,)))}
+            policy: Any = TorchPolicy({0: RecordedPolicy()}, DistributionMapper(action_spaces[0], []), "cpu", [])
+            pair = {0: RecordedValues(4, 1, "q_value")}
+            critic = TorchStepStateActionCritic(pair, 1, "cpu", {0: False}, action_spaces)
+            iql_config = IQLConfig(tau=0.1, expectile=0.7, inverse_temperature=3.0, rollout_evaluator=None, **common)
+            values = RecordedValues(3, 1, "")
+            offline: OfflineTrainer = IQL(
+                iql_config, policy, data, action_spaces, critic, seed=0, value_networks={0: values}
+            )
+            learned = {"policy": policy.networks[0], "value_func": values}
+            learned |= {"q_funcs": critic.networks[0], "targ_q_funcs": critic.target_networks[0]}
+        else:
+            action_spaces = {0: spaces.Dict(move=spaces.Discrete(2))}
+            network = RecordedValues(3, 2, "move")
+            policy = TorchPolicy({0: network}, DistributionMapper(action_spaces[0], []), "cpu", [])
+            cql = CQL(CQLConfig(alpha=0.5, tau=1.0, rollout_evaluator=None, **common), policy, data, action_spaces)
+            offline, learned = cql, {"q_funcs": network, "targ_q_funcs": cql.target_networks[0]}
+        for name, each in learned.items():
+            copy_weights(each, name)
+        each_once = [offline.batches.at(ActorID(0, 0), torch.arange(12))]
+        offline.batches.draw = lambda: each_once  # type: ignore[method-assign]
+        offline.train(n_epochs=1)
+        for name, each in learned.items():
+            require_equal(each, name)

@@ -21,6 +21,7 @@ from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch
 from maze.train.trainers.sac import sac_trainer
 from maze.train.trainers.sac.sac_algorithm_config import SACAlgorithmConfig
 from maze.train.trainers.sac.sac_trainer import SACLearner
+from maze.train.utils.plain_state import load_states, states_of
 from tests.train.parallelization.toy_envs import PassOn, RandomWalkCoreEnv, random_walk_env, two_step_env
 from tests.train.trainers.sac.sac_models import build_model
 
@@ -261,7 +262,8 @@ def test_a_frozen_half_stays_while_the_other_one_learns(frozen, entropy_tuning):
         assert set(moved(before[name], half.parameters())) == {name != frozen}
     assert (learner.alphas()[0] != alpha) == entropy_tuning
     restored = SACLearner(model, SACAlgorithmConfig(entropy_tuning=entropy_tuning), [ActorID(0, 0)], seed=1)
-    restored.load_state_dict(learner.state_dict())
+    load_states(restored.parts(), states_of(learner.parts()))
+    assert restored.alphas() == learner.alphas()
 
 
 def test_the_time_of_the_policys_losses_is_time_of_losses(monkeypatch):

@@ -25,7 +25,7 @@ from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import Unifo
 from maze.train.trainers.common.replay_trainer import add_demonstrations
 from maze.train.trainers.sac.sac_runners import SACDevRunner, SACRunner
 from maze.train.trainers.sac.sac_trainer import SAC
-from maze.train.utils.interrupt import TrainingInterrupted
+from maze.train.utils.run_process import TrainingInterrupted
 from tests.train.parallelization.toy_envs import (
     Observe,
     PassOn,

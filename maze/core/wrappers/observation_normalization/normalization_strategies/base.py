@@ -113,51 +113,42 @@ class ObservationNormalizationStrategy(ABC):
         :param stats: Numbers or arrays that fit the shape of the observation.
         :raises ConfigError: One is missing, or does not fit the observation.
         """
-        missing = [name for name in self._names if name not in stats]
-        if missing:
-            raise ConfigError(f"{type(self).__name__}: the statistics lack {missing}; found {sorted(stats)}.")
-        self._statistics = {str(name): self._checked_statistic(name, value) for name, value in stats.items()}
+        self._statistics = self._checked_statistics(stats)
 
     def get_statistics(self) -> StatisticsType | None:
         """Return the statistics; `None`: there are none yet."""
         return self._statistics
 
-    def restore_statistics(self, stats: StatisticsType | None) -> None:
-        """Restore statistics that :meth:`get_statistics` returned."""
-        if stats is None:
-            self._statistics = None
-        else:
-            self.set_statistics(stats)
-
     def is_initialized(self) -> bool:
         """Return whether there are statistics."""
         return self._statistics is not None
 
-    def _checked_statistic(self, name: str, value: Any) -> np.ndarray:
-        # Not rounded to the observation's type: time stamps would lose the digits in which they differ.
-        statistic = np.array(value)
-        if statistic.dtype.kind not in "biuf":
-            raise ConfigError(f"{type(self).__name__}: the statistic `{name}` is no number: {value!r}.")
-        shape = self._observation_space.shape
-        try:
-            fits = np.broadcast_shapes(statistic.shape, shape) == shape
-        except ValueError:
-            fits = False
-        if not fits:
-            raise ConfigError(
-                f"{type(self).__name__}: the statistic `{name}` has the shape {statistic.shape}, which does not fit "
-                f"the observation's {shape}."
-            )
-        if not np.isfinite(statistic).all():
-            raise ConfigError(f"{type(self).__name__}: the statistic `{name}` is not finite: {statistic}.")
-        return statistic
+    def _checked_statistics(self, stats: Mapping[str, Any]) -> StatisticsType:
+        missing = [name for name in self._names if name not in stats]
+        if missing:
+            raise ConfigError(f"{type(self).__name__}: the statistics lack {missing}; found {sorted(stats)}.")
+        shape, checked = self._observation_space.shape, {}
+        for name, value in stats.items():
+            # Not rounded to the observation's type: time stamps would lose the digits in which they differ.
+            statistic = checked[str(name)] = np.array(value)
+            try:
+                fits = statistic.dtype.kind in "biuf" and np.isfinite(np.broadcast_to(statistic, shape)).all()
+            except ValueError:
+                fits = False
+            if not fits:
+                raise ConfigError(
+                    f"{type(self).__name__}: expected finite numbers that fit the observation's shape {shape} as the "
+                    f"statistic `{name}`, got {value!r}."
+                )
+        return checked
 
     def _checked_clip_range(self, clip_range: Any) -> tuple[Any, Any]:
         limits = tuple(clip_range) if clip_range is not None else (None, None)
-        if len(limits) != 2 or not all(limit is None or isinstance(limit, Number) for limit in limits):
-            raise ConfigError(f"{type(self).__name__}: `clip_range` must be two numbers or nulls, got {clip_range!r}.")
-        if None not in limits and limits[0] > limits[1]:
-            raise ConfigError(f"{type(self).__name__}: `clip_range` must ascend, got {clip_range!r}.")
+        is_valid = len(limits) == 2 and all(limit is None or isinstance(limit, Number) for limit in limits)
+        if not is_valid or (None not in limits and limits[0] > limits[1]):
+            raise ConfigError(
+                f"{type(self).__name__}: `clip_range` must be two ascending numbers or nulls, got {clip_range!r}."
+            )
         # Arrays: NumPy compares them with small observations faster than numbers of its own.
         low, high = (None if limit is None else np.asarray(limit, dtype=np.float32) for limit in limits)
         return low, high
@@ -167,17 +158,12 @@ class ObservationNormalizationStrategy(ABC):
             return None
         n_dims = len(self._observation_space.shape) + 1
         axes = (axis,) if isinstance(axis, int) else tuple(axis)
-        if not all(isinstance(one, int) and -n_dims <= one < n_dims for one in axes):
+        if not all(isinstance(one, int) and -n_dims <= one < n_dims for one in axes) or not {0, -n_dims} & {*axes}:
             raise ConfigError(
-                f"{type(self).__name__}: `axis` must name axes of the stacked samples [n_samples, *shape], which have "
-                f"{n_dims} dimensions; got {axis!r}."
+                f"{type(self).__name__}: `axis` must be null or axes of the {n_dims} dimensions of the stacked samples "
+                f"[n_samples, *shape], 0 among them; got {axis!r}."
             )
-        axes = tuple(sorted({one % n_dims for one in axes}))
-        if 0 not in axes:
-            raise ConfigError(
-                f"{type(self).__name__}: `axis` must contain 0, the axis of the samples, or be null; got {axis!r}."
-            )
-        return axes
+        return tuple(sorted({one % n_dims for one in axes}))
 
 
 class LinearNormalizationStrategy(ObservationNormalizationStrategy):
@@ -192,9 +178,13 @@ class LinearNormalizationStrategy(ObservationNormalizationStrategy):
 
     @override(ObservationNormalizationStrategy)
     def set_statistics(self, stats: Mapping[str, Any]) -> None:
-        super().set_statistics(stats)
-        assert self._statistics is not None
-        offset, scale = self._offset_and_scale({k: v.astype(np.float64) for k, v in self._statistics.items()})
+        statistics = self._checked_statistics(stats)
+        offset, scale = self._offset_and_scale({k: v.astype(np.float64) for k, v in statistics.items()})
+        if not (scale > 0).all():
+            raise ConfigError(
+                f"{type(self).__name__}: the scale of {' and '.join(self._names)} must be positive, got {dict(stats)}."
+            )
+        self._statistics = statistics
         with np.errstate(all="ignore"):
             single = offset.astype(np.float32), scale.astype(np.float32)
         is_exact = np.dtype(self._observation_space.dtype).name in _EXACT_IN_FLOAT32
@@ -257,12 +247,6 @@ class MeanZeroStdOneObservationNormalizationStrategy(LinearNormalizationStrategy
             return {"mean": mean.reshape(()), "std": std.reshape(())}
         return {"mean": mean[0], "std": std[0]}
 
-    @override(ObservationNormalizationStrategy)
-    def set_statistics(self, stats: Mapping[str, Any]) -> None:
-        if "std" in stats and not (np.asarray(stats["std"]) > 0).all():
-            raise ConfigError(f"{type(self).__name__}: the statistic `std` must be positive, got {stats['std']!r}.")
-        super().set_statistics(stats)
-
     @override(LinearNormalizationStrategy)
     def _offset_and_scale(self, statistics: StatisticsType) -> tuple[np.ndarray, np.ndarray]:
         return statistics["mean"], statistics["std"]
@@ -284,15 +268,6 @@ class RangeZeroOneObservationNormalizationStrategy(LinearNormalizationStrategy):
         if self._axis is None:
             return {"min": low.reshape(()), "max": high.reshape(())}
         return {"min": low[0], "max": high[0]}
-
-    @override(ObservationNormalizationStrategy)
-    def set_statistics(self, stats: Mapping[str, Any]) -> None:
-        if "min" in stats and "max" in stats and not (np.asarray(stats["max"]) >= np.asarray(stats["min"])).all():
-            raise ConfigError(
-                f"{type(self).__name__}: the statistic `max` must not be below `min`, got {stats['max']!r} and "
-                f"{stats['min']!r}."
-            )
-        super().set_statistics(stats)
 
     @override(LinearNormalizationStrategy)
     def _offset_and_scale(self, statistics: StatisticsType) -> tuple[np.ndarray, np.ndarray]:

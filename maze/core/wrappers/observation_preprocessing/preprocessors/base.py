@@ -146,12 +146,10 @@ class FlattenPreProcessor(ConvertingPreProcessor, tag="flatten"):
         super().__init__(observation_space)
         space = box_of(observation_space, "FlattenPreProcessor")
         n_dims = len(space.shape)
-        if isinstance(num_flatten_dims, bool) or not isinstance(num_flatten_dims, int):
-            raise ConfigError(f"FlattenPreProcessor: `num_flatten_dims` must be an integer, got {num_flatten_dims!r}.")
-        if not 1 <= num_flatten_dims <= n_dims:
+        if type(num_flatten_dims) is not int or not 1 <= num_flatten_dims <= n_dims:
             raise ConfigError(
-                f"FlattenPreProcessor: `num_flatten_dims` must lie between 1 and the observation's {n_dims} dimensions "
-                f"(shape {space.shape}), got {num_flatten_dims}."
+                f"FlattenPreProcessor: `num_flatten_dims` must be a whole number from 1 to the observation's {n_dims} "
+                f"dimensions (shape {space.shape}), got {num_flatten_dims!r}."
             )
         kept = space.shape[: n_dims - num_flatten_dims]
         self._convert_by(Reshape((*kept, int(np.prod(space.shape[len(kept) :])))))

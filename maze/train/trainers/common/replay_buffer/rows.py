@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 from gymnasium import spaces
@@ -20,6 +20,9 @@ from maze.core.trajectory_recording.records.structured_spaces_record import Stru
 from maze.train.trainers.common.replay_buffer.transitions import Arrays, TransitionBatch, TransitionRows
 
 logger = logging.getLogger(__name__)
+
+Zeros = Sequence[Sequence[Union[Arrays, None]]]
+"""Values of missing observations and actions, by actor."""
 
 _ROW_BEFORE = -2
 """Stands for the number of the row before of the same environment, which has none yet."""
@@ -39,16 +42,14 @@ class _Step:
     is_complete: bool = False
 
 
-def _stacked(
-    steps: Sequence[_Step], n_actors: int, zeros: tuple[Sequence[Arrays | None], Sequence[Arrays | None]] | None = None
-) -> TransitionRows:
+def _stacked(steps: Sequence[_Step], n_actors: int, zeros: Zeros | None = None) -> TransitionRows:
     """Convert steps to rows.
 
     :param steps: The steps.
     :param n_actors: Number of actors of a complete step.
     :param zeros: Values of missing observations and actions, by actor; `None`: zeros like those of other steps.
     """
-    observation_zeros, action_zeros = zeros or ([None] * n_actors, [None] * n_actors)
+    observation_zeros, action_zeros = zeros or [[None] * n_actors] * 2
     padding = [[0.0] * (n_actors - len(step.rewards)) for step in steps]
     rewards = [step.rewards + missing for step, missing in zip(steps, padding, strict=True)]
     return TransitionRows(
@@ -92,10 +93,89 @@ def _clipped(bounds: ActionBounds, actions: Arrays) -> Arrays:
     return {head: bounds.clip_rows(head, values) for head, values in actions.items()}
 
 
+class _StepAssembler:
+    """Joins decisions to environment steps, and numbers the steps that are whole items.
+
+    :param actors: The actors of an environment step, in their order.
+    :param n_envs: Number of environments.
+    :param item_length: So many successive steps of one environment are taken together.
+    """
+
+    def __init__(self, actors: Sequence[ActorID], n_envs: int, item_length: int = 1) -> None:
+        self.actors = list(actors)
+        self.item_length = item_length
+        self.steps = [_Step() for _ in range(n_envs)]
+        """The step under way of each environment."""
+        self.finished: list[list[_Step]] = [[] for _ in range(n_envs)]
+        """Steps that wait until they are an item."""
+
+    def decide(self, env_index: int, actor: ActorID, observation: Any, action: Any, reward: float, where: str) -> None:
+        """Add a sub-step. Its observation completes the step before, if that waits for one."""
+        if self.steps[env_index].is_complete:
+            self.finish(env_index, observation)
+        step = self.steps[env_index]
+        self.check_actor(len(step.observations), actor, where)
+        step.observations.append(observation)
+        step.actions.append(action)
+        step.rewards.append(reward)
+
+    def check_actor(self, position: int, actor: ActorID, where: str) -> None:
+        """Raise an error if another actor than expected takes a sub-step."""
+        expected = self.actors[position] if position < len(self.actors) else None
+        if actor != expected:
+            raise EnvironmentContractError(
+                f"{where}: sub-step {position} of an environment step was taken by {actor}, expected "
+                f"{expected or 'no further sub-step'}. A replay buffer needs steps with the same actors in the same "
+                f"order ({self.actors}); train with PPO or A2C instead."
+            )
+
+    def complete(self, env_index: int, where: str) -> None:
+        """The environment step is complete; the next observation is not known yet."""
+        step = self.steps[env_index]
+        step.is_complete = True
+        if len(step.observations) < len(self.actors):
+            raise EnvironmentContractError(
+                f"{where}: an environment step was complete after {len(step.observations)} of {len(self.actors)} "
+                "sub-steps. A replay buffer needs steps with the same actors each time, in the same order."
+            )
+
+    def end_episode(self, env_index: int, terminated: bool, last_observation: Any) -> None:
+        """Finish the last step of an episode.
+
+        :param last_observation: Of the next actor where the episode was truncated; `None`: the episode terminated.
+        """
+        step = self.steps[env_index]
+        step.terminated = terminated
+        if last_observation is not None and len(step.observations) < len(self.actors):
+            step.observations.append(last_observation)
+            last_observation = None
+        self.finish(env_index, last_observation)
+        self.steps[env_index] = _Step()
+
+    def finish(self, env_index: int, next_observation: Any) -> None:
+        """Finish a step; `next_observation` may be `None` where nothing of it counts."""
+        step = self.steps[env_index]
+        step.next_observation = step.observations[0] if next_observation is None else next_observation
+        self.finished[env_index].append(step)
+        self.steps[env_index] = _Step(follows=_ROW_BEFORE)
+
+    def take(self, first_number: int) -> list[_Step]:
+        """Take finished steps that make up whole items; now they have numbers that the next steps can refer to."""
+        taken: list[_Step] = []
+        for finished, under_way in zip(self.finished, self.steps, strict=True):
+            n_taken = len(finished) - len(finished) % self.item_length
+            for step, following in zip(finished[:n_taken], [*finished[1:], under_way], strict=False):
+                if following.follows == _ROW_BEFORE:
+                    following.follows = first_number + len(taken)
+                taken.append(step)
+            del finished[:n_taken]
+        return taken
+
+
 # -- rollouts in columns -----------------------------------------------------------------------------
 
 
-class RolloutRows:
+class RolloutRows(_StepAssembler):
     """Turns successive rollouts of the same environments into rows, each of them once.
 
     Steps of structured environments that a rollout ends in the middle of are finished with the next rollout.
@@ -120,25 +200,24 @@ class RolloutRows:
         n_envs: int,
         item_length: int = 1,
     ) -> None:
-        self._actors = list(actors)
-        self._item_length = item_length
+        super().__init__(actors, n_envs, item_length)
         self._bounds = {actor.step_key: ActionBounds(action_spaces_dict[actor.step_key]) for actor in actors}
-        self._observation_zeros = [_zeros(observation_spaces_dict[actor.step_key]) for actor in actors]
-        self._action_zeros = [_zeros(action_spaces_dict[actor.step_key]) for actor in actors]
-        self._steps = [_Step() for _ in range(n_envs)]
-        self._finished: list[list[_Step]] = [[] for _ in range(n_envs)]
+        self._zeros = [
+            [_zeros(by_key[actor.step_key]) for actor in actors]
+            for by_key in (observation_spaces_dict, action_spaces_dict)
+        ]
         self._has_warned = False
 
     def reset(self) -> None:
         """Drop steps that are under way: the environments are going to be reset."""
-        self._steps = [_Step() for _ in self._steps]
-        self._finished = [[] for _ in self._steps]
+        self.steps = [_Step() for _ in self.steps]
+        self.finished = [[] for _ in self.steps]
 
     def state(self) -> list[dict[str, Any]]:
         """Return the steps that are under way, by environment, and those that wait until they are an item."""
         return [
             {**vars(step), "waiting": [dict(vars(one)) for one in finished]}
-            for step, finished in zip(self._steps, self._finished, strict=True)
+            for step, finished in zip(self.steps, self.finished, strict=True)
         ]
 
     def load_state(
@@ -155,9 +234,9 @@ class RolloutRows:
             steps = [_Step(**step) for step in (*entry["waiting"], {k: v for k, v in entry.items() if k != "waiting"})]
             for step in steps:
                 step.follows = step.follows if with_numbers else min(step.follows, -1)
-            *self._finished[index], under_way = steps
+            *self.finished[index], under_way = steps
             if index not in new_episodes:
-                self._steps[index] = under_way
+                self.steps[index] = under_way
 
     def convert(self, columns: RolloutColumns, first_number: int) -> TransitionRows:
         """Return the rows of a rollout, those of one environment after another, in arrays of their own.
@@ -167,14 +246,14 @@ class RolloutRows:
         :param columns: The rollout.
         :param first_number: Number that the first row will get.
         """
-        is_flat = len(self._actors) == 1 and len(columns.substeps) == 1
+        is_flat = len(self.actors) == 1 and len(columns.substeps) == 1
         # with pauses between episodes, items may be spread over rollouts
-        if is_flat and (self._item_length == 1 or (columns.is_dense() and not any(self._finished))):
+        if is_flat and (self.item_length == 1 or (columns.is_dense() and not any(self.finished))):
             return self._flat(columns, first_number)
         return self._structured(columns, first_number)
 
     def _flat(self, columns: RolloutColumns, first_number: int) -> TransitionRows:
-        actor = self._actors[0]
+        actor = self.actors[0]
         substep = columns.substeps[actor.step_key]
         n_rows = columns.n_ticks * columns.n_envs
         following = {key: array[1:] for key, array in substep.observations.items()}
@@ -204,13 +283,13 @@ class RolloutRows:
         counted = np.ones(columns.n_envs * columns.n_ticks, np.int64) if valid is None else valid.T.ravel()
         numbers = first_number - 1 + counted.cumsum().reshape(columns.n_envs, columns.n_ticks)
         follows = np.empty_like(numbers)
-        follows[:, 0] = [step.follows for step in self._steps]
+        follows[:, 0] = [step.follows for step in self.steps]
         follows[:, 1:] = numbers[:, :-1]
         is_end = (columns.terminated | columns.truncated).T
         if valid is not None:
             is_end = is_end | ~valid.T
         follows[:, 1:][is_end[:, :-1]] = -1
-        for env_index, step in enumerate(self._steps):
+        for env_index, step in enumerate(self.steps):
             step.follows = -1 if is_end[env_index, -1] else int(numbers[env_index, -1])
         return follows.ravel()
 
@@ -228,62 +307,33 @@ class RolloutRows:
                         continue
                     actor = ActorID(step_key, int(substep.agent_ids[row, env_index]))
                     observation = {key: array[row, env_index].copy() for key, array in substep.observations.items()}
-                    self._begin_substep(env_index, actor, observation)
-                    step = self._steps[env_index]
-                    step.actions.append(
-                        {key: np.array(array[row, env_index]) for key, array in substep.actions.items()}
-                    )
-                    step.rewards.append(float(columns.rewards[tick, env_index]))
-                    self._end_substep(columns, tick, env_index, finals.get((tick, env_index)))
+                    action = {key: np.array(array[row, env_index]) for key, array in substep.actions.items()}
+                    reward, where = float(columns.rewards[tick, env_index]), f"Environment {env_index}"
+                    self.decide(env_index, actor, observation, action, reward, where)
+                    if columns.terminated[tick, env_index] or columns.truncated[tick, env_index]:
+                        terminated, final = bool(columns.terminated[tick, env_index]), finals.get((tick, env_index))
+                        self._end(env_index, None if terminated else final, terminated)
+                    elif columns.step_complete[tick, env_index]:
+                        self.complete(env_index, where)
         for env_index, actor in enumerate(columns.last_actor_ids):
-            self._complete_waiting(env_index, columns, actor)
-        steps = self._take_items(first_number)
-        rows = _stacked(steps, len(self._actors), (self._observation_zeros, self._action_zeros))
-        bounds = [self._bounds[actor.step_key] for actor in self._actors]
+            if self.steps[env_index].is_complete:  # what is observed after the rollout completes the step before
+                self.check_actor(0, actor, f"Environment {env_index}")
+                last = columns.last_observations[actor.step_key]
+                self.finish(env_index, {key: array[env_index].copy() for key, array in last.items()})
+        rows = _stacked(self.take(first_number), len(self.actors), self._zeros)
+        bounds = [self._bounds[actor.step_key] for actor in self.actors]
         rows.actions = [_clipped(*pair) for pair in zip(bounds, rows.actions, strict=True)]
         return rows
 
-    def _begin_substep(self, env_index: int, actor: ActorID, observation: Any) -> None:
-        step = self._steps[env_index]
-        if step.is_complete:
-            step = self._finish(env_index, observation)
-        self._check_actor(env_index, len(step.observations), actor)
-        step.observations.append(observation)
-
-    def _check_actor(self, env_index: int, position: int, actor: ActorID) -> None:
-        expected = self._actors[position] if position < len(self._actors) else None
-        if actor != expected:
-            raise EnvironmentContractError(
-                f"Environment {env_index}: sub-step {position} of an environment step was taken by {actor}, expected "
-                f"{expected or 'no further sub-step'}. A replay buffer needs steps with the same actors in the same "
-                f"order ({self._actors}); train with PPO or A2C instead."
-            )
-
-    def _end_substep(
-        self, columns: RolloutColumns, tick: int, env_index: int, final: FinalObservationEntry | None
-    ) -> None:
-        step = self._steps[env_index]
-        if columns.terminated[tick, env_index] or columns.truncated[tick, env_index]:
-            step.terminated = bool(columns.terminated[tick, env_index])
-            if step.terminated or final is None:
-                self._finish(env_index, None)
-            elif self._is_of_next_actor(final, len(step.observations)):
-                is_complete = len(step.observations) == len(self._actors)
-                if not is_complete:
-                    step.observations.append(final.observation)
-                self._finish(env_index, final.observation if is_complete else None)
-            self._steps[env_index] = _Step()
+    def _end(self, env_index: int, final: FinalObservationEntry | None, terminated: bool) -> None:
+        if final is None or self._is_of_next_actor(final, len(self.steps[env_index].observations)):
+            self.end_episode(env_index, terminated, None if final is None else final.observation)
         else:
-            step.is_complete = bool(columns.step_complete[tick, env_index])
-            if step.is_complete and len(step.observations) < len(self._actors):
-                raise EnvironmentContractError(
-                    f"Environment {env_index}: an environment step was complete after {len(step.observations)} of "
-                    f"{len(self._actors)} sub-steps. A replay buffer needs steps with the same actors each time."
-                )
+            self.steps[env_index] = _Step()
 
     def _is_of_next_actor(self, final: FinalObservationEntry, n_substeps: int) -> bool:
         """Return whether the last observation of a truncated episode is of the actor that would have acted."""
-        expected = self._actors[n_substeps % len(self._actors)]
+        expected = self.actors[n_substeps % len(self.actors)]
         if final.actor_id == expected:
             return True
         if not self._has_warned:
@@ -297,33 +347,6 @@ class RolloutRows:
                 expected,
             )
         return False
-
-    def _complete_waiting(self, env_index: int, columns: RolloutColumns, actor: ActorID) -> None:
-        """The rollout is over: what is observed after it completes the step before."""
-        if self._steps[env_index].is_complete:
-            self._check_actor(env_index, 0, actor)
-            row = columns.last_observations[actor.step_key]
-            observation = {key: array[env_index].copy() for key, array in row.items()}
-            self._finish(env_index, observation)
-
-    def _finish(self, env_index: int, next_observation: Any) -> _Step:
-        step = self._steps[env_index]
-        step.next_observation = step.observations[0] if next_observation is None else next_observation
-        self._finished[env_index].append(step)
-        self._steps[env_index] = following = _Step(follows=_ROW_BEFORE)
-        return following
-
-    def _take_items(self, first_number: int) -> list[_Step]:
-        """Finished steps that make up whole items; now they have numbers that the ones after them can refer to."""
-        taken: list[_Step] = []
-        for finished, under_way in zip(self._finished, self._steps, strict=True):
-            n_taken = len(finished) - len(finished) % self._item_length
-            for step, following in zip(finished[:n_taken], [*finished[1:], under_way], strict=False):
-                if following.follows == _ROW_BEFORE:
-                    following.follows = first_number + len(taken)
-                taken.append(step)
-            del finished[:n_taken]
-        return taken
 
 
 def _by_env(array: np.ndarray, n_rows: int) -> np.ndarray:
@@ -343,6 +366,7 @@ def rows_of_records(
     actors: Sequence[ActorID],
     first_number: int,
     action_spaces: Sequence[spaces.Dict] | None = None,
+    zeros: Zeros | None = None,
 ) -> TransitionRows:
     """Rows of successive steps of one environment.
 
@@ -355,13 +379,38 @@ def rows_of_records(
     :param actors: The actors of a complete step.
     :param first_number: Number that the first row will get.
     :param action_spaces: By actor; `None`: they are not known.
+    :param zeros: Values of missing observations and actions, by actor; `None`: zeros like those of other steps.
     :raises EnvironmentContractError: Steps of other actors, or an action that is no element of its space.
     :raises NonFiniteError: A number is NaN or infinite.
     """
-    steps = [_step(record, records[index + 1 : index + 2], actors, index) for index, record in enumerate(records)]
-    for index, (step, before) in enumerate(zip(steps[1:], records, strict=False), start=first_number):
-        step.follows = -1 if _is_done(before) else index
-    rows = _stacked(steps, len(actors))
+    steps = _StepAssembler(actors, n_envs=1)
+    for index, record in enumerate(records):
+        where = f"Step {index} of the rollout"
+        for substep in record.substep_records:
+            reward: Any = substep.reward
+            steps.decide(0, substep.actor_id, substep.observation, substep.action, float(reward), where)
+        is_done, truncated = bool(substep.done), is_truncated(bool(substep.done), substep.info or {})
+        after: Any = substep.next_observation
+        if after is None and (truncated or (not is_done and index + 1 == len(records))):
+            raise ConfigError(
+                f"{where}: it is not known what was observed after it. Record rollouts with "
+                "`record_next_observations=True`, and load data sets with the trajectory processor "
+                "IdentityWithNextObservationTrajectoryProcessor."
+            )
+        first = steps.steps[0].observations
+        if truncated and len(first) == len(actors) and set(after) != set(first[0]):
+            raise EnvironmentContractError(
+                f"{where}: it cut the episode off, and what was observed after it has the keys {sorted(after)}, "
+                f"expected those of {actors[0]}, which is to act then: {sorted(first[0])}. Have `actor_id()` of the "
+                "environment move on at the end of an episode as well, or record without next observations."
+            )
+        if is_done:
+            steps.end_episode(0, not truncated, after if truncated else None)
+        else:
+            steps.complete(0, where)
+            if after is not None:
+                steps.finish(0, after)
+    rows = _stacked(steps.take(first_number), len(actors), zeros)
     _require_finite(rows)
     if action_spaces is not None:
         for position, space in enumerate(action_spaces):
@@ -406,54 +455,6 @@ def record_of_row(rows: TransitionRows, row: int, actors: Sequence[ActorID]) -> 
     return StructuredSpacesRecord([SpacesRecord(actors[0], observation, action, reward, done, next_observation=after)])
 
 
-def _step(
-    record: StructuredSpacesRecord,
-    following: Sequence[StructuredSpacesRecord],
-    actors: Sequence[ActorID],
-    index: int,
-) -> _Step:
-    substeps = record.substep_records
-    where = f"Step {index} of the rollout"
-    found = [substep.actor_id for substep in substeps]
-    if not found or found != list(actors[: len(found)]) or (len(found) < len(actors) and not _is_done(record)):
-        raise EnvironmentContractError(
-            f"{where}: expected the actors {list(actors)} in this order, found {found}. A replay buffer needs steps "
-            "with the same actors in the same order."
-        )
-    last = substeps[-1]
-    is_done, truncated = bool(last.done), is_truncated(bool(last.done), last.info or {})
-    after = last.next_observation
-    if after is None and following and not is_done:
-        after = following[0].substep_records[0].observation
-    observations: list[Any] = [substep.observation for substep in substeps]
-    is_terminated = is_done and not truncated
-    if after is None and not is_terminated:
-        raise ConfigError(
-            f"{where}: it is not known what was observed after it. Record rollouts with "
-            "`record_next_observations=True`, and load data sets with the trajectory processor "
-            "IdentityWithNextObservationTrajectoryProcessor."
-        )
-    if truncated and after is not None and len(found) == len(actors) and set(after) != set(observations[0]):
-        raise EnvironmentContractError(
-            f"{where}: it cut the episode off, and what was observed after it has the keys {sorted(after)}, expected "
-            f"those of {actors[0]}, which is to act then: {sorted(observations[0])}. Have `actor_id()` of the "
-            "environment move on at the end of an episode as well, or record without next observations."
-        )
-    if len(found) < len(actors):
-        if truncated:
-            observations.append(after)
-        after = None
-    if after is None or is_terminated:
-        after = observations[0]
-    return _Step(
-        observations,
-        [substep.action for substep in substeps],
-        [float(substep.reward) for substep in substeps],  # type: ignore[arg-type]
-        after,
-        terminated=is_terminated,
-    )
-
-
 def _checked_actions(space: spaces.Dict, actions: Arrays, acted: np.ndarray) -> Arrays:
     """Return the actions, those of `Box` heads clipped, where they are elements of their space."""
     bounds, checked = ActionBounds(space), dict(actions)
@@ -473,10 +474,6 @@ def _checked_actions(space: spaces.Dict, actions: Arrays, acted: np.ndarray) -> 
                     "with other wrappers?"
                 )
     return checked
-
-
-def _is_done(record: StructuredSpacesRecord) -> bool:
-    return bool(record.substep_records and record.substep_records[-1].done)
 
 
 def _require_finite(rows: TransitionRows) -> None:

@@ -17,7 +17,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from maze.core.env.space_arrays import dict_specs
+from maze.core.env.space_arrays import usual_values
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError, EnvironmentContractError
 
@@ -53,18 +53,12 @@ class TransitionRows:
         :param chosen: bool `[n]`.
         """
 
-        def of(arrays: Arrays) -> Arrays:
-            return {key: array[chosen] for key, array in arrays.items()}
+        def of(value: Any) -> Any:
+            if isinstance(value, list):
+                return [of(each) for each in value]
+            return {key: of(each) for key, each in value.items()} if isinstance(value, dict) else value[chosen]
 
-        return TransitionRows(
-            observations=[of(arrays) for arrays in self.observations],
-            actions=[of(arrays) for arrays in self.actions],
-            rewards=self.rewards[chosen],
-            next_observation=of(self.next_observation),
-            terminated=self.terminated[chosen],
-            n_substeps=self.n_substeps[chosen],
-            follows=self.follows[chosen],
-        )
+        return TransitionRows(**{name: of(value) for name, value in vars(self).items()})
 
 
 @dataclass
@@ -143,31 +137,25 @@ class TransitionColumns:
 
     :param capacity: Most rows that are kept.
     :param actors: Actors of an environment step.
-    :param observation_shapes: Shape and type of each observation, by actor.
-    :param action_shapes: Shape and type of each action, by actor.
-    :param unobserved: Values of missing observations, by actor.
+    :param observations: Values of missing observations, by actor, in the shapes and types of all observations.
+    :param actions: An action of each actor.
     :raises ConfigError: There is not enough memory for it.
     """
 
     def __init__(
-        self,
-        capacity: int,
-        actors: Sequence[ActorID],
-        observation_shapes: Sequence[Mapping[str, tuple[tuple[int, ...], Any]]],
-        action_shapes: Sequence[Mapping[str, tuple[tuple[int, ...], Any]]],
-        unobserved: Sequence[Arrays],
+        self, capacity: int, actors: Sequence[ActorID], observations: Sequence[Arrays], actions: Sequence[Arrays]
     ) -> None:
         self.capacity = capacity
         self.actors = list(actors)
-        self._unobserved = list(unobserved)
+        self._unobserved = list(observations)
         self.n_added = 0
         """Number of rows ever added."""
         self.all_complete = True
         """Whether no row with fewer sub-steps was ever added."""
         try:
-            self.observations = [_allocate(capacity, shapes) for shapes in observation_shapes]
-            self.actions = [_allocate(capacity, shapes) for shapes in action_shapes]
-            self.next_observation = _allocate(capacity, observation_shapes[0])
+            self.observations = [_allocate(capacity, part) for part in observations]
+            self.actions = [_allocate(capacity, part) for part in actions]
+            self.next_observation = _allocate(capacity, observations[0])
             self.rewards = np.zeros((capacity, len(self.actors)), np.float32)
             self.terminated = np.zeros(capacity, np.bool_)
             self.n_substeps = np.zeros(capacity, np.int64)
@@ -187,24 +175,22 @@ class TransitionColumns:
         action_spaces_dict: Mapping[StepKeyType, spaces.Dict],
     ) -> TransitionColumns:
         """Columns for an environment's steps."""
-        return cls(
-            capacity,
-            actors,
-            [dict_specs(observation_spaces_dict[actor.step_key]) for actor in actors],
-            [dict_specs(action_spaces_dict[actor.step_key]) for actor in actors],
-            [_allowed_values(observation_spaces_dict[actor.step_key]) for actor in actors],
+        observations, actions = (
+            [usual_values(by_key[actor.step_key]) for actor in actors]
+            for by_key in (observation_spaces_dict, action_spaces_dict)
         )
+        return cls(capacity, actors, observations, actions)
 
     @classmethod
     def for_rows(cls, capacity: int, actors: Sequence[ActorID], rows: TransitionRows) -> TransitionColumns:
         """Columns for more rows like these."""
-        observations, actions = ([_shapes_in(part) for part in parts] for parts in (rows.observations, rows.actions))
         firsts = [int(np.argmax(_is_observed(rows, position))) for position in range(len(actors))]
-        unobserved = [
+        observations = [
             {key: array[first].copy() for key, array in part.items()}
             for part, first in zip(rows.observations, firsts, strict=True)
         ]
-        return cls(capacity, actors, observations, actions, unobserved)
+        actions = [{key: array[0] for key, array in part.items()} for part in rows.actions]
+        return cls(capacity, actors, observations, actions)
 
     def __len__(self) -> int:
         return min(self.n_added, self.capacity)
@@ -230,6 +216,11 @@ class TransitionColumns:
                 self._fill_unobserved(numbers % self.capacity, rows)
         self._link(slots, numbers, rows.follows)
         self.n_added += n
+
+    def zeros(self) -> list[list[Arrays]]:
+        """Return zeros in the shapes of observations and actions, by actor."""
+        groups = (self.observations, self.actions)
+        return [[{key: np.zeros_like(array[0]) for key, array in part.items()} for part in group] for group in groups]
 
     def observations_since(self, first: int) -> Iterator[Arrays]:
         """Yield the observations of actors in the rows that are still held and not older than a number.
@@ -352,30 +343,11 @@ def _is_observed(rows: TransitionRows, position: int) -> np.ndarray:
     return observed
 
 
-def _allowed_values(space: spaces.Dict) -> Arrays:
-    """Small values of the space: ones where it has ones, so that masks allow everything."""
-    values = {}
-    for key, sub in space.spaces.items():
-        value = np.zeros(sub.shape or (), sub.dtype)
-        if isinstance(sub, spaces.Box):
-            value = np.clip(np.ones_like(value), sub.low, sub.high)
-        elif isinstance(sub, spaces.MultiBinary):
-            value = np.ones_like(value)
-        elif isinstance(sub, spaces.Discrete | spaces.MultiDiscrete):
-            value += np.asarray(sub.start, sub.dtype)
-        values[key] = value
-    return values
-
-
-def _shapes_in(arrays: Mapping[str, np.ndarray]) -> dict[str, tuple[tuple[int, ...], Any]]:
-    return {key: (array.shape[1:], array.dtype) for key, array in arrays.items()}
-
-
-def _allocate(capacity: int, shapes: Mapping[str, tuple[tuple[int, ...], Any]]) -> Arrays:
+def _allocate(capacity: int, like: Arrays) -> Arrays:
     """Networks compute in float32: nothing is gained by keeping more."""
     return {
-        key: np.zeros((capacity, *shape), np.float32 if np.dtype(dtype) == np.float64 else dtype)
-        for key, (shape, dtype) in shapes.items()
+        key: np.zeros((capacity, *array.shape), np.float32 if array.dtype == np.float64 else array.dtype)
+        for key, array in like.items()
     }
 
 

@@ -35,21 +35,12 @@ class UniformReplayBuffer(BaseReplayBuffer):
         self.buffer_size = buffer_size
         self.n_drawn = 0
         """Number of items ever drawn."""
-        self.lacks_rows = False
-        """Whether it resumes a buffer without its content."""
         self._rng = np.random.default_rng(seed)
         self._columns: TransitionColumns | None = None
-        self._item_length: int | None = None
         self._action_spaces: list[spaces.Dict] | None = None
 
     def __len__(self) -> int:
         return 0 if self._columns is None else len(self._columns) // self.item_length
-
-    @property
-    @override(BaseReplayBuffer)
-    def item_length(self) -> int:  # type: ignore[override]  # read only
-        """Number of environment steps of an item."""
-        return self._item_length or 1
 
     @property
     def n_added(self) -> int:
@@ -100,7 +91,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
         :param item_length: Number of environment steps of an item.
         """
         if self._columns is None:
-            self._item_length = item_length
+            self.item_length = item_length
             self._action_spaces = [action_spaces_dict[actor.step_key] for actor in actors]
             self._columns = TransitionColumns.for_spaces(
                 self.buffer_size * item_length, actors, observation_spaces_dict, action_spaces_dict
@@ -158,7 +149,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
         return {
             "generator": [bits["state"]["state"], bits["state"]["inc"], bits["has_uint32"], bits["uinteger"]],
             "n_drawn": self.n_drawn,
-            "item_length": self._item_length,
+            "item_length": self.item_length,
             "content": self.columns.state_dict() if with_content and self._columns is not None else None,
         }
 
@@ -170,7 +161,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
         """
         content = state["content"]
         if content is not None and (state["item_length"], content["capacity"]) != (
-            self._item_length or state["item_length"],
+            self.item_length,
             self.columns.capacity,
         ):
             raise ConfigError(
@@ -187,7 +178,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
         }
         self.lacks_rows = content is None
         if content is not None:
-            self.n_drawn, self._item_length = state["n_drawn"], state["item_length"]
+            self.n_drawn = state["n_drawn"]
             self.columns.load_state_dict(content)
 
     def _draw(self, n_samples: int) -> np.ndarray:
@@ -203,39 +194,22 @@ class UniformReplayBuffer(BaseReplayBuffer):
     def _add_records(self, records: Sequence[StructuredSpacesRecord], item_length: int) -> None:
         if not records:
             return
-        if self._item_length not in (None, item_length):
+        if self._columns is not None and self.item_length != item_length:
             raise ConfigError(
-                f"The replay buffer holds items of {self._item_length} environment steps; one of {item_length} cannot "
+                f"The replay buffer holds items of {self.item_length} environment steps; one of {item_length} cannot "
                 "be added."
             )
-        actors = self._columns.actors if self._columns is not None else _longest([r.actor_ids for r in records])
-        rows = rows_of_records(records, actors, self.n_rows_added, self._action_spaces)
+        actors = self._columns.actors if self._columns is not None else max([r.actor_ids for r in records], key=len)
+        zeros = None if self._columns is None else self._columns.zeros()
+        rows = rows_of_records(records, actors, self.n_rows_added, self._action_spaces, zeros)
         if self._columns is None:
             self._columns = TransitionColumns.for_rows(self.buffer_size * item_length, actors, rows)
-        self._item_length = item_length
-        self.columns.add(_with_all_keys(rows, self.columns))
+        self.item_length = item_length
+        self.columns.add(rows)
 
 
 def _steps(rollout: SpacesTrajectoryRecord | Sequence[StructuredSpacesRecord]) -> list[StructuredSpacesRecord]:
     return list(rollout.step_records if isinstance(rollout, SpacesTrajectoryRecord) else rollout)
-
-
-def _longest(sequences: Sequence[list[ActorID]]) -> list[ActorID]:
-    return max(sequences, key=len)
-
-
-def _with_all_keys(rows: TransitionRows, columns: TransitionColumns) -> TransitionRows:
-    """Zeros where none of the rows has a value: sub-steps that all of them lack, what follows a termination."""
-    n = len(rows)
-    parts = [
-        *zip(columns.observations, rows.observations, strict=True),
-        *zip(columns.actions, rows.actions, strict=True),
-        (columns.next_observation, rows.next_observation),
-    ]
-    for own, given in parts:
-        if not given:
-            given.update({key: np.zeros((n, *array.shape[1:]), array.dtype) for key, array in own.items()})
-    return rows
 
 
 _SMALLEST = 1e-6

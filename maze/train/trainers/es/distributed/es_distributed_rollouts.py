@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from maze.core.annotations import override
+from maze.train.parallelization.vector_env.vector_env_utils import EncodedStats, decode_stats, encode_stats
 
 if TYPE_CHECKING:
     from maze.core.agent.policy import Policy
     from maze.core.agent.torch_model import TorchModel
     from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator
-    from maze.train.parallelization.vector_env.vector_env_utils import EncodedStats, StatsEncoder
     from maze.train.trainers.common.observation_statistics import Moments
     from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
 
@@ -52,9 +51,12 @@ class Outcome(NamedTuple):
     observed: Moments | None = None
     """Observation statistics; `None`: they are not needed."""
 
-    def encoded(self, encoder: StatsEncoder) -> tuple[EncodedStats, float, int, Moments | None]:
-        """Return the fields with encoded statistics, for another process."""
-        return encoder.encode(self.stats), *self[1:]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (encode_stats(self.stats), *self[1:])
+
+
+def _received(stats: EncodedStats, *rest: Any) -> Outcome:
+    return Outcome(decode_stats(stats), *rest)
 
 
 class EpisodeSeeds:
@@ -246,25 +248,3 @@ class ESDistributedRollouts(ABC):
     def close(self) -> None:
         """Release environments and processes."""
         return
-
-
-class ScheduledRollouts(ESDistributedRollouts, ABC):
-    """Rollouts whose episodes are determined by seeds, so that all execution backends give the same results.
-
-    :param seeds: Perturbations and environment seeds.
-    :param n_eval_rollouts: Number of episodes of the unperturbed policy in each update.
-    """
-
-    def __init__(self, seeds: EpisodeSeeds, n_eval_rollouts: int) -> None:
-        self.n_eval_rollouts = n_eval_rollouts
-        self._seeds = seeds
-        self._update = self._n_rollouts = self._n_timesteps = 0
-
-    @override(ESDistributedRollouts)
-    def prepare_update(self, update: int, n_rollouts: int, n_timesteps: int) -> None:
-        self._update, self._n_rollouts, self._n_timesteps = update, n_rollouts, n_timesteps
-
-    def _next_schedule(self) -> RolloutSchedule:
-        """Return the schedule of the next update; its number increases also without :meth:`prepare_update`."""
-        self._update += 1
-        return RolloutSchedule(self._seeds, self._update - 1, self.n_eval_rollouts, self._n_rollouts, self._n_timesteps)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
 import numpy as np
 import torch
-from gymnasium import spaces
 from torch import nn
 
 from maze.core.agent.acting import ActionHeads
@@ -26,7 +25,7 @@ from maze.core.env.faults import (
     fail,
     failure_of_acting,
 )
-from maze.core.env.space_arrays import array_specs, check_observation, split_rows, zeros
+from maze.core.env.space_arrays import array_specs, check_observation, split_rows, usual_values, zeros
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import EnvironmentContractError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsLevel
@@ -34,6 +33,7 @@ from maze.core.rollout.batched_acting import Row, act_by_actor
 from maze.core.utils.update_profile import COLLECTING, timed
 from maze.perception.program.network_program import TorchPopulation
 from maze.perception.program.numpy_networks import Rows, population_in_numpy
+from maze.train.parallelization.task_pool import LocalPool, MadeOnce, Maker, TaskPool, unpublished
 from maze.train.parallelization.vector_env.vector_env_utils import is_flat_env, with_stats
 from maze.train.trainers.common.observation_statistics import ObservationStatistics, ObservedRows
 from maze.train.trainers.es.distributed.es_distributed_rollouts import (
@@ -42,8 +42,9 @@ from maze.train.trainers.es.distributed.es_distributed_rollouts import (
     ESDistributedRollouts,
     ESRolloutResult,
     Outcome,
-    ScheduledRollouts,
+    RolloutSchedule,
 )
+from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
 from maze.train.trainers.es.es_utils import (
     get_flat_weights,
     n_trained_parameters,
@@ -54,8 +55,7 @@ from maze.train.trainers.es.es_utils import (
 
 if TYPE_CHECKING:
     from maze.core.env.structured_env import StepKeyType
-    from maze.core.log_stats.log_stats import LogStats
-    from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
+    from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator
 
 logger = logging.getLogger(__name__)
 
@@ -132,22 +132,12 @@ def obstacle_to_batching(policy: Any, observation_spaces_dict: Mapping[StepKeyTy
     try:
         for key in policy.networks:
             actor = ActorID(*key) if isinstance(key, tuple) else ActorID(key, 0)
-            spaces_of_step = observation_spaces_dict[actor.step_key]
-            observation = {name: _usual_row(space) for name, space in spaces_of_step.items()}
+            usual = usual_values(observation_spaces_dict[actor.step_key])
+            observation = {name: value[np.newaxis] for name, value in usual.items()}
             population.act(actor, observation, slice(0, 1))
     except RuntimeError as error:  # raised by vmap for operations that it does not support
         return f"torch.func.vmap cannot map one of its networks: {str(error).splitlines()[0]}"
     return None
-
-
-def _usual_row(space: spaces.Space[Any]) -> np.ndarray:
-    """Return a row of ones, clipped to the space: an action mask of zeros would permit no action."""
-    row = np.ones((1, *(space.shape or ())), space.dtype)
-    if isinstance(space, spaces.Box):
-        return np.clip(row, space.low, space.high)
-    if isinstance(space, spaces.MultiBinary):
-        return row
-    return row * getattr(space, "start", 0)  # Discrete and MultiDiscrete
 
 
 def _network_function(
@@ -456,87 +446,79 @@ def published_stats(env: Any) -> LogStats:
     return stats
 
 
-class ESDummyDistributedRollouts(ScheduledRollouts):
-    """Plays all episodes in this process, in parallel if further environments can be made.
+class Players:
+    """Plays episodes with the perturbed policies of one policy at a time.
 
     :param env: The first environment.
-    :param n_eval_rollouts: Number of episodes of the unperturbed policy in each update.
+    :param env_factory: Makes further environments; `None`: episodes are sequential.
     :param shared_noise: The noise table.
-    :param agent_instance_seed: Seed of the perturbations.
-    :param env_factory: Makes further environments; `None`: there is only the first.
-    :param env_seed: The seeds of episodes are derived from this one; `None`: environments are not seeded.
-    :param concurrency: Number of parallel episodes; 0: number of episodes of an update, at most 64.
+    :param concurrency: Maximum number of parallel episodes; 0: at most 64.
     """
 
     def __init__(
-        self,
-        env: Any,
-        n_eval_rollouts: int,
-        shared_noise: SharedNoiseTable,
-        agent_instance_seed: int,
-        *,
-        env_factory: Callable[[], Any] | None = None,
-        env_seed: int | None = None,
-        concurrency: int = 0,
+        self, env: Any, env_factory: Callable[[], Any] | None, shared_noise: SharedNoiseTable, concurrency: int
     ) -> None:
-        super().__init__(EpisodeSeeds(shared_noise, agent_instance_seed, env_seed), n_eval_rollouts)
-        self.shared_noise = shared_noise
-        self.players = Players(with_stats(env), env_factory, shared_noise)
-        """Makes the player of a policy; `players.current` is the current player."""
-        self._concurrency = concurrency
+        self.env: Any = with_stats(env)
+        self._env_factory, self._shared_noise = env_factory, shared_noise
+        self._concurrency = concurrency or MAX_ENVS
+        self._token = -1
+        self.current: EpisodeBatch | None = None
+        """The player of the current policy."""
 
-    @property
-    def env(self) -> Any:
-        """The first environment."""
-        return self.players.env
+    @classmethod
+    def opened(
+        cls, env_factory: Callable[[], Any], count: int, seed: int, concurrency: int, fd: int | None = None
+    ) -> Players:
+        """Build environment and noise table in an actor.
 
-    @override(ESDistributedRollouts)
-    def generate_rollouts(
-        self, policy: Any, max_steps: int | None, noise_stddev: float, normalization_stats: Any
-    ) -> Generator[ESRolloutResult, None, None]:
-        schedule, player = self._next_schedule(), self.players.current
-        if player is None or player.policy is not policy:
-            n_wanted = min(MAX_ENVS, self.n_eval_rollouts + (self._n_rollouts or MAX_ENVS))
-            player = self.players.make(policy, normalization_stats, self._concurrency or n_wanted)
-        player.configure(get_flat_weights(policy).numpy(), noise_stddev, max_steps)
+        :param env_factory: Makes one environment.
+        :param count: Size of the noise table.
+        :param seed: Seed of the noise table.
+        :param concurrency: Maximum number of parallel episodes.
+        :param fd: File descriptor of the memory of the noise table.
+        """
+        return cls(env_factory(), env_factory, SharedNoiseTable(count, seed=seed, fd=fd), concurrency)
+
+    def play(
+        self,
+        episodes: list[Episode],
+        token: int,
+        policy: Any,
+        parameters: np.ndarray,
+        noise_stddev: float,
+        max_steps: int | None,
+    ) -> list[Outcome]:
+        """Play episodes.
+
+        :param episodes: The episodes.
+        :param token: Number of the policy.
+        :param policy: The published policy and statistics for environments with observation normalization.
+        :param parameters: Parameters and normalization statistics of the policy, float32 `[n_weights]`.
+        :param noise_stddev: Standard deviation of the perturbations.
+        :param max_steps: Episodes are truncated after this number of environment steps; `None`: never.
+        :return: Results of the episodes, in their order.
+        """
+        if token != self._token or self.current is None:
+            self.current, self._token = self._made(*unpublished(policy)), token
+        player = self.current
+        player.configure(parameters.copy(), noise_stddev, max_steps)  # arrays of a pool cannot be written
+        waiting, outcomes = list(episodes), dict[int, Outcome]()
         try:
-            while True:
-                while player.n_free and (episode := schedule.next_episode()) is not None:
-                    player.start(episode)
-                for episode, outcome in player.advance():
-                    schedule.record(episode, outcome)
-                yield from schedule.results()
+            while len(outcomes) < len(episodes):
+                outcomes.update((episode.number, outcome) for episode, outcome in player.play_on(waiting))
         finally:
             player.stop()
+        return [outcomes[episode.number] for episode in episodes]
 
-    @override(ESDistributedRollouts)
     def close(self) -> None:
-        self.players.close()
+        """Close all environments; a second call does nothing."""
+        self._close_current()
+        env, self.env = self.env, None
+        if env is not None:
+            closed(env.close, "environment")
 
-
-class Players:
-    """Makes an episode player for each policy; the first environment is kept.
-
-    :param env: The first environment.
-    :param env_factory: Makes further environments; `None`: there is only the first.
-    :param shared_noise: The noise table.
-    """
-
-    def __init__(self, env: Any, env_factory: Callable[[], Any] | None, shared_noise: SharedNoiseTable) -> None:
-        self.env = env
-        self._env_factory, self._shared_noise = env_factory, shared_noise
-        self.current: EpisodeBatch | None = None
-        """The player of the latest policy."""
-
-    def make(self, policy: Any, normalization_stats: Any, n_wanted: int) -> EpisodeBatch:
-        """Make the player of a policy and close the player before.
-
-        Episodes are played in parallel if further environments can be made and the policy can be batched.
-
-        :param policy: The policy.
-        :param normalization_stats: Statistics for environments with observation normalization.
-        :param n_wanted: Number of parallel episodes.
-        """
+    def _made(self, policy: Any, normalization_stats: Any) -> EpisodeBatch:
+        """Return the player of a policy; the one before is closed."""
         self._close_current()
         first, factory = self.env, self._env_factory
 
@@ -550,33 +532,103 @@ class Players:
         if (obstacle := obstacle_to_batching(policy, first.observation_spaces_dict)) is not None:
             logger.info("Perturbed policies are evaluated one after another: %s.", obstacle)
         is_single = obstacle is not None
-        n_slots = 1 if is_single or factory is None else population_size(policy, n_wanted)
-        self.current = EpisodeBatch(made, policy, self._shared_noise, n_slots, first, is_single=is_single)
-        return self.current
-
-    def configured(self, pickled: bytes | None, n_wanted: int, *arguments: Any) -> EpisodeBatch:
-        """Return the player of a policy from another process, configured for an update.
-
-        :param pickled: The pickled policy and the statistics for observation normalization; `None`: the latest policy.
-        :param n_wanted: Number of parallel episodes.
-        :param arguments: Arguments of :meth:`EpisodeBatch.configure`.
-        """
-        player = self.current
-        if pickled is not None:
-            policy, normalization_stats = cloudpickle.loads(pickled)
-            player = self.make(policy, normalization_stats, n_wanted)
-        assert player is not None, "the first call passes a policy"
-        player.configure(*arguments)
-        return player
-
-    def close(self) -> None:
-        """Close all environments; a second call does nothing."""
-        self._close_current()
-        env, self.env = self.env, None
-        if env is not None:
-            closed(env.close, "environment")
+        n_slots = 1 if is_single or factory is None else population_size(policy, self._concurrency)
+        return EpisodeBatch(made, policy, self._shared_noise, n_slots, first, is_single=is_single)
 
     def _close_current(self) -> None:
         player, self.current = self.current, None
         if player is not None:
             player.close(keep=self.env)
+
+
+SMALLEST_SLICE = 16
+"""Minimum number of episodes of a slice if the number of episodes depends on their lengths."""
+
+_NAME = "episodes"
+
+
+class PooledRollouts(ESDistributedRollouts):
+    """Rollouts in the actors of a pool, which get slices of the population.
+
+    Episodes are determined by seeds, so that all pools give the same results. If an actor is replaced, its slice is
+    played again, with the same result.
+
+    :param pool: The actors.
+    :param maker: Makes the :class:`Players` of an actor; called with the arguments of a
+        :data:`~maze.train.parallelization.task_pool.Maker`.
+    :param seeds: Perturbations and environment seeds.
+    :param n_eval_rollouts: Number of episodes of the unperturbed policy in each update.
+    """
+
+    def __init__(self, pool: TaskPool, maker: Maker, seeds: EpisodeSeeds, n_eval_rollouts: int) -> None:
+        self.n_eval_rollouts = n_eval_rollouts
+        self.pool, self._seeds = pool, seeds
+        self._update = self._n_rollouts = self._n_timesteps = 0
+        self._policy: MadeOnce[Any] = MadeOnce()
+        noise = seeds.shared_noise
+        pool.host(_NAME, maker, fd=noise.memory.fd)
+
+    @override(ESDistributedRollouts)
+    def prepare_update(self, update: int, n_rollouts: int, n_timesteps: int) -> None:
+        self._update, self._n_rollouts, self._n_timesteps = update, n_rollouts, n_timesteps
+
+    @override(ESDistributedRollouts)
+    def generate_rollouts(
+        self, policy: Any, max_steps: int | None, noise_stddev: float, normalization_stats: Any
+    ) -> Generator[ESRolloutResult, None, None]:
+        schedule = RolloutSchedule(self._seeds, self._update, self.n_eval_rollouts, self._n_rollouts, self._n_timesteps)
+        self._update += 1  # also without `prepare_update`
+        sent = self._policy.of(policy, lambda: self.pool.publish((policy, normalization_stats)))
+        parameters = self.pool.put(get_flat_weights(policy).numpy())
+        common = (self._policy.n_made, sent, parameters, noise_stddev, max_steps)
+        share = -(-(self._n_rollouts + self.n_eval_rollouts) // (self.pool.n_ahead * self.pool.n_actors))
+        size = max(share, SMALLEST_SLICE if self._n_timesteps else 1)
+
+        def next_slice() -> tuple[Any, ...] | None:
+            episodes = list(islice(iter(schedule.next_episode, None), size))
+            return (episodes, *common) if episodes else None
+
+        for (episodes, *_), outcomes in self.pool.hand_out(_NAME, "play", next_slice):
+            for episode, outcome in zip(episodes, outcomes, strict=True):
+                schedule.record(episode, outcome)
+            yield from schedule.results()
+
+    @override(ESDistributedRollouts)
+    def report_work(self, statistics: LogStatsAggregator) -> None:
+        self.pool.report_work(statistics)
+
+
+class ESDummyDistributedRollouts(PooledRollouts):
+    """Rollouts in the training process.
+
+    :param env: An environment; it is closed with the rollouts.
+    :param n_eval_rollouts: Number of episodes of the unperturbed policy in each update.
+    :param shared_noise: The noise table.
+    :param agent_instance_seed: Seed of the perturbations.
+    :param env_factory: Makes further environments; `None`: episodes are sequential.
+    :param env_seed: Seed of the environment seeds; `None`: environments are not seeded.
+    :param concurrency: Maximum number of parallel episodes; 0: at most 64.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        n_eval_rollouts: int,
+        shared_noise: SharedNoiseTable,
+        agent_instance_seed: int,
+        *,
+        env_factory: Callable[[], Any] | None = None,
+        env_seed: int | None = None,
+        concurrency: int = 0,
+    ) -> None:
+        self.players = Players(env, env_factory, shared_noise, concurrency)
+        seeds = EpisodeSeeds(shared_noise, agent_instance_seed, env_seed)
+        super().__init__(LocalPool(), lambda *_: lambda: self.players, seeds, n_eval_rollouts)
+
+    @override(ESDistributedRollouts)
+    def report_work(self, statistics: LogStatsAggregator) -> None:
+        return
+
+    @override(ESDistributedRollouts)
+    def close(self) -> None:
+        self.pool.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from maze.train.utils.freed_memory import freed_memory_kept
+from maze.train.utils.run_process import freed_memory_kept
 
 pytestmark = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="not glibc")
 
