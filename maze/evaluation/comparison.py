@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,6 +43,11 @@ class PlayedEpisodes:
         common = [measure for measure in runs[0][0] if all(measure in each for run in runs for each in run)]
         values = {name: np.array([[each[name] for each in run] for run in runs], np.float64) for name in common}
         return cls(name, values)
+
+
+def marked(name: str, policy: Any) -> str:
+    """Return the name of a policy, with a mark if it plans with the true future of its episodes."""
+    return f"{name} (clairvoyant)" if getattr(policy, "clairvoyant", False) else name
 
 
 class ComparedMeasure(NamedTuple):

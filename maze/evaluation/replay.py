@@ -36,7 +36,7 @@ from maze.core.trajectory_recording.records.trajectory_record import StateTrajec
 from maze.core.utils.files import aligned
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
-from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes, measures_of
+from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes, marked, measures_of
 from maze.utils.env_checks.acting import same
 
 RECORDED, REPLAYED, WHAT_IF = "recorded", "replayed", "what if"
@@ -303,7 +303,9 @@ def what_if(
         return player.recorded_action(position, observation, actor) if act is None else own
 
     other = player.play(decide)
-    change = ", then ".join([*taken, "the recorded actions" if policy is None else type(policy).__name__])
+    change = ", then ".join(
+        [*taken, "the recorded actions" if policy is None else marked(type(policy).__name__, policy)]
+    )
     return WhatIf(recorded.record, other.record, step, substep, change, (recorded.measures, other.measures))
 
 

@@ -33,7 +33,7 @@ from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.recording_wrapper import with_frames
 from maze.core.wrappers.wrapper import RewardWrapper, Wrapper
 from maze.evaluation.by_context import ContextComparison, texts_of
-from maze.evaluation.comparison import RETURN, Comparison, PlayedEpisodes, comparison_page, measures_of
+from maze.evaluation.comparison import RETURN, Comparison, PlayedEpisodes, comparison_page, marked, measures_of
 from maze.evaluation.inspection import inspected_episode
 from maze.evaluation.replay import reward_replay, what_if
 from maze.report.video import check_video_file, write_video
@@ -258,11 +258,6 @@ class InspectionRunner(EvaluationRunner):
         chosen = ranked[_CHOICES[self.choose](len(ranked))]
         print(f"The {self.choose} of {len(seeds)} episodes has a return of {measures[chosen][RETURN]:.6g}.", flush=True)
         return seeds[chosen]
-
-
-def marked(name: str, policy: Any) -> str:
-    """Return the name of a policy, with a mark if it plans with the true future of its episodes."""
-    return f"{name} (clairvoyant)" if getattr(policy, "clairvoyant", False) else name
 
 
 def _critic_of(entry: Mapping[str, Any], policy: Any) -> TorchActorCritic | None:

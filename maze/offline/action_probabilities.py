@@ -9,16 +9,20 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from gymnasium import spaces
+from torch import nn
 
+from maze.core.agent.flat_adam import FlatAdam
 from maze.core.agent.policy import SPACES, Policy, build_policy
 from maze.core.agent.random_policy import RandomPolicy, masked_heads
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
+from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
 from maze.core.utils.factory import ConfigType
+from maze.core.utils.seeding import seeded_generator
 from maze.distributions.dict import DictProbabilityDistribution
-from maze.distributions.utils import sample_with
+from maze.distributions.utils import isolated_global_generator, sample_with
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
@@ -226,6 +230,47 @@ def candidates(
     weights = np.exp(np.stack([distribution.log_prob(column) for column in columns], 1))
     actions = {head: np.stack([column[head] for column in columns], 1) for head in columns[0]}
     return actions, weights / weights.sum(1, keepdims=True)
+
+
+def cloned_propensities(
+    data: LoggedSteps, action_spaces: Mapping[Any, spaces.Dict], seed: int, n_updates: int = 1000
+) -> Array:
+    """Estimate the probabilities of the logged actions by cloning the policy that acted, `[n_decisions]`.
+
+    A small network for each sub-step key predicts the choices of each head from the observations. Masked choices have
+    probability 0.
+
+    :param data: The decisions.
+    :param action_spaces: Action spaces by step key; all heads are `Discrete`.
+    :param seed: Of initial weights and minibatches.
+    :param n_updates: Gradient steps, of 256 decisions each.
+    """
+    found, rng = np.empty(len(data)), np.random.default_rng(seed)
+    for key, table in data.tables.items():
+        n, heads = table.n_actions, action_spaces[key].spaces
+        observations = {name: values[:n] for name, values in table.observations.items()}
+        masks = _allowed(observations, action_spaces[key], {})
+        allowed = torch.cat([torch.as_tensor(mask) for mask in masks.values()], 1)
+        seen = np.concatenate([np.asarray(values, np.float32).reshape(n, -1) for values in observations.values()], 1)
+        inputs = torch.from_numpy((seen - seen.mean(0)) / np.maximum(seen.std(0), 1e-6))
+        with isolated_global_generator(seeded_generator(int(rng.integers(2**31)))):
+            network = nn.Sequential(nn.Linear(inputs.shape[1], 64), nn.ReLU(), nn.Linear(64, allowed.shape[1]))
+        sizes = [mask.shape[1] for mask in masks.values()]
+        taken = torch.stack([torch.as_tensor(table.actions[head].astype(np.int64)) for head in heads], 1)
+
+        def log_probs(rows: torch.Tensor) -> torch.Tensor:
+            logits = network(inputs[rows]).masked_fill(~allowed[rows], torch.finfo(torch.float32).min)  # noqa: B023
+            parts = zip(logits.split(sizes, 1), taken[rows].unbind(1), strict=True)  # noqa: B023
+            return torch.stack([-nn.functional.cross_entropy(part, a, reduction="none") for part, a in parts]).sum(0)
+
+        optimizer = FlatAdam({"clone": network}, 2e-3, eps=1e-8)
+        for _ in range(n_updates):
+            optimizer.zero_grad()
+            (-log_probs(torch.from_numpy(rng.integers(n, size=256))).mean()).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        with torch.inference_mode():
+            found[data.positions(key)] = log_probs(torch.arange(n)).double().exp().numpy()
+    return found
 
 
 def _allowed(observations: Arrays, action_space: spaces.Dict, masks: Mapping[str, str]) -> Arrays:

@@ -22,6 +22,7 @@ from maze.core.utils.factory import CollectionOfConfigType
 from maze.core.utils.files import aligned
 from maze.evaluation.comparison import intervals_figure
 from maze.evaluation.runners import EvaluationRunner, require_policies, runs_of, write_files
+from maze.offline.action_probabilities import cloned_propensities
 from maze.offline.estimate import (
     BEHAVIOUR,
     ESTIMATORS,
@@ -35,6 +36,10 @@ from maze.runner import Runner
 from maze.utils.process import use_one_thread
 
 ESTIMATES_FILE, PAGE_FILE = "estimates.csv", "report.html"
+CLONED = "cloned"
+"""Value of `behaviour`: the probabilities of the logged actions are estimated."""
+_ANY = {"_target_": "maze.core.agent.random_policy.RandomPolicy"}
+"""Policy of a description, which only needs the environment."""
 _HEADER = ("policy", "estimator", "estimate", "95 %", "effective episodes", "largest weight", "without support")
 
 
@@ -54,11 +59,11 @@ class EstimationRunner(EvaluationRunner):
 
     Writes `estimates.csv` and `report.html`, and prints the table.
 
-    :param policies: As for :class:`~maze.evaluation.runners.ComparisonRunner`.
+    :param policies: As for :class:`~maze.evaluation.runners.ComparisonRunner`; none: only the log is described.
     :param data: Logged episodes: a trajectory file, a directory of them, a table (`*.parquet`), a decision log of a
         server, or a Minari data set (`minari:<id>`).
     :param behaviour: Name of the entry of `policies` that acted in the log, which gives the probabilities of the logged
-        actions; `None`: they are read from the log, where it has any.
+        actions; `cloned`: they are estimated; `None`: they are read from the log, where it has any.
     :param gamma: Discount factor per environment step.
     :param estimators: Names of the estimators; `None`: all.
     :param n_bootstrap: Number of bootstrap samples of the episodes.
@@ -79,13 +84,14 @@ class EstimationRunner(EvaluationRunner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_policies(self.policies)
-        policies: Any = self.policies
+        policies: Any = self.policies or {}
+        if policies:
+            require_policies(policies)
         self._entries = {str(name): runs_of(entry)[0] for name, entry in policies.items()}
-        if self.behaviour is not None and self.behaviour not in self._entries:
+        if self.behaviour not in (None, CLONED, *self._entries):
             raise ConfigError(
-                f"runner.behaviour: expected the name of one of the policies ({', '.join(self._entries)}), found "
-                f"{self.behaviour!r}."
+                f"runner.behaviour: expected `{CLONED}` or the name of one of the policies "
+                f"({', '.join(self._entries)}), found {self.behaviour!r}."
             )
 
     @override(Runner)
@@ -100,8 +106,11 @@ class EstimationRunner(EvaluationRunner):
             greedy=self.deterministic,
             seed=self.maze_seeding.agent_global_seed,
         )
-        logs = {name: self._logged(entry) for name, entry in self._entries.items()}
-        if self.behaviour is not None:
+        logs = {name: self._logged(entry) for name, entry in (self._entries or {"": {"policy": _ANY}}).items()}
+        if self.behaviour == CLONED:
+            for log, _, env in logs.values():
+                log.propensities = cloned_propensities(log, env.action_spaces_dict, config.seed)
+        elif self.behaviour is not None:
             data, policy, env = logs[self.behaviour]
             propensities = np.exp(log_probabilities(data, policy, env.action_spaces_dict))
             if impossible := int((propensities == 0).sum()):
@@ -113,15 +122,21 @@ class EstimationRunner(EvaluationRunner):
                 log.propensities = propensities
         found: list[PolicyEstimate] = []
         for name, (data, policy, env) in logs.items():
+            if not name:
+                continue
             behaviour, *others = estimate({name: policy}, data, env.action_spaces_dict, config)
             found += others if found else [behaviour, *others]
         data = next(iter(logs.values()))[0]
         self.estimates = found
-        print("\n".join(f"{name}: {text}" for name, text in log_facts(data)), flush=True)
-        print("\n".join(aligned([_HEADER, *(_cells(entry) for entry in found)])), flush=True)
+        facts = log_facts(data, is_cloned=self.behaviour == CLONED)
+        print("\n".join(f"{name}: {text}" for name, text in facts), flush=True)
+        if found:
+            print("\n".join(aligned([_HEADER, *(_cells(entry) for entry in found)])), flush=True)
         for text in dict.fromkeys(entry.refusal for entry in found if entry.refusal):
             print(f"Refused: {text}", flush=True)
-        write_files({PAGE_FILE: estimation_page(found, data, datetime.now()).text(), ESTIMATES_FILE: _as_csv(found)})
+        write_files(
+            {PAGE_FILE: estimation_page(found, data, facts, datetime.now()).text(), ESTIMATES_FILE: _as_csv(found)}
+        )
 
     def _logged(self, entry: Mapping[str, Any]) -> tuple[LoggedSteps, Any, Any]:
         """Return the log as the policy of an entry observes it, the policy and its environment."""
@@ -217,10 +232,11 @@ def _as_csv(entries: Sequence[PolicyEstimate]) -> str:
     return text.getvalue()
 
 
-def log_facts(data: LoggedSteps) -> list[tuple[str, str]]:
-    """Describe a log: episodes, returns, missing values, the behaviour's entropy, and what cannot be estimated.
+def log_facts(data: LoggedSteps, is_cloned: bool = False) -> list[tuple[str, str]]:
+    """Describe a log: episodes, returns, missing values, actions, the behaviour's entropy, what cannot be estimated.
 
     :param data: The log.
+    :param is_cloned: The probabilities of its actions are estimates.
     """
     lengths, returns, n_known = data.lengths, data.returns(), int(np.isfinite(data.propensities).sum())
     low, middle, high = np.quantile(returns, (0.05, 0.5, 0.95))
@@ -231,7 +247,16 @@ def log_facts(data: LoggedSteps) -> list[tuple[str, str]]:
         ("Truncated episodes", f"{int(data.truncated.sum())}; they continue in estimates with fitted values only"),
         ("Probabilities of the actions", f"known for {n_known} of {len(data)} decisions"),
     ]
-    for key in data.tables:
+    if is_cloned:
+        facts[-1] = (facts[-1][0], "estimated by cloning the behaviour; intervals do not contain the error of this")
+    for key, decisions in data.tables.items():
+        for head, actions in decisions.actions.items():
+            if actions.dtype.kind == "i" and actions.ndim == 1:
+                choices, counts = np.unique(actions, return_counts=True)
+                shares = zip(choices.tolist(), (counts / len(actions)).tolist(), strict=True)
+                rarest = f"{len(choices)} different; the rarest in {counts.min() / len(actions):.2%} of the decisions"
+                text = rarest if len(choices) > 12 else ", ".join(f"{choice} {share:.2%}" for choice, share in shares)
+                facts.append((f"Actions, sub-step {key}, {head}", text))
         known = data.propensities[data.positions(key)]
         known = known[np.isfinite(known)]
         if len(known):
@@ -246,21 +271,24 @@ def log_facts(data: LoggedSteps) -> list[tuple[str, str]]:
     return facts
 
 
-def estimation_page(entries: Sequence[PolicyEstimate], data: LoggedSteps, written: datetime) -> Page:
+def estimation_page(
+    entries: Sequence[PolicyEstimate], data: LoggedSteps, facts: list[tuple[str, str]], written: datetime
+) -> Page:
     """Build the HTML report: estimates of each policy beside the return of the log.
 
     :param entries: The estimates.
     :param data: The log.
+    :param facts: Its description.
     :param written: Time that the page shows.
     """
     policies = [name for name in dict.fromkeys(entry.policy for entry in entries) if name != BEHAVIOUR]
     return Page(
-        title="Estimates of " + (" / ".join(policies) if len(policies) <= 4 else f"{len(policies)} policies"),
+        title="Estimates of " + (" / ".join(policies) if 0 < len(policies) <= 4 else f"{len(policies)} policies"),
         subtitle=f"discounted return of an episode, estimated from {data.n_episodes} logged episodes",
         note=f"written {written:%Y-%m-%d %H:%M:%S}; 95 % intervals by bootstrap over episodes; effective episodes: "
         "number of equally weighted episodes that the weighted ones are worth (Kish 1965)",
         sections=[
-            page_section("Log", facts=fact_list(log_facts(data))),
+            page_section("Log", facts=fact_list(facts)),
             *(_policy_section(name, entries, bool(data.truncated.any())) for name in policies),
         ],
     )

@@ -52,6 +52,31 @@ def test_a_recorded_rollout_is_evaluated_for_other_policies(
     assert main([*gate, f"candidate={{_target_: {CARTPOLE}}}"]) == 1
     assert "no estimator can judge both policies" in capfd.readouterr().err
     assert main([*command, policies, "behaviour=older"]) == 1
-    assert "expected the name of one of the policies (old, random, cautious), found 'older'" in capfd.readouterr().err
+    assert "the name of one of the policies (old, random, cautious), found 'older'" in capfd.readouterr().err
     assert main([*command, policies, "behaviour=cautious"]) == 1
     assert "cautious would never have taken" in capfd.readouterr().err
+
+
+def test_a_log_is_described_without_policies_and_its_propensities_are_estimated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    common = ["env.name=CartPole-v1", "log_base_dir=log", "seeding.env_base_seed=1", "seeding.agent_base_seed=2"]
+    runner = ["runner=sequential", "runner.n_episodes=200", "runner.max_episode_steps=3"]
+    record = ["policy=random_policy", "runner.record_trajectory=true"]
+    assert main(["-cn", "conf_rollout", *common, *record, *runner]) == 0
+    run = next(Path("log").glob("*/*/trajectory_data")).parent
+    command = ["-cn", "conf_estimate", *common, f"data={run}"]
+    capfd.readouterr()
+    assert main([*command, "policies=[]"]) == 0
+    out = capfd.readouterr().out
+    assert "Episodes: 200" in out
+    share = float(out.partition("Actions, sub-step 0, action: 0 ")[2].partition("%")[0])
+    assert share == pytest.approx(50.0, abs=7.0)
+    assert "probabilities of actions are missing" in out
+    assert main([*command, "policies=[random_policy]", "behaviour=cloned", "runner.estimators=[wis]"]) == 0
+    out = capfd.readouterr().out
+    assert "estimated by cloning" in out
+    entropy = float(out.partition("Behaviour's entropy, sub-step 0: ")[2].partition(" ")[0])
+    assert entropy == pytest.approx(np.log(2.0), abs=0.06)
+    assert "Refused" not in out

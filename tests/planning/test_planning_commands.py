@@ -11,6 +11,7 @@ from maze.api.run_context import RunContext
 from maze.maze_cli import main
 
 SHORT = ["runner.max_episode_steps=6"]
+BASE_STOCK = "maze_envs.inventory.lost_sales.BaseStockPolicy"
 PLANNED = "planned: {base: base_stock, horizon: 4, scenarios: 8}"
 
 
@@ -40,6 +41,19 @@ def test_a_comparison_marks_the_clairvoyant(capfd: pytest.CaptureFixture[str]) -
         text = (directory / name).read_text()
         assert "hindsight (clairvoyant)" in text
         assert "planned (clairvoyant)" not in text
+
+
+def test_a_what_if_plans_and_marks_the_clairvoyant(capfd: pytest.CaptureFixture[str]) -> None:
+    directory = run("env=lost_sales", "policy=base_stock", "policy.level=0", "runner=sequential", "runner.n_episodes=1",
+                    "runner.record_trajectory=true", *SHORT)  # fmt: skip
+    (episode,) = (directory / "trajectory_data").iterdir()
+    for future in ("scenarios: 64", "clairvoyant: true"):
+        planned = f"what_if.policy={{base: {{_target_: {BASE_STOCK}, level: 8}}, horizon: 4, {future}}}"
+        arguments = [f"trajectory_data={episode}", "env=lost_sales", "what_if.step=2", planned]
+        assert main(["-cn", "conf_replay", *arguments]) == 0
+        printed = capfd.readouterr().out
+        assert "PlanningEvents.simulated_decisions" in printed
+        assert ("RolloutPolicy (clairvoyant)" in printed) == ("clairvoyant" in future)
 
 
 def test_the_inspector_shows_the_candidates() -> None:
