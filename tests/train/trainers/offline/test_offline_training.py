@@ -13,6 +13,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional
 
+from maze.api.run_context import RunContext
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.agent.torch_state_action_critic import TorchStepStateActionCritic
 from maze.core.env.structured_env import ActorID
@@ -353,3 +354,45 @@ def test_an_update_equals_that_of_d3rlpy(algorithm: str) -> None:
         offline.train(n_epochs=1)
         for name, each in learned.items():
             require_equal(each, name)
+
+
+@pytest.mark.parametrize(("offline", "online"), [("iql", "ppo"), ("iql", "sac"), ("cql", "ppo")])
+def test_a_policy_learned_from_a_log_is_tuned_online_close_to_where_it_began(
+    tmp_path: Path, offline: str, online: str
+) -> None:
+    rng = np.random.default_rng(0)
+    records = [
+        SpacesRecord(
+            ActorID(0, 0),
+            {"observation": rng.normal(size=4).astype(np.float32)},
+            {"action": np.int64(rng.integers(2))},
+            1.0,
+            True,
+            {},
+        )
+        for _ in range(20)
+    ]
+    log = LoggedSteps.of_episodes([[(0, record)] for record in records])
+    options: dict[str, Any] = {"model": "flatten_concat", "silent": True}
+    common: dict[str, Any] = {
+        "env.name": "CartPole-v1",
+        "algorithm.rollout_evaluator": None,
+        "algorithm.epoch_length": 2,
+    }
+    before = RunContext(
+        "gym_env",
+        algorithm=offline,
+        run_dir=str(tmp_path / "offline"),
+        overrides={**common, "runner.dataset": log, "algorithm.lr": 0.01},
+        **options,
+    )
+    before.train(n_epochs=1)
+    further = {"algorithm.lr": 1e-8, "algorithm.kl_to_initial_coef": 1.0, "input_dir": str(tmp_path / "offline")}
+    after = RunContext(
+        "gym_env", algorithm=online, run_dir=str(tmp_path / "online"), overrides={**common, **further}, **options
+    )
+    after.train(n_epochs=1)
+    for record in records:
+        observed = record.observation
+        one, two = (run.policy.compute_action(observed, deterministic=True)["action"] for run in (before, after))
+        assert one == two
