@@ -67,6 +67,7 @@ class RolloutColumns:
     :param logits_shapes: Shapes of the logits by sub-step key and action key; None: logits are not recorded.
     :param n_steps: A rollout ends when its environments have completed this many environment steps each, on average,
         however many ticks that takes; None: it always takes `n_ticks`.
+    :param n_constrained: Number of statistics whose values are recorded.
     :raises ValueError: The capacity is below 1.
     """
 
@@ -79,6 +80,7 @@ class RolloutColumns:
         logits_shapes: LogitsShapes | None = None,
         *,
         n_steps: int | None = None,
+        n_constrained: int = 0,
     ) -> None:
         if n_ticks < 1:
             raise ValueError(f"A rollout needs at least one tick, not {n_ticks}.")
@@ -102,12 +104,15 @@ class RolloutColumns:
             "terminated": np.zeros((n_ticks, n_envs), np.bool_),
             "truncated": np.zeros((n_ticks, n_envs), np.bool_),
             "step_complete": np.ones((n_ticks, n_envs), np.bool_),
+            "constrained": np.zeros((n_ticks, n_envs, n_constrained), np.float32),
         }
         self.rewards: np.ndarray
         """float32 `[n_ticks, n_envs]`, as all arrays by tick"""
         self.terminated: np.ndarray
         self.truncated: np.ndarray
         self.step_complete: np.ndarray
+        self.constrained: np.ndarray
+        """float32 `[n_ticks, n_envs, n_statistics]`: values of constrained statistics in steps and ended episodes."""
         self._show_ticks(n_ticks)
         self.actor_rewards: np.ndarray | None = None
         """float32 `[n_ticks, n_envs]`: the reward of the actor of each tick, where the environments report it."""
@@ -137,7 +142,11 @@ class RolloutColumns:
         :param logits_shapes: Shapes of the logits; None: logits are not recorded.
         """
         n_ticks, n_envs = n_steps * substeps_per_step(env.agent_counts_dict), env.n_rollout_envs
-        return cls(env.observation_spaces_dict, env.action_spaces_dict, n_envs, n_ticks, logits_shapes, n_steps=n_steps)
+        return cls(
+            *(env.observation_spaces_dict, env.action_spaces_dict, n_envs, n_ticks, logits_shapes),
+            n_steps=n_steps,
+            n_constrained=len(getattr(env, "constrained", ())),
+        )
 
     @property
     def capacity(self) -> int:
@@ -434,7 +443,11 @@ class RolloutColumns:
                         )
 
     def _non_finite_numbers(self) -> Iterator[_NonFiniteNumber]:
-        for name, array in (("reward", self.rewards), ("actor reward", self.actor_rewards)):
+        for name, array in (
+            ("reward", self.rewards),
+            ("actor reward", self.actor_rewards),
+            ("value of constrained statistics", self.constrained),
+        ):
             if array is not None and not np.isfinite(array).all():
                 tick, env_index = np.argwhere(~np.isfinite(array))[0][:2].tolist()
                 yield _NonFiniteNumber(name, tick, env_index, array[tick, env_index])

@@ -211,6 +211,7 @@ class RolloutGenerator:
         step, step_key, n_envs = env.step, actor.step_key, columns.n_envs
         out = {step_key: substep.observation_rows[0]}
         pauses: dict[int, np.ndarray] = {}
+        is_constrained = bool(columns.constrained.size)
         n_ticks = n_completed = 0
         while columns.wants_more(n_ticks, n_completed):
             # making room for more ticks replaces the rows
@@ -228,6 +229,8 @@ class RolloutGenerator:
                 rewards[tick] = env.rewards
                 terminated[tick] = env.terminated
                 truncated[tick] = env.truncated
+                if is_constrained:
+                    columns.constrained[tick] = env.constrained_values
                 if columns.infos is not None:
                     columns.infos.append(infos)
                 if env.final_observations:
@@ -257,6 +260,7 @@ class RolloutGenerator:
             columns.rewards[tick] = env.rewards
             columns.terminated[tick] = env.terminated
             columns.truncated[tick] = env.truncated
+            columns.constrained[tick] = env.constrained_values
             columns.step_complete[tick] = env.step_complete
             n_completed += np.count_nonzero(env.step_complete)
             if columns.infos is not None:

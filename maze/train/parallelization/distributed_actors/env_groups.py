@@ -46,6 +46,7 @@ from maze.train.parallelization.vector_env.vector_env_utils import (
 if TYPE_CHECKING:
     from maze.core.agent.policy import Policy
     from maze.core.env.structured_env import ActorID, StepKeyType
+    from maze.train.trainers.common.model_selection.selection_criterion import StatisticSource
 
 
 Row = dict[str, np.ndarray]
@@ -71,6 +72,7 @@ class RolloutPacket(NamedTuple):
     terminated: np.ndarray
     truncated: np.ndarray
     step_complete: np.ndarray
+    constrained: np.ndarray
     actor_rewards: np.ndarray | None
     actor_done: np.ndarray | None
     final_observations: list[FinalObservationEntry]
@@ -115,6 +117,7 @@ def join_rollouts(packets: Iterable[RolloutPacket], columns: RolloutColumns) -> 
             (columns.terminated, packet.terminated),
             (columns.truncated, packet.truncated),
             (columns.step_complete, packet.step_complete),
+            (columns.constrained, packet.constrained),
             (columns.actor_rewards, packet.actor_rewards),
             (columns.actor_done, packet.actor_done),
         ):
@@ -178,6 +181,8 @@ class RolloutPlan(NamedTuple):
     """Whether to keep the last observations of terminated episodes."""
     begins: bool
     """Whether the rollout starts with a reset of the environments."""
+    constrained: tuple[StatisticSource, ...] = ()
+    """Statistics whose values are recorded."""
 
 
 class Generators(NamedTuple):
@@ -239,6 +244,9 @@ class EnvGroup:
         """
         env, key = self.env, (plan.n_steps, plan.with_logits)
         env.keep_terminal_observations = plan.keeps_terminal
+        if env.constrained != plan.constrained:
+            env.record_constrained(plan.constrained)
+            self._columns = {}
         if key not in self._columns:
             shapes = logits_shapes_of(policy, env.action_spaces_dict) if plan.with_logits else None
             self._columns = {key: RolloutColumns.for_env(env, plan.n_steps, shapes)}
@@ -478,7 +486,7 @@ class GroupedVectorEnv(DividedVectorEnv, ABC):
     def roll_out(self, policy: Policy, columns: RolloutColumns, begins: bool) -> None:
         assert columns.n_steps is not None, "columns for vector environments know their number of steps"
         with_logits = any(substep.logits is not None for substep in columns.substeps.values())
-        plan = RolloutPlan(columns.n_steps, with_logits, self.keep_terminal_observations, begins)
+        plan = RolloutPlan(columns.n_steps, with_logits, self.keep_terminal_observations, begins, self.constrained)
         join_rollouts(self._collect(policy, plan), columns)
 
     def _collect(self, policy: Policy, plan: RolloutPlan) -> Iterable[RolloutPacket]:

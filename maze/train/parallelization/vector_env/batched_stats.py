@@ -139,6 +139,16 @@ class BatchedEpisodeStats:
                     values = np.array([stat.reduce([value]) for value in each])
                 self.add(event, group, stat.output_name, values, where)
 
+    def step_in_progress(self) -> dict[LogStatsKey, np.ndarray]:
+        """Return the step statistics of the step in progress, `[n_envs]`; 0 where the event did not occur."""
+        step, found = self.n_steps, {}
+        for (event, group, name), column in self._columns.items():
+            if column.last >= step:
+                values = column.array[step]
+                occurred = True if column.present is None else column.present[step]
+                found[LogStatsKey(event, name, group)] = np.where(occurred, values, 0)
+        return found
+
     def complete_step(self) -> None:
         """Complete the step in progress of all environments."""
         self.n_steps += 1

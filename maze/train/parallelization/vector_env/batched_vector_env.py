@@ -106,6 +106,8 @@ class BatchedVectorEnv(StructuredVectorEnv):
             self._finish_episodes(rows)
         else:
             self._finished = _NONE_FINISHED
+        if self.constrained:
+            self._record_ended()
         self.autoreset_pending = simulation.autoreset_pending
         observations: Any = out if out is not None else self._new_arrays()
         simulation.observe(observations[simulation.step_keys[simulation.substep]])
@@ -241,6 +243,10 @@ class BatchedVectorEnv(StructuredVectorEnv):
             self._step_rewards += rewards
         for event, where, attributes in self.simulation.fired:
             stats.fire(event, where, attributes)
+        if self.constrained:
+            current = stats.step_in_progress() if is_complete else {}
+            for index, source in enumerate(self.constrained):
+                self.constrained_values[:, index] = 0.0 if source.at_end else source.of(current)
         if is_complete:
             stats.complete_step()
 

@@ -46,6 +46,7 @@ from maze.train.parallelization.vector_env.vector_env_utils import (
 if TYPE_CHECKING:
     from maze.core.env.faults import Seeding
     from maze.core.env.maze_env import MazeEnv
+    from maze.train.trainers.common.model_selection.selection_criterion import StatisticSource
 
 ndarray = np.ndarray
 Out = Mapping[StepKeyType, Mapping[str, np.ndarray]]
@@ -150,9 +151,18 @@ class SequentialVectorEnv(StructuredVectorEnv):
             raise EnvironmentContractError("`reset` has to be called before the first `step`.")
         if self._is_any_done or self.finished_episodes:  # a reset may have interrupted episodes
             self._clear_flags()
-        if self.is_flat and not self._n_checks_left and not self._has_actor_rewards:
-            return self._step_flat(actions, out)
-        return self._step_structured(actions, out)
+        is_flat = self.is_flat and not self._n_checks_left and not self._has_actor_rewards
+        infos = self._step_flat(actions, out) if is_flat else self._step_structured(actions, out)
+        if self.constrained:
+            self._record_step()
+        return infos
+
+    def _record_step(self) -> None:
+        """Record the values of constrained statistics."""
+        for env, is_complete, values in zip(self.envs, self.step_complete, self.constrained_values, strict=True):
+            stats = env.get_stats(LogStatsLevel.STEP).last_stats if is_complete else {}
+            values[:] = [0.0 if source.at_end else source.of(stats) for source in self.constrained]
+        self._record_ended()
 
     def begin(self, out: Out) -> None:
         """Reset all environments like :meth:`reset`; interrupted episodes are not counted in the epoch statistics.
@@ -193,6 +203,12 @@ class SequentialVectorEnv(StructuredVectorEnv):
                 fail(error, Place(self._name(index)), f"seed({seed!r})")
         self._log.set_seeds(seeds)
         self._is_restored = False
+
+    @override(StructuredVectorEnv)
+    def record_constrained(self, sources: Sequence[StatisticSource]) -> None:
+        super().record_constrained(sources)
+        for env in self.envs if sources else ():
+            env.get_stats(LogStatsLevel.STEP)  # from now on they are calculated
 
     @override(StructuredVectorEnv)
     def actor_ids(self) -> list[ActorID]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from maze.core.env.faults import Seeding
     from maze.core.env.space_arrays import Arrays
     from maze.core.rollout.rollout_columns import RolloutColumns
+    from maze.train.trainers.common.model_selection.selection_criterion import StatisticSource
 
 
 WrapperStates = list[dict[str, float]]
@@ -99,6 +100,12 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
     is_flat: bool
     """Whether there is a single actor, each of whose actions completes an environment step."""
 
+    constrained: tuple[StatisticSource, ...] = ()
+    """Statistics whose values are recorded in :attr:`constrained_values`, see :meth:`record_constrained`."""
+
+    constrained_values: np.ndarray
+    """float32 `[n_envs, n_statistics]`: their values in the last step, or in the episode that ended with it."""
+
     def __init__(
         self,
         n_envs: int,
@@ -122,6 +129,7 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
         self.keep_terminal_observations = False
         self.autoreset_pending = None
         self.is_flat = False
+        self.constrained_values = np.zeros((n_envs, 0), np.float32)
         self.epoch_stats = LogStatsAggregator(LogStatsLevel.EPOCH)
         """Statistics of finished episodes; several vector environments may share an aggregator."""
         if logging_prefix is not None:
@@ -243,6 +251,22 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
         :return: `None`: the seed is not known.
         """
         return None
+
+    def record_constrained(self, sources: Sequence[StatisticSource]) -> None:
+        """Record values of statistics from the next step on.
+
+        :param sources: The statistics.
+        """
+        self.constrained = tuple(sources)
+        self.constrained_values = np.zeros((self.n_envs, len(sources)), np.float32)
+
+    def _record_ended(self) -> None:
+        """Record the values of the episodes that have ended."""
+        for index, source in enumerate(self.constrained):
+            if source.at_end:
+                self.constrained_values[:, index] = 0.0
+                for env_index, stats in self.finished_episodes.items():
+                    self.constrained_values[env_index, index] = source.of(stats)
 
     def roll_out(self, policy: Policy, columns: RolloutColumns, begins: bool) -> None:
         """Fill columns with a whole rollout; only for vector environments with :attr:`acts`.

@@ -32,6 +32,7 @@ from maze.train.parallelization.vector_env.vector_env_utils import (
 if TYPE_CHECKING:
     from maze.core.env.faults import Seeding
     from maze.core.env.maze_env import MazeEnv
+    from maze.train.trainers.common.model_selection.selection_criterion import StatisticSource
 
 
 _ALIGNMENT = 64  # size of a cache line: workers write in parallel
@@ -178,10 +179,10 @@ class EnvWorker(Host):
             self._shared.write_actors(self._rows, env.actor_ids())
         with_info = {index: info for index, info in enumerate(infos, first) if info}
         finished = [(first + index, encode_stats(stats)) for index, stats in env.finished_episodes.items()]
-        if not (with_info or finished or env.final_observations or env.actor_rewards):
+        if not (with_info or finished or env.final_observations or env.actor_rewards or env.constrained):
             return None
         finals = {first + index: tuple(final) for index, final in env.final_observations.items()}
-        return finished, with_info, finals, env.actor_rewards
+        return finished, with_info, finals, env.actor_rewards, env.constrained_values
 
 
 _METHODS_OF_WORKER = frozenset({"share", "keep_terminal", "step", "reset"})
@@ -272,6 +273,11 @@ class SubprocVectorEnv(DividedVectorEnv):
         return out if out is not None else self._fresh(observations)
 
     @override(StructuredVectorEnv)
+    def record_constrained(self, sources: Sequence[StatisticSource]) -> None:
+        super().record_constrained(sources)
+        self._call_all("record_constrained", sources)
+
+    @override(StructuredVectorEnv)
     def close(self) -> None:
         """Close all environments and end the workers, by force if needed; returns within five seconds."""
         self._pool.close()
@@ -323,7 +329,8 @@ class SubprocVectorEnv(DividedVectorEnv):
         for worker, reply in zip(self._pool.workers, replies, strict=True):
             if reply is None:
                 continue
-            finished, with_info, finals, actor_rewards = reply
+            finished, with_info, finals, actor_rewards, constrained_values = reply
+            self.constrained_values[worker.rows] = constrained_values
             finished_episodes.update((index, decode_stats(encoded)) for index, encoded in finished)
             for index, info in with_info.items():
                 infos[index] = info

@@ -53,6 +53,7 @@ OFFLINE = (
 RECURRENT = (
     *("algorithm=ppo", "model=auto", "model.recurrence=carried", "critic=template_state", *ACTOR_CRITIC[1:]),
     *("algorithm.sequence_length=5", "runner.concurrency=2", "algorithm.batch_size=8"),
+    *("algorithm.constraints=['reward <= 15']", "algorithm.reward_scaling=true"),
 )
 NORMALIZED = (
     "model=auto",
@@ -65,6 +66,7 @@ PPO = (*ACTOR_CRITIC, *NORMALIZED, "runner.concurrency=2", "algorithm.batch_size
 TRAININGS = {
     "a2c": ("algorithm=a2c", *ACTOR_CRITIC, "runner.concurrency=2"),
     "ppo": ("algorithm=ppo", *PPO),
+    "ppo-constrained": ("algorithm=ppo", *PPO, "algorithm.constraints=['reward <= 15']"),
     "ppo-processes": ("algorithm=ppo", *PPO, "runner=local"),
     "ppo-recurrent": (*RECURRENT, "runner=dev"),
     "ppo-recurrent-processes": (*RECURRENT, "runner=local"),

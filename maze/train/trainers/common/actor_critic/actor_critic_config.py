@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from maze.core.errors import ConfigError
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 
 
@@ -75,6 +77,21 @@ class ActorCriticConfig(AlgorithmConfig):
     [-10, 10], for learning only: statistics and evaluations keep the environment's. With `reward_centering`, what is
     left of them is divided by the standard deviation of the value targets, and not clipped."""
 
+    constraints: Sequence[str] = field(default_factory=list, kw_only=True)
+    """Limits on statistics of events or on KPIs that the policy learns to keep (PPO, A2C), such as `late_share <= 0.05`
+    or `short per demand <= 0.05`; the best model is selected by them as well, unless `rollout_evaluator.constraints`
+    says otherwise. Values are means over training episodes."""
+
+    constraint_gains: Sequence[float] = field(default_factory=lambda: [1.0, 0.1, 0.0], kw_only=True)
+    """Proportional, integral and derivative gain of the multipliers of constraints. Violations count in units of the
+    bound."""
+
+    constraint_margin: float = field(default=0.0, kw_only=True)
+    """The multipliers aim below (or above) each bound by this share of it."""
+
+    multiplier_limit: float = field(default=20.0, kw_only=True)
+    """Largest multiplier of a constraint."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require_integer("n_rollout_steps", minimum=1)
@@ -85,3 +102,15 @@ class ActorCriticConfig(AlgorithmConfig):
         for name in ("policy_loss_coef", "value_loss_coef", "entropy_coef", "max_grad_norm"):
             self.require_number(name, 0.0)
         self.require_choice("lr_schedule", ("constant", "linear", "cosine"))
+        self.require_number("constraint_margin", 0.0, 1.0)
+        self.require_number("multiplier_limit", 0.0, above=True)
+        if len(self.constraint_gains) != 3 or not all(gain >= 0 for gain in self.constraint_gains):
+            raise ConfigError(
+                "algorithm.constraint_gains: expected a proportional, an integral and a derivative gain of at least 0, "
+                f"found {self.constraint_gains!r}."
+            )
+        if isinstance(self.constraints, str):
+            raise ConfigError(f"algorithm.constraints: expected a list of texts, found {self.constraints!r}.")
+        evaluator = self.rollout_evaluator
+        if self.constraints and isinstance(evaluator, Mapping) and not evaluator.get("constraints"):
+            self.rollout_evaluator = {**evaluator, "constraints": list(self.constraints)}

@@ -70,6 +70,26 @@ class ActorCriticEvents(ABC):
     def critic_grad_norm(self, critic_id: SubstepKey, value: float) -> None:
         """Gradient norm of a critic network, before clipping."""
 
+    @define_mean_by("constraint")
+    def constraint_value(self, constraint: str, value: float) -> None:
+        """Value of a constrained statistic in rollouts."""
+
+    @define_mean_by("constraint")
+    def constraint_violation(self, constraint: str, value: float) -> None:
+        """How far it is from what is allowed; 0: it is allowed."""
+
+    @define_mean_by("constraint")
+    def constraint_multiplier(self, constraint: str, value: float) -> None:
+        """Lagrange multiplier of a constraint."""
+
+    @define_mean_by("constraint")
+    def constraint_critic_loss(self, constraint: str, value: float) -> None:
+        """Loss of the critic of a constraint's costs."""
+
+    @define_mean_by("constraint")
+    def constraint_critic_grad_norm(self, constraint: str, value: float) -> None:
+        """Gradient norm of a critic network of a constraint's costs, before clipping."""
+
     @define_epoch_stats(np.mean)
     def time_update(self, value: float) -> None:
         """Seconds spent on optimizing with a rollout."""

@@ -24,6 +24,7 @@ from maze.train.parallelization.curriculum import Curriculum
 from maze.train.parallelization.vector_env.sequential_vector_env import vectorized
 from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig
 from maze.train.trainers.common.actor_critic.actor_critic_events import ActorCriticEvents
+from maze.train.trainers.common.actor_critic.constraints import LearnedConstraints, combined_advantage
 from maze.train.trainers.common.actor_critic.losses import (
     SurrogateLoss,
     normalize_advantage,
@@ -64,6 +65,10 @@ class ActorCriticLosses(Losses):
     policy_kl_to_initial: Terms = field(default_factory=list)
     critic_value_loss: Terms = field(default_factory=list)
     critic_value: Terms = field(default_factory=list)
+    constraint_value: Terms = field(default_factory=list)
+    constraint_violation: Terms = field(default_factory=list)
+    constraint_multiplier: Terms = field(default_factory=list)
+    constraint_critic_loss: Terms = field(default_factory=list)
 
 
 class ActorCritic(EpochTrainer, ABC):
@@ -113,7 +118,9 @@ class ActorCritic(EpochTrainer, ABC):
             )
         self._critic: TorchStateCritic = model.critic
         self.rollout_generator = vectorized(rollout_generator)
+        self._constraints = LearnedConstraints(self.config, model)
         networks = _networks(model.policy, model.critic)
+        networks |= {name: net for one in self._constraints.each for name, net in one.networks()}
         self.optimizer = FlatAdam(networks, lr=self.config.lr, eps=self.config.optimizer_eps)
         self.generator = seeded_generator(seed)
         self._returns = self._return_function()
@@ -174,7 +181,12 @@ class ActorCritic(EpochTrainer, ABC):
     @override(EpochTrainer)
     def _parts(self) -> dict[str, Part]:
         centring = self._returns if isinstance(self._returns, CentredReturns) else None
-        optional = {"reward_centering": centring, "critic_memory": self._memory, "reward_scaling": self._reward_scaling}
+        optional: dict[str, Part | None] = {
+            "reward_centering": centring,
+            "critic_memory": self._memory,
+            "reward_scaling": self._reward_scaling,
+            "constraints": self._constraints if self._constraints.each else None,
+        }
         chosen: dict[str, Part] = {name: part for name, part in optional.items() if part is not None}
         return {"optimizer": self.optimizer, "generator": self.generator, **chosen, "rollouts": self.rollout_generator}
 
@@ -188,6 +200,8 @@ class ActorCritic(EpochTrainer, ABC):
         if self._curriculum is not None and (rollouts := self._curriculum.entered(epoch)) is not None:
             self.rollout_generator, self._columns = rollouts, None
             self._memory = self._new_memory()
+            for one in self._constraints.each:
+                one.restart()
 
     def _new_memory(self) -> HiddenStates | None:
         if not self.model.is_recurrent:
@@ -229,6 +243,8 @@ class ActorCritic(EpochTrainer, ABC):
     def _collect(self) -> RolloutColumns:
         """Return the next rollout; its memory is used again by the one after."""
         if self._columns is None:
+            if self._constraints.each:
+                self.rollout_generator.env.record_constrained(tuple(self._constraints.sources))
             self._columns = self.rollout_generator.allocate(self.config.n_rollout_steps, self.model.policy)
         self.model.eval()
         self.rollout_generator.collect(self.model.policy, self._columns)
@@ -242,6 +258,7 @@ class ActorCritic(EpochTrainer, ABC):
         batch = value_rollout(self.model, columns, self._returns, self._memory, self.config.sequence_length)
         if isinstance(self._returns, CentredReturns):
             self.stats.add_value("average_reward", self._returns.averages[0])
+        self._constraints.learn(columns, batch, is_fixed=self.critic_learns_alone)
         return batch
 
     def _optimize(self, batch: RolloutBatch) -> None:
@@ -254,7 +271,10 @@ class ActorCritic(EpochTrainer, ABC):
         for part in batch.parts:
             policy_output, critic_output = part.evaluate(self.model)
             self._add_policy_terms(losses, part, policy_output)
-            self._add_value_terms(losses, part, critic_output.values, part.n_rows / batch.n_rows)
+            share = part.n_rows / batch.n_rows
+            self._add_value_terms(losses, part, critic_output.values, share)
+            if part.costs:
+                self._add_cost_terms(losses, part, policy_output, share)
         return losses
 
     def _add_policy_terms(self, losses: ActorCriticLosses, part: PolicyBatch, outputs: PolicyOutput) -> None:
@@ -263,6 +283,8 @@ class ActorCritic(EpochTrainer, ABC):
             key, advantage = substep.actor_id.step_key, part.advantages[index]
             if config.advantage_normalization:
                 advantage = normalize_advantage(advantage)
+            if part.costs:
+                advantage = self._constrained(advantage, [costs.advantages[index] for costs in part.costs])
             log_prob = output.prob_dist.joint_log_prob(substep.action)
             loss = self._policy_loss(log_prob, part.old_log_probs[index], advantage)
             entropy = output.entropy.mean()
@@ -297,6 +319,29 @@ class ActorCritic(EpochTrainer, ABC):
             losses.critic_value_loss.append((key, loss))
             losses.critic_value.append((key, value.detach().mean()))
             losses.add(loss, self.config.value_loss_coef)
+
+    def _constrained(self, advantage: Tensor, costs: list[Tensor]) -> Tensor:
+        """Return the advantage of the Lagrangian, `[n_rows]`."""
+        if self.config.advantage_normalization:
+            costs = [normalize_advantage(cost) for cost in costs]
+        return combined_advantage(advantage, costs, [one.multiplier for one in self._constraints.each])
+
+    def _add_cost_terms(
+        self, losses: ActorCriticLosses, part: PolicyBatch, policy_output: PolicyOutput, share: float
+    ) -> None:
+        """Losses of the critics of costs, and the state of each constraint."""
+        for position, (one, costs) in enumerate(zip(self._constraints.each, part.costs, strict=True)):
+            values = one.predicted(part, position, policy_output)
+            weight = share if one.critic.num_critics == 1 else 1.0
+            for value, target, old_value in zip(values, costs.targets, costs.old_values, strict=True):
+                loss = self._value_loss(value, target, old_value) * weight
+                losses.constraint_critic_loss.append((one.name, loss))
+                losses.add(loss, self.config.value_loss_coef)
+            if math.isfinite(one.value):  # an episode has ended
+                number, violation = losses.total.new_tensor, one.constraint.violation(one.value)
+                losses.constraint_value.append((one.name, number(one.value)))
+                losses.constraint_violation.append((one.name, number(violation)))
+                losses.constraint_multiplier.append((one.name, number(one.multiplier)))
 
     def _value_loss(self, value: Tensor, target: Tensor, old_value: Tensor) -> Tensor:
         return value_loss(value, target)

@@ -63,6 +63,14 @@ class SubstepRows(NamedTuple):
         return SubstepRows(self.actor_id, *of_kinds)
 
 
+class CostRows(NamedTuple):
+    """Costs of a constraint for the rows of a batch; fields as those of :class:`PolicyBatch`."""
+
+    old_values: list[Tensor]
+    advantages: list[Tensor]
+    targets: list[Tensor]
+
+
 @dataclass
 class PolicyBatch:
     """Decisions of the same environment steps: row i of every tensor belongs to the same environment step.
@@ -89,6 +97,8 @@ class PolicyBatch:
     """Outputs of the networks for all rows, with gradients; `None`: not computed yet."""
     sequences: Sequences | None = None
     """Sequences that recurrent networks are unrolled over."""
+    costs: list[CostRows] = field(default_factory=list)
+    """By constraint. Hidden states of their critics follow those of the critic in the sequences."""
 
     @property
     def n_rows(self) -> int:
@@ -110,6 +120,7 @@ class PolicyBatch:
             each(self.old_log_probs),
             each(self.advantages),
             each(self.targets),
+            costs=[CostRows(*map(each, costs)) for costs in self.costs],
         )
 
     def minibatches(self, n: int, generator: torch.Generator) -> Iterator[PolicyBatch | None]:
@@ -302,6 +313,8 @@ def value_rollout(
     returns: ReturnFunction,
     memory: HiddenStates | None = None,
     sequence_length: int = 0,
+    *,
+    are_joint: bool = False,
 ) -> RolloutBatch:
     """Evaluate policy and critic for a whole rollout at once, and compute its advantages and targets.
 
@@ -310,6 +323,7 @@ def value_rollout(
     :param returns: Estimates advantages and targets.
     :param memory: Hidden states of a recurrent critic before the rollout; they are updated to its end.
     :param sequence_length: Most steps of the sequences that recurrent networks are unrolled over; 0: no limit.
+    :param are_joint: Whether all actors get the rewards of a tick, also where actors have rewards of their own.
     :raises ConfigError: The critic cannot value the sub-steps of such a rollout.
     """
     if isinstance(model.critic, TorchDeltaStateCritic) and not columns.is_dense():
@@ -329,9 +343,9 @@ def value_rollout(
     )
     with torch.no_grad():
         if has_actor_trajectories:  # a critic predicts the rewards of each actor
-            trajectories = _trajectories_of_actors(model, columns, batches, returns.gamma, sequenced)
+            trajectories = _trajectories_of_actors(model, columns, batches, returns.gamma, sequenced, are_joint)
         else:
-            trajectories = _trajectories_of_environments(model, columns, batches, sequenced)
+            trajectories = _trajectories_of_environments(model, columns, batches, sequenced, are_joint)
         found = returns(trajectories)
         parts = [_with_returns(batch, number, trajectories, found) for number, batch in enumerate(batches)]
     if sequenced is not None:
@@ -399,6 +413,7 @@ def _trajectories_of_environments(
     columns: RolloutColumns,
     batches: Sequence[PolicyBatch],
     sequenced: SequencedRollout | None,
+    are_joint: bool,
 ) -> Trajectories:
     """Environment steps of a dense rollout, or else ticks of all actors together."""
     substeps = batches[0].substeps
@@ -415,7 +430,7 @@ def _trajectories_of_environments(
 
     rewards = by_substep(columns.rewards)
     has_own_rewards = isinstance(model.critic, TorchStepStateCritic) and n_substeps > 1
-    if has_own_rewards and columns.actor_rewards is not None:
+    if has_own_rewards and columns.actor_rewards is not None and not are_joint:
         rewards = by_substep(columns.actor_rewards)
         next_values[1:] = [_next_values_of_later_actor(value, final) for value in values[1:]]
     elif has_own_rewards:
@@ -442,6 +457,7 @@ def _trajectories_of_actors(
     batches: Sequence[PolicyBatch],
     gamma: float,
     sequenced: SequencedRollout | None,
+    are_joint: bool,
 ) -> Trajectories:
     """Return one trajectory for each actor of each environment: a critic predicts the rewards of each actor.
 
@@ -473,7 +489,7 @@ def _trajectories_of_actors(
     return Trajectories(
         values=[joined(own.values)],
         next_values=[joined(own.next_values)],
-        rewards=[joined(np.where(acts, columns.actor_rewards[..., np.newaxis], np.float32(0.0)))],
+        rewards=[joined(np.where(acts | are_joint, columns.actor_rewards[..., np.newaxis], np.float32(0.0)))],
         has_own_rewards=True,
         terminated=joined(terminated[..., np.newaxis] | has_left),
         truncated=joined(truncated | is_last_known),

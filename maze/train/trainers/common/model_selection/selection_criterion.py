@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import operator
 import re
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.errors import ConfigError
+from maze.core.log_stats.event_decorators import event_definition
 from maze.core.log_stats.log_stats import LogStats, LogStatsKey
 from maze.core.log_stats.stats_format import name_parts, scalar_value
 
@@ -44,16 +50,18 @@ class Judgement(NamedTuple):
 
 
 class Constraint(NamedTuple):
-    """A limit on a statistic."""
+    """A limit on a statistic, or on the ratio of two."""
 
     text: str
     name: str
     sign: str
     bound: float
+    per: str | None = None
+    """Statistic that the first one is divided by; `None`: none."""
 
     @classmethod
     def parse(cls, text: Any) -> Constraint:
-        """Read `<statistic> <=, >=, <, > or == <number>`.
+        """Read `<statistic> <=, >=, <, > or == <number>`; instead of a statistic `<statistic> per <statistic>`.
 
         :raises ConfigError: The text is no comparison.
         """
@@ -67,7 +75,8 @@ class Constraint(NamedTuple):
                 f"constraints: cannot read {text!r}. Expected a statistic or KPI, a comparison and a number, for "
                 "instance 'kpi/waste <= 0.1'."
             )
-        return cls(" ".join(text.split()), match["name"], match["sign"], bound)
+        name, _, per = re.sub(r"\s+per\s+", "\n", match["name"]).partition("\n")
+        return cls(" ".join(text.split()), name, match["sign"], bound, per or None)
 
     def violation(self, value: float) -> float:
         """Return how far a value is from what is allowed, relative to the bound; 0: it is allowed."""
@@ -83,11 +92,12 @@ class SelectionCriterion:
 
     A statistic is named as TensorBoard shows it, with or without the prefix and the interface
     (`eval_BaseEnvEvents/kpi/mean/waste`, `kpi/mean/waste`). The mean, or an event's only statistic, needs no name
-    of its own (`kpi/waste`, `invalid_cut`).
+    of its own (`kpi/waste`, `invalid_cut`), and the mean of a KPI not even the prefix `kpi` (`waste`).
 
     :param objective: The statistic that counts; `None`: the mean reward.
     :param maximize: Whether more of it is better.
-    :param constraints: Conditions, such as `kpi/waste <= 0.1`. An event that does not occur in an evaluation
+    :param constraints: Conditions, such as `kpi/waste <= 0.1` or `short per demand <= 0.05`. An event that does
+        not occur in an evaluation
         counts as 0; a name that no evaluation has had so far is logged as a warning once.
     :raises ConfigError: A value is of another type, or a constraint cannot be read.
     """
@@ -121,16 +131,23 @@ class SelectionCriterion:
         return Judgement(value if self.maximize else -value, violation)
 
     def _constrained_value(self, stats: LogStats, constraint: Constraint) -> float:
-        value = find_statistic(stats, constraint.name)
+        value = self._value(stats, constraint, constraint.name)
+        if constraint.per is None:
+            return value
+        divisor = self._value(stats, constraint, constraint.per)
+        return value / divisor if divisor else math.copysign(math.inf, value) if value else 0.0
+
+    def _value(self, stats: LogStats, constraint: Constraint, name: str) -> float:
+        value = find_statistic(stats, name)
         if value is not None:
             return value
-        if constraint.name not in self._absent:
-            problem = f"constraints: {constraint.text!r}: the evaluation has no statistic or KPI {constraint.name!r}"
-            if "kpi" in _tokens(constraint.name)[:2]:  # KPIs are calculated in every evaluation
-                raise ConfigError(f"{problem}.{_suggestion(stats, constraint.name)}")
-            self._absent.add(constraint.name)
+        if name not in self._absent:
+            problem = f"constraints: {constraint.text!r}: the evaluation has no statistic or KPI {name!r}"
+            if "kpi" in _tokens(name)[:2]:  # KPIs are calculated in every evaluation
+                raise ConfigError(f"{problem}.{_suggestion(stats, name)}")
+            self._absent.add(name)
             logger.warning(
-                "%s; it counts as 0, like an event that does not occur.%s", problem, _suggestion(stats, constraint.name)
+                "%s; it counts as 0, like an event that does not occur.%s", problem, _suggestion(stats, name)
             )
         return 0.0
 
@@ -162,6 +179,8 @@ def find_statistic(stats: LogStats, name: str) -> float | None:
     for key, value in stats.items():
         if (number := scalar_value(value)) is not None:
             short = _spellings(key, with_output=False)
+            if key.event is BaseEnvEvents.kpi:
+                short.append(_tokens("/".join(map(str, key.group or ()))))
             if wanted in _spellings(key) or (key.output_name == "mean" and wanted in short):
                 exact[key] = number
             elif wanted in short:
@@ -203,3 +222,86 @@ def _suggestion(stats: LogStats, name: str) -> str:
     names = sorted(map(_full_name, keys))
     more = f" and {len(names) - _N_SHOWN} more" if len(names) > _N_SHOWN else ""
     return f"{meant} Known: {', '.join(names[:_N_SHOWN]) or 'none'}{more}."
+
+
+# -- sources of constrained statistics in rollouts ---------------------------------------------------------------------
+
+
+_MEANS, _SUMS = (np.mean, statistics.mean), (sum, np.sum)
+
+
+class StatisticSource(NamedTuple):
+    """Values of single steps or episodes that a statistic is the mean of."""
+
+    event: tuple[str, str]
+    """Module and qualified name of the event's interface method."""
+    output_name: str | None
+    group: tuple[str, ...]
+    at_end: bool
+    """Whether the value is known at the end of an episode only; otherwise it is the sum of values of its steps."""
+    is_rate: bool = False
+    """Whether it is the average over steps, not a sum over those of an episode."""
+
+    def of(self, stats: Mapping[LogStatsKey, Any]) -> Any:
+        """Return its value in statistics of a step, or of an episode (`at_end`); 0 without the event."""
+        for key, value in stats.items():
+            event, group = (key.event.__module__, key.event.__qualname__), tuple(map(str, key.group or ()))
+            if (event, key.output_name, group) == self[:3]:
+                return value
+        return 0.0
+
+
+def statistic_source(name: str) -> StatisticSource:
+    """Return the source of a statistic in rollouts: of an event of an imported interface, otherwise of a KPI.
+
+    :param name: See :class:`SelectionCriterion`.
+    :raises ConfigError: The statistic is no mean over episodes, or several events have this name.
+    """
+    wanted = _tokens(name)
+    found = {source for interface in _all_classes() for source in _sources_of(interface, wanted)}
+    if len(found) > 1:
+        raise ConfigError(
+            f"constraints: {name!r} may mean any of {', '.join(sorted('/'.join(s.event) for s in found))}; begin with "
+            "the name of the interface."
+        )
+    group = tuple(part for part in wanted if part not in ("BaseEnvEvents", "kpi", "mean"))
+    kpi = StatisticSource((BaseEnvEvents.kpi.__module__, BaseEnvEvents.kpi.__qualname__), None, group, at_end=True)
+    return next(iter(found), kpi)
+
+
+def _all_classes() -> Iterator[type[Any]]:
+    waiting, seen = [object], {object}
+    while waiting:
+        for subclass in type.__subclasses__(waiting.pop()):
+            if subclass not in seen:
+                seen.add(subclass)
+                waiting.append(subclass)
+                yield subclass
+
+
+def _sources_of(interface: type[Any], wanted: tuple[str, ...]) -> Iterator[StatisticSource]:
+    names = wanted[1:] if wanted[0] == interface.__name__ and len(wanted) > 1 else wanted
+    method = vars(interface).get(names[0])
+    if not inspect.isfunction(method) or method is BaseEnvEvents.kpi or not event_definition(method).epoch:
+        return
+    definition, event = event_definition(method), (method.__module__, method.__qualname__)
+    for epoch in definition.epoch:
+        names_output = names[1:2] == (epoch.output_name,)
+        group = names[1 + names_output :]
+        if not names_output and len(definition.epoch) > 1 and epoch.output_name not in (None, "mean"):
+            continue
+        if len(group) != len(definition.grouping) or epoch.group_by is not None:
+            continue
+        if epoch.reduce_function not in _MEANS:
+            raise ConfigError(
+                f"constraints: {'/'.join(wanted)!r} is no mean over episodes, which constraints of the training need; "
+                "expected a statistic `define_epoch_stats(np.mean, ...)`, or a KPI."
+            )
+        episode = next((stat for stat in definition.episode if stat.output_name == epoch.input_name), None)
+        if episode is None:
+            continue
+        step = next((stat for stat in definition.step if stat.output_name == episode.input_name), None)
+        adds_up = step is not None and step.reduce_function in (*_SUMS, len)
+        adds_up = adds_up and episode.reduce_function in (*_SUMS, *_MEANS)
+        output = episode.input_name if adds_up else episode.output_name
+        yield StatisticSource(event, output, group, not adds_up, adds_up and episode.reduce_function in _MEANS)

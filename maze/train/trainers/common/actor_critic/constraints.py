@@ -1,0 +1,308 @@
+"""Constraints on statistics and KPIs: Lagrange multipliers with PID control, and a critic of the costs of each.
+
+A constraint on a mean over episodes (`Constraint`) is a limit `sum(a) / sum(b) <= bound` on the values of a rollout:
+
+* an event averaged over steps: `a` is its value in each step, `b` is 1 in each step;
+* an event summed over episodes: `a` likewise, `b` is 1 where an episode ends;
+* a KPI, or another statistic of a whole episode: both are known in the last step of the episode;
+* `x per y`: the values of `x` and of `y`.
+
+The cost of a step is `a - bound * b`, negated for `>=`. Its critic and its advantages are those of rewards.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from torch import Tensor, nn
+
+from maze.core.agent.hidden_states import HiddenStates
+from maze.core.agent.state_critic_input_output import StateCriticInput, StateCriticStepInput
+from maze.core.agent.torch_actor_critic import TorchActorCritic
+from maze.core.annotations import override
+from maze.core.errors import ConfigError
+from maze.perception.blocks.general.input_conversion import RunningNormalizationBlock
+from maze.train.trainers.common.actor_critic.reward_scaling import CentredReturns, RewardScaling
+from maze.train.trainers.common.actor_critic.valuation import (
+    GAE,
+    CostRows,
+    PolicyBatch,
+    ReturnFunction,
+    Returns,
+    RolloutBatch,
+    Trajectories,
+    value_rollout,
+)
+from maze.train.trainers.common.model_selection.selection_criterion import Constraint, statistic_source
+
+if TYPE_CHECKING:
+    from maze.core.agent.torch_policy_output import PolicyOutput
+    from maze.core.agent.torch_state_critic import TorchStateCritic
+    from maze.core.rollout.rollout_columns import RolloutColumns
+    from maze.perception.blocks.recurrent.recurrent_cell import Run
+    from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig
+
+logger = logging.getLogger(__name__)
+
+_SMOOTHING = 0.9
+"""Weight of earlier violations in the proportional and derivative terms."""
+_UPDATES_AT_LIMIT = 20
+"""Number of updates with the largest multiplier in which the violation must fall by a tenth; otherwise the constraint
+counts as infeasible."""
+
+
+# -- mathematics -------------------------------------------------------------------------------------------------------
+
+
+class PID(NamedTuple):
+    """State of the control of a multiplier."""
+
+    integral: float = 0.0
+    violation: float | None = None
+    """Smoothed; `None`: unknown so far."""
+    multiplier: float = 0.0
+
+
+def pid_step(pid: PID, violation: float, gains: Sequence[float], limit: float, smoothing: float = _SMOOTHING) -> PID:
+    """Update a multiplier (Stooke et al. 2020, Responsive safety in reinforcement learning by PID Lagrangian methods,
+    algorithm 2).
+
+    :param pid: State before.
+    :param violation: Measured violation, negative if the constraint holds.
+    :param gains: Proportional, integral and derivative gain.
+    :param limit: Largest multiplier, and largest integral.
+    :param smoothing: Weight of the earlier smoothed violation.
+    """
+    proportional, integral_gain, derivative = gains
+    before = violation if pid.violation is None else pid.violation
+    smoothed = smoothing * before + (1.0 - smoothing) * violation
+    integral = min(max(pid.integral + integral_gain * violation, 0.0), limit)
+    control = proportional * smoothed + integral + derivative * max(smoothed - before, 0.0)
+    return PID(integral, smoothed, min(max(control, 0.0), limit))
+
+
+def combined_advantage(reward: Tensor, costs: Sequence[Tensor], multipliers: Sequence[float]) -> Tensor:
+    """Return the advantage of the Lagrangian, `(A - sum(l_i A_i)) / (1 + sum(l_i))`, `[n_rows]` as its arguments."""
+    for cost, multiplier in zip(costs, multipliers, strict=True):
+        reward = reward - multiplier * cost
+    return reward / (1.0 + sum(multipliers))
+
+
+def sum_of_ended(values: np.ndarray, ended: np.ndarray, carried: np.ndarray) -> tuple[float, np.ndarray]:
+    """Return the sum of values over the episodes that ended, and the sums of the running episodes.
+
+    :param values: `[n_ticks, n_envs]`.
+    :param ended: An episode ended with the tick, bool `[n_ticks, n_envs]`.
+    :param carried: Sums of the episodes that were running before, `[n_envs]`.
+    """
+    totals = np.cumsum(values, axis=0, dtype=np.float64) + carried
+    last = len(ended) - 1 - ended[::-1].argmax(axis=0)
+    done = np.where(ended.any(axis=0), totals[last, np.arange(ended.shape[1])], 0.0)
+    return float(done.sum()), totals[-1] - done
+
+
+# -- learning ----------------------------------------------------------------------------------------------------------
+
+
+class _CostReturns(ReturnFunction):
+    """GAE of costs; those of whole episodes are not discounted, and nothing follows a truncated episode."""
+
+    def __init__(self, gamma: float, gae_lambda: float) -> None:
+        self.gamma, self._lambda, self.at_end = gamma, gae_lambda, True
+
+    @override(ReturnFunction)
+    def __call__(self, trajectories: Trajectories) -> Returns:
+        if not self.at_end:
+            return GAE(self.gamma, self._lambda)(trajectories)
+        if trajectories.acts is None:
+            trajectories = replace(trajectories, terminated=trajectories.terminated | trajectories.truncated)
+        return GAE(1.0, self._lambda)(trajectories)
+
+
+class LearnedConstraint:
+    """A constraint in training: its multiplier, and the critic of its costs.
+
+    :param text: The constraint, such as `late_share <= 0.05`.
+    :param config: Hyperparameters.
+    :param model: The model that is trained; the critic begins as a copy of its critic.
+    :raises ConfigError: The constraint cannot be read or is an equation.
+    """
+
+    def __init__(self, text: str, config: ActorCriticConfig, model: TorchActorCritic) -> None:
+        self.constraint = constraint = Constraint.parse(text)
+        if constraint.sign == "==":
+            raise ConfigError(f"algorithm.constraints: expected `<=` or `>=`, found {constraint.text!r}.")
+        self.name = constraint.name if constraint.per is None else f"{constraint.name}_per_{constraint.per}"
+        self.sources = [statistic_source(name) for name in (constraint.name, constraint.per) if name is not None]
+        self.sign = 1.0 if constraint.sign in ("<=", "<") else -1.0
+        shared = [m for net in model.critic.networks.values() for m in net.modules()]
+        normalizing = {id(module): module for module in shared if isinstance(module, RunningNormalizationBlock)}
+        self.critic: TorchStateCritic = copy.deepcopy(model.critic, normalizing)  # type: ignore[assignment]  # checked
+        self.model = TorchActorCritic(model.policy, self.critic, model.device)
+        self.value = float("nan")
+        """Latest value of the statistic in rollouts."""
+        self._config = config
+        self._scale = abs(constraint.bound) or 1.0
+        self._aim = constraint.bound - self.sign * config.constraint_margin * self._scale
+        self._pid = PID()
+        self._returns = _CostReturns(config.gamma, config.gae_lambda)
+        self._scaling = RewardScaling(config.gamma)
+        centring = config.reward_centering and not self.sources[0].at_end
+        self._centred = CentredReturns(self._returns, config.reward_centering, is_scaled=True) if centring else None
+        self._carried = np.zeros((0, 2))
+        self._memory: HiddenStates | None = None
+        self._n_at_limit, self._violation_at_limit, self._is_reported = 0, 0.0, False
+
+    @property
+    def multiplier(self) -> float:
+        """Weight of the costs in the objective; that of rewards is 1."""
+        return self._pid.multiplier
+
+    def restart(self) -> None:
+        """Begin anew in other environments."""
+        self._carried = np.zeros((0, 2))
+
+    def networks(self) -> Iterator[tuple[tuple[str, Any], nn.Module]]:
+        """Critic networks, by the event that reports their gradient and by constraint and sub-step."""
+        for key, network in self.critic.networks.items():
+            yield ("constraint_critic_grad_norm", (self.name, key)), network
+
+    def learn(self, columns: RolloutColumns, batch: RolloutBatch, first: int, is_fixed: bool) -> None:
+        """Update the multiplier by a rollout, and add its cost advantages and targets to the rollout's batch.
+
+        :param columns: The rollout.
+        :param batch: The rollout with returns.
+        :param first: Position of the constraint's values among those of the rollout.
+        :param is_fixed: Whether the multiplier stays as it is.
+        """
+        if len(self._carried) != columns.n_envs:
+            self._carried = np.zeros((columns.n_envs, 2))
+            self._memory = HiddenStates(columns.n_envs, self.critic.state_sizes) if self.model.is_recurrent else None
+        ended = columns.terminated | columns.truncated
+        complete = columns.step_complete | ended
+        values = columns.constrained[..., first] * complete
+        per = complete if self.sources[0].is_rate else ended
+        weights = columns.constrained[..., first + 1] * complete if len(self.sources) > 1 else per.astype(np.float32)
+        self._measure(values, weights, ended, is_fixed)
+        costs = copy.copy(columns)
+        costs.rewards = (self.sign * (values - self._aim * weights)).astype(np.float32)
+        costs.actor_rewards = None if columns.actor_rewards is None else costs.rewards
+        self._returns.at_end = self.sources[0].at_end
+        if self._centred is None:
+            self._scaling.scale(costs)
+            if costs.actor_rewards is not None:
+                costs.actor_rewards = costs.rewards
+        returns = self._centred or self._returns
+        valued = value_rollout(self.model, costs, returns, self._memory, self._config.sequence_length, are_joint=True)
+        for part, of_costs in zip(batch.parts, valued.parts, strict=True):
+            part.costs.append(CostRows(of_costs.old_values, of_costs.advantages, of_costs.targets))
+            if part.sequences is not None and of_costs.sequences is not None:
+                part.sequences.critic_states += of_costs.sequences.critic_states
+
+    def _measure(self, values: np.ndarray, weights: np.ndarray, ended: np.ndarray, is_fixed: bool) -> None:
+        if self.sources[0].is_rate:
+            total, weight = float(values.sum()), float(weights.sum())
+        else:
+            total, self._carried[:, 0] = sum_of_ended(values, ended, self._carried[:, 0])
+            weight, self._carried[:, 1] = sum_of_ended(weights, ended, self._carried[:, 1])
+        if not weight:
+            return
+        self.value = total / weight
+        if not is_fixed:
+            violation = self.sign * (self.value - self._aim) / self._scale
+            self._pid = pid_step(self._pid, violation, self._config.constraint_gains, self._config.multiplier_limit)
+            self._warn_if_infeasible()
+
+    def _warn_if_infeasible(self) -> None:
+        """Warn once if the violation does not fall any more although the multiplier is at its limit."""
+        violation, limit = self._pid.violation or 0.0, self._config.multiplier_limit
+        if self.multiplier < limit or violation <= 0.0:
+            self._n_at_limit = 0
+            return
+        is_due = self._n_at_limit > 0 and self._n_at_limit % _UPDATES_AT_LIMIT == 0
+        if is_due and not self._is_reported and violation > 0.9 * self._violation_at_limit:
+            logger.warning(
+                "algorithm.constraints: %r seems to be infeasible: its multiplier is at the limit of %g, and its "
+                "value, now %.4g, does not approach the bound any more. Relax the bound, or raise "
+                "`algorithm.multiplier_limit`.",
+                *(self.constraint.text, limit, self.value),
+            )
+            self._is_reported = True
+        if self._n_at_limit % _UPDATES_AT_LIMIT == 0:
+            self._violation_at_limit = violation
+        self._n_at_limit += 1
+
+    def predicted(self, part: PolicyBatch, position: int, policy_output: PolicyOutput) -> list[Tensor]:
+        """Return the values of costs, with gradients, for each output of the critic `[n_rows]`.
+
+        :param part: A minibatch.
+        :param position: Number of this constraint among all.
+        :param policy_output: Output of the policy for it, with embeddings that critics may share.
+        """
+        given = StateCriticInput()
+        runs: Sequence[Run] = []
+        if part.sequences is not None:
+            runs = part.sequences.all_at_once(self.model.device).critic
+            n_runs = len(runs) // (1 + len(part.costs))
+            runs = runs[n_runs * (1 + position) : n_runs * (2 + position)]
+        for index, (output, substep) in enumerate(zip(policy_output.substep_outputs, part.substeps, strict=True)):
+            item = StateCriticStepInput.build(output, substep.observation)
+            item.run = runs[index] if index < len(runs) else None
+            given.append(item)
+        return self.critic.predict_values(given).values
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return multiplier, critic and running sums."""
+        parts = {"scaling": self._scaling, "centred": self._centred, "memory": self._memory}
+        states = {name: part.state_dict() for name, part in parts.items() if part is not None}
+        at_limit = [self._n_at_limit, self._violation_at_limit, self._is_reported]
+        own = {"pid": list(self._pid), "value": self.value, "carried": self._carried.copy(), "at_limit": at_limit}
+        return {**own, "critic": self.critic.state_dict(), **states}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore a state of :meth:`state_dict`."""
+        self._pid, self.value = PID(*state_dict["pid"]), state_dict["value"]
+        self._carried = np.array(state_dict["carried"], np.float64)
+        self._n_at_limit, self._violation_at_limit, self._is_reported = state_dict["at_limit"]
+        self.critic.load_state_dict(state_dict["critic"])
+        if "memory" in state_dict:
+            self._memory = HiddenStates(len(self._carried), self.critic.state_sizes)
+        parts = {"scaling": self._scaling, "centred": self._centred, "memory": self._memory}
+        for name, part in parts.items():
+            if part is not None and name in state_dict:
+                part.load_state_dict(state_dict[name])
+
+
+class LearnedConstraints:
+    """All constraints of a training run; see :class:`LearnedConstraint` for the arguments."""
+
+    def __init__(self, config: ActorCriticConfig, model: TorchActorCritic) -> None:
+        self.each = [LearnedConstraint(text, config, model) for text in config.constraints]
+        if len({one.name for one in self.each}) < len(self.each):
+            raise ConfigError(
+                f"algorithm.constraints: expected one constraint per statistic, found {config.constraints}."
+            )
+        self.sources = [source for one in self.each for source in one.sources]
+
+    def learn(self, columns: RolloutColumns, batch: RolloutBatch, is_fixed: bool) -> None:
+        """Update all multipliers, and add costs to a batch; see :meth:`LearnedConstraint.learn`."""
+        first = 0
+        for one in self.each:
+            one.model.eval()
+            one.learn(columns, batch, first, is_fixed)
+            first += len(one.sources)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of all constraints, by their texts."""
+        return {one.constraint.text: one.state_dict() for one in self.each}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore the constraints that the state has; others begin without a multiplier."""
+        for one in self.each:
+            if one.constraint.text in state_dict:
+                one.load_state_dict(state_dict[one.constraint.text])
