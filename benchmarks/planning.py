@@ -286,7 +286,7 @@ def played(env: Any, policy: Policy, seed: int, n_steps: int | None = None) -> t
     return time.process_time() - started, total
 
 
-def problems(names: list[str], n_episodes: int) -> None:
+def problems(names: list[str], n_episodes: int, first_seed: int) -> None:
     """Print paired differences of the return between rollout and base policy."""
     print("| problem | base policy | rollout | difference | 95 % interval | CPU s/episode |")
     print("| --- | --- | --- | --- | --- | --- |")
@@ -294,9 +294,9 @@ def problems(names: list[str], n_episodes: int) -> None:
         make, base, arguments = problem_of(name)
         returns, seconds = np.zeros((2, n_episodes)), 0.0
         for episode in range(n_episodes):
-            returns[0, episode] = played(make(), base, 100 + episode, _STEPS.get(name))[1]
+            returns[0, episode] = played(make(), base, first_seed + episode, _STEPS.get(name))[1]
             policy = RolloutPolicy(base, **arguments)
-            spent, returns[1, episode] = played(make(), policy, 100 + episode, _STEPS.get(name))
+            spent, returns[1, episode] = played(make(), policy, first_seed + episode, _STEPS.get(name))
             seconds += spent
         difference = Estimate.of(mean_interval((returns[1] - returns[0])[np.newaxis]))
         print(
@@ -308,6 +308,9 @@ def problems(names: list[str], n_episodes: int) -> None:
 
 def problem_of(name: str) -> tuple[EnvFactory, Policy, dict[str, Any]]:
     """What makes the environment of a problem, its base policy, and the arguments of the rollout policy."""
+    if name in OWN:
+        own_env, heuristic, _ = own_problem(name, tempfile.mkdtemp())
+        return own_env, heuristic(), {"horizon": 12, "scenarios": 16}
     file, changes, base, arguments = PROBLEMS[name]
     config: Any = OmegaConf.create({"env": OmegaConf.load(ENVS / f"{file}.yaml")})
     config.env.update(changes)
@@ -447,6 +450,7 @@ def main() -> None:
     parser.add_argument("--scenarios", type=int, default=2048)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--first-seed", type=int, default=100)
     parser.add_argument("--generations", type=int, default=2)
     parser.add_argument("--budget", type=float, default=600.0)
     arguments = parser.parse_args()
@@ -456,7 +460,7 @@ def main() -> None:
         for seed in range(1, arguments.seeds + 1):
             labelled(arguments.settings or SETTINGS, seed, arguments.generations)
     elif arguments.what == "problems":
-        problems(arguments.settings or list(PROBLEMS), arguments.episodes)
+        problems(arguments.settings or list(PROBLEMS), arguments.episodes, arguments.first_seed)
     elif arguments.what == "improve":
         seven = [*(name for name in PROBLEMS if name != "job_shop"), *OWN]
         for seed in range(1, arguments.seeds + 1):

@@ -25,7 +25,7 @@ from unittest.mock import patch
 from maze.api.run_context import RunContext
 from maze.cli.run_summary import facts_of
 from maze.core.log_stats.log_stats import LogStatsWriter
-from maze.report.report_writer import ReportWriter
+from maze.report.run_page import ReportWriter
 
 INTERVAL = 2.0
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from hydra.core.config_store import ConfigStore
 
-from maze.cli.local_launcher import LocalLauncher
+from maze.cli.launchers import LocalLauncher
 
 
 class MazeLocalLauncher(LocalLauncher):

@@ -5,7 +5,7 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 
-from maze.cli.ray_launcher import RayLauncher
+from maze.cli.launchers import RayLauncher
 
 
 class MazeRayLauncher(RayLauncher):

@@ -26,8 +26,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from maze.cli.algorithms import with_own_algorithm
 from maze.cli.errors import RunFailedError, UsageError, set_gate_status, translated
+from maze.cli.hydra_setup import apply_overrides, for_hydra
 from maze.cli.run_directory import ClaimedDirectories, uploads_of_run
-from maze.cli.wrapper_overrides import apply_overrides, for_hydra
 from maze.console.streams import lasting_console, quiet_console
 from maze.core.errors import ConfigError, EnvironmentFailedError, MazeError
 from maze.core.utils.storage import is_url, uploaded
@@ -44,7 +44,7 @@ PRINTING = ("verbose", "console")
 """Settings of the console output."""
 FLAGS_WITH_VALUE = ("-cn", "--config-name", "-cp", "--config-path", "-cd", "--config-dir", "-p", "--package")
 COMMANDS = {
-    "--export": ("maze.cli.export", "export_run"),
+    "--export": ("maze.cli.run_description", "export_run"),
     "--info": ("maze.cli.run_description", "print_run_info"),
     "--new-project": ("maze.cli.new_project", "write_project"),
     "--report": ("maze.cli.report", "make_report"),
@@ -65,7 +65,7 @@ def maze_run(cfg: DictConfig) -> float | None:
     """
     from maze.cli.run_info import config_as_yaml, write_run_info
     from maze.cli.run_summary import beginning
-    from maze.cli.sweeps.objective import recorder_of_sweep
+    from maze.cli.sweeps.results import recorder_of_sweep
     from maze.console.runs import EVERYTHING, checked_verbosity
     from maze.core.utils.factory import Factory
     from maze.runner import Runner
@@ -97,8 +97,7 @@ def _completed(cfg: DictConfig, project: Path) -> list[str]:
     :return: Sections that differ from Hydra's composition: those of an earlier run, and overridden wrappers.
     """
     from maze.cli.checks import check, complete
-    from maze.cli.compared_policies import complete_base
-    from maze.cli.stored_model import use_stored_run
+    from maze.cli.stored_runs import complete_base, use_stored_run
 
     if HydraConfig.initialized():
         complete_base(cfg, project)
@@ -114,11 +113,11 @@ def _completed(cfg: DictConfig, project: Path) -> list[str]:
     taken_over = [*overridden, *use_stored_run(cfg, HydraConfig.get().overrides.task)]
     complete(cfg, project)
     if "policies" in cfg:
-        from maze.cli.compared_policies import complete_policies
+        from maze.cli.stored_runs import complete_policies
 
         complete_policies(cfg, project, HydraConfig.get().overrides.task)
     if "trajectory_data" in cfg and "what_if" in cfg:
-        from maze.cli.compared_policies import complete_replay
+        from maze.cli.stored_runs import complete_replay
 
         complete_replay(cfg, project, HydraConfig.get().overrides.task)
     return taken_over
@@ -252,7 +251,7 @@ def _main(command: list[str]) -> int:
         print(f"maze-rl {installed_versions()['maze-rl'] or '(not installed)'}")
         return 0
     from maze.cli.hydra_setup import project_importable
-    from maze.cli.stored_model import remember_trust, split_trust
+    from maze.cli.stored_runs import remember_trust, split_trust
     from maze.core.utils.stored_run import trusted_here, trusting
 
     try:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from hydra.plugins.launcher import Launcher
 
+from maze.api.placing import is_plain
 from maze.api.utils import InvalidSpecificationError
-from maze.cli.algorithms import TARGET, option_of, shipped_algorithms
+from maze.cli.algorithms import TARGET, option_of
 from maze.core.errors import ConfigError, did_you_mean
 from maze.core.utils.config_utils import is_environment, is_vector_env, shown_value
-from maze.core.utils.factory import TARGET_KEY, Factory
+from maze.core.utils.factory import TARGET_KEY
 from maze.core.wrappers.wrapper import Wrapper
 from maze.perception.models.critics.critic_composer_interface import CriticComposerInterface
 from maze.perception.models.model_composer import BaseModelComposer
@@ -27,7 +28,6 @@ _OverridesType = dict[str, Any]
 COMPONENTS = ("env", "wrappers", "algorithm", "model", "policy", "critic", "launcher", "runner")
 """Arguments that take the name of a module, a mapping or an object."""
 
-_COMPOSERS = (BaseModelComposer, BasePolicyComposer, CriticComposerInterface)
 _OBJECTS: dict[str, type] = {
     "algorithm": AlgorithmConfig,
     "model": BaseModelComposer,
@@ -118,42 +118,27 @@ class ConfigurationAuditor:
                     f"overrides[{name!r}]: names of modules are not resolved in overrides. Pass {name}={value!r} as an "
                     "argument instead."
                 )
-        if isinstance(given.get("model"), BaseModelComposer):
-            for part in ("policy", "critic"):
-                if part in given or part in self.overrides:
-                    raise InvalidSpecificationError(
-                        f"{part}: contradicts model, which is a {type(given['model']).__name__} that builds its own "
-                        f"{part}. Leave {part} out, or pass the model as a name or mapping."
-                    )
-        self._check_composers()
         if isinstance(given.get("policy"), str) and "algorithm" in given:
             raise InvalidSpecificationError(
                 f"policy: {given['policy']!r} names a policy for rollouts, which contradicts algorithm. For training, "
                 "leave policy out or pass a composer such as ProbabilisticPolicyComposer(...)."
             )
         if "launcher" in given and not self.multirun:
-            raise InvalidSpecificationError(
-                "launcher: starts the runs of a multirun, but multirun is False. Pass multirun=True, or leave it out."
-            )
+            raise InvalidSpecificationError("launcher: starts the runs of a multirun. Pass multirun=True.")
         if isinstance(given.get("wrappers"), Wrapper) and "env" in given:
             raise InvalidSpecificationError(
                 f"wrappers: an instance of {type(given['wrappers']).__name__} has its own environment, which "
                 "contradicts env. Pass the wrapper's class and arguments instead: wrappers={ThatWrapper: {...}}."
             )
 
-    def _check_composers(self) -> None:
-        """Refuse overrides below composers, whose networks are built already."""
-        paths = {"policy": "model.policy", "critic": "model.critic"}
-        given = {**self.overrides, **self.kwargs}
-        given |= {path: self.kwargs[name] for name, path in paths.items() if name in self.kwargs}
-        objects = {path: value for path, value in given.items() if isinstance(value, _COMPOSERS)}
-        for path, value in objects.items():
-            for key in self.overrides:
-                if key.lstrip("+~").startswith(f"{path.lstrip('+')}."):
-                    raise InvalidSpecificationError(
-                        f"overrides[{key!r}]: {path} is a {type(value).__name__}, which is complete. Change the "
-                        f"object passed as {path}, or pass its configuration: a name, or a mapping with `{TARGET_KEY}`."
-                    )
+    @property
+    def objects(self) -> list[str]:
+        """Paths whose values are no texts and numbers: Hydra cannot resolve paths below them."""
+        paths = {"policy": ["model.policy"], "critic": ["critic", "model.critic"]}
+        given = [name for name, value in self.kwargs.items() if not isinstance(value, str)]
+        return [path for name in given for path in paths.get(name, [name])] + [
+            path.lstrip("+") for path, value in self.overrides.items() if not is_plain(value)
+        ]
 
     def algorithm_name(self, algorithm: Any) -> str:
         """Return the option of the group `algorithm` that fits an algorithm given as an object or a mapping."""
@@ -168,8 +153,6 @@ class ConfigurationAuditor:
 
 def _check_component(name: str, value: Any) -> None:
     if isinstance(value, str):
-        if not value:
-            raise InvalidSpecificationError(f"{name}: expected {_expected(name)}, got an empty text.")
         return
     if isinstance(value, Mapping):
         if name == "algorithm":
@@ -195,26 +178,14 @@ def _expected(name: str) -> str:
 
 
 def _algorithm_class(algorithm: Any) -> type[AlgorithmConfig]:
-    """Return the configuration class of an algorithm; for a mapping without `_target_`, the class with its keys."""
+    """Return the configuration class of an algorithm."""
     known = algorithm_class(algorithm)
-    if known is not None:
-        return known
-    factory = Factory(AlgorithmConfig)
-    fitting = []
-    for path in dict.fromkeys(shipped_algorithms().values()):
-        config_class = factory.type_from_name(path)
-        names = {config_field.name for config_field in fields(config_class)}
-        if set(algorithm) == names:
-            return config_class
-        if set(algorithm) <= names:
-            fitting.append(config_class)
-    if len(fitting) == 1:
-        return fitting[0]
-    found = "several algorithms have" if fitting else "no algorithm has"
-    raise InvalidSpecificationError(
-        f"algorithm: {found} the keys {sorted(map(str, algorithm))}. Name one by `{TARGET_KEY}`, the path of its "
-        "configuration class, or pass its name and overrides such as {'algorithm.lr': 0.001}."
-    )
+    if known is None:
+        raise InvalidSpecificationError(
+            f"algorithm: expected `{TARGET_KEY}`, the path of a configuration class, in the mapping, found the keys "
+            f"{sorted(map(str, algorithm))}. Or pass a name, and overrides such as {{'algorithm.lr': 0.001}}."
+        )
+    return known
 
 
 def unknown_argument(name: str, known: Callable[..., Any] | list[str]) -> str:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode as HydraRunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -25,8 +24,7 @@ from maze.api.utils import InvalidSpecificationError, RunMode
 from maze.cli.checks import check, complete
 from maze.cli.critic_choice import check_critic, choose_critic
 from maze.cli.errors import translated
-from maze.cli.hydra_setup import value_text
-from maze.cli.wrapper_overrides import apply_overrides, for_hydra
+from maze.cli.hydra_setup import apply_overrides, for_hydra, value_text
 from maze.core.errors import ConfigError
 from maze.core.utils.config_utils import is_pettingzoo_name
 from maze.core.utils.factory import TARGET_KEY, Factory
@@ -143,7 +141,7 @@ class ConfigurationLoader:
         for path, value in self.auditor.overrides.items():
             section = path.lstrip("+~").replace("/", ".").partition(".")[0]
             if is_training or section in ROLLOUT_SECTIONS:
-                yield path, [self._override(path, option) for option in self._override_options(path, value)]
+                yield path, [self._override(path, option) for option in self._options(path, value)]
 
     def _tracking(self) -> Choice:
         given = self.tracking
@@ -156,15 +154,10 @@ class ConfigurationLoader:
             f"tracking: expected a name such as 'wandb', a list of names, or a mapping, got {given!r}."
         )
 
-    def _options(self, name: str, value: Any) -> list[Any]:
-        if not self.auditor.multirun:
-            return [value]
-        values = list(value) if isinstance(value, list | tuple) else [value]
-        return [option for one in values for option in (_sweep(name, one) if isinstance(one, str) else [one])]
-
-    def _override_options(self, path: str, value: Any) -> list[Any]:
+    def _options(self, path: str, value: Any) -> list[Any]:
+        """Return the values of the runs; a list stands for several in a multirun."""
         if not self.auditor.multirun or not isinstance(value, list | tuple):
-            return self._options(path, value)
+            return [value]
         if not value:
             raise InvalidSpecificationError(f"overrides[{path!r}]: an empty list leaves nothing to run.")
         return list(value)
@@ -203,7 +196,6 @@ class ConfigurationLoader:
         return Choice(value, placed=((path, value),))
 
     def _override(self, path: str, value: Any) -> Choice:
-        value = as_on_command_line(path, value)
         if path.startswith("~"):
             return Choice(value, (path if value is None else f"{path}={value_text(value)}",))
         if is_plain(value) and not self._is_below_object(path):
@@ -215,14 +207,8 @@ class ConfigurationLoader:
     def _is_below_object(self, path: str) -> bool:
         """Return whether Hydra cannot resolve the path: through objects, class paths and lists."""
         keys = path.lstrip("+").split(".")
-        given = self.auditor.kwargs
-        replaced = {name for name in (*given, "policy") if not isinstance(given.get(name, ""), str)}
-        is_policy = keys[:2] == ["model", "policy"] and "policy" in replaced
-        is_critic = keys[:2] == ["model", "critic"] and "critic" in replaced
-        is_object = len(keys) > 1 and keys[0] in replaced
-        return (
-            is_object or is_policy or is_critic or keys[0] == "wrappers" or any(key.isdigit() for key in keys)
-        ) and len(keys) > 1
+        is_below = any(path.lstrip("+").startswith(f"{other}.") for other in self.auditor.objects)
+        return is_below or (len(keys) > 1 and (keys[0] == "wrappers" or any(key.isdigit() for key in keys)))
 
     # -- one run -----------------------------------------------------------------------------------------------
 
@@ -279,7 +265,12 @@ class ConfigurationLoader:
                 if not path.startswith("hydra."):
                     place(config, path, value)
         complete(config, self.project)
-        self._check_own_critic(config, [path for path, _ in placed])
+        model = config.get("model")
+        is_own = not isinstance(model, DictConfig) or not OmegaConf.is_interpolation(model, "critic")
+        if is_own and any(path == "critic" for path, _ in placed):
+            raise InvalidSpecificationError(
+                "critic: the model has its own critic (model.critic). Leave critic out, or override model.critic."
+            )
         if self.run_mode is RunMode.TRAINING:
             if "algorithm" not in config:
                 raise InvalidSpecificationError(
@@ -289,15 +280,6 @@ class ConfigurationLoader:
             _check_runner(config)
             check_critic(config, critic_is_given="critic" in self.auditor.kwargs)
         return config
-
-    @staticmethod
-    def _check_own_critic(config: DictConfig, placed: list[str]) -> None:
-        model = config.get("model")
-        if "critic" in placed and isinstance(model, DictConfig) and not OmegaConf.is_interpolation(model, "critic"):
-            raise InvalidSpecificationError(
-                "critic: the model has its own critic (model.critic). Remove the argument, or pass the critic as "
-                "overrides={'model.critic': ...}."
-            )
 
     @staticmethod
     def _check_sweeper(full: DictConfig) -> None:
@@ -343,34 +325,6 @@ def _check_runner(config: DictConfig) -> None:
 
     if issubclass(kind, RolloutRunner | CheckRunner):  # others are the user's or RLlib's
         raise InvalidSpecificationError(f"runner: a {kind.__name__} trains nothing. Choose 'dev' or 'local'.")
-
-
-def as_on_command_line(path: str, value: Any) -> Any:
-    """Return the value of an override, with texts converted to numbers as on the command line."""
-    if isinstance(value, list | tuple):
-        return [as_on_command_line(path, entry) for entry in value]
-    if not isinstance(value, str):
-        return value
-    try:
-        read = OverridesParser.create().parse_override(f"{path.lstrip('+~')}={value}").value()
-    except HydraException:
-        return value
-    return read if type(read) in (int, float) else value
-
-
-def _sweep(name: str, value: str) -> list[Any]:
-    """Return the values of a sweep in the command line's syntax (`a,b`, `range(1,4)`), or the text itself."""
-    try:
-        override = OverridesParser.create().parse_override(f"{name.lstrip('+~')}={value}")
-    except HydraException:
-        return [value]
-    if not override.is_sweep_override():
-        return [value]
-    if not override.is_discrete_sweep():
-        raise InvalidSpecificationError(
-            f"{name}: {value!r} is an interval. Name the values to try, or use a sweeper that samples from intervals."
-        )
-    return list(override.sweep_iterator())
 
 
 def _short_name(value: Any) -> str:

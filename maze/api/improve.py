@@ -25,7 +25,7 @@ from maze.cli.hydra_setup import value_text
 from maze.cli.run_directory import claim_directory
 from maze.cli.run_info import shown_path
 from maze.cli.run_summary import command_text
-from maze.cli.stored_model import TRUST
+from maze.cli.stored_runs import TRUST
 from maze.console.runs import Progress
 from maze.core.agent.policy import Policy
 from maze.core.annotations import override

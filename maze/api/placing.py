@@ -13,8 +13,11 @@ from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf, flag_override
 
 from maze.api.utils import InvalidSpecificationError
 from maze.cli.errors import suggestion
-from maze.cli.wrapper_overrides import SECTION, short_name, split_wrapper_path
+from maze.cli.hydra_setup import SECTION, short_name, split_wrapper_path
 from maze.core.utils.factory import TARGET_KEY
+from maze.perception.models.critics.critic_composer_interface import CriticComposerInterface
+from maze.perception.models.model_composer import BaseModelComposer
+from maze.perception.models.policies.base_policy_composer import BasePolicyComposer
 
 _FLAGS = {"allow_objects": True, "no_deepcopy_set_nodes": True}
 """Flags of OmegaConf's containers that prevent conversion and copies of objects."""
@@ -80,6 +83,12 @@ class _Placement:
         if isinstance(node, DictConfig):
             self._set_in_mapping(node, keys, before)
             return node
+        if isinstance(node, BaseModelComposer | BasePolicyComposer | CriticComposerInterface):
+            where = ".".join(before)
+            raise InvalidSpecificationError(
+                f"overrides[{self.path!r}]: {where} is a {type(node).__name__}, which is complete. Change the object "
+                f"passed as {where}, or pass its configuration: a name, or a mapping with `{TARGET_KEY}`."
+            )
         name, rest, here = keys[0], keys[1:], (*before, keys[0])
         if isinstance(node, ListConfig):
             if not name.isdigit() or int(name) >= len(node):

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from maze.api.config_loader import LoadedRun
 from maze.api.process_state import GlobalGenerators, hydra_config, hydra_session, output
-from maze.cli.compared_policies import complete_base
 from maze.cli.run_directory import claim_directory
 from maze.cli.run_info import write_run_info
-from maze.cli.stored_model import use_stored_run
+from maze.cli.stored_runs import complete_base, use_stored_run
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.log_stats.log_stats import LogStats, LogStatsKey, StatsContext
 from maze.core.log_stats.stats_format import name_parts, sample_values, scalar_value

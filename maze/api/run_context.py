@@ -60,7 +60,7 @@ class RunContext:
     Components are given as the name of a configuration module, as on the command line, as a mapping or as an object.
     Calls do not change working directory, random generators, Hydra and statistics of the process.
 
-    With `multirun`, lists (and the command line's `a,b`) among components and overrides are the values of different
+    With `multirun`, lists among components and overrides are the values of different
     runs, in all combinations; properties and results are lists with an entry for each run. Their annotations are the
     types for one run `| Any`, since unions with lists would require a distinction before each use.
 

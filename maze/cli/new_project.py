@@ -41,14 +41,7 @@ def write_project(arguments: Sequence[str]) -> int:
     _check_place(directory)
     _check_name(directory)
     _write(directory)
-    shown = os.path.relpath(directory)
-    print(
-        f"{directory}: a project with an environment, its tests, training, comparison, gate and deployment.\n"
-        f"  cd {shown}\n"
-        f"  make test    # run the tests\n"
-        f"  make demo    # train a policy, compare it, apply the gate, and serve it (minutes)\n"
-        f"README.md describes the files, and what to change first."
-    )
+    print(f"{directory}: a new project. README.md describes its files; `make test` runs its tests, `make demo` trains.")
     return 0
 
 
@@ -69,12 +62,9 @@ def _check_name(directory: Path) -> None:
 
 
 def _check_place(directory: Path) -> None:
-    if not directory.parent.is_dir():
-        raise UsageError(f"{FLAG}: there is no directory {directory.parent}. Create it first.")
-    if directory.is_dir() and not any(directory.iterdir()):
-        return
-    if os.path.lexists(directory):
-        raise UsageError(f"{FLAG}: {directory} exists already, and is no empty directory. Choose another one.")
+    is_empty = directory.is_dir() and not any(directory.iterdir())
+    if not directory.parent.is_dir() or (os.path.lexists(directory) and not is_empty):
+        raise UsageError(f"{FLAG}: {directory} must be an empty or a new directory in an existing one.")
 
 
 def _write(directory: Path) -> None:

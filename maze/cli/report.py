@@ -83,9 +83,6 @@ def play_command(arguments: Sequence[str]) -> list[str]:
     parser.add_argument("run", help="directory of the training run: outputs/<name>/<time>")
     parser.add_argument("--video", type=Path, default=None, help="write a video: episode.mp4 or .gif")
     wanted, further = parser.parse_known_args(list(arguments))
-    for name, value in vars(wanted).items():
-        if "=" in str(value):
-            parser.error(f"{name}: expected a path, found the override {value}")
     if wanted.video is not None:
         named = [f"policies=[{value_text(wanted.run)}]", f"runner.video={value_text(wanted.video.absolute())}"]
         return ["-cn", "conf_inspect", *named, *further]

@@ -1,35 +1,32 @@
-"""Description of a run or a sweep (`--info`): facts, checked files, and commands that use it."""
+"""Commands about one run: its description (`--info`) with checked files, and the export of its policy (`--export`)."""
 
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from maze.cli.run_info import COMMAND_FILE, CONFIG_FILE, find_run, is_sweep, shown_path, text_of
-from maze.cli.run_summary import PROGRESS_OF_RLLIB, command_text, facts_of, progress_of, run_commands, stored_overrides
-from maze.cli.sweeps.results import RESULTS_FILE, STUDY_FILE
+from maze.cli.errors import FlagParser, UsageError
+from maze.cli.run_info import COMMAND_FILE, CONFIG_FILE, find_run, text_of
+from maze.cli.run_summary import PROGRESS_OF_RLLIB, facts_of, progress_of, run_commands
 from maze.core.errors import CheckpointError, MazeError
 from maze.core.utils.checkpoint import load_state
 from maze.core.utils.files import TEMPORARY_PREFIX, is_sealed, open_seal
 from maze.core.utils.stored_config import read_stored_config, read_yaml
 from maze.core.wrappers.observation_normalization.normalization_strategies.base import load_statistics
 from maze.perception.models.space_config import SpacesConfig
+from maze.serve.bundle import PolicyBundle
 from maze.utils.tensorboard_reader import read_event_file
 
 
 def print_run_info(arguments: Sequence[str]) -> int:
-    """Print the description of a run or a sweep.
+    """Print the description of a run.
 
     :param arguments: Its directory.
     :return: Exit status: 1 if a file is damaged.
     """
     directory = find_run(Path(*arguments))
-    if is_sweep(directory):
-        print("\n".join(_describe_sweep(directory)))
-        return 0
     files = list(checked_files(directory))
     print("\n".join(_describe_run(directory, files)))
     return int(any(file.problem for file in files))
@@ -50,22 +47,6 @@ def _describe_run(directory: Path, files: Sequence[CheckedFile]) -> Iterator[str
 
 def _row(label: str, text: str) -> str:
     return f"  {label:<13}{text}"
-
-
-def _describe_sweep(directory: Path) -> Iterator[str]:
-    runs = sorted((run.parent for run in directory.glob(f"*/{CONFIG_FILE}")), key=lambda run: (len(run.name), run.name))
-    shown = shown_path(directory, Path.cwd())
-    yield f"Sweep in {directory.absolute()}\n"
-    yield _row("runs", str(len(runs)))
-    yield from (_row(run.name, " ".join(stored_overrides(run)) or "(no overrides)") for run in runs)
-    yield "\nNext"
-    if (directory / RESULTS_FILE).is_file():
-        yield f"  Results of all runs: {shown / RESULTS_FILE}"
-    if runs:
-        yield f"  Describe a single run:\n    {command_text('--info', str(shown / runs[0].name))}"
-    if (directory / STUDY_FILE).is_file():
-        yield f"  Resume the sweep: the same command with hydra.sweep.dir={shlex.quote(str(shown))}"
-    yield f"  Write its report:\n    {command_text('--report', str(shown))}"
 
 
 # -- the files of a run ------------------------------------------------------------------------------------------------
@@ -136,3 +117,47 @@ _READERS: tuple[tuple[str, Callable[[Path], object]], ...] = (
     (PROGRESS_OF_RLLIB, _read_json),
 )
 """Pattern and reader of each kind of file; a reader raises an error for a damaged one."""
+
+
+FLAG = "--export"
+
+
+def export_run(arguments: Sequence[str]) -> int:
+    """Write the bundle of a run, and print its content and the code that is not included.
+
+    :param arguments: Arguments of `--export`.
+    :return: Exit status.
+    :raises UsageError: There is no such run, or an option is unknown.
+    """
+    settings = _parsed(arguments)
+    run = find_run(settings.pop("run"), FLAG)
+    out = settings.pop("out", Path(f"{run.absolute().name}.maze"))
+    if not out.absolute().parent.is_dir():
+        raise UsageError(f"--out: there is no directory {out.parent}.")
+    bundle = PolicyBundle.from_run(run, **settings)
+    path = bundle.save(out)
+    print(f"{path}: {path.stat().st_size / 1e6:.2f} MB, SHA-256 {bundle.sha256}")
+    for key, step in bundle.steps.items():
+        observed = ", ".join(step.observation_space)
+        heads = ", ".join(f"{name} ({head.description['distribution']})" for name, head in step.heads.items())
+        print(f"  sub-step {key!r}: from {observed} to {heads}")
+        if sizes := next(iter(step.networks.values())).state_sizes:
+            states = ", ".join(f"{name} ({size})" for name, size in sizes.items())
+            print(f"    recurrent state: {states}; sessions keep it")
+    for piece in bundle.card["code"]:
+        need = "must be provided" if piece["is_required"] else "may be provided" if piece["call"] else "precedes it"
+        print(f"  not in the file: {piece['name']} ({piece['class']}) {need}")
+    n_cases = sum(len(next(iter(case["logits"].values()))) for case in bundle.reference)
+    print(f"Its logits equal those of the trained policy in {n_cases} recorded states.")
+    return 0
+
+
+def _parsed(arguments: Sequence[str]) -> dict[str, Any]:
+    parser = FlagParser(FLAG, "Write a trained policy as one file that acts without torch.")
+    parser.add_argument("run", type=Path, help="directory of the training run")
+    parser.add_argument("--out", type=Path, help="the file, <run>.maze by default")
+    parser.add_argument("--name", help="name of the policy")
+    parser.add_argument("--weights", dest="state_dict_file", help="file of the weights, state_dict.pt by default")
+    parser.add_argument("--steps", dest="n_steps", type=int, help="number of steps recorded as reference cases")
+    parser.add_argument("--seed", type=int, help="seed of these steps")
+    return vars(parser.parse_intermixed_args(list(arguments)))

@@ -16,8 +16,8 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from maze.cli.errors import RunFailedError, set_gate_status
+from maze.cli.hydra_setup import apply_overrides, as_written
 from maze.cli.sweeps.results import has_study
-from maze.cli.wrapper_overrides import apply_overrides, as_written
 from maze.core.errors import ConfigError
 from maze.core.utils.config_utils import gym_env_defaults
 from maze.core.utils.storage import Store, Uploads, is_url, working_directory
@@ -189,10 +189,7 @@ class RunDirectoryCallback(Callback):  # type: ignore[misc, unused-ignore]
     """Claims `hydra.run.dir` or `hydra.sweep.dir` before Hydra creates it, after the choices that it is named after."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        from maze.cli.stored_model import choose_stored_environment
-
         self._apply_overrides(config)
-        choose_stored_environment(config)
         _announce(config)
         if "algorithm" in config:
             from maze.cli.critic_choice import choose_critic

@@ -7,7 +7,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from maze.cli.errors import UsageError
-from maze.cli.sweeps.results import STUDY_FILE
-from maze.cli.wrapper_overrides import as_written
+from maze.cli.hydra_setup import as_written
 from maze.core.utils.config_description import config_to_yaml
 from maze.core.utils.files import write_whole
 from maze.utils.process import version_of
@@ -26,7 +25,6 @@ PACKAGES = ("maze-rl", "torch", "numpy", "gymnasium", "hydra-core", "omegaconf",
 CONFIG_FILE = "hydra_config.yaml"
 COMMAND_FILE = "command.txt"
 VERSIONS_FILE = "versions.json"
-SWEEP_FILES = (STUDY_FILE, "multirun.yaml")
 HYDRA_CONFIG = Path(".hydra") / "config.yaml"
 _RUN_FILES = (HYDRA_CONFIG.as_posix(), CONFIG_FILE, COMMAND_FILE)
 
@@ -38,29 +36,15 @@ def command_line(arguments: Sequence[str]) -> str:
 
 def git_state(directory: Path) -> dict[str, Any] | None:
     """Return commit, branch and whether files differ from the commit; None outside a repository or without git."""
-
-    def git(*arguments: str) -> str | None:
-        try:
-            result = subprocess.run(
-                ["git", "--no-optional-locks", *arguments],
-                cwd=directory,
-                capture_output=True,
-                text=True,
-                timeout=5,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return result.stdout.strip() if result.returncode == 0 else None
-
-    commit = git("rev-parse", "HEAD")
-    if commit is None:
+    command = ["git", "--no-optional-locks", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
+    try:
+        result = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
         return None
-    return {
-        "commit": commit,
-        "branch": git("rev-parse", "--abbrev-ref", "HEAD"),
-        "dirty": bool(git("status", "--porcelain", "--untracked-files=no")),
-    }
+    lines = result.stdout.splitlines()
+    facts = dict(line.split()[1:3] for line in lines if line.startswith("#"))
+    is_dirty = any(not line.startswith("#") for line in lines)
+    return {"commit": facts.get("branch.oid"), "branch": facts.get("branch.head"), "dirty": is_dirty}
 
 
 def installed_versions() -> dict[str, str | None]:
@@ -149,38 +133,18 @@ def shown_path(path: Path, project: Path) -> Path:
 
 
 def find_run(path: Path, flag: str = "--info") -> Path:
-    """Return the directory of a run or a sweep.
+    """Return the directory of a run.
 
     :raises UsageError: It is no directory of a run.
     """
-    if is_run(path) or is_sweep(path):
+    if is_run(path):
         return path
-    if path.is_file() and is_run(path.parent):
-        raise UsageError(f"{flag}: {path} is a file of a run. Name its directory: maze-run {flag} {path.parent}")
-    kind = "a file" if path.is_file() else "not the directory of a run" if path.is_dir() else "no directory"
     raise UsageError(
-        f"{flag}: {path} is {kind}. Expected a directory written by maze-run, with {', '.join(_RUN_FILES)}, such as "
-        "outputs/<name>/<time>; maze-run --runs lists them."
+        f"{flag}: {path} is not the directory of a run. Expected a directory written by maze-run, with "
+        f"{', '.join(_RUN_FILES)}, such as outputs/<name>/<time>; maze-run --runs lists them."
     )
 
 
 def is_run(directory: Path) -> bool:
     """Return whether it is the directory of a training run, a rollout or another job."""
     return directory.is_dir() and any((directory / name).is_file() for name in _RUN_FILES)
-
-
-def is_sweep(directory: Path) -> bool:
-    """Return whether it is the directory of a sweep."""
-    return any((directory / name).is_file() for name in SWEEP_FILES) and not (directory / CONFIG_FILE).is_file()
-
-
-def runs_below(directory: Path, names: Sequence[str] = (CONFIG_FILE, *SWEEP_FILES)) -> Iterator[Path]:
-    """Find directories of runs and sweeps in and below a directory, three levels deep.
-
-    :param names: Names of files, one of which such a directory has.
-    """
-    for depth in ("", "*/", "*/*/", "*/*/*/"):
-        for name in names:
-            for file in directory.glob(f"{depth}{name}"):
-                if is_run(file.parent) or is_sweep(file.parent):
-                    yield file.parent

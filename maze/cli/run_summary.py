@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Container, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -18,11 +18,11 @@ from maze.cli.run_info import (
     CONFIG_FILE,
     HYDRA_CONFIG,
     VERSIONS_FILE,
-    runs_below,
     shown_path,
     stored_arguments,
     text_of,
 )
+from maze.console.runs import duration_text
 from maze.core.errors import MazeError
 from maze.core.log_stats.stats_format import significant
 from maze.core.utils.config_utils import gym_env_defaults
@@ -32,8 +32,7 @@ from maze.train.utils.training_record import ENDED, INTERRUPTED, read_record
 
 if TYPE_CHECKING:
     from maze.report.progress import Progress
-    from maze.report.report_writer import ReportWriter
-    from maze.report.run_page import RunFacts
+    from maze.report.run_page import ReportWriter, RunFacts
 
 PROGRESS_OF_RLLIB = "rllib_progress.json"
 _BY_NAME = ("gym_env", "atari", "pettingzoo")
@@ -41,21 +40,6 @@ _BY_NAME = ("gym_env", "atari", "pettingzoo")
 _GROUPS = ("env", "wrappers", "model", "critic", "algorithm", "rllib/algorithm", "runner", "rllib/runner", "experiment")
 _SHOWN_VERSIONS = ("maze-rl", "python", "torch", "numpy", "gymnasium")
 _CLASS_SUFFIX = "AlgorithmConfig"
-_RESULTS = {
-    "report.html": "HTML report",
-    "state_dict.pt": "best model",
-    "latest.pt": "latest state",
-    "progress.csv": "all statistics",
-    "maze_cli.log": "log",
-    "trajectory_data": "trajectories",
-    "trajectory_parquet": "episodes as tables",
-    "event_logs": "tables of events",
-    "episode_pages": "HTML players of episodes",
-    "action_records": "actions",
-    "comparison.csv": "comparison",
-    "gate.md": "verdict of the gate",
-}
-"""Files that the last lines of a run name."""
 
 
 # -- names and progress ------------------------------------------------------------------------------------------------
@@ -188,10 +172,7 @@ def ending(directory: Path, project: Path, seconds: float, commands: Mapping[str
     :param seconds: Duration of the run.
     :param commands: Commands by their purposes; `None`: those that use a training run.
     """
-    shown = shown_path(directory, project)
-    present = [f"{name} ({what})" for name, what in _RESULTS.items() if (directory / name).exists()]
-    lines = [*_reached(directory, seconds), f"Results are in {shown}{':' if present else '.'}"]
-    lines += [f"  {', '.join(present)}"] if present else []
+    lines = [*_reached(directory, seconds), f"Results are in {shown_path(directory, project)}."]
     if commands is None:
         commands = run_commands(directory, project) if (directory / "state_dict.pt").is_file() else {}
     if commands:
@@ -199,19 +180,11 @@ def ending(directory: Path, project: Path, seconds: float, commands: Mapping[str
     return "\n".join(lines)
 
 
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{significant(seconds, 3 if seconds < 10 else 2)} s"
-
-
 def _reached(directory: Path, seconds: float) -> Iterator[str]:
     record = record_of(directory)
     if record is not None:
         verb = "Trained" if record.get("state") == ENDED else "Interrupted after"
-        yield f"{verb} {_done(directory, record)} in {_duration(seconds)}{_best(record)}."
+        yield f"{verb} {_done(directory, record)} in {duration_text(seconds)}{_best(record)}."
 
 
 def progress_of(directory: Path) -> str:
@@ -243,7 +216,7 @@ def report_writer(directory: Path, project: Path) -> ReportWriter:
     :param directory: Directory of the run, with its configuration and command.
     :param project: Working directory of the command; the commands in the report refer to it.
     """
-    from maze.report.report_writer import ReportWriter
+    from maze.report.run_page import ReportWriter
 
     return ReportWriter(directory, facts_of(directory, project), _resumed(directory))
 
@@ -312,18 +285,6 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 # -- the list of runs --------------------------------------------------------------------------------------------------
 
 
-class ListedRun(NamedTuple):
-    """A row of the list of training runs."""
-
-    run: str
-    environment: str
-    algorithm: str
-    steps: str
-    best_score: str
-    state: str
-    date: str
-
-
 def print_runs(arguments: Sequence[str]) -> int:
     """Print a table of the training runs below a directory, the newest last, without reading checkpoints.
 
@@ -334,31 +295,27 @@ def print_runs(arguments: Sequence[str]) -> int:
     directory = Path(*arguments)
     if not directory.is_dir():
         raise UsageError(f"--runs: {directory} is no directory. Expected the directory of all runs, such as outputs.")
-    found = [(run, read_plain_yaml(run / CONFIG_FILE)) for run in runs_below(directory, [CONFIG_FILE])]
+    files = (file for depth in ("", "*/", "*/*/", "*/*/*/") for file in directory.glob(f"{depth}{CONFIG_FILE}"))
+    found = [(file.parent, read_plain_yaml(file)) for file in files]
     found.sort(key=lambda entry: (entry[0] / CONFIG_FILE).stat().st_mtime)
     runs = [_listed(run, cfg) for run, cfg in found if "algorithm" in cfg]
-    if runs:
-        rows = [ListedRun(*(name.replace("_", " ") for name in ListedRun._fields)), *runs]
-        print("\n".join(aligned(rows)))
-    else:
-        print(f"No training runs in {directory}; maze-run -cn conf_train starts one.")
+    header = ("run", "environment", "algorithm", "steps", "best score", "state", "date")
+    print("\n".join(aligned([header, *runs])) if runs else f"No training runs in {directory}.")
     if others := len(found) - len(runs):
-        print(f"Not shown: {others} rollout{'s' if others > 1 else ''} or other jobs.")
-    if runs:
-        print("maze-run --info <run> describes one, with the commands that use it.")
+        print(f"Not shown: {others} rollouts or other jobs.")
     return 0
 
 
-def _listed(run: Path, cfg: Mapping[str, Any]) -> ListedRun:
+def _listed(run: Path, cfg: Mapping[str, Any]) -> tuple[str, ...]:
     record = record_of(run) or {"state": "starting"}
     steps, score = record.get("n_env_steps"), record.get("best_score")
     broken = f" (broken by {record['violation']:.3g})" if record.get("violation") else ""
-    return ListedRun(
-        run=str(run),
-        environment=environment_name(cfg.get("env")),
-        algorithm=algorithm_name(cfg["algorithm"], run),
-        steps=f"{steps:,}" if isinstance(steps, int) and steps else "-",
-        best_score=f"{score:.5g}{broken}" if isinstance(score, int | float) else "-",
-        state=str(record.get("state")),
-        date=datetime.fromtimestamp((run / CONFIG_FILE).stat().st_mtime).strftime("%Y-%m-%d %H:%M"),
+    return (
+        str(run),
+        environment_name(cfg.get("env")),
+        algorithm_name(cfg["algorithm"], run),
+        f"{steps:,}" if isinstance(steps, int) and steps else "-",
+        f"{score:.5g}{broken}" if isinstance(score, int | float) else "-",
+        str(record.get("state")),
+        datetime.fromtimestamp((run / CONFIG_FILE).stat().st_mtime).strftime("%Y-%m-%d %H:%M"),
     )

@@ -293,6 +293,12 @@ class LiveLine:
             redirect_stderr=False,
         )
         self._task = self._progress.add_task("", total=total, text="")
+        self._refreshed = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the line should be drawn again; lines that are drawn too often flicker."""
+        return time.monotonic() - self._refreshed >= _REFRESHED
 
     def draw(self, description: str, n_done: float, text: str) -> None:
         """Draw the line.
@@ -301,6 +307,7 @@ class LiveLine:
         :param n_done: Number of units that are done.
         :param text: Text after the bar.
         """
+        self._refreshed = time.monotonic()
         self._progress.update(self._task, description=description, completed=n_done, text=text)
         if self._progress.live.is_started:
             self._progress.refresh()
@@ -337,20 +344,18 @@ class Progress:
         self.unit = unit
         self.n_done = 0
         self._line_after = max(1, -(-total // n_lines))
-        self._start = self._refreshed = time.monotonic()
+        self._start = time.monotonic()
         self._line = live_line(total)
 
     def update(self) -> None:
         """Count one more unit as done."""
         self.n_done += 1
-        now = time.monotonic()
-        rate = self.n_done / max(now - self._start, 1e-9)
+        rate = self.n_done / max(time.monotonic() - self._start, 1e-9)
         state = f"{self.n_done}/{self.total} {self.unit}, {rate:.3g}/s, {(self.total - self.n_done) / rate:.0f} s left"
         if self._line is None:
             if self.n_done % self._line_after == 0 or self.n_done == self.total:
                 print(f"{self.description}: {state}", flush=True)
-        elif now - self._refreshed >= _REFRESHED:
-            self._refreshed = now
+        elif self._line.is_due:
             self._line.draw(self.description, self.n_done, state)
 
     def __enter__(self) -> Progress:
@@ -382,7 +387,6 @@ class TrainingProgress:
         self._epoch, self._update = 0, 0
         self._begun_at: float | None = None
         """Number of completed epochs at the start of this process."""
-        self._refreshed = 0.0
         self._waiting: Progressed | None = None
         """The epoch that has ended and has not been evaluated yet."""
         # An epoch, or the run if epochs are single updates.
@@ -421,8 +425,7 @@ class TrainingProgress:
         self._n_updates += 1
         self._update += 1
         self._n_steps += self.steps_per_update
-        if self._line is not None and time.perf_counter() - self._refreshed >= _REFRESHED:
-            self._refreshed = time.perf_counter()
+        if self._line is not None and self._line.is_due:
             self._refresh()
 
     def before_output(self) -> None:
@@ -499,10 +502,11 @@ class TrainingProgress:
         n_own, n_left = n_done - (self._begun_at or 0.0), self.n_epochs - n_done
         if n_left <= 0 or n_own <= 0:
             return ""
-        return _duration(n_left * (time.perf_counter() - self._start) / n_own)
+        return duration_text(n_left * (time.perf_counter() - self._start) / n_own)
 
 
-def _duration(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
+    """Return a duration with its unit."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 90 * 60:

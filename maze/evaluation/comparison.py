@@ -1,4 +1,4 @@
-"""Comparison of policies on the same episodes: estimates of their differences as text, CSV and HTML page."""
+"""Comparison of policies on the same episodes: estimates of their differences, in all episodes and by context."""
 
 from __future__ import annotations
 
@@ -350,3 +350,122 @@ def intervals_figure(
 
 def _cut(name: str) -> str:
     return name if len(name) <= 40 else f"{name[:39]}…"
+
+
+_MOST_CONTEXTS = 400
+"""Largest number of contexts of a table; more are values of intervals, of which episodes have one each."""
+
+
+class ContextRow(NamedTuple):
+    """Estimates of one measure of one policy in the episodes of one context.
+
+    :param values: Values of the context.
+    :param measure: Name of the measure.
+    :param policy: Name of the policy.
+    :param mean: Mean over runs and episodes.
+    :param difference: Difference of the mean from that of the reference policy; `None`: it is the reference.
+    """
+
+    values: tuple[str, ...]
+    measure: str
+    policy: str
+    mean: Estimate
+    difference: Estimate | None
+
+
+class ContextComparison:
+    """Comparison of policies in each context.
+
+    :param comparison: The comparison of all episodes.
+    :param texts: Texts of parameters that are stored as an index, by parameter.
+    """
+
+    def __init__(self, comparison: Comparison, texts: Mapping[str, Sequence[Any]] | None = None) -> None:
+        self.comparison = comparison
+        of_reference = comparison.played[0].measures
+        self.names = [name.removeprefix(f"{CONTEXT}/") for name in of_reference if name.startswith(f"{CONTEXT}/")]
+        """Names of the parameters."""
+        columns = np.zeros((len(self.names), comparison.n_episodes))
+        for index, name in enumerate(self.names):
+            columns[index] = of_reference[f"{CONTEXT}/{name}"][0]
+        contexts, self._context_of = np.unique(columns, axis=1, return_inverse=True)
+        self._labels = [
+            tuple(self._label(name, value, texts or {}) for name, value in zip(self.names, values, strict=True))
+            for values in contexts.T.tolist()
+        ]
+
+    def __bool__(self) -> bool:
+        """Whether episodes have contexts, several of them and not one each."""
+        return 1 < len(self._labels) <= min(_MOST_CONTEXTS, self.comparison.n_episodes // 2)
+
+    def rows(self, measure: str) -> Iterator[ContextRow]:
+        """Yield the estimates of a measure, context by context.
+
+        :param measure: The measure.
+        """
+        reference, *_ = self.comparison.played
+        for number, values in enumerate(self._labels):
+            episodes = np.flatnonzero(self._context_of.ravel() == number)
+            ours = reference.measures[measure][:, episodes]
+            for played in self.comparison.played:
+                theirs = played.measures[measure][:, episodes]
+                is_reference = played is reference
+                difference = None if is_reference else Estimate.of(mean_interval(theirs, ours))
+                yield ContextRow(values, measure, played.name, Estimate.of(mean_interval(theirs)), difference)
+
+    def as_csv(self) -> str:
+        """Return the table, one line for each context, measure and policy."""
+        parts = ("mean", "mean_low", "mean_high", "difference", "difference_low", "difference_high")
+        lines: list[list[object]] = [[*self.names, "measure", "policy", *parts]]
+        for measure in self.comparison.measures:
+            for row in self.rows(measure):
+                ends = [*row.mean, *(row.difference or ("", "", ""))]
+                cells = [repr(float(end)) if end != "" else "" for end in ends]
+                lines.append([*row.values, row.measure, row.policy, *cells])
+        return csv_text(lines)
+
+    def section(self) -> str:
+        """Return a section of the report: for each measure with a goal a heat map of differences."""
+        maps = [self._heat_map(measure) for measure in self.comparison.measures if self.comparison.goal(measure)]
+        note = "Differences from the first policy; green is better, red is worse, * the interval excludes 0."
+        return page_section("By context", f"<p>{note}</p>\n{''.join(maps)}")
+
+    def _heat_map(self, measure: str) -> str:
+        """Return a table with a row for each context and a column for each policy."""
+        differences = [(row, row.difference) for row in self.rows(measure) if row.difference is not None]
+        sign = -1.0 if measure in self.comparison.minimized else 1.0
+        scale = sign / (max(abs(estimate.value) for _, estimate in differences) or 1.0)
+        lines: dict[tuple[str, ...], list[str]] = {}
+        for row, estimate in differences:
+            lines.setdefault(row.values, []).append(_heat_cell(estimate, scale))
+        columns = [*self.names, *(played.name for played in self.comparison.played[1:])]
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
+        body = "".join(
+            f"<tr>{''.join(f'<th>{html.escape(value)}</th>' for value in values)}{''.join(cells)}</tr>"
+            for values, cells in lines.items()
+        )
+        return (
+            f'<div class="wide"><table><caption>{html.escape(measure)}</caption><thead><tr>{head}</tr></thead>'
+            f"<tbody>{body}</tbody></table></div>\n"
+        )
+
+    @staticmethod
+    def _label(name: str, value: float, texts: Mapping[str, Sequence[Any]]) -> str:
+        return str(texts[name][int(value)]) if name in texts else f"{value:.6g}"
+
+
+def texts_of(context: Mapping[str, Any] | None) -> dict[str, list[str]]:
+    """Return the texts of a configured context, by parameter.
+
+    :param context: The configuration (`env.context`); `None`: there is none.
+    """
+    listed = {name: list(given) for name, given in (context or {}).items() if not isinstance(given, Mapping)}
+    return {name: values for name, values in listed.items() if isinstance(values[0], str)}
+
+
+def _heat_cell(estimate: Estimate, scale: float) -> str:
+    share = max(-1.0, min(1.0, estimate.value * scale))
+    colour = "46, 160, 67" if share > 0 else "218, 54, 51"
+    mark = " *" if estimate.low > 0 or estimate.high < 0 else ""
+    text = html.escape(number_text(float(f"{estimate.value:.3g}")))
+    return f'<td style="background: rgba({colour}, {0.6 * abs(share):.2f})">{text}{mark}</td>'

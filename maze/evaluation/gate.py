@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -326,13 +325,9 @@ class Gate:
 
         :param facts: Sentences on policies and episodes.
         """
-        lines = [f"# Gate: {'passed' if self.passes else 'not passed'}", "", _escaped(self.verdict), ""]
-        lines += [f"* {_escaped(fact)}" for fact in facts]
-        lines += ["", _line(self.HEADER), _line(["---", "---", *["---:"] * 5, "---"])]
-        lines += [_line([_escaped(cell) for cell in row]) for row in self.rows()]
-        lines += ["", HOW_IT_IS_JUDGED, ""]
-        lines += [f"* {_escaped(remark)}" for remark in self.remarks()]
-        return "\n".join(lines).rstrip() + "\n"
+        lines = "\n".join((*facts, "", self.text(), "", HOW_IT_IS_JUDGED)).splitlines()
+        heading = f"# Gate: {'passed' if self.passes else 'not passed'}"
+        return "\n".join([heading, "", *(f"    {line}" for line in lines), ""])  # indented: names stay text
 
 
 HOW_IT_IS_JUDGED = (
@@ -384,16 +379,6 @@ def _tolerated(each: Judged) -> str:
     bound = -each.tolerated if threshold.goal == MORE else each.tolerated
     limit = "" if threshold.limit is None else f", limit {number_text(threshold.limit)}"
     return f"{'+' if bound > 0 else ''}{number_text(bound)}{limit}"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _escaped(text: str) -> str:
-    """Escape text for Markdown, table cells included."""
-    plain = " ".join(html.escape(text, quote=False).split())
-    return "".join(f"\\{letter}" if letter in "\\`*_[]|" else letter for letter in plain)
 
 
 def _number(where: str, value: Any) -> float:

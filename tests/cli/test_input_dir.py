@@ -181,28 +181,6 @@ def test_without_pygame_an_episode_is_shown_as_numbers(
         shutil.rmtree(tmp_path / "outputs")
 
 
-def test_directories_are_named_after_the_environment_that_is_taken_over(run: Path, tmp_path: Path) -> None:
-    stored = tmp_path / "trained" / "mine"
-    shutil.copytree(run, stored)
-    hydra = stored / ".hydra" / "hydra.yaml"
-    hydra.write_text(hydra.read_text(encoding="utf-8").replace("env: gym_env", "env: lake-2"), encoding="utf-8")
-    assert main([*ROLLOUT, f"input_dir={stored}"]) == 0
-    assert main([*ROLLOUT, f"input_dir={stored}", "env.name=Acrobot-v1"]) == 0
-    short = ["runner.n_episodes=2", "runner.max_episode_steps=3"]
-    assert main(["-cn", "conf_compare", "policies=[random,trained]", *short]) == 0
-    names = {path.name for path in (tmp_path / "outputs").iterdir()}
-    policy = "torch_policy-sequential"
-    assert names == {f"rollout-lake-2-{policy}", f"rollout-gym_env-{policy}", "comparison-lake-2"}
-
-
-def test_no_stored_name_leads_out_of_the_directory_of_runs(run: Path, tmp_path: Path) -> None:
-    shutil.copytree(run, stored := tmp_path / "run")
-    hydra = stored / ".hydra" / "hydra.yaml"
-    hydra.write_text(hydra.read_text(encoding="utf-8").replace("env: gym_env", "env: /../../out"), encoding="utf-8")
-    assert main([*ROLLOUT, f"input_dir={stored}"]) == 0
-    assert [path.name for path in (tmp_path / "outputs").iterdir()] == ["rollout-gym_env-torch_policy-sequential"]
-
-
 @pytest.fixture
 def lane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A run in an environment of a module in the working directory; the module is not imported."""

@@ -46,7 +46,7 @@ def test_a_rollout_leaves_everything_that_makes_it_repeatable(
     first, second = output.splitlines()[:2]
     assert first == "-> starting -cn conf_rollout env=gym_env policy=random_policy runner=sequential"
     assert second == f"-> writing into {run.relative_to(tmp_path)}"
-    assert f"Results are in {run.relative_to(tmp_path)}:\n" in output
+    assert f"Results are in {run.relative_to(tmp_path)}.\n" in output
     assert "_target_" not in output, "the configuration is in files, and printed with verbose=2"
     assert output.count("total_episode_count") == 1
     assert "rollout_stats" in output

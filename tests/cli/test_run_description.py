@@ -142,26 +142,13 @@ def test_a_rollout_is_described_and_a_cut_off_trajectory_found(copy: Path, capfd
 
 
 def test_another_directory_is_refused(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert "outputs/traind is no directory" in info("outputs/traind", capfd, status=2)
-    assert "outputs is not the directory of a run" in info("outputs", capfd, status=2)
-    assert f"maze-run --info {copy}/trained" in info(copy / "trained" / "latest.pt", capfd, status=2)
+    for path in ("outputs/traind", "outputs", copy / "trained" / "latest.pt"):
+        assert f"{path} is not the directory of a run" in info(path, capfd, status=2)
 
 
 def test_the_file_of_an_interrupted_write_is_listed(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (copy / "trained" / ".maze-unfinished-latest.pt-abc").write_bytes(b"half")
     assert "left by an interrupted write" in info(copy / "trained", capfd)
-
-
-def test_the_runs_of_a_sweep_are_listed(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    sweep = copy / "multirun"
-    for number, lr in enumerate((0.1, 0.2)):
-        shutil.copytree(copy / "trained", sweep / str(number))
-        (sweep / str(number) / ".hydra" / "overrides.yaml").write_text(f"- algorithm.lr={lr}\n")
-    (sweep / "multirun.yaml").touch()
-    text = info(sweep, capfd)
-    assert re.search(r"runs +2", text)
-    assert re.search(r"1 +algorithm\.lr=0\.2", text)
-    assert "maze-run --info outputs/multirun/0" in text
 
 
 @pytest.mark.parametrize(

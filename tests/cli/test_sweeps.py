@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hydra.core.config_store import ConfigStore
 
-from maze.cli.sweeps.objective import ObjectiveRecorder
+from maze.cli.sweeps.results import ObjectiveRecorder
 from maze.cli.sweeps.study import SweepStudy
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.log_stats.log_stats import LogStatsKey

@@ -9,7 +9,7 @@ import pytest
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
-from maze.cli.wrapper_overrides import apply_overrides, as_written, changed_wrappers, for_hydra, split_wrapper_path
+from maze.cli.hydra_setup import apply_overrides, as_written, changed_wrappers, for_hydra, split_wrapper_path
 from maze.core.errors import ConfigError
 from maze.maze_cli import main
 

@@ -75,7 +75,7 @@ def test_an_epoch_is_shown_with_the_evaluation_of_the_policy_that_it_led_to(
     assert best == [significant(value) for value in best_so_far]
 
 
-def test_a_training_prints_its_directory_files_and_next_commands(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_training_prints_its_directory_and_next_commands(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(SHORT) == 0
     said = capfd.readouterr().out
     lines = said.splitlines()
@@ -84,7 +84,7 @@ def test_a_training_prints_its_directory_files_and_next_commands(capfd: pytest.C
     best = max(value for (path, _), value in returns.items() if path == "eval")
     assert "2 epochs, 320 environment steps in " in said
     assert f"best score {significant(best)}." in said
-    assert all(name in said for name in ("report.html", "state_dict.pt", "progress.csv", "maze_cli.log"))
+    assert "Results are in run." in lines
     commands = [line.strip() for line in lines if line.startswith("  maze-run ")]
     assert commands[0] == "maze-run --play run"
     assert {"maze-run -cn conf_compare 'policies=[random,run]'", "maze-run --info run"} <= set(commands)
@@ -189,7 +189,7 @@ def test_ctrl_c_saves_the_run_and_prints_how_to_resume() -> None:
     terminal.interrupt()
     assert terminal.status() == 128 + signal.SIGINT
     screen = terminal.screen()
-    assert "Results are in run:" in screen
+    assert "Results are in run." in screen
     assert any(line.startswith("Interrupted after ") for line in screen)
     assert any(line.endswith("input_dir=run resume=true") for line in screen)
     assert Path("run/latest.pt").is_file()

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from maze.evaluation.by_context import ContextComparison
-from maze.evaluation.comparison import Comparison, PlayedEpisodes, comparison_page
+from maze.evaluation.comparison import Comparison, ContextComparison, PlayedEpisodes, comparison_page
 from maze.maze_cli import main
 from tests.api.shorter import SHORTER
 from tests.report.browser import NARROW, WIDE, OpenPage, accessibility_faults, cut_off

@@ -23,8 +23,7 @@ from maze.core.log_stats.log_stats_writer_tensorboard import LogStatsWriterTenso
 from maze.core.log_stats.stats_format import significant
 from maze.report.page import RunData
 from maze.report.progress import PROGRESS_FILE, Progress, read_progress
-from maze.report.report_writer import ReportWriter
-from maze.report.run_page import REPORT_FILE, RunFacts, run_page
+from maze.report.run_page import REPORT_FILE, ReportWriter, RunFacts, run_page
 from maze.utils.tensorboard_reader import tensorboard_to_pandas
 from tests.report.browser import NARROW, WIDE, OpenPage, accessibility_faults, cut_off, looked_at
 from tests.report.test_progress import HOSTILE
@@ -106,7 +105,7 @@ def test_error_in_the_report_is_logged_once_and_the_run_continues(
     def broken(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("no picture")
 
-    monkeypatch.setattr("maze.report.report_writer.run_page", broken)
+    monkeypatch.setattr("maze.report.run_page.run_page", broken)
     with caplog.at_level(logging.WARNING), StatsContext() as stats:
         stats.register_writer(ReportWriter(tmp_path, FACTS, interval=0.0))
         for _ in range(3):

@@ -175,7 +175,7 @@ def test_a_run_is_exported_by_a_command(trained_run, tmp_path, capfd):
     ("arguments", "text"),
     [
         (["--export"], "the following arguments are required: run"),
-        (["--export", "nowhere"], "nowhere is no directory"),
+        (["--export", "nowhere"], "nowhere is not the directory of a run"),
         (["--export", "{run}", "--steps", "many"], "argument --steps: invalid int value: 'many'"),
         (["--export", "{run}", "--onnx"], "--export: unrecognized arguments: --onnx"),
         (["--export", "{run}", "--out"], "argument --out: expected one argument"),

@@ -19,8 +19,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from maze.cli.errors import translated
-from maze.cli.local_launcher import FinishedJob, Jobs, LocalLauncher, outcome
-from maze.cli.sweeps.objective import UnknownObjectiveError
+from maze.cli.hydra_setup import for_hydra
+from maze.cli.launchers import FinishedJob, Jobs, LocalLauncher, outcome
 from maze.cli.sweeps.results import (
     COMPLETED,
     FAILED,
@@ -29,6 +29,7 @@ from maze.cli.sweeps.results import (
     SweepRun,
     SweepTrial,
     TrialResult,
+    UnknownObjectiveError,
     number_text,
     ranked,
     results_table,
@@ -37,7 +38,6 @@ from maze.cli.sweeps.results import (
     write_results,
 )
 from maze.cli.sweeps.study import Plan, SweepStudy
-from maze.cli.wrapper_overrides import for_hydra
 from maze.core.errors import MazeError, WorkerError
 from maze.train.trainers.common.model_selection.best_model_selection import BestScore
 from maze.train.utils.training_record import read_record

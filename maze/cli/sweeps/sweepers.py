@@ -17,10 +17,9 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from maze.cli.errors import UsageError
-from maze.cli.local_launcher import CONSOLE_FILE, LocalLauncher
-from maze.cli.sweeps.objective import STEPS
-from maze.cli.sweeps.results import FAILED, TrialResult, has_study
-from maze.cli.wrapper_overrides import apply_overrides, for_hydra
+from maze.cli.hydra_setup import apply_overrides, for_hydra
+from maze.cli.launchers import CONSOLE_FILE, LocalLauncher
+from maze.cli.sweeps.results import FAILED, STEPS, TrialResult, has_study
 from maze.core.annotations import override
 from maze.core.errors import MazeError
 

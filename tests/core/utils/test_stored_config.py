@@ -12,7 +12,7 @@ import yaml
 from omegaconf import OmegaConf
 
 import maze
-from maze.cli.stored_model import use_stored_run
+from maze.cli.stored_runs import use_stored_run
 from maze.core.errors import CheckpointError, ConfigError
 from maze.core.utils import stored_config
 from maze.core.utils.stored_config import read_stored_config, refuse_foreign_targets
@@ -42,7 +42,7 @@ EXPLOITS: list[Any] = [
     {"_target_": "maze.core.rollout.rollout_runner.RolloutRunner"},
     {"_target_": "maze.train.trainers.es.ESLocalRunner"},
     {"_target_": "maze.core.utils.factory.Factory", "base_type": "builtins.object"},
-    {"_target_": "maze.cli.local_launcher.sys.exit"},
+    {"_target_": "maze.cli.launchers.sys.exit"},
     {"_target_": "torch.jit.ScriptModule"},
     {"_target_": "torch.fx.GraphModule", "root": {}, "graph": None},
     {"_target_": "torch.nn.init.constant_"},

@@ -1,4 +1,4 @@
-"""Launcher that runs the jobs of a sweep in local processes: `hydra/launcher=local`."""
+"""Launchers that run the jobs of a sweep in local processes (`hydra/launcher=local`) or on Ray (`=ray`)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import sys
 import threading
 import time
 import traceback
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,12 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 from typing_extensions import Self
 
-from maze.cli.wrapper_overrides import apply_overrides, for_hydra
+from maze.cli.hydra_setup import apply_overrides, for_hydra
 from maze.console.streams import let_console_last
 from maze.core.annotations import override
 from maze.core.errors import WorkerError
 from maze.core.utils.worker_pool import n_available_cores
+from maze.train.parallelization.on_ray.session import n_cpus, ray_session, require_cpus, require_ray
 from maze.utils.exception_report import ExceptionReport
 from maze.utils.process import end, exit_text, preload
 
@@ -41,6 +42,8 @@ CONSOLE_FILE = "console.log"
 """File with the console output of a job, in its run directory."""
 GRACE_PERIOD = 5.0
 """Seconds that a job has to save and close after SIGTERM."""
+MOST_JOBS = 10_000
+"""Largest number of awaited jobs: more than any machine runs at once; threads are started on demand."""
 TRAINING_MODULE = "maze.train.trainers.common.training_runner"
 
 
@@ -93,16 +96,54 @@ class LocalLauncher(Launcher):  # type: ignore[misc, unused-ignore]
                 returns.update((job.number, job.job_return) for job in jobs.wait())
         return [returns[number] for number in sorted(returns)]
 
-    def open(self) -> Any:
+    def open(self) -> Jobs:
         """Return the running jobs, for sweepers that start a job whenever a slot is free."""
         assert self.config is not None
         setup_globals()
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
         Path(str(self.config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
-        return self._open_jobs()
+        with ExitStack() as session:
+            self.begin(session)
+            return Jobs(self, session.pop_all())
 
-    def _open_jobs(self) -> Any:
-        return LocalJobs(self)
+    def begin(self, session: ExitStack) -> None:
+        """Prepare the start of jobs.
+
+        :param session: Is closed after the last job.
+        """
+        is_training = self.config is not None and "algorithm" in self.config
+        self._context = _context(preload_torch=is_training)
+
+    def start(self, payload: bytes) -> Any:
+        """Start a job; return its handle."""
+        ours, theirs = self._context.Pipe(duplex=True)
+        # Not daemonic: jobs start processes of their own.
+        process = self._context.Process(target=_serve_job, args=(payload, theirs, dict(os.environ), os.getcwd()))
+        process.start()
+        theirs.close()  # only the job holds it, so that its end is detected
+        return process, ours
+
+    def result(self, handle: Any) -> JobReturn:
+        """Wait for the end of a job; return its result."""
+        process, connection = handle
+        try:
+            job_return: JobReturn = cloudpickle.loads(connection.recv_bytes())
+        except (EOFError, OSError):
+            process.join()
+            job_return = lost_job(
+                f"The process of the job (pid {process.pid}) {exit_text(process.exitcode)} before the job ended."
+            )
+        connection.close()
+        end(process, GRACE_PERIOD)  # the job's own threads may delay its end; its result has arrived
+        return job_return
+
+    def stop(self, handle: Any, is_forced: bool) -> None:
+        """Terminate a job, which may save first unless it is forced."""
+        process, _ = handle
+        if is_forced:
+            process.kill()
+        else:
+            process.terminate()
 
     def payload(self, number: int, overrides: list[str]) -> bytes:
         """Return the job, pickled for its process."""
@@ -118,26 +159,18 @@ class LocalLauncher(Launcher):  # type: ignore[misc, unused-ignore]
         return payload
 
 
-@dataclass
-class Job:
-    """A running job."""
-
-    number: int
-    started: float
-    process: Any = None
-    """Its process; None: it runs on a cluster."""
-
-
-class Jobs(ABC):
-    """Concurrent jobs; leaving the context ends those that still run.
+class Jobs:
+    """Concurrent jobs, each awaited by a thread; leaving the context ends those that still run.
 
     :param launcher: The launcher of the jobs.
+    :param session: Is closed after the last job.
     """
 
-    def __init__(self, launcher: LocalLauncher) -> None:
-        self._launcher = launcher
-        self._jobs: dict[Any, Job] = {}
-        """Running jobs by the handle that is waited for."""
+    def __init__(self, launcher: LocalLauncher, session: ExitStack) -> None:
+        self._launcher, self._session = launcher, session
+        self._pool = ThreadPoolExecutor(max_workers=MOST_JOBS)
+        self._jobs: dict[Future[JobReturn], tuple[int, float, Any]] = {}
+        """Number, start and handle of each running job."""
 
     def __enter__(self) -> Self:
         return self
@@ -151,93 +184,33 @@ class Jobs(ABC):
 
     def start(self, number: int, overrides: list[str]) -> None:
         """Start a job."""
-        handle, process = self._begin(self._launcher.payload(number, overrides))
-        self._jobs[handle] = Job(number, time.monotonic(), process)
+        handle = self._launcher.start(self._launcher.payload(number, overrides))
+        self._jobs[self._pool.submit(self._launcher.result, handle)] = (number, time.monotonic(), handle)
 
     def stop(self, number: int) -> None:
         """Terminate a job; it may save first."""
-        for handle, job in self._jobs.items():
-            if job.number == number:
-                self._terminate(handle)
+        for known, _, handle in self._jobs.values():
+            if known == number:
+                self._launcher.stop(handle, is_forced=False)
 
     def wait(self, timeout: float | None = None) -> list[FinishedJob]:
         """Wait until at least one running job has ended, or until the timeout (seconds)."""
         finished = []
-        for handle in self._ended(timeout):
-            job = self._jobs.pop(handle)
-            duration = time.monotonic() - job.started
-            finished.append(FinishedJob(job.number, self._returned(handle, job), duration))
+        for future in wait(self._jobs, timeout, FIRST_COMPLETED).done:
+            number, started, _ = self._jobs.pop(future)
+            finished.append(FinishedJob(number, future.result(), time.monotonic() - started))
         return finished
 
-    @abstractmethod
     def close(self) -> None:
         """Terminate the running jobs, so that training runs save; kill jobs that do not end."""
-
-    @abstractmethod
-    def _begin(self, payload: bytes) -> tuple[Any, Any]:
-        """Start a job; return its handle and its process."""
-
-    @abstractmethod
-    def _terminate(self, handle: Any) -> None: ...
-
-    @abstractmethod
-    def _ended(self, timeout: float | None) -> list[Any]:
-        """Wait for at least one job."""
-
-    @abstractmethod
-    def _returned(self, handle: Any, job: Job) -> JobReturn:
-        """Return the result of a job that has ended."""
-
-
-class LocalJobs(Jobs):
-    """Jobs in local processes."""
-
-    def __init__(self, launcher: LocalLauncher) -> None:
-        super().__init__(launcher)
-        self._context = _context(preload_torch=launcher.config is not None and "algorithm" in launcher.config)
-
-    @override(Jobs)
-    def close(self) -> None:
-        processes = [job.process for job in self._jobs.values()]
-        for process in processes:
-            process.terminate()
-        deadline = time.monotonic() + GRACE_PERIOD
-        for process in processes:
-            end(process, deadline - time.monotonic())
-        for connection in self._jobs:
-            connection.close()
+        for is_forced in (False, True):
+            for future, (_, _, handle) in self._jobs.items():
+                if not future.done():
+                    self._launcher.stop(handle, is_forced)
+            wait(self._jobs, GRACE_PERIOD)
         self._jobs.clear()
-
-    @override(Jobs)
-    def _begin(self, payload: bytes) -> tuple[Any, Any]:
-        ours, theirs = self._context.Pipe(duplex=True)
-        # Not daemonic: jobs start processes of their own.
-        process = self._context.Process(target=_serve_job, args=(payload, theirs, dict(os.environ), os.getcwd()))
-        process.start()
-        theirs.close()  # only the job holds it, so that its end is detected
-        return ours, process
-
-    @override(Jobs)
-    def _terminate(self, handle: Any) -> None:
-        self._jobs[handle].process.terminate()
-
-    @override(Jobs)
-    def _ended(self, timeout: float | None) -> list[Any]:
-        return wait(list(self._jobs), timeout)
-
-    @override(Jobs)
-    def _returned(self, handle: Any, job: Job) -> JobReturn:
-        try:
-            job_return: JobReturn = cloudpickle.loads(handle.recv_bytes())
-        except (EOFError, OSError):
-            job.process.join()
-            what = exit_text(job.process.exitcode)
-            job_return = lost_job(
-                f"The process of job {job.number} (pid {job.process.pid}) {what} before the job ended."
-            )
-        handle.close()
-        end(job.process, GRACE_PERIOD)  # the job's own threads may delay its end; its result has arrived
-        return job_return
+        self._pool.shutdown()
+        self._session.close()
 
 
 def _context(preload_torch: bool) -> Any:
@@ -329,3 +302,58 @@ def _end_with_parent(connection: Connection) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE_PERIOD)
     os._exit(1)
+
+
+class RayLauncher(LocalLauncher):
+    """Distributes jobs over the machines of a Ray cluster, one process for each job.
+
+    Run directories are below the sweep's, on a file system that all machines share.
+
+    :param address: Address of the cluster: `auto` or `<host>:<port>`; `None`: start Ray on this machine.
+    :param n_jobs: Number of concurrent jobs; -1: as many as the cluster's CPUs allow.
+    :param cpus_per_job: CPUs per job.
+    :param gpus_per_job: GPUs per job; may be fractional.
+    :param ray_config: Further arguments of `ray.init`.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        n_jobs: int = -1,
+        cpus_per_job: float = 1,
+        gpus_per_job: float = 0,
+        ray_config: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(n_jobs)
+        self._is_bounded = n_jobs > 0
+        self.cpus_per_job, self.gpus_per_job = cpus_per_job, gpus_per_job
+        self._ray_config = {**(ray_config or {}), "address": address}
+
+    @override(LocalLauncher)
+    def begin(self, session: ExitStack) -> None:
+        session.enter_context(ray_session(self._ray_config, self.cpus_per_job, key="hydra.launcher.address"))
+        require_cpus(self.cpus_per_job, "hydra.launcher: a job", "Reduce hydra.launcher.cpus_per_job.")
+        if not self._is_bounded:
+            self.n_jobs = max(1, int(n_cpus() / max(self.cpus_per_job, 0.01)))
+        self._ray = require_ray()
+        self._task = self._ray.remote(
+            num_cpus=self.cpus_per_job, num_gpus=self.gpus_per_job, max_retries=0, max_calls=1
+        )(run_packed_job)
+
+    @override(LocalLauncher)
+    def start(self, payload: bytes) -> Any:
+        return self._task.remote(payload, os.getcwd())
+
+    @override(LocalLauncher)
+    def result(self, handle: Any) -> JobReturn:
+        try:
+            job_return: JobReturn = cloudpickle.loads(self._ray.get(handle))
+        except self._ray.exceptions.RayError as error:
+            reason = str(error).strip().split("\n", 1)[0]
+            return lost_job(f"The process of the job is lost: {reason}")
+        return job_return
+
+    @override(LocalLauncher)
+    def stop(self, handle: Any, is_forced: bool) -> None:
+        with suppress(Exception):  # it may have ended meanwhile
+            self._ray.cancel(handle, force=is_forced)
