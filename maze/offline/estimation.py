@@ -282,8 +282,9 @@ def estimation_page(
     :param written: Time that the page shows.
     """
     policies = [name for name in dict.fromkeys(entry.policy for entry in entries) if name != BEHAVIOUR]
+    names = " / ".join(policies) if len(policies) <= 4 else f"{len(policies)} policies"
     return Page(
-        title="Estimates of " + (" / ".join(policies) if 0 < len(policies) <= 4 else f"{len(policies)} policies"),
+        title="Estimates of " + names if policies else "Logged episodes",
         subtitle=f"discounted return of an episode, estimated from {data.n_episodes} logged episodes",
         note=f"written {written:%Y-%m-%d %H:%M:%S}; 95 % intervals by bootstrap over episodes; effective episodes: "
         "number of equally weighted episodes that the weighted ones are worth (Kish 1965)",

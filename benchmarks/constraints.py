@@ -1,0 +1,126 @@
+"""Constraints in training: lost sales with the least stock for fill rates of 95 and 98 %.
+
+    python benchmarks/constraints.py --seeds 1 2 3
+
+Runs are +experiment=lost_sales_service_ppo (lead time 4, Poisson demand of mean 5). Stock and lost sales of a period
+are computed exactly, for the learned policy and for all base-stock levels. The optimum is that of the constrained
+problem, `max over p of min over policies of (stock + p * (lost - bound))`, with exact costs of unconstrained problems.
+The lower 95 % bound of the fill rate is from 2,000 simulated episodes of 200 periods. `--keep` names a directory for
+the runs, where finished ones are not trained again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from benchmarks.operations import trained
+from benchmarks.page_tables import markdown_table
+
+LEAD_TIME, MEAN_DEMAND, LARGEST = 4, 5.0, 12
+PRICES = (*range(2, 20, 2), *range(20, 60, 4))
+"""Penalties of a lost unit whose unconstrained problems bound the constrained one."""
+
+
+def train(directory: Path, overrides: Sequence[str], seed: int) -> Path:
+    """Train a run, unless it is finished, and return its directory."""
+    if not (directory / "state_dict.pt").exists():
+        command = [sys.executable, "-m", "maze.maze_cli", "-cn", "conf_train", *overrides, f"hydra.run.dir={directory}"]
+        seeds = [f"seeding.env_base_seed={seed}", f"seeding.agent_base_seed={seed}"]
+        subprocess.run([*command, *seeds], env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
+    return directory
+
+
+def stock_and_lost(policy: Any) -> tuple[float, float]:
+    """Exact stock and lost sales of a period in the long run."""
+    from maze_envs.inventory.exact import lost_sales_cost
+    from maze_envs.inventory.lost_sales import LostSales
+
+    costs = ((1.0, 0.0), (0.0, 1.0))
+    problems = (LostSales(1, lead_time=LEAD_TIME, holding_cost=h, penalty=p, max_order=LARGEST) for h, p in costs)
+    stock, lost = (lost_sales_cost(problem, policy, 1e-3).cost for problem in problems)
+    return stock, lost
+
+
+def optimum(bound: float) -> float:
+    """Least stock of all policies, randomised ones included, that lose at most `bound` units per period."""
+    from maze_envs.inventory.exact import lost_sales_cost
+    from maze_envs.inventory.lost_sales import LostSales
+
+    duals = (
+        lost_sales_cost(LostSales(1, lead_time=LEAD_TIME, penalty=float(price), max_order=LARGEST), tolerance=1e-3).cost
+        - price * bound
+        for price in PRICES
+    )
+    return max(duals)
+
+
+def simulated_loss(act: Any) -> tuple[float, float]:
+    """Share of the demand that is lost in 2,000 episodes, and its upper 95 % bound."""
+    from maze_envs.inventory.lost_sales import LostSales
+
+    n_envs, n_steps = 2000, 200
+    problem = LostSales(n_envs, lead_time=LEAD_TIME, max_order=LARGEST, max_episode_steps=n_steps)
+    for row in range(n_envs):
+        problem.seed_row(row, 10_000 + row)
+    problem.begin(np.arange(n_envs))
+    lost = np.zeros(n_envs)
+    seen = {"stock": np.zeros((n_envs, LEAD_TIME), np.float32)}
+    for _ in range(n_steps):
+        problem.observe(seen)
+        problem.advance({"order": act(seen)})
+        lost += next(fired.attributes["units"] for fired in problem.fired if fired.event.__name__ == "short")
+    shares = lost / n_steps / MEAN_DEMAND
+    return float(shares.mean()), float(shares.mean() + 1.645 * shares.std(ddof=1) / n_envs**0.5)
+
+
+def service(fill_rates: Sequence[float], seeds: Sequence[int], keep: Path) -> None:
+    from maze_envs.inventory.lost_sales import SCALE
+
+    levels = {}
+    for level in range(20, 36):
+        levels[level] = stock_and_lost(lambda state, level=level: np.clip(level - state.sum(1), 0, LARGEST))
+    rows = []
+    for fill_rate in fill_rates:
+        bound = round((1.0 - fill_rate) * MEAN_DEMAND, 3)
+        stock, lost, level = min((stock, lost, level) for level, (stock, lost) in levels.items() if lost <= bound)
+        least = optimum(bound)
+        target = f"{fill_rate:.0%}"
+        rows.append([target, "optimum", f"{least:.3f}", f"{fill_rate:.2%}", "", f"{100 * (least / stock - 1):+.1f} %"])
+        rows.append([target, f"base stock {level}", f"{stock:.3f}", f"{1 - lost / MEAN_DEMAND:.2%}", "", ""])
+        for seed in seeds:
+            settings = ["+experiment=lost_sales_service_ppo", f'algorithm.constraints=["short <= {bound}"]']
+            run = train(keep / f"service-{bound}-{seed}", settings, seed)
+            _, network = trained(run)
+            act = lambda seen, network=network: network(0, seen)["order"]  # noqa: E731
+            found, lost = stock_and_lost(lambda state, act=act: act({"stock": (state / SCALE).astype(np.float32)}))
+            _, upper = simulated_loss(act)
+            gap = f"{100 * (found / stock - 1):+.1f} %"
+            rows.append(
+                [target, f"PPO, seed {seed}", f"{found:.3f}", f"{1 - lost / MEAN_DEMAND:.2%}", f"{1 - upper:.2%}", gap]
+            )
+    header = ["target", "policy", "stock", "fill rate", "simulated, lower 95 % bound", "stock beside base stock"]
+    print(markdown_table(header, rows))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fill-rates", type=float, nargs="*", default=[0.95, 0.98], help="service levels")
+    parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2, 3], help="seeds of training runs")
+    parser.add_argument("--keep", type=Path, help="directory of the runs (default: a new one)")
+    options = parser.parse_args()
+    keep = options.keep or Path(tempfile.mkdtemp(prefix="constraints-"))
+    service(options.fill_rates, options.seeds, keep)
+
+
+if __name__ == "__main__":
+    main()
