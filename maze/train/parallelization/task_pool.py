@@ -22,7 +22,7 @@ from maze.core.log_stats.event_decorators import define_epoch_stats, define_stat
 from maze.core.log_stats.log_stats import LogStatsAggregator
 from maze.core.utils.pickling import pickled
 from maze.core.utils.update_profile import TRANSFER, timed
-from maze.core.utils.worker_pool import WorkerPool, map_memory
+from maze.core.utils.worker_pool import SharedMemory, WorkerPool, map_memory
 from maze.core.utils.worker_process import Host
 
 T = TypeVar("T")
@@ -101,7 +101,7 @@ class TaskPool(ABC):
         """
 
     def put(self, value: Any) -> Any:
-        """Store an array for the arguments of calls; a worker process keeps the last two."""
+        """Store an array for the arguments of calls; worker processes keep the last ones of each size."""
         return value
 
     def publish(self, policy: Any) -> Any:
@@ -229,12 +229,25 @@ class LocalPool(TaskPool):
 
 
 class Stored(NamedTuple):
-    """Reference to an array that worker processes have received.
+    """Position and type of an array in shared memory.
 
-    :param number: Counts the arrays.
+    :param slot: Index of the array among those of its size.
+    :param shape: Its shape.
+    :param dtype: Its type.
     """
 
-    number: int
+    slot: int
+    shape: tuple[int, ...]
+    dtype: str
+
+    def of(self, memory: Mapping[int, SharedMemory]) -> np.ndarray:
+        """Return the array; it is valid until its slot is used again.
+
+        :param memory: Shared memory by size of the arrays.
+        """
+        n_bytes = int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
+        array: np.ndarray = np.ndarray(self.shape, self.dtype, memory[n_bytes].map, self.slot * n_bytes)
+        return array
 
 
 class TaskHost(Host):
@@ -244,27 +257,24 @@ class TaskHost(Host):
 
     def __init__(self) -> None:
         self._hosted: dict[str, Any] = {}
-        self._stored: dict[int, np.ndarray] = {}
+        self._memory: dict[int, SharedMemory] = {}
 
     def host(self, name: str, maker: bytes, *fd: int) -> None:
         """Make an object; the arguments are those of :meth:`TaskPool.host`."""
         self._hosted[name] = cloudpickle.loads(maker)(*fd)
 
-    def receive(self, number: int, dtype: str, shape: tuple[int, ...], fd: int) -> None:
-        """Receive an array in shared memory. Calls that arrive later use it or the one before.
+    def receive(self, n_bytes: int, n_slots: int, fd: int) -> None:
+        """Receive shared memory.
 
-        :param number: Number of the array.
-        :param dtype: Its type.
-        :param shape: Its shape.
-        :param fd: File descriptor of the memory.
+        :param n_bytes: Size of the arrays in it.
+        :param n_slots: Number of arrays in it.
+        :param fd: Its file descriptor.
         """
-        memory = map_memory(int(np.prod(shape)) * np.dtype(dtype).itemsize, fd)
-        self._stored.pop(number - 2, None)
-        self._stored[number] = np.ndarray(shape, dtype, buffer=memory.map)
+        self._memory[n_bytes] = map_memory(n_bytes * n_slots, fd)
 
     def run(self, name: str, method: str, *arguments: Any) -> None:
-        """Call a method of a hosted object and report result and duration; absent arrays are `None`."""
-        given = [self._stored.get(each.number) if isinstance(each, Stored) else each for each in arguments]
+        """Call a method of a hosted object and report result and duration."""
+        given = [each.of(self._memory) if isinstance(each, Stored) else each for each in arguments]
         start = time.perf_counter()
         result = getattr(self._hosted[name], method)(*given)
         self.report((result, time.perf_counter() - start))
@@ -282,15 +292,23 @@ class ProcessPool(TaskPool):
     :param n_actors: Number of processes.
     :param start_method: `forkserver`, `spawn` or `fork`; `None`: `forkserver` if available.
     :param rows: Environments of each actor, for messages.
+    :param n_slots: Number of stored arrays of each size; calls that use earlier ones must be completed.
     """
 
-    def __init__(self, n_actors: int, start_method: str | None = None, rows: Sequence[slice] | None = None) -> None:
+    def __init__(
+        self,
+        n_actors: int,
+        start_method: str | None = None,
+        rows: Sequence[slice] | None = None,
+        n_slots: int = 2,
+    ) -> None:
         super().__init__()
         self.n_first = n_actors
         self.workers = WorkerPool([TaskHost() for _ in range(n_actors)], rows, start_method)
         self.workers.gather("start")
         self._queues: list[deque[Task]] = [deque() for _ in range(n_actors)]
-        self._n_stored = 0
+        self._n_slots, self._n_stored = n_slots, Counter[int]()
+        self._memory: dict[int, SharedMemory] = {}
 
     @override(TaskPool)
     def host(self, name: str, maker: Maker, n_hosts: int | None = None, fd: int | None = None) -> None:
@@ -300,11 +318,14 @@ class ProcessPool(TaskPool):
     @override(TaskPool)
     @timed(TRANSFER)
     def put(self, value: Any) -> Stored:
-        memory = map_memory(value.nbytes)
-        np.ndarray(value.shape, value.dtype, buffer=memory.map)[...] = value
-        self._n_stored += 1
-        self.workers.tell("receive", self._n_stored, value.dtype.str, value.shape, fd=memory.fd)
-        return Stored(self._n_stored)
+        n_bytes = value.nbytes
+        if n_bytes not in self._memory:
+            self._memory[n_bytes] = map_memory(n_bytes * self._n_slots)
+            self.workers.tell("receive", n_bytes, self._n_slots, fd=self._memory[n_bytes].fd)
+        stored = Stored(self._n_stored[n_bytes] % self._n_slots, value.shape, value.dtype.str)
+        stored.of(self._memory)[...] = value
+        self._n_stored[n_bytes] += 1
+        return stored
 
     @override(TaskPool)
     def submit(self, actor: int, name: str, method: str, *arguments: Any) -> Task:

@@ -124,13 +124,14 @@ def test_calls_in_processes_get_the_arrays_that_were_stored_before_them(start_me
         pool.host("keeper", lambda *_: Keeper)
         first, second = pool.put(np.arange(5)), pool.put(np.ones((2, 3), np.float32))
         tasks = [pool.submit(index, "keeper", "take", first, second) for index in range(2)]
-        third = pool.put(np.zeros(0, np.uint8))
-        tasks.append(pool.submit(1, "keeper", "take", first, second, third))
+        others = pool.put(np.arange(5) + 5), pool.put(np.zeros(0, np.uint8))
+        tasks.append(pool.submit(1, "keeper", "take", first, *others))
         assert pool.finished(tasks, len(tasks)) == tasks
-        for task in tasks[:2]:
+        for task in tasks:
             np.testing.assert_array_equal(task.result[0], np.arange(5))
             np.testing.assert_array_equal(task.result[1], np.ones((2, 3)))
-        assert tasks[2].result[2] is None, "only the last two are kept"
+        np.testing.assert_array_equal(tasks[2].result[2], np.arange(5), "another array of this size was stored")
+        np.testing.assert_array_equal(tasks[2].result[3], np.arange(5) + 5)
         assert tasks[2].result[4].shape == (0,)
 
 

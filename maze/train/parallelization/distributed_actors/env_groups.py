@@ -361,7 +361,7 @@ class RemoteGroup(EnvGroup):
         packet: RolloutPacket | None = act(policy, *more)
         learned = [statistics_states(env) for env in getattr(self.env, "envs", ())]
         episodes = [encode_stats(stats) for stats in self.take_episodes()]
-        state = policy.rng_state() if has_network else None
+        state = policy.rng_state() if generators.state is not None else None
         return Fragment(packet, episodes, learned if any(learned) else [], state)
 
 

@@ -79,7 +79,7 @@ class SubprocDistributedActors(ActorsAhead):
 
     def _groups_in_processes(self) -> RemoteGroups:
         rows = list(env_slices(self.n_actors * self.envs_per_actor, self.n_actors))
-        self._pool = ProcessPool(self.n_actors, self._start_method, rows)
+        self._pool = ProcessPool(self.n_actors, self._start_method, rows, self._tickets.max_age + 2)
         return RemoteGroups(self._pool, "rollouts", _in_process, "Actor")
 
     @override(DistributedActors)

@@ -155,7 +155,7 @@ def test_a_checkpoint_of_another_algorithm_is_refused(tmp_path):
     trainer = build_trainer(random_walk_env)
     state = trainer.training_state()
     state["algorithm"] = "PPO"
-    with pytest.raises(CheckpointError, match="another algorithm"):
+    with pytest.raises(CheckpointError, match="run with PPO, but SAC"):
         trainer.load_training_state(state)
 
 

@@ -96,9 +96,8 @@ class SelectionCriterion:
 
     :param objective: The statistic that counts; `None`: the mean reward.
     :param maximize: Whether more of it is better.
-    :param constraints: Conditions, such as `kpi/waste <= 0.1` or `lost per sold <= 0.05`. An event that does
-        not occur in an evaluation
-        counts as 0; a name that no evaluation has had so far is logged as a warning once.
+    :param constraints: Conditions, such as `kpi/waste <= 0.1` or `lost per sold <= 0.05`. An event that does not occur
+        in an evaluation counts as 0; a name that no evaluation has had so far is logged as a warning once.
     :raises ConfigError: A value is of another type, or a constraint cannot be read.
     """
 
@@ -214,7 +213,7 @@ def _suggestion(stats: LogStats, name: str) -> str:
     spelled = {
         "/".join(spelling): _full_name(key)
         for with_output in (False, True)
-        for key in reversed(keys)  # of several statistics of an event the first one
+        for key in sorted(keys, key=lambda key: key.output_name == "mean")  # which a short name means
         for spelling in _spellings(key, with_output)
     }
     close = get_close_matches("/".join(_tokens(name)), spelled, n=1, cutoff=0.8)
