@@ -79,8 +79,8 @@ class ActorCriticConfig(AlgorithmConfig):
 
     constraints: Sequence[str] = field(default_factory=list, kw_only=True)
     """Limits on statistics of events or on KPIs that the policy learns to keep (PPO, A2C), such as `late_share <= 0.05`
-    or `lost per sold <= 0.05`; the best model is selected by them as well, unless `rollout_evaluator.constraints`
-    says otherwise. Values are means over training episodes."""
+    or `order_lost per order_assigned <= 0.05`. The best model is selected by them as well, unless
+    `rollout_evaluator.constraints` is set. Values are means over training episodes."""
 
     constraint_gains: Sequence[float] = field(default_factory=lambda: [1.0, 0.1, 0.0], kw_only=True)
     """Proportional, integral and derivative gain of the multipliers of constraints. Violations count in units of the

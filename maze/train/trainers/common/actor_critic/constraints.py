@@ -112,12 +112,12 @@ def sum_of_ended(values: np.ndarray, ended: np.ndarray, carried: np.ndarray) -> 
 class _CostReturns(ReturnFunction):
     """GAE of costs; those of whole episodes are not discounted, and nothing follows a truncated episode."""
 
-    def __init__(self, gamma: float, gae_lambda: float) -> None:
-        self.gamma, self._lambda, self.at_end = gamma, gae_lambda, True
+    def __init__(self, gamma: float, gae_lambda: float, at_end: bool) -> None:
+        self.gamma, self._lambda, self._at_end = gamma, gae_lambda, at_end
 
     @override(ReturnFunction)
     def __call__(self, trajectories: Trajectories) -> Returns:
-        if not self.at_end:
+        if not self._at_end:
             return GAE(self.gamma, self._lambda)(trajectories)
         if trajectories.acts is None:
             trajectories = replace(trajectories, terminated=trajectories.terminated | trajectories.truncated)
@@ -150,7 +150,7 @@ class LearnedConstraint:
         self._scale = abs(constraint.bound) or 1.0
         self._aim = constraint.bound - self.sign * config.constraint_margin * self._scale
         self._pid = PID()
-        self._returns = _CostReturns(config.gamma, config.gae_lambda)
+        self._returns = _CostReturns(config.gamma, config.gae_lambda, self.sources[0].at_end)
         self._scaling = RewardScaling(config.gamma)
         centring = config.reward_centering and not self.sources[0].at_end
         self._centred = CentredReturns(self._returns, config.reward_centering, is_scaled=True) if centring else None
@@ -192,7 +192,6 @@ class LearnedConstraint:
         costs = copy.copy(columns)
         costs.rewards = (self.sign * (values - self._aim * weights)).astype(np.float32)
         costs.actor_rewards = None if columns.actor_rewards is None else costs.rewards
-        self._returns.at_end = self.sources[0].at_end
         if self._centred is None:
             self._scaling.scale(costs)
             if costs.actor_rewards is not None:

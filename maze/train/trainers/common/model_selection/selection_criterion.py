@@ -96,8 +96,8 @@ class SelectionCriterion:
 
     :param objective: The statistic that counts; `None`: the mean reward.
     :param maximize: Whether more of it is better.
-    :param constraints: Conditions, such as `kpi/waste <= 0.1` or `lost per sold <= 0.05`. An event that does not occur
-        in an evaluation counts as 0; a name that no evaluation has had so far is logged as a warning once.
+    :param constraints: Conditions, such as `kpi/waste <= 0.1` or `order_lost per order_assigned <= 0.05`. An event
+        that does not occur in an evaluation counts as 0; a name that no evaluation has had is logged as a warning once.
     :raises ConfigError: A value is of another type, or a constraint cannot be read.
     """
 
