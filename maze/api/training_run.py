@@ -153,17 +153,19 @@ class TrainingRun:
         :param n_epochs: Number of epochs; `None`: as configured.
         :param n_steps: Number of environment steps instead, rounded up to whole updates.
         :param train_kwargs: Further arguments of the runner's `run` and the trainer's `train`.
-        :raises InvalidSpecificationError: A number is no whole number, or negative; both are given; the algorithm
+        :raises InvalidSpecificationError: A number is not a whole number, or negative; both are given; the algorithm
             has no fixed number of steps per epoch.
         """
         self.require_trainable()
         for name, number, least in (("n_epochs", n_epochs, 0), ("n_steps", n_steps, 1)):
             value: Any = number
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise InvalidSpecificationError(f"{name}: expected a whole number of at least {least}, got {value!r}.")
+                raise InvalidSpecificationError(
+                    f"{name}: expected a whole number of at least {least}, found {value!r}."
+                )
         if n_epochs is not None and n_steps is not None:
             raise InvalidSpecificationError(
-                f"train: expected either n_epochs or n_steps, got n_epochs={n_epochs} and n_steps={n_steps}."
+                f"train: expected either n_epochs or n_steps, found n_epochs={n_epochs} and n_steps={n_steps}."
             )
         self.prepare()
         assert self.run_dir is not None

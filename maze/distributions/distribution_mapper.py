@@ -52,7 +52,7 @@ class DistributionMapper:
 
     :param action_space: All action heads; of a structured environment those of all sub-steps.
     :param distribution_mapper_config: The entries, as a list or as the values of a mapping.
-    :raises ConfigError: The space is no dictionary, a head is unknown, or a distribution does not fit it.
+    :raises ConfigError: The space is not a dictionary, a head is unknown, or a distribution does not fit it.
     """
 
     default_mapping: ClassVar[dict[type[Any], type[Any]]] = {

@@ -96,7 +96,7 @@ def compute_sigmoid_bias(probability: float) -> float:
     0.0
 
     :param probability: In (0, 1).
-    :raises ConfigError: It is no probability, or 0 or 1.
+    :raises ConfigError: It is not a probability, or 0 or 1.
     """
     if not 0.0 < probability < 1.0:
         raise ConfigError(f"compute_sigmoid_bias: `probability` must lie in (0, 1), found {probability}.")

@@ -584,7 +584,7 @@ def _parsed(request: Request, body: bytes, known: Fields) -> dict[str, Any]:
     try:
         fields = orjson.loads(body)
     except (orjson.JSONDecodeError, RecursionError) as error:
-        raise RefusedError(400, "malformed_json", f"The body is no JSON: {error}.") from None
+        raise RefusedError(400, "malformed_json", f"The body is not valid JSON: {error}.") from None
     if type(fields) is not dict:
         raise RefusedError(400, "malformed_json", f"The body is a JSON {type(fields).__name__}, expected an object.")
     for name, value in fields.items():
@@ -593,14 +593,14 @@ def _parsed(request: Request, body: bytes, known: Fields) -> dict[str, Any]:
             raise invalid(f"`{name:.100}` is unknown.{did_you_mean(name, known)} Known: {names}.")
         kinds, meaning = known[name]
         if value is not None and type(value) not in kinds:
-            raise invalid(f"`{name}` must be {meaning}, got {value!r:.100}.")
+            raise invalid(f"`{name}` must be {meaning}, found {value!r:.100}.")
     return fields
 
 
 def _options(fields: Mapping[str, Any], request: Request) -> Options:
     ranked = fields.get("ranked") or 0
     if not 0 <= ranked <= _MOST_RANKED:
-        raise invalid(f"`ranked` must lie between 0 and {_MOST_RANKED}, got {ranked}.")
+        raise invalid(f"`ranked` must lie between 0 and {_MOST_RANKED}, found {ranked}.")
     step_key, agent_id = request.path_params.get("step_key"), fields.get("agent_id") or 0
     return Options(step_key, agent_id, fields.get("deterministic") is not False, ranked)
 

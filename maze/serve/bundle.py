@@ -157,7 +157,7 @@ class StepSpec:
         begins = np.asarray(False if episode_start is None else episode_start)
         if begins.dtype != np.bool_ or begins.shape not in {(), (n_rows,)}:
             raise ConfigError(
-                f"{self.where}: `episode_start` must hold true or false for {n_rows} rows, got {episode_start!r}."
+                f"{self.where}: `episode_start` must hold true or false for {n_rows} rows, found {episode_start!r}."
             )
         if not states:
             if not begins.all():
@@ -489,7 +489,7 @@ class PolicyBundle:
             actions = step.chosen(logits, generators, temperature)
         else:
             if len(generators) != n_rows:
-                raise ConfigError(f"act_batch: {n_rows} rows need as many generators, got {len(generators)}.")
+                raise ConfigError(f"act_batch: {n_rows} rows need as many generators, found {len(generators)}.")
             parts = ({head: values[index : index + 1] for head, values in logits.items()} for index in range(n_rows))
             rows = [step.chosen(part, rng, temperature) for part, rng in zip(parts, generators, strict=True)]
             actions = {head: np.concatenate([row[head] for row in rows]) for head in logits}
@@ -633,7 +633,7 @@ class PolicySession:
         stages = self._action_stages[self._actor[0]]
         for stage in stages if is_packed else stages[:-1]:
             if result is None and not self._memory.is_repeating:
-                raise EnvironmentContractError("finish: expected an action, got None, which repeats the last action.")
+                raise EnvironmentContractError("finish: expected an action, found None, which repeats the last action.")
             result = stage(result, self._memory, self._actor)
         return result
 

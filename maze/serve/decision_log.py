@@ -242,7 +242,7 @@ def replay(
             raise
         except Exception as error:  # a line may hold anything
             raise CheckpointError(
-                f"{where} is no entry of a decision log ({type(error).__name__}: {error})."
+                f"{where} is not an entry of a decision log ({type(error).__name__}: {error})."
             ) from error
     return result
 

@@ -171,7 +171,7 @@ class DriftLimits:
     def __post_init__(self) -> None:
         for name in ("psi", "out_of_range", "margin"):
             if not 0.0 <= getattr(self, name) < float("inf"):
-                raise ConfigError(f"drift: `{name}` must be a number of at least 0, got {getattr(self, name)}.")
+                raise ConfigError(f"drift: `{name}` must be a number of at least 0, found {getattr(self, name)}.")
         if not 1 <= self.at_least <= self.window:
             raise ConfigError(f"drift: `at_least` ({self.at_least}) must lie between 1 and the window ({self.window}).")
 
@@ -212,7 +212,7 @@ def checked_summaries(
     for name, found in entries.items():
         place = f"{where}: the drift section's entry `{name}`"
         if name not in space:
-            raise BundleError(f"{place} is no entry of the observation {list(space)}. Export the policy again.")
+            raise BundleError(f"{place} is not an entry of the observation {list(space)}. Export the policy again.")
         n_values = math.prod(space[name]["shape"])
         n_expected = n_values if n_values <= MOST_COMPONENTS else len(FEATURES)
         try:

@@ -53,7 +53,7 @@ def export_run(
     :param trusted_packages: Your packages that the stored configuration may name.
     :param n_steps: Steps of the policy in its environment, for the reference cases and the summary of observations.
     :param seed: Seed of environment and policy in these steps.
-    :raises CheckpointError: The directory is no training run, or its files cannot be read.
+    :raises CheckpointError: The directory is not a training run, or its files cannot be read.
     :raises ExportError: A part of the policy cannot be exported.
     """
     from maze.core.rollout.rollout_runner import RolloutRunner

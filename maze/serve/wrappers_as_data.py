@@ -51,7 +51,7 @@ _HARMLESS_GYM_WRAPPERS = (
 class Operations:
     """Operations between the raw environment and the policy.
 
-    :param environment: The raw environment: the innermost one, or the outermost wrapper that is no data, such as one
+    :param environment: The raw environment: the innermost one, or the outermost wrapper that is not data, such as one
         that splits a step into sub-steps.
     :param chain: The wrappers around it, innermost first.
     :param observations: Operations by sub-step, from the raw environment to the network.

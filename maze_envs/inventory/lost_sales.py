@@ -164,7 +164,7 @@ class LostSales(Stores):
 def _context(parameters: Mapping[str, Any] | None) -> Context:
     """Return the context of lost sales.
 
-    :raises ConfigError: A parameter is unknown, or its values are no values of the parameter.
+    :raises ConfigError: A parameter is unknown, or its values are not values of the parameter.
     """
     context = Context(parameters or {}, LostSales.context_parameters)
     for parameter in context.parameters:

@@ -156,7 +156,7 @@ def test_thresholds_come_with_defaults() -> None:
     [
         ({"waste": {"margin": 0.1}}, "thresholds.waste.goal: expected more or less"),
         ({"waste": {"goal": "fewer"}}, "Found 'fewer'"),
-        ({"return": 0.1}, "expected a mapping such as {goal: less, margin: 0.01}, got 0.1"),
+        ({"return": 0.1}, "expected a mapping such as {goal: less, margin: 0.01}, found 0.1"),
         ({"return": {"margn": 0.1}}, "Did you mean `margin`?"),
         ({"return": {"margin": "2%"}}, "thresholds.return.margin: expected a number"),
         ({"return": {"margin": float("nan")}}, "expected a number"),

@@ -162,7 +162,7 @@ def test_a_person_reads_the_card_and_tries_the_policy(
     assert accessibility_faults(page) == []
     assert cut_off(page) == []
     page.get_by_label("Observation, as the environment gives it (JSON)").fill("[1, 2")
-    assert "The observation is no JSON" in decided(page)
+    assert "The observation is not valid JSON" in decided(page)
     page.get_by_label("Observation, as the environment gives it (JSON)").fill("[1, 2, 3, 4]")
     assert "action" in decided(page)
     page.screenshot(path=tmp_path / "page.png", full_page=True)

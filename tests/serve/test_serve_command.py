@@ -104,7 +104,7 @@ REFUSED = {
     "fallback-alone": (["policy.maze", "--fallback", "maze.serve.drift:bins"], "belong together"),
     "fallback-missing": (["policy.maze", "--on-drift", "fallback"], "belong together"),
     "limit": (["policy.maze", "--max-body", "0"], "--max-body must be above 0"),
-    "code": (["policy.maze", "--provide", "a"], "is no NAME=VALUE"),
+    "code": (["policy.maze", "--provide", "a"], "is not of the form NAME=VALUE"),
 }
 
 

@@ -202,7 +202,7 @@ def test_sessions_end_expire_and_are_bounded() -> None:
         with pytest.raises(ServerError, match=r"not used for 0\.3 s"):
             sessions[1].act(OBSERVATION)
         assert metrics_of(httpx.get(f"{url}/metrics").text)['maze_events_total{event="expired_session"}'] == 2
-        sessions[2].close()  # has ended by itself, which is no error
+        sessions[2].close()  # has ended by itself, which is not an error
 
 
 # -- several policies -------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ def as_float_tensors(observation: Mapping[str, Any], device: str) -> dict[str, t
 def check_networks(networks: Any, what: str) -> dict[Any, nn.Module]:
     """Return a plain dictionary of the networks, all of which are modules.
 
-    :raises ConfigError: There are none, or one is no module.
+    :raises ConfigError: There are none, or one is not a module.
     """
     if not isinstance(networks, Mapping) or not networks:
         raise ConfigError(f"{what}: expected a mapping from step keys to networks, found {networks!r}.")

@@ -314,7 +314,7 @@ def top_candidates(
     :raises ConfigError: A head is not discrete, or `num_candidates` is less than 1.
     """
     if num_candidates is not None and num_candidates < 1:
-        raise ConfigError(f"`num_candidates` must be at least 1 or None, got {num_candidates}.")
+        raise ConfigError(f"`num_candidates` must be at least 1 or None, found {num_candidates}.")
     factors: list[np.ndarray] = []
     for head, head_logits in logits.items():
         space = distribution_mapper.action_space.spaces[head]

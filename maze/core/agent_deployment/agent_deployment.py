@@ -337,7 +337,8 @@ class AgentDeployment:
             return self._only_actor
         if not isinstance(actor_id, tuple) or len(actor_id) != 2 or actor_id[0] not in self._step_keys:
             raise EnvironmentContractError(
-                f"act: `actor_id` must be ActorID(step_key, agent_id) with one of the step keys {self._step_keys}, got "
+                f"act: `actor_id` must be ActorID(step_key, agent_id) with one of the step keys {self._step_keys}, "
+                "found "
                 f"{actor_id!r}."
             )
         return ActorID(*actor_id)

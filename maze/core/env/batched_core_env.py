@@ -500,7 +500,8 @@ class BatchedCoreEnv(ABC):
             raise EnvironmentContractError(f"{type(source).__name__} cannot be copied: {problem}.")
         if not self.seeds_rows and source.n_envs > 1:
             raise EnvironmentContractError(
-                f"{type(self).__name__} cannot be copied by rows: its simulations share one state; take single ones."
+                f"{type(self).__name__} cannot be copied by rows: its simulations share one state. Copy "
+                "single environments instead."
             )
         self.substep = source.substep
         if type(self).row_state is not BatchedCoreEnv.row_state:  # there is more to its state than arrays

@@ -290,7 +290,8 @@ class RolloutColumns:
         """
         if self.actor_sequence is None:
             raise ValueError(
-                "The actors of this rollout differ between environments or steps: it is no batch of structured steps. "
+                "The actors of this rollout differ between environments or steps: it is not a batch of structured "
+                "steps. "
                 "Use `substeps` with their `entries()`, or `to_record()`."
             )
         n_actors = len(self.actor_sequence)

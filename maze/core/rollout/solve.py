@@ -140,7 +140,7 @@ def solve(
         raise ConfigError("solve: there are no instances; pass an instance set as `instances`.")
     if (search.best_of > 1 or starts) and not search.clairvoyant and has_chance(built):
         raise ConfigError(
-            f"n_samples={n_samples}: there is chance in the environment, so that the best of several plays is chosen "
+            f"n_samples={n_samples}: the environment is stochastic, so that the best of several plays is chosen "
             "with hindsight. Use policy=rollout to plan, or clairvoyant=True for the upper bound."
         )
     player = BatchPlayer(make, policy, batched[1])

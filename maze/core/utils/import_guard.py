@@ -115,7 +115,7 @@ class ImportGuard:
             return None
         spec = PathFinder.find_spec(name, [place for place in sys.path if place not in near])
         if spec is None and PathFinder.find_spec(name, near) is not None:
-            raise self._refusal(name, "it is in the working directory, and is no installed library")
+            raise self._refusal(name, "it is in the working directory, and not an installed library")
         return spec
 
     def _is_near(self, place: str) -> bool:

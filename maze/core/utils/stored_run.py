@@ -81,7 +81,7 @@ class StoredRun:
 
         :param device: Device of the networks.
         :param state_dict_file: File of the weights.
-        :raises CheckpointError: It is no directory of a training run, or its configuration cannot be used.
+        :raises CheckpointError: It is not a directory of a training run, or its configuration cannot be used.
         """
         for name in (str(STORED_CONFIG), state_dict_file, SPACES_FILE):
             if not (self.directory / name).is_file():

@@ -96,12 +96,12 @@ class SpacesConfig:
         path = Path(in_file_path)
         if not path.is_file():
             raise CheckpointError(
-                f"{path}: there is no such file. A training writes `spaces_config.pkl` into its run directory."
+                f"{path}: there is no such file. A training run writes `spaces_config.pkl` into its directory."
             )
         try:
             content = read_pickle(open_seal(path.read_bytes(), str(path)), _no_rule)
             if not isinstance(content, dict) or content.get("format") != _FORMAT:
-                raise ValueError("it holds something else")
+                raise ValueError("it does not hold spaces")
             return cls(
                 action_spaces_dict={key: _dict_space(text) for key, text in content["action_spaces"].items()},
                 observation_spaces_dict={key: _dict_space(text) for key, text in content["observation_spaces"].items()},
@@ -128,7 +128,7 @@ def _fit(one: Any, other: Any, bounds: bool, any_number: bool = False) -> bool:
 
 
 def _no_rule(module_name: str, global_name: str) -> Rule:
-    raise refuse(f"it names the type {module_name}.{global_name}, which a file of spaces never does")
+    raise refuse(f"it names the type {module_name}.{global_name}, which a file of spaces must not contain")
 
 
 _ARGUMENTS: Mapping[str, tuple[str, ...]] = {

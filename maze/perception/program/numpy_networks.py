@@ -253,4 +253,4 @@ def _activation(layer: nn.Module) -> ArrayFunction:
             return lambda x: np.where(x > 0.0, x, alpha * np.expm1(np.minimum(x, 0.0)))
         case nn.SELU():
             return lambda x: _SELU_SCALE * np.where(x > 0.0, x, _SELU_ALPHA * np.expm1(np.minimum(x, 0.0)))
-    raise NotImplementedError(f"{type(layer).__name__} is no activation of programs.")
+    raise NotImplementedError(f"{type(layer).__name__} is not an activation of programs.")

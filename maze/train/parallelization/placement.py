@@ -235,7 +235,7 @@ def placement_of(
     if isinstance(config, str):
         if config not in PLACEMENTS:
             raise ConfigError(
-                f"runner.placement: expected one of {', '.join(PLACEMENTS)} or the configuration of a Placement, got "
+                f"runner.placement: expected one of {', '.join(PLACEMENTS)} or the configuration of a Placement, found "
                 f"{config!r}."
             )
         config = {TARGET_KEY: PLACEMENTS[config]}

@@ -35,7 +35,7 @@ in it is an entry of the archive, which takes its time."""
 def to_plain(value: Any) -> Any:
     """Replace values of NumPy and Maze by plain values and tensors, at any depth.
 
-    :raises TypeError: A value is no number, text, array, tensor or container of them.
+    :raises TypeError: A value is not a number, text, array, tensor or container of them.
     """
     plain: Any = value
     if value is None or type(value) in _PLAIN:

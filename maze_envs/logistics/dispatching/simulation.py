@@ -61,7 +61,7 @@ class DispatchingSimulation:
     ) -> None:
         for name, value in (("n_vehicles", n_vehicles), ("n_slots", n_slots), ("size", size), ("horizon", horizon)):
             if value < 1:
-                raise ConfigError(f"env.{name}: must be at least 1, got {value}.")
+                raise ConfigError(f"env.{name}: must be at least 1, found {value}.")
         self.n_vehicles = n_vehicles
         self.n_slots = n_slots
         self.size = size

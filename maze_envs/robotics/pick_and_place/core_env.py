@@ -37,7 +37,7 @@ class PickAndPlaceCoreEnv(CoreEnv):
         if size < 2 or n_orientations < 1 or horizon < 1:
             raise ConfigError(
                 "env: expected size >= 2, n_orientations >= 1 and horizon >= 1, "
-                f"got {size}, {n_orientations} and {horizon}."
+                f"found {size}, {n_orientations} and {horizon}."
             )
         self.size = size
         self.n_orientations = n_orientations

@@ -192,7 +192,7 @@ def test_what_is_not_there_or_damaged_is_named() -> None:
     collected("CartPole-v1", "pole/random-v0", n_episodes=1)
     path = minari_path("pole/random-v0")
     (path / "data" / "metadata.json").write_text("{")
-    with pytest.raises(CheckpointError, match="is no readable Minari data set"):
+    with pytest.raises(CheckpointError, match="is not a readable Minari data set"):
         list(read_minari(path))
 
 

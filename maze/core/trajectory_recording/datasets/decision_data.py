@@ -82,7 +82,7 @@ def read_lines(path: Path, damaged: list[str] | None = None) -> Iterator[tuple[s
     files = log_files(path)
     if not files:
         raise CheckpointError(
-            f"{path} is no decision log: it is neither a file nor a directory with decisions-*.jsonl."
+            f"{path} is not a decision log: it is neither a file nor a directory with decisions-*.jsonl."
         )
     for file in files:
         lines = file.read_bytes().split(b"\n")
@@ -100,11 +100,11 @@ def read_lines(path: Path, damaged: list[str] | None = None) -> Iterator[tuple[s
                 if damaged is not None and number > 1:
                     damaged.append(f"{file.name}:{number}")
                     continue
-                raise CheckpointError(f"{file}:{number} is no entry of a decision log: {error}.") from error
+                raise CheckpointError(f"{file}:{number} is not an entry of a decision log: {error}.") from error
             if number == 1:
                 if entry.get("format") != FORMAT:
                     raise CheckpointError(
-                        f"{file} is no decision log of this version: expected the format {FORMAT!r}, found "
+                        f"{file} is not a decision log of this version: expected the format {FORMAT!r}, found "
                         f"{entry.get('format')!r}."
                     )
                 continue
@@ -188,7 +188,7 @@ def join_decision_log(path: str | Path, step_keys: Mapping[str, StepKeyType] | N
             found = [] if line["kind"] == "outcome" else _decisions(where, line, step_keys)
             outcome = None if found else _outcome(line)
         except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
-            _LOGGER.warning("%s is no entry of a decision log (%s: %s).", where, type(error).__name__, error)
+            _LOGGER.warning("%s is not an entry of a decision log (%s: %s).", where, type(error).__name__, error)
             damaged.append(where)
             continue
         for name, identifier, decision in found:
@@ -280,7 +280,7 @@ def _joined(
         reason = reason or "in episodes with contradicting outcomes"
     if any(later.time < earlier.time for (_, earlier), (_, later) in pairwise(ordered)):
         _LOGGER.warning(
-            "%s: the clock ran backwards in this episode; its decisions count by number.", ordered[0][1].where
+            "%s: the clock ran backwards in this episode; its decisions are ordered by number.", ordered[0][1].where
         )
     if reason:
         left_out[reason] += len(ordered)

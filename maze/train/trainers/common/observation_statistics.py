@@ -180,7 +180,7 @@ class ObservationStatistics:
         """Take observations into account.
 
         :param observations: Arrays `[n, *shape]` by name, each observation in one of them.
-        :raises ConfigError: A network normalizes something that is no observation.
+        :raises ConfigError: A network normalizes something that is not an observation.
         """
         if not self._blocks:
             return

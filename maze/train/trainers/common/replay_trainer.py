@@ -62,7 +62,7 @@ def fill_replay_buffer(
     assert run.env_factory is not None, "setup comes first"
     if demonstrations is None:
         n_steps = config.initial_buffer_size * item_length
-        print(f"-> collecting {n_steps:,} environment steps to begin with ...", flush=True)
+        print(f"-> collecting {n_steps:,} environment steps before the first update ...", flush=True)
         return fill_by_policy(
             replay_buffer,
             config.initial_sampling_policy if sampling_policy is None else sampling_policy,

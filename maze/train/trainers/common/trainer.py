@@ -689,7 +689,7 @@ class EpochTrainer(Trainer, ABC):
 
     def _report(self, problems: list[str], origin: str | Path) -> None:
         if problems:
-            logger.warning("`%s` is not continued exactly: %s.", origin, "; ".join(problems))
+            logger.warning("`%s` is not resumed exactly: %s.", origin, "; ".join(problems))
 
     @override(Trainer)
     def load_state(self, file_path: str | Path | BinaryIO) -> None:

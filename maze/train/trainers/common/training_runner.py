@@ -122,7 +122,7 @@ class TrainingRunner(BackendRunner):
             return  # a user's runner builds the trainer
         if cfg.get("curriculum") and not getattr(self.trainer_type, "follows_curriculum", False):
             raise ConfigError(
-                f"curriculum: {self.trainer_type.__name__} learns in the same environments all the time. Use "
+                f"curriculum: {self.trainer_type.__name__} supports no curriculum. Use "
                 "algorithm=ppo or algorithm=a2c, or leave it empty."
             )
         try:
@@ -313,7 +313,7 @@ def stored_training(cfg: Mapping[str, Any]) -> dict[str, Any] | None:
     if not resume:
         return None
     if resume is not True:
-        raise ConfigError(f"resume: expected true or false, got {resume!r}.")
+        raise ConfigError(f"resume: expected true or false, found {resume!r}.")
     if not input_dir:
         raise ConfigError(
             "resume: true resumes the run in `input_dir`, but no input_dir is given. Name the directory of that run, "

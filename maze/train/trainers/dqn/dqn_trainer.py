@@ -413,7 +413,7 @@ def _state_value(model: TorchActorCritic, actor: ActorID, actors: list[ActorID])
     if isinstance(critic, TorchSharedStateCritic) and len(actors) == 1:
         return next(iter(critic.networks.values()))
     raise ConfigError(
-        f"model.critic: duelling heads need the value of the state at each sub-step; got a "
+        f"model.critic: duelling heads need the value of the state at each sub-step; found a "
         f"{type(critic).__name__} for {len(actors)} sub-steps. Use critic=flatten_concat_step or "
         "critic=template_state, or set algorithm.dueling=false."
     )

@@ -198,7 +198,7 @@ class BCTrainer(EpochTrainer):
         if not math.isfinite(sum(norms.values(), value)):
             raise NonFiniteError(
                 f"the loss is {value}, the gradient norms are {list(norms.values())}; the step was not applied. "
-                "Look for extreme values in the data, or lower the learning rate."
+                "Check the data for extreme values, or lower the learning rate."
             )
         self.optimizer.step()
         for actor, network in networks.items():

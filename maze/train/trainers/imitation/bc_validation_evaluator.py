@@ -61,7 +61,7 @@ class BCValidationEvaluator(Evaluator):
         self.eval_stats.reduce()
         if not math.isfinite(total):
             raise NonFiniteError(
-                f"the loss on the validation data is {total / n_steps}. Look for extreme values in the data, or lower "
+                f"the loss on the validation data is {total / n_steps}. Check the data for extreme values, or lower "
                 "the learning rate (algorithm.optimizer.lr)."
             )
         if self.model_selection is not None:

@@ -419,7 +419,7 @@ class SACLearner:
 
 
 def _counts(weight: Tensor | None) -> bool:
-    """Return whether any row does; a mean over none is no number to report."""
+    """Return whether any row does; a mean over none is not a number to report."""
     return weight is None or bool(weight.any())
 
 

@@ -24,7 +24,7 @@ class UniformDemandGenerator(DemandGenerator):
         if not fits(self.min_size, self.max_size) or not fits(self.max_size, raw_piece_size):
             raise ConfigError(
                 f"{where}: expected min_size <= max_size <= raw_piece_size in both directions, "
-                f"got {self.min_size}, {self.max_size} and {raw_piece_size}."
+                f"found {self.min_size}, {self.max_size} and {raw_piece_size}."
             )
 
     @override(DemandGenerator)

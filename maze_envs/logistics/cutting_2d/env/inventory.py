@@ -19,7 +19,7 @@ class Inventory:
 
     def __init__(self, max_pieces_in_inventory: int, raw_piece_size: Size, inventory_events: InventoryEvents) -> None:
         if max_pieces_in_inventory < 1:
-            raise ConfigError(f"core_env.max_pieces_in_inventory: must be at least 1, got {max_pieces_in_inventory}.")
+            raise ConfigError(f"core_env.max_pieces_in_inventory: must be at least 1, found {max_pieces_in_inventory}.")
         self.max_pieces_in_inventory = max_pieces_in_inventory
         self.raw_piece_size = raw_piece_size
         self.inventory_events = inventory_events

@@ -19,7 +19,7 @@ def as_size(value: Sequence[Any], where: str) -> Size:
     """
     is_pair = not isinstance(value, str) and len(value) == 2
     if not is_pair or any(int(length) != length or length < 1 for length in value):
-        raise ConfigError(f"{where}: expected two positive whole numbers, such as [100, 100], got {value!r}.")
+        raise ConfigError(f"{where}: expected two positive whole numbers, such as [100, 100], found {value!r}.")
     return int(value[0]), int(value[1])
 
 

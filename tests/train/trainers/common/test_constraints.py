@@ -147,7 +147,7 @@ def test_a_statistic_is_found_among_values_of_steps_or_episodes():
     assert (share.at_end, share) == (True, statistic_source("kpi/mean/share"))
     assert wear.of({LogStatsKey(MachineEvents.wear, None, None): 3.0}) == 3.0
     assert wear.of({LogStatsKey(MachineEvents.fault, None, None): 3.0}) == 0.0
-    with pytest.raises(ConfigError, match="'peak' is no mean over episodes"):
+    with pytest.raises(ConfigError, match="'peak' is not a mean over episodes"):
         statistic_source("peak")
 
 

@@ -519,7 +519,7 @@ def test_another_model_cannot_resume(tmp_path):
 
 
 def test_resume_is_yes_or_no(tmp_path):
-    with pytest.raises(ConfigError, match=r"resume: expected true or false, got 'latest'"):
+    with pytest.raises(ConfigError, match=r"resume: expected true or false, found 'latest'"):
         Run("ppo", tmp_path / "refused", resume="latest", input_dir=str(tmp_path))
 
 

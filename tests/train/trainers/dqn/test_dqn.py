@@ -473,7 +473,7 @@ def test_duelling_heads_need_a_value_for_each_sub_step(tmp_path, monkeypatch, ca
     monkeypatch.chdir(tmp_path)
     arguments = [*MASKED_CUTTING[:-1], "critic=flatten_concat_shared"]
     assert main(["-cn", "conf_train", *SHORT, "model=auto", *arguments]) == 1
-    assert "got a TorchSharedStateCritic for 2 sub-steps. Use critic=flatten_concat_step" in capfd.readouterr().err
+    assert "found a TorchSharedStateCritic for 2 sub-steps. Use critic=flatten_concat_step" in capfd.readouterr().err
 
 
 def test_continuous_actions_are_refused_in_one_sentence(tmp_path, monkeypatch, capfd):

@@ -365,7 +365,7 @@ def test_a_worker_killed_between_updates_becomes_an_error_and_close_returns():
 
 
 def test_impossible_numbers_of_workers_are_refused():
-    with pytest.raises(ConfigError, match=r"runner\.n_train_workers: expected a whole number of at least 1, got 0"):
+    with pytest.raises(ConfigError, match=r"runner\.n_train_workers: expected a whole number of at least 1, found 0"):
         ESSubprocDistributedRollouts(counting_env, 0, 1, NOISE, [3], 7)
 
 

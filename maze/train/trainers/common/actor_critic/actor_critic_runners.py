@@ -51,7 +51,7 @@ class ACRunner(TrainingRunner):
             evaluator = getattr(config, "rollout_evaluator", None)
             if not isinstance(evaluator, Mapping):
                 raise ConfigError(
-                    "runner.eval_repeats: there is no evaluator configured that could play so many episodes; configure "
+                    "runner.eval_repeats: expected a configured evaluator, found none. Configure "
                     "`algorithm.rollout_evaluator`, or leave `runner.eval_repeats` empty."
                 )
             config = replace(config, rollout_evaluator={**evaluator, "n_episodes": self.eval_repeats})

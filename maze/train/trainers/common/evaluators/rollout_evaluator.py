@@ -68,7 +68,7 @@ class RolloutEvaluator(Evaluator):
         keep: str = "best",
     ) -> None:
         if n_episodes < 1:
-            raise ValueError(f"`n_episodes` must be at least 1, got {n_episodes}.")
+            raise ValueError(f"`n_episodes` must be at least 1, found {n_episodes}.")
         if keep not in ("best", "latest"):
             raise ConfigError(f"rollout_evaluator.keep: expected `best` or `latest`, found {keep!r}.")
         self._n_instances = count_instances(eval_env)

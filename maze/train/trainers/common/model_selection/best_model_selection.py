@@ -46,7 +46,7 @@ class BestModelSelection(ModelSelectionBase):
         verbose: bool = False,
     ) -> None:
         if dump_interval is not None and dump_interval < 1:
-            raise ValueError(f"`dump_interval` must be at least 1 or None, got {dump_interval}.")
+            raise ValueError(f"`dump_interval` must be at least 1 or None, found {dump_interval}.")
         self.dump_file = Path(dump_file) if dump_file else None
         self.model = model
         self.dump_interval = dump_interval
@@ -125,7 +125,7 @@ class BestModelSelection(ModelSelectionBase):
         :raises CheckpointError: No evaluation was good enough to be kept.
         """
         if self.model is None or self._best_weights is None:
-            raise CheckpointError("There is no best model to go back to: no evaluation of a model was reported yet.")
+            raise CheckpointError("There is no best model to restore: no evaluation of a model was reported yet.")
         self.model.load_state_dict(copy.deepcopy(self._best_weights))
 
     def state_dict(self) -> dict[str, Any]:

@@ -372,7 +372,7 @@ def rows_of_records(
 
     Actions are clipped to their space, as they were on the way to the environment. The observation after a step that
     terminated its episode is replaced by a valid one of the same episode: nothing of it counts, and that it allows no
-    action is no fault.
+    action is not a fault.
 
     :param records: Unbatched steps; what followed the last one is in its last `next_observation`, which has to be
         that of the actor to act then.
@@ -380,7 +380,7 @@ def rows_of_records(
     :param first_number: Number that the first row will get.
     :param action_spaces: By actor; `None`: they are not known.
     :param zeros: Values of missing observations and actions, by actor; `None`: zeros like those of other steps.
-    :raises EnvironmentContractError: Steps of other actors, or an action that is no element of its space.
+    :raises EnvironmentContractError: Steps of other actors, or an action that is not an element of its space.
     :raises NonFiniteError: A number is NaN or infinite.
     """
     steps = _StepAssembler(actors, n_envs=1)
@@ -486,5 +486,5 @@ def _require_finite(rows: TransitionRows) -> None:
                 place = tuple(np.argwhere(~np.isfinite(array))[0].tolist())
                 raise NonFiniteError(
                     f"Step {place[0]} of a rollout for the replay buffer: {name}, `{key}`, index {list(place[1:])} is "
-                    f"{array[place]}. Look at what recorded it."
+                    f"{array[place]}. Check the environment or data set that it was recorded from."
                 )

@@ -31,7 +31,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
 
     def __init__(self, buffer_size: int, seed: int) -> None:
         if buffer_size < 1:
-            raise ConfigError(f"algorithm.replay_buffer_size: expected at least 1, got {buffer_size!r}.")
+            raise ConfigError(f"algorithm.replay_buffer_size: expected at least 1, found {buffer_size!r}.")
         self.buffer_size = buffer_size
         self.n_drawn = 0
         """Number of items ever drawn."""
