@@ -40,7 +40,7 @@ _OBJECTS: dict[str, type] = {
 
 @dataclass
 class ConfigurationAuditor:
-    """Checks the arguments of a RunContext for consistency, and prepares them for the composition.
+    """Check the arguments of a RunContext for consistency, and prepare them for the composition.
 
     :param components: Arguments for the components by name; `None`: not given.
     :param values: Overrides by path.

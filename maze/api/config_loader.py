@@ -76,7 +76,7 @@ class LoadedRun:
 
 @dataclass
 class ConfigurationLoader:
-    """Composes the configuration of each run and inserts objects into it.
+    """Compose the configuration of each run and insert objects into it.
 
     :param auditor: The checked arguments.
     :param run_mode: Training or rollout.

@@ -104,7 +104,7 @@ class RunResult:
 
 
 class TrainingRun:
-    """Builds the runner of a loaded configuration on demand, and keeps it for further calls.
+    """Build the runner of a loaded configuration on demand, and keep it for further calls.
 
     Every call uses the run's directory, statistics context, Hydra configuration and state of the global random
     generators, and restores the state of the process.
@@ -371,7 +371,7 @@ class TrainingRun:
 
     @contextmanager
     def inside(self, directory: Path | None = None) -> Iterator[Path]:
-        """Context of a call in the run's directory, or in one below, with its own statistics."""
+        """Return a context of a call in the run's directory, or in one below, with its own statistics."""
         directory = directory or self.run_dir
         assert directory is not None
         with self._inside(directory, StatsContext()):
@@ -509,7 +509,7 @@ class RunNotTrainedError(RunContextError, ConfigError):
 
 @contextmanager
 def _own_evaluator(cfg: Any) -> Iterator[RolloutEvaluator | None]:
-    """Context in which an evaluator given as an object is the run's own copy, since trainers change it."""
+    """Return a context in which an evaluator given as an object is the run's own copy, since trainers change it."""
     algorithm = cfg.get("algorithm")
     evaluator = getattr(algorithm, "rollout_evaluator", None)
     if isinstance(algorithm, Mapping) or not isinstance(evaluator, RolloutEvaluator):

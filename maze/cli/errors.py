@@ -27,7 +27,7 @@ class UsageError(ConfigError):
 
 
 class FlagParser(argparse.ArgumentParser):
-    """Parses the arguments of a flag of `maze-run`. Options that are not given are not attributes of the result.
+    """Parse the arguments of a flag of `maze-run`. Options that are not given are not attributes of the result.
 
     :param flag: The flag.
     :param description: What it does.
@@ -44,7 +44,7 @@ class FlagParser(argparse.ArgumentParser):
 
 
 class RunFailedError(BaseException):
-    """Carries an error, its cause, past Hydra, which would print it in another form, or continue."""
+    """Carry an error, its cause, past Hydra, which would print it in another form, or continue."""
 
 
 GATE = ("baseline", "candidate")

@@ -38,7 +38,7 @@ _DESCRIBED: Mapping[type[Any], tuple[str, bool]] = {
 
 
 class DistributionMapper:
-    """Picks a distribution for each action head: by the type of its space, unless configured otherwise.
+    """Pick a distribution for each action head: by the type of its space, unless configured otherwise.
 
     Entries of the configuration are read from top to bottom, and the last one that fits a head decides:
 
@@ -105,7 +105,7 @@ class DistributionMapper:
         return description
 
     def required_logits_shape(self, action_head: str) -> Sequence[int]:
-        """Shape of the logits of an action head, without batch dimensions."""
+        """Return the shape of the logits of an action head, without batch dimensions."""
         self._require_head(action_head, "action head")
         return self._logits_shapes[action_head]
 

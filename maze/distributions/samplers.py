@@ -52,7 +52,7 @@ def categorical_sizes(head: HeadDescription) -> list[int]:
 
 
 def _at(temperature: float, logits: Array) -> Array:
-    """Logits of the distribution at a temperature; in double precision, in which masked logits do not underflow."""
+    """Return logits at a temperature, in double precision, in which masked logits do not underflow."""
     return logits if temperature == 1.0 else np.divide(logits, temperature, dtype=np.float64)
 
 

@@ -112,7 +112,7 @@ class SB3Policy(Policy):
 
     @contextmanager
     def _own_generators(self) -> Iterator[None]:
-        """Context in which torch's global generator, which stable-baselines3 uses, has the state of this policy."""
+        """Return a context in which torch's global generator, used by stable-baselines3, has this policy's state."""
         before = torch.random.get_rng_state()
         torch.random.set_rng_state(self._generators)
         try:

@@ -94,7 +94,7 @@ def unpacked(content: bytes, name: str) -> tuple[dict[str, Any], dict[str, bytes
 
 
 def sha256(data: bytes | memoryview) -> str:
-    """The checksum in hexadecimal digits."""
+    """Return the checksum in hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
 
 

@@ -41,7 +41,7 @@ _WIDENING = 20.0
 
 
 def components(array: Any) -> Array:
-    """Components, or features, of an entry of an observation.
+    """Return components, or features, of an entry of an observation.
 
     :param array: `[*shape]`.
     :return: `[n_components]`, or the features of large entries.
@@ -90,7 +90,7 @@ def _component(values: Array) -> tuple[dict[str, Any], Array]:
 
 
 def bins(edges: Any, values: Any) -> Array:
-    """The bins of values, from 0 to the number of edges."""
+    """Return the bins of values, from 0 to the number of edges."""
     return np.searchsorted(np.asarray(edges), np.asarray(values), side="right")
 
 
@@ -112,7 +112,7 @@ def effective_samples(places: Array, n_parts: int = 1, n_batches: Sequence[int] 
 
 
 def _autocorrelation_time(indicators: Array, n_batches: int) -> float:
-    """1 where values are independent, or constant."""
+    """Return the autocorrelation time; 1 where values are independent, or constant."""
     n, length = len(indicators), max(1, len(indicators) // n_batches)
     sums = np.cumsum(np.concatenate([np.zeros((1, indicators.shape[1])), indicators - indicators.mean(0)]), axis=0)
     between = ((sums[length:] - sums[:-length]) ** 2).mean(0) * n / (length * max(1, n - length))
@@ -289,7 +289,7 @@ class _EntrySummary:
         return max(0.0, float(indices[worst])), worst, outside, float(n_effective.min())
 
     def outside(self, values: Array) -> Array:
-        """Whether components lie outside the training's range, `[..., n_components]`."""
+        """Return whether components lie outside the training's range, `[..., n_components]`."""
         found: Array = (values < self.low) | (values > self.high)
         return found
 
@@ -309,7 +309,7 @@ def _numbers(values: Any, n_values: int | None = None) -> Array:
 
 
 def _chi_square(degrees: Array, upper: float) -> Array:
-    """The upper quantile of chi square (Wilson and Hilferty 1931)."""
+    """Return the upper quantile of chi square (Wilson and Hilferty 1931)."""
     part = 2.0 / (9.0 * degrees)
     return np.asarray(degrees * (1.0 - part + NormalDist().inv_cdf(1.0 - upper) * np.sqrt(part)) ** 3)
 

@@ -91,7 +91,7 @@ class ServedSession:
         self.n_steps, self.failure, self.latest = 0, "", None
 
     def described(self) -> dict[str, Any]:
-        """The response to the request that begins the session."""
+        """Return the response to the request that begins the session."""
         policy = self.policy
         return {"session": self.id, "policy": policy.name, "bundle": policy.bundle.sha256, "seed": self.seed}
 
@@ -140,7 +140,7 @@ class Policies:
         return served
 
     def named(self, name: str) -> Served:
-        """A policy.
+        """Return a policy.
 
         :raises RefusedError: There is none of that name.
         """
@@ -152,7 +152,7 @@ class Policies:
         return policy
 
     def chosen(self, name: str | None, bundle: str | None = None) -> Served:
-        """The policy that a request names, or one by the weights.
+        """Return the policy that a request names, or one by the weights.
 
         :param name: Its name; None: the request names none.
         :param bundle: SHA-256 sum of the bundle that has decided in the episode before, if the request has it.
@@ -246,7 +246,7 @@ class Policies:
         return session
 
     def session(self, identifier: str) -> ServedSession:
-        """A session; restarts its time to expiry.
+        """Return a session and restart its time to expiry.
 
         :raises RefusedError: It has ended, or there never was one.
         """
@@ -492,7 +492,7 @@ class _Gauges:
 
 
 def checked_seed(seed: int | None) -> int | None:
-    """A seed that a generator accepts.
+    """Return a seed that a generator accepts.
 
     :raises RefusedError: It is negative, or too large.
     """

@@ -127,7 +127,7 @@ def _assignment(text: str) -> tuple[str, str]:
 
 
 def _sources(bundles: Sequence[str]) -> dict[str, Path]:
-    """Files by policy names."""
+    """Return files by policy names."""
     sources: dict[str, Path] = {}
     for text in bundles:
         path = Path(text)
@@ -255,7 +255,7 @@ def _application(options: argparse.Namespace, sources: Mapping[str, Path], provi
 
 
 def versions() -> dict[str, str]:
-    """Versions that the bits of a result may depend on."""
+    """Return versions that the bits of a result may depend on."""
     import onnxruntime
 
     return {

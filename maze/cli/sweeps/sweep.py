@@ -66,7 +66,7 @@ class BatchedJobs:
         self._waiting.append((number, overrides))
 
     def stop(self, number: int) -> None:
-        """Batches are not pruned."""
+        """Do nothing: batches are not pruned."""
 
     def wait(self, timeout: float | None = None) -> list[FinishedJob]:
         batch, self._waiting = self._waiting, []

@@ -34,7 +34,7 @@ class SweepFailedError(MazeError):
 
 
 class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
-    """Runs the trials of a plan with all seeds and records them.
+    """Run the trials of a plan with all seeds and record them.
 
     :param objective: Statistic by which trials are compared; None: the statistic that selects a run's best
         evaluation, the mean reward unless its configuration names another one.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class SerializedTorchPolicy(TorchPolicy):
-    """Builds the policy of a model configuration and loads its weights. Nothing in the files is executed.
+    """Build the policy of a model configuration and load its weights. Nothing in the files is executed.
 
     Networks are in evaluation mode.
 

@@ -160,7 +160,7 @@ class ExternalCoreEnv(CoreEnv):
         )
 
     def _summed(self, reward: Any) -> Any:
-        """The step's reward; an array has one reward for each actor."""
+        """Return the step's reward; an array has one reward for each actor."""
         has_shares = isinstance(reward, np.ndarray) and reward.size > 1
         self._actor_rewards = reward if has_shares else None
         return float(reward.sum()) if has_shares else reward

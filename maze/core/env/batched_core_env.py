@@ -51,7 +51,7 @@ def _mix(words: np.ndarray) -> np.ndarray:
 
 
 def scenario_seed(seed: int, scenario: int) -> int:
-    """The seed of a scenario, 31 bits, for generators of single environments."""
+    """Return the seed of a scenario, 31 bits, for generators of single environments."""
     return _mixed(_mixed(int(seed) % 2**64) + int(scenario) * int(_STRIDE) & _WORD) >> 33
 
 

@@ -331,7 +331,7 @@ class _StepPath:
         return bounds.clip(action) if bounds else action
 
     def place(self) -> str:
-        """Environment and sub-step, for messages."""
+        """Return the environment and sub-step, for messages."""
         step_key = self.core_env.actor_id()[0] if self.only_key is None else self.only_key
         return f"{type(self.env).__name__} ({type(self.core_env).__name__}), sub-step {step_key!r}"
 

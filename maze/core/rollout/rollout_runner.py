@@ -50,7 +50,7 @@ _ACTING = "compute_action"
 
 
 class RolloutRunner(Runner, ABC):
-    """Runs rollouts of any agent in any environment; where and how the episodes run is up to subclasses.
+    """Run rollouts of any agent in any environment; where and how the episodes run is up to subclasses.
 
     Each episode has seeds of its own. Results depend on them only, not on the process an episode happens to run in.
 

@@ -12,7 +12,7 @@ from maze.core.wrappers.recording_wrapper import can_be_drawn
 
 
 class SequentialRolloutRunner(RolloutRunner):
-    """Runs all episodes in this process, which makes rendering and debugging possible.
+    """Run all episodes in this process, which makes rendering and debugging possible.
 
     :param render: Show the environment after each step in a window; without a display or a library for drawing,
         `record_pages` takes its place.

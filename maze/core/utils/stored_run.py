@@ -129,7 +129,7 @@ _NAMED: ContextVar[tuple[str, ...]] = ContextVar("maze_trusted_packages", defaul
 
 @contextmanager
 def trusting(packages: Sequence[str]) -> Iterator[None]:
-    """Context in which stored configurations may name classes and functions of packages.
+    """Return a context in which stored configurations may name classes and functions of packages.
 
     :param packages: The packages.
     """

@@ -1,4 +1,4 @@
-"""Turns any gymnasium environment into a Maze environment."""
+"""Turn any gymnasium environment into a Maze environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits the length of episodes."""
+"""Limit the length of episodes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class TimeLimitWrapper(Wrapper[Any], BaseEnv):
         self._max_episode_steps = max_episode_steps or None
 
     def remaining_steps(self) -> int | None:
-        """Environment steps until the episode is cut off; None: there is no limit."""
+        """Return the environment steps until the episode is cut off; None: there is no limit."""
         return None if self._max_episode_steps is None else self._max_episode_steps - self._elapsed()
 
     def _elapsed(self) -> int:

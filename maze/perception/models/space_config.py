@@ -39,7 +39,7 @@ class SpacesConfig:
     agent_counts_dict: dict[StepKeyType, int]
 
     def differences(self, env: Any) -> list[str]:
-        """What keeps a model of these spaces from acting in an environment; empty: nothing.
+        """Return what keeps a model of these spaces from acting in an environment; empty: nothing.
 
         Observations that the environment has beyond these do no harm, nor do other bounds of observations, nor does
         another number of candidates (see :func:`~maze.core.agent.random_policy.candidates_of`).
@@ -75,7 +75,7 @@ class SpacesConfig:
             )
 
     def save(self, dump_file_path: str | Path) -> None:
-        """Writes the file; a crash leaves the previous one untouched.
+        """Write the file; a crash leaves the previous one untouched.
 
         :raises ConfigError: A space is of a type that cannot be described.
         """
@@ -89,7 +89,7 @@ class SpacesConfig:
 
     @classmethod
     def load(cls, in_file_path: str | Path) -> SpacesConfig:
-        """Reads the file.
+        """Read the file.
 
         :raises CheckpointError: The file is missing, damaged, or something else.
         """
@@ -141,7 +141,7 @@ _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 
 
 def _describe(space: spaces.Space[Any]) -> dict[str, Any]:
-    """A description of the space in plain values."""
+    """Return a description of the space in plain values."""
     name = type(space).__name__
     if type(space) is spaces.Dict:
         return {"type": name, "spaces": [[key, _describe(sub)] for key, sub in space.spaces.items()]}

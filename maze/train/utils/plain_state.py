@@ -146,7 +146,7 @@ def statistics_from_plain(aggregator: LogStatsAggregator, state: Mapping[str, An
 
 
 def global_generators_state() -> dict[str, Any]:
-    """State of the global generators of Python, NumPy and torch, which user code may draw from."""
+    """Return the state of the global generators of Python, NumPy and torch, which user code may draw from."""
     return {
         "python": random.getstate(),
         "numpy": to_plain(np.random.get_state()),  # noqa: NPY002 (the global generator is the point)

@@ -46,7 +46,7 @@ def encoded(array: np.ndarray[Any, Any]) -> dict[str, Any]:
 
 
 def decoded(entry: Mapping[str, Any]) -> np.ndarray[Any, Any]:
-    """The encoded array, in its shape.
+    """Return the encoded array, in its shape.
 
     :raises ValueError: The entry describes no array of numbers.
     """
@@ -59,7 +59,7 @@ def decoded(entry: Mapping[str, Any]) -> np.ndarray[Any, Any]:
 
 
 def log_files(path: Path) -> list[Path]:
-    """The files of a log, oldest first.
+    """Return the files of a log, oldest first.
 
     :param path: Its directory, or one of its files.
     """
@@ -238,7 +238,7 @@ def _add_outcome(outcomes: dict[str, _Outcome], where: str, identifier: str, val
 def _decisions(
     where: str, line: Mapping[str, Any], step_keys: Mapping[str, StepKeyType] | None
 ) -> list[tuple[str, str, _Decision]]:
-    """Episode, identifier and decision of each row of a line."""
+    """Return the episode, identifier and decision of each row of a line."""
     text = str(line["step"])
     key = (step_keys or {}).get(text, int(text) if text.isdecimal() else text)
     is_decided = line["kind"] == "decided"
@@ -268,7 +268,7 @@ def _decisions(
 def _joined(
     episode: Mapping[str, _Decision], outcomes: Mapping[str, _Outcome], left_out: Counter[str]
 ) -> list[StructuredSpacesRecord]:
-    """The steps of an episode with their rewards; empty where it is incomplete."""
+    """Return the steps of an episode with their rewards; empty where it is incomplete."""
     ordered = sorted(episode.items(), key=lambda item: item[1].n)
     numbers = [decision.n for _, decision in ordered]
     reason = next((decision.reason for _, decision in ordered if decision.reason), "")

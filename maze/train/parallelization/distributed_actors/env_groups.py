@@ -273,7 +273,7 @@ class EnvGroup:
 
 
 class EpisodeRelay(LogStatsAggregator):
-    """Takes the place of a vector environment's epoch statistics and passes the statistics of each episode on.
+    """Take the place of a vector environment's epoch statistics and pass the statistics of each episode on.
 
     :param pass_on: Receives the statistics.
     """

@@ -46,7 +46,7 @@ SEED_KEYS = ("env_base_seed", "agent_base_seed")
 
 @dataclass
 class TrainingRunner(BackendRunner):
-    """Trains any algorithm: builds what it asks for from the configuration, where the placement says, and runs it.
+    """Train any algorithm: build its parts from the configuration, with the configured placement, and run it.
 
     The algorithm's configuration names the trainer, and :meth:`~maze.train.trainers.common.trainer.Trainer.build` asks
     the runner for its parts. Subclasses exist for arguments of single algorithms only.
@@ -177,7 +177,7 @@ class TrainingRunner(BackendRunner):
 
     @property
     def model_composer(self) -> BaseModelComposer:
-        """Builds policies and critics; available after :meth:`setup`."""
+        """Build policies and critics; available after :meth:`setup`."""
         return self._after_setup(self._model_composer)
 
     @property

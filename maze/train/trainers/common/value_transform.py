@@ -23,11 +23,11 @@ class ValueTransform(ABC):
 
     @abstractmethod
     def transform_value_inv(self, x: ValueType) -> ValueType:
-        """Inverse of :meth:`transform_value`."""
+        """Return the inverse of :meth:`transform_value`."""
 
 
 class ReduceScaleValueTransform(ValueTransform):
-    """Compresses large values like a square root: `sign(x) * (sqrt(|x| + 1) - 1) + epsilon * x`.
+    """Compress large values like a square root: `sign(x) * (sqrt(|x| + 1) - 1) + epsilon * x`.
 
     Pohlen et al. 2018, "Observe and Look Further", proposition A.2.
 

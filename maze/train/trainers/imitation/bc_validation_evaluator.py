@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class BCValidationEvaluator(Evaluator):
-    """Calculates the loss on validation data; the smaller it is, the better the model.
+    """Calculate the loss on validation data; the smaller it is, the better the model.
 
     :param loss: The loss; its entropy bonus is for training alone and left out here.
     :param model_selection: Receives the negative mean loss; `None`: there is none.

@@ -11,7 +11,7 @@ from maze_envs.logistics.cutting_2d.env.sizes import Size
 
 
 class MixedPeriodicDemandGenerator(DemandGenerator):
-    """Repeats a set of orders that exactly fills a number of raw pieces, mixed anew in each period.
+    """Repeat a set of orders that exactly fills a number of raw pieces, mixed anew in each period.
 
     At the beginning of an episode `n_raw_pieces` raw pieces are divided at random by guillotine cuts into
     `m_demanded_pieces` pieces. These are ordered in every period of as many steps, each time in another sequence. No

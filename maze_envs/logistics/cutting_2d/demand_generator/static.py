@@ -11,7 +11,7 @@ from maze_envs.logistics.cutting_2d.env.sizes import Size, as_size, fits
 
 
 class StaticDemandGenerator(DemandGenerator):
-    """Repeats the same orders in the same sequence.
+    """Repeat the same orders in the same sequence.
 
     :param raw_piece_size: Size of a raw piece.
     :param orders: Sizes of the orders.

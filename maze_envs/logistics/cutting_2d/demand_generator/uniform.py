@@ -9,7 +9,7 @@ from maze_envs.logistics.cutting_2d.env.sizes import Size, as_size, fits
 
 
 class UniformDemandGenerator(DemandGenerator):
-    """Draws both extents of each order uniformly, independently of all others.
+    """Draw both extents of each order uniformly, independently of all others.
 
     :param raw_piece_size: Size of a raw piece.
     :param min_size: Smallest order.
@@ -29,7 +29,7 @@ class UniformDemandGenerator(DemandGenerator):
 
     @override(DemandGenerator)
     def reset(self) -> None:
-        """Orders do not depend on those before."""
+        """Do nothing: orders do not depend on those before."""
 
     @override(DemandGenerator)
     def next_order(self) -> Size:

@@ -12,7 +12,7 @@ Size = tuple[int, int]
 
 
 def as_size(value: Sequence[Any], where: str) -> Size:
-    """Checks a size from a configuration.
+    """Check a size from a configuration.
 
     :param value: Two positive whole numbers.
     :param where: Configuration key, for messages.
@@ -24,5 +24,5 @@ def as_size(value: Sequence[Any], where: str) -> Size:
 
 
 def fits(order: Size, piece: Size) -> bool:
-    """Whether the order fits into the piece as it is, without being turned."""
+    """Return whether the order fits into the piece as it is, without being turned."""
     return order[0] <= piece[0] and order[1] <= piece[1]

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class RolloutEvaluator(Evaluator):
-    """Rolls a policy out for a number of episodes and reports their mean reward, or another statistic or KPI.
+    """Roll a policy out for a number of episodes and report their mean reward, or another statistic or KPI.
 
     Each environment plays a fixed share of the episodes. Counting the first ones to finish, whichever environment they
     come from, would favour short episodes. Actions are drawn from generators of the evaluator's own, so that training
@@ -144,7 +144,7 @@ class RolloutEvaluator(Evaluator):
 
     @contextmanager
     def _own_generators(self, policy: Policy) -> Iterator[None]:
-        """Context in which a policy that is being trained draws from the evaluator's generators."""
+        """Return a context in which a policy that is being trained draws from the evaluator's generators."""
         if not isinstance(policy, TorchPolicy):
             yield
             return
@@ -182,7 +182,7 @@ class RolloutEvaluator(Evaluator):
 
 @contextmanager
 def _evaluation_mode(policy: Policy) -> Iterator[None]:
-    """Switches the networks' dropout and the like off, and afterwards on again where they were."""
+    """Switch the networks' dropout and the like off, and afterwards on again where they were."""
     if not isinstance(policy, TorchPolicy):
         yield
         return

@@ -1,4 +1,4 @@
-"""Keeps the model with the best evaluation."""
+"""Keep the model with the best evaluation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PROGRESS = ("best_reward", "best_violation", "is_constrained", "maximize", "las
 
 
 class BestModelSelection(ModelSelectionBase):
-    """Writes the model whenever its evaluation is at least as good as all before, and keeps a copy of these weights.
+    """Write the model whenever its evaluation is at least as good as all before, and keep a copy of these weights.
 
     Where there are constraints, an evaluation that fulfils them is better than any that does not; as long as none does,
     the one that comes nearest is the best.
@@ -129,7 +129,7 @@ class BestModelSelection(ModelSelectionBase):
         self.model.load_state_dict(copy.deepcopy(self._best_weights))
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to continue the selection."""
+        """Return everything needed to continue the selection."""
         return {**{name: getattr(self, name) for name in _PROGRESS}, "best_weights": self._best_weights}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

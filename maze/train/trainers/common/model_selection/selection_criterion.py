@@ -88,7 +88,7 @@ class Constraint(NamedTuple):
 
 
 class SelectionCriterion:
-    """Judges evaluations by their epoch statistics.
+    """Judge evaluations by their epoch statistics.
 
     A statistic is named as TensorBoard shows it, with or without the prefix and the interface
     (`eval_BaseEnvEvents/kpi/mean/waste`, `kpi/mean/waste`). The mean, or an event's only statistic, needs no name
