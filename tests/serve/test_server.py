@@ -263,8 +263,8 @@ def test_a_swapped_bundle_decides_from_then_on_and_sessions_keep_their_bundle(tm
 @pytest.mark.parametrize(
     ("content", "status", "says"),
     [
-        (lambda: b"", 422, "no whole policy bundle"),
-        (lambda: b"PK\x03\x04 and nothing else", 422, "no whole policy bundle"),
+        (lambda: b"", 422, "not a complete policy bundle"),
+        (lambda: b"PK\x03\x04 and nothing else", 422, "not a complete policy bundle"),
         (lambda: always(1)[:5000] + b"\x00" + always(1)[5001:], 422, "damaged or was changed"),
         (pendulum, 409, "differ from those of policy 'p'"),
     ],

@@ -282,4 +282,4 @@ def test_rendering_without_a_display_is_reported_and_runs(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MPLBACKEND", "Agg")
     sequential(1, max_episode_steps=2, render=True).run_with(env=ENV, wrappers={}, agent=RANDOM)
-    assert "No display or library for drawing was found" in capfd.readouterr().out
+    assert "No display or drawing library was found" in capfd.readouterr().out

@@ -76,7 +76,7 @@ def test_omegaconf_is_accepted_with_its_interpolations_and_its_gaps_are_named():
         (f"{HERE}.Circel", f"Did you mean `{HERE}.Circle`"),
         ("tests.core.utils.factory_target.Circle", "Did you mean `tests.core.utils.factory_targets`"),
         ("gymnasum.Env", "no package `gymnasum`.*Did you mean `gymnasium.Env`"),
-        ("Circle", "no dotted path"),
+        ("Circle", "not a dotted path"),
         ("tests.core.utils.factory_targets", "is a module"),
         (3, "must name a class or function"),
     ],

@@ -189,7 +189,7 @@ def test_documented_runner_keys_take_precedence_over_the_algorithm(start):
 
 
 def test_episodes_to_evaluate_need_an_evaluator(start):
-    with pytest.raises(ConfigError, match=r"runner\.eval_repeats: there is no evaluator configured"):
+    with pytest.raises(ConfigError, match=r"runner\.eval_repeats: expected a configured evaluator"):
         start(composed("a2c", algorithm__rollout_evaluator=None), trainer_class=A2C, eval_repeats=3)
 
 

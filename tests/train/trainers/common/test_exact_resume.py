@@ -261,7 +261,7 @@ def check(expected, first, resumed):
 def test_a_training_for_two_epochs_and_then_for_two_more_equals_one_of_four(name, tmp_path, uninterrupted, caplog):
     first = Run(name, tmp_path / "first", n_epochs=2)
     resumed = Run(name, tmp_path / "second", input_dir=str(tmp_path / "first"), resume=True)
-    assert "not continued exactly" not in caplog.text
+    assert "not resumed exactly" not in caplog.text
     check(uninterrupted(name), first, resumed)
 
 
@@ -284,7 +284,7 @@ def test_a_training_stopped_by_a_signal_and_resumed_equals_the_uninterrupted_one
     first = Run(name, tmp_path / "first", prepare=signal_after(N_UPDATES.get(name, 5)))
     assert first.interrupted
     resumed = Run(name, tmp_path / "second", input_dir=str(tmp_path / "first"), resume=True)
-    assert "not continued exactly" not in caplog.text
+    assert "not resumed exactly" not in caplog.text
     check(uninterrupted(name), first, resumed)
 
 
@@ -311,7 +311,7 @@ def test_an_evaluation_that_a_signal_ends_is_repeated_by_the_resumed_run(name, t
         assert first.interrupted
         origin = {"input_dir": str(tmp_path / f"first {n_steps}"), "resume": True}
         resumed = Run(name, tmp_path / f"second {n_steps}", **origin)
-        assert "not continued exactly" not in caplog.text
+        assert "not resumed exactly" not in caplog.text
         check(expected, first, resumed)
 
 
@@ -364,7 +364,7 @@ def test_resuming_with_nothing_left_changes_nothing(name, tmp_path, uninterrupte
         assert differing(first.result, idle.result) == []
         assert not idle.recorder.rows
     resumed = Run(name, tmp_path / "last", input_dir=str(tmp_path / "2"), resume=True)
-    assert "not continued exactly" not in caplog.text
+    assert "not resumed exactly" not in caplog.text
     check(uninterrupted(name), first, resumed)
 
 
@@ -382,7 +382,7 @@ def test_a_signal_before_the_first_update_loses_nothing(begins, name, tmp_path, 
         rows += run.recorder.rows
         origin = {"input_dir": str(tmp_path / f"{index}"), "resume": True}
     resumed = Run(name, tmp_path / "last", **origin)
-    assert "not continued exactly" not in caplog.text
+    assert "not resumed exactly" not in caplog.text
     assert differing(uninterrupted(name).result, resumed.result) == []
     assert rows + resumed.recorder.rows == uninterrupted(name).recorder.rows
 
