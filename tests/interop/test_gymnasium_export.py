@@ -114,12 +114,12 @@ def test_environments_with_several_sub_steps_are_refused_with_the_way_out():
         to_gymnasium(env)
 
 
-def test_what_is_no_maze_environment_is_refused():
+def test_objects_that_are_no_maze_environment_are_refused():
     with pytest.raises(ConfigError, match="expected a Maze environment, found CartPole"):
         to_gymnasium(gymnasium.make("CartPole-v1").unwrapped)
 
 
-def test_the_maze_environment_stays_within_reach():
+def test_the_exported_environment_exposes_the_maze_environment():
     maze_env = GymMazeEnv("CartPole-v1")
     env = to_gymnasium(maze_env)
     assert env.maze_env is maze_env

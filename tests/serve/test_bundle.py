@@ -74,7 +74,7 @@ def test_a_batch_equals_single_observations(bundle):
         np.testing.assert_allclose([p for _, p in ranked], sorted(odds / odds.sum(), reverse=True), rtol=1e-6)
 
 
-def test_rows_draw_from_their_own_generators_in_any_company(bundle):
+def test_rows_sample_from_their_own_generators_independently_of_the_batch(bundle):
     observations = np.zeros((3, 4), np.float32)
 
     def drawn(rows: list[int]) -> list[list[int]]:
@@ -191,7 +191,7 @@ def test_commands_that_cannot_be_meant_say_why(trained_run, arguments, text, cap
     assert sorted(trained_run.iterdir()) == before
 
 
-def test_actors_are_known_by_their_order_or_named(bundle):
+def test_actors_are_identified_by_order_or_name(bundle):
     assert bundle.actor_sequence == [(0, 0)]
     session = bundle.session()
     assert session.act(STATE) == session.act(STATE, ActorID(0, 0)) == session.act(STATE, (0, 0))

@@ -162,7 +162,7 @@ def test_a_log_does_not_reveal_identifiers_of_sessions(log: Path, tmp_path: Path
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-def test_files_rotate_and_the_oldest_go(tmp_path: Path) -> None:
+def test_log_files_rotate_and_the_oldest_are_deleted(tmp_path: Path) -> None:
     writer = DecisionLog(tmp_path, {"a": 1}, file_bytes=1000, n_files=3)
     for n in range(300):
         writer.write(b'{"n": %d, "x": "%s"}' % (n, b"x" * 50))

@@ -99,7 +99,7 @@ def test_names_outside_of_the_archive_are_refused(name):
     assert f"has an unknown member {name!r}" in refused(zipped([("bundle.json", b"{}"), (name, b"x")]))
 
 
-def test_names_that_come_twice_are_refused():
+def test_duplicate_names_are_refused():
     with pytest.warns(UserWarning, match="Duplicate"):
         content = zipped([("bundle.json", b"1"), ("bundle.json", b"2")])
     assert "same name" in refused(content)

@@ -49,7 +49,7 @@ def client(url: str) -> Iterator[PolicyClient]:
 # -- what is decided --------------------------------------------------------------------------------------------------
 
 
-def test_decisions_are_those_of_the_bundle(client: PolicyClient) -> None:
+def test_actions_equal_those_of_the_bundle(client: PolicyClient) -> None:
     observations = cartpole_observations(60)
     bundle = PolicyBundle(cartpole())
     expected = [bundle.session().act(np.array(each, np.float32)) for each in observations]
@@ -79,7 +79,7 @@ def test_sampled_decisions_are_those_of_a_session_with_the_same_seed(client: Pol
         assert session.act(OBSERVATION, deterministic=False).action == again.act(OBSERVATION, deterministic=False)
 
 
-def test_requests_that_come_together_are_decided_together_and_each_gets_its_own(url: str) -> None:
+def test_concurrent_requests_form_one_batch_and_each_gets_its_own_response(url: str) -> None:
     observations = cartpole_observations(16 * 20)
     expected = [PolicyBundle(cartpole()).session().act(each) for each in observations]
 
@@ -222,7 +222,7 @@ def test_a_canary_gets_its_share_and_sessions_stay_with_their_policy() -> None:
             client.act(OBSERVATION, policy="canari")
 
 
-def test_a_shadow_decides_and_is_never_answered() -> None:
+def test_a_shadow_policy_acts_and_its_action_is_never_returned() -> None:
     bundles = {"champion": always(0), "shadow": always(1)}
     with served(bundles, shadows=("shadow",)) as (url, _), PolicyClient(url) as client:
         assert {client.act(OBSERVATION).action for _ in range(20)} == {0}
@@ -311,7 +311,7 @@ def test_shares_are_changed_while_requests_come() -> None:
         ("Bearer boss", 200, 200),
     ],
 )
-def test_tokens(header: str | None, may_act: int, may_change: int) -> None:
+def test_requests_require_the_configured_token(header: str | None, may_act: int, may_change: int) -> None:
     tokens = Tokens(["user", "second"], ["boss"])
     with served({"p": always(0)}, tokens=tokens) as (url, _):
         headers = {} if header is None else {"authorization": header}
@@ -524,7 +524,7 @@ def test_the_openapi_description_agrees_with_the_responses(url: str) -> None:
     assert set(schema["required"]) <= set(answer) <= set(schema["properties"])
 
 
-def test_two_requests_at_once_in_one_session_are_not_mixed_up(client: PolicyClient, url: str) -> None:
+def test_concurrent_requests_of_one_session_are_separate(client: PolicyClient, url: str) -> None:
     identifier = client.session().id
     answers: list[int] = []
 

@@ -154,7 +154,7 @@ def test_keys_move_through_the_episode_and_stop_at_its_ends(viewer, capsys):
     assert plt.get_fignums() == []
 
 
-def test_an_index_from_the_end_is_understood():
+def test_a_negative_index_counts_from_the_end():
     assert KeyboardControlledTrajectoryViewer(episode(), CountRenderer(), initial_step_index=-1).step_index == 3
 
 

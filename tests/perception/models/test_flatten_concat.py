@@ -100,7 +100,7 @@ def test_flat_vectors_keep_flatten_and_concatenate(tmp_path, capsys):
         ({**FLAT.spaces, "action_mask": spaces.Box(0, 1, (4,))}, CHOICE, "`action_mask` masks the action `choice`"),
     ],
 )
-def test_what_is_more_than_flat_vectors_is_handed_over_in_one_line(observations, actions, reason, tmp_path, capsys):
+def test_flatten_concat_hands_structured_spaces_over_to_the_auto_model(observations, actions, reason, tmp_path, capsys):
     space = spaces.Dict(observations)
     model = composed(space, actions)
     model.save_models(tmp_path)

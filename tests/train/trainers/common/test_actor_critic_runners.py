@@ -56,7 +56,7 @@ def weights(runner):
     return [parameter.detach().clone() for parameter in runner.trainer.model.parameters()]
 
 
-def test_a_run_trains_and_writes_what_it_should(start, in_run_directory, capsys):
+def test_a_run_trains_and_writes_the_documented_files(start, in_run_directory, capsys):
     runner = start(composed())
     assert isinstance(runner, Runner)
     runner.run()
@@ -213,7 +213,7 @@ def test_numbers_of_environments_that_would_have_no_effect_are_refused_with_what
         runner_class(**{name: 2})
 
 
-def test_a_command_gives_back_what_its_runner_holds(tmp_path, monkeypatch):
+def test_a_command_releases_the_resources_of_its_runner(tmp_path, monkeypatch):
     closed = []
     monkeypatch.setattr(InProcess, "close", lambda self: closed.append(type(self)))
     few = ["algorithm.n_epochs=1", "algorithm.epoch_length=1", "algorithm.rollout_evaluator.n_episodes=1"]

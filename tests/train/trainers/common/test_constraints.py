@@ -226,7 +226,7 @@ def test_a_policy_earns_as_much_as_its_constraint_allows(trainer_class, constrai
     assert logged[LogStatsKey(REWARD, "mean", None)] > 2.4, "3 is the most without a fault"
 
 
-def test_without_violation_nothing_is_given_up():
+def test_satisfied_constraints_do_not_change_the_objective():
     trainer = machine_trainer(PPO, ["wear >= 0.1", "fault <= 20"], 50)
     trainer.train()
     assert [one.multiplier for one in trainer._constraints.each] == [0.0, 0.0]

@@ -258,7 +258,7 @@ def check(expected, first, resumed):
 
 
 @pytest.mark.parametrize("name", TRAININGS)
-def test_a_training_for_two_epochs_and_then_for_two_more_equals_one_of_four(name, tmp_path, uninterrupted, caplog):
+def test_two_epochs_and_two_resumed_epochs_equal_four_epochs(name, tmp_path, uninterrupted, caplog):
     first = Run(name, tmp_path / "first", n_epochs=2)
     resumed = Run(name, tmp_path / "second", input_dir=str(tmp_path / "first"), resume=True)
     assert "not resumed exactly" not in caplog.text
@@ -402,7 +402,7 @@ def test_hidden_states_of_environments_in_processes_can_be_carried_on_in_this_on
     assert differing(expected, uninterrupted("ppo-recurrent-processes").result) == []
 
 
-def test_where_environments_are_stepped_makes_no_difference_to_a_replay_buffer_and_what_is_learned(uninterrupted):
+def test_replay_buffer_and_learned_weights_are_independent_of_the_placement(uninterrupted):
     assert differing(uninterrupted("sac-ahead").result, uninterrupted("sac-processes").result) == []
 
 
@@ -417,7 +417,7 @@ def test_seeds_are_taken_over_and_the_best_model_is_in_the_new_directory(tmp_pat
         Run("es", tmp_path / "third", input_dir=str(second), resume=True, seeding__env_base_seed=12)
 
 
-def test_a_buffer_too_large_for_every_epoch_is_named_as_lost(tmp_path, monkeypatch, caplog):
+def test_a_buffer_too_large_to_save_every_epoch_is_reported_as_lost(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("maze.train.trainers.common.replay_trainer.ALWAYS_SAVED_BYTES", 10)
     Run("sac", tmp_path / "first", prepare=killed_after_saving(2))
     resumed = Run("sac", tmp_path / "second", input_dir=str(tmp_path / "first"), resume=True)
