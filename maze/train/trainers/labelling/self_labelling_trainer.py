@@ -60,8 +60,8 @@ class SelfLabelling(LabellingTrainer):
         super().__init__(algorithm_config, policy, copies, seed, **common)
         if copies.chance:
             raise ConfigError(
-                "algorithm=self_labelling: expected a deterministic environment, but two copies with new futures "
-                "differ, so the best of several episodes is due to chance. Use algorithm=dcl."
+                "algorithm=self_labelling: expected a deterministic environment, but two copies of the environment "
+                "with new futures differ, so the best of several episodes is due to chance. Use algorithm=dcl."
             )
         require_discrete(copies.action_spaces, _MOST_ACTIONS, "self_labelling")
         self._played, self._limit = copies.branches()
