@@ -186,6 +186,7 @@ class JobShops(BatchedCoreEnv):
         self.starts = np.full((n_envs, jobs, machines), -1)
         """When each operation starts; -1: not yet."""
         self._rows = np.arange(n_envs)
+        self._first_operation = np.arange(n_envs * jobs).reshape(n_envs, jobs) * machines
         self.use_instances(given)
 
     @override(BatchedCoreEnv)
@@ -298,19 +299,18 @@ class JobShops(BatchedCoreEnv):
         is_open = self.next_operation < self.size[:, 1, None]
         position = np.where(is_open, self.next_operation, 0)
         can_start = _can_start(self.earliest)
-        duration = np.take_along_axis(self.durations, position[..., None], -1)[..., 0]
+        operation = self._first_operation + position
+        duration = self.durations.take(operation)
         has_next = position + 1 < self.size[:, 1, None]
-        following = np.where(has_next, position + 1, 0)[..., None]
-        next_duration = np.take_along_axis(self.durations, following, -1)[..., 0]
-        next_machine = np.take_along_axis(self.machines, following, -1)[..., 0]
+        following = operation + has_next
+        next_duration, next_machine = self.durations.take(following), self.machines.take(following)
         now = self.earliest.min(axis=1, keepdims=True)
         start = np.where(is_open, self.earliest, now)
-        work = np.take_along_axis(self.machine_work, machine, 1)
-        free = np.take_along_axis(self.machine_free, machine, 1)
-        rivals = _same_machine(machine, can_start)
-        n_rivals = rivals.sum(axis=-1)
-        shortest = np.where(rivals, duration[:, None, :], 0).sum(axis=-1) / np.maximum(n_rivals, 1)
-        most_work = np.where(rivals, self.work_left[:, None, :], 0).max(axis=-1)
+        of_row = self._rows[:, None] * self._machines[1]
+        needed, needed_next = of_row + machine, of_row + next_machine
+        work, free = self.machine_work.take(needed), self.machine_free.take(needed)
+        n_rivals, of_rivals, most_work = self._rivals(can_start, duration)
+        shortest = of_rivals / np.maximum(n_rivals, 1)
         of_job, of_machine = 1 / (_MEAN * n_machines), 1 / (_MEAN * n_jobs)
         features = (
             duration / LONGEST,
@@ -319,14 +319,12 @@ class JobShops(BatchedCoreEnv):
             np.minimum(start - now, 5 * LONGEST) / LONGEST,
             np.clip(now - self.job_ready, 0, 5 * LONGEST) / LONGEST,
             work * of_machine,
-            np.take_along_axis(self.machine_jobs, machine, 1) / n_jobs,
+            self.machine_jobs.take(needed) / n_jobs,
             next_duration * has_next / LONGEST,
-            np.clip(
-                np.take_along_axis(self.machine_free, next_machine, 1) - start - duration, -3 * LONGEST, 3 * LONGEST
-            )
+            np.clip(self.machine_free.take(needed_next) - start - duration, -3 * LONGEST, 3 * LONGEST)
             * has_next
             / LONGEST,
-            np.take_along_axis(self.machine_work, next_machine, 1) * has_next * of_machine,
+            self.machine_work.take(needed_next) * has_next * of_machine,
             (self.work - self.work_left + duration) * of_job,
             np.clip((self.bound[:, None] - start - self.work_left) * of_job * 5, -5, 5),
             np.clip((self.bound[:, None] - np.maximum(free, now) - work) * of_job * 5, -5, 5),
@@ -342,6 +340,24 @@ class JobShops(BatchedCoreEnv):
         out["job_mask"][:] = can_start | ~can_start.any(axis=1, keepdims=True)  # there is nothing to choose at the end
         out["shop"][:, 0] = is_open.sum(axis=1) / n_jobs[:, 0]
         out["shop"][:, 1] = self.work_left.sum(axis=1) * of_job[:, 0] / n_jobs[:, 0]
+
+    def _rivals(self, can_start: np.ndarray, duration: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of each job, the other jobs that can start now on its machine: number, sum of durations, most work left."""
+        n_machines = self._machines[1]
+        place = self._rows[:, None] * n_machines + self.machine
+        jobs = np.flatnonzero(can_start)
+        at, work = place.take(jobs), self.work_left.take(jobs)
+        number, total = (np.bincount(at, of, len(place) * n_machines) for of in (None, duration.take(jobs)))
+        order = np.argsort(at * (1 + work.max(initial=0)) + work)
+        at, jobs, work = at[order], jobs[order], work[order]
+        is_last = np.diff(at, append=-1) != 0
+        most, second = np.zeros(len(number), np.int64), np.zeros(len(number), np.int64)
+        most[at[is_last]] = work[is_last]
+        follows = ~is_last[:-1] & is_last[1:]
+        second[at[:-1][follows]] = work[:-1][follows]
+        most_work = most.take(place)
+        most_work.put(jobs[is_last], second[at[is_last]])
+        return number.take(place) - can_start, total.take(place) - np.where(can_start, duration, 0), most_work
 
     @override(BatchedCoreEnv)
     def kpis(self, rows: np.ndarray) -> dict[str, np.ndarray]:
@@ -369,13 +385,6 @@ def _can_start(earliest: np.ndarray) -> np.ndarray:
     """Which jobs can start at the earliest moment at which any of them can, bool `[n, n_jobs]`."""
     can_start: np.ndarray = (earliest == earliest.min(axis=1, keepdims=True)) & (earliest < _NEVER)
     return can_start
-
-
-def _same_machine(machine: np.ndarray, can_start: np.ndarray) -> np.ndarray:
-    """Whether a job waits for the same machine as another that could start now: bool `[n, n_jobs, n_jobs]`."""
-    rivals: np.ndarray = (machine[:, :, None] == machine[:, None, :]) & can_start[:, None, :]
-    rivals &= ~np.eye(machine.shape[1], dtype=np.bool_)
-    return rivals
 
 
 def _range(name: str, value: int | Sequence[int]) -> tuple[int, int]:
