@@ -1,8 +1,8 @@
 """Job shops: each job passes the machines in an order of its own, each machine works on one job at a time.
 
 Schedules are built by dispatching on a clock (non-delay): at the earliest moment at which anything can start, one of
-the waiting jobs is chosen and its next operation starts. What counts is the makespan, the time at which the last
-operation ends.
+the waiting jobs is chosen and its next operation starts. With `may_wait` machines can wait for jobs. What counts is the
+makespan, the time at which the last operation ends.
 
 Instances and bounds of Taillard (1993), Benchmarks for basic scheduling problems, European Journal of Operational
 Research 64 (2). One policy for instances of all sizes as of Zhang et al. (2020), Learning to dispatch for job shop
@@ -108,6 +108,10 @@ class JobShops(BatchedCoreEnv):
         than the arrays: durations are 0 where there is no operation. `None`: random instances.
     :param only_choices: Whether jobs start by themselves that have their machine for themselves. The schedules that
         can be made are the same, with a quarter of the decisions.
+    :param may_wait: Whether a machine may be kept idle for a job that arrives later. The next operation is then one of
+        those that could start before the earliest possible completion of all, on the machine of that completion: all
+        active schedules can be made, of which one is optimal (Giffler and Thompson 1960, Algorithms for solving
+        production-scheduling problems, Operations Research 8). Operations are not chosen in the order of their starts.
     """
 
     row_arrays = (
@@ -138,6 +142,7 @@ class JobShops(BatchedCoreEnv):
         n_machines: int | Sequence[int] = 10,
         instances: InstanceSource | Sequence[str] | Sequence[Instance] | None = None,
         only_choices: bool = False,
+        may_wait: bool = False,
     ) -> None:
         given = instance_set(instances)
         if given is not None:
@@ -160,7 +165,7 @@ class JobShops(BatchedCoreEnv):
             shop=spaces.Box(0.0, 10.0, (2,), np.float32),
         )
         super().__init__(n_envs, {0: spaces.Dict(job=spaces.Discrete(jobs))}, {0: seen})
-        self.only_choices = only_choices
+        self.only_choices, self.may_wait = only_choices, may_wait
         self.size = np.ones((n_envs, 2), np.int64)
         """Numbers of jobs and machines."""
         self.durations = np.zeros((n_envs, jobs, machines), np.int64)
@@ -236,7 +241,7 @@ class JobShops(BatchedCoreEnv):
     @override(BatchedCoreEnv)
     def step(self, actions: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         rows, jobs, before = self._rows, actions["job"], self.bound.copy()
-        can_start = _can_start(self.earliest)
+        can_start = self._choices(slice(None))
         n_choices = can_start.sum(axis=1)
         self.fire(JobShopEvents.choices, jobs=n_choices)
         is_valid = can_start[rows, jobs]
@@ -274,11 +279,23 @@ class JobShops(BatchedCoreEnv):
         is_open = self.next_operation[rows] < self.size[rows, 1, None]
         self.earliest[rows] = np.where(is_open, start, _NEVER)
 
+    def _choices(self, rows: np.ndarray | slice) -> np.ndarray:
+        """Which jobs can be chosen, bool `[n, n_jobs]`."""
+        earliest = self.earliest[rows]
+        is_open = earliest < _NEVER
+        if not self.may_wait:
+            return is_open & (earliest == earliest.min(axis=1, keepdims=True))
+        position = np.minimum(self.next_operation[rows], self._machines[1] - 1)
+        ends = earliest + self.durations.take(self._first_operation[rows] + position)
+        machine, first = self.machine[rows], ends.argmin(axis=1)[:, None]
+        on_machine = machine == np.take_along_axis(machine, first, 1)
+        return is_open & on_machine & (earliest < np.take_along_axis(ends, first, 1))
+
     def _let_start(self, rows: np.ndarray) -> None:
         """Start jobs without a rival for their machine, unless the policy decides on them, and raise the bounds."""
         everyone, n_machines = rows, self._machines[1]
         while self.only_choices and len(rows):
-            can_start = _can_start(self.earliest[rows])
+            can_start = self._choices(rows)
             which, jobs = np.nonzero(can_start)
             place = which * n_machines + self.machine[rows[which], jobs]
             alone = np.bincount(place, minlength=1)[place] == 1
@@ -298,7 +315,7 @@ class JobShops(BatchedCoreEnv):
         machine = self.machine
         is_open = self.next_operation < self.size[:, 1, None]
         position = np.where(is_open, self.next_operation, 0)
-        can_start = _can_start(self.earliest)
+        can_start = self._choices(slice(None))
         operation = self._first_operation + position
         duration = self.durations.take(operation)
         has_next = position + 1 < self.size[:, 1, None]
@@ -317,7 +334,7 @@ class JobShops(BatchedCoreEnv):
             self.work_left * of_job,
             (self.size[:, 1, None] - position) / n_machines,
             np.minimum(start - now, 5 * LONGEST) / LONGEST,
-            np.clip(now - self.job_ready, 0, 5 * LONGEST) / LONGEST,
+            np.clip((start if self.may_wait else now) - self.job_ready, 0, 5 * LONGEST) / LONGEST,
             work * of_machine,
             self.machine_jobs.take(needed) / n_jobs,
             next_duration * has_next / LONGEST,
@@ -379,12 +396,6 @@ class JobShopEnv(BatchedMazeEnv):
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(functools.partial(JobShops, **arguments), GanttRenderer())
-
-
-def _can_start(earliest: np.ndarray) -> np.ndarray:
-    """Which jobs can start at the earliest moment at which any of them can, bool `[n, n_jobs]`."""
-    can_start: np.ndarray = (earliest == earliest.min(axis=1, keepdims=True)) & (earliest < _NEVER)
-    return can_start
 
 
 def _range(name: str, value: int | Sequence[int]) -> tuple[int, int]:
