@@ -282,14 +282,16 @@ class JobShops(BatchedCoreEnv):
     def _choices(self, rows: np.ndarray | slice) -> np.ndarray:
         """Which jobs can be chosen, bool `[n, n_jobs]`."""
         earliest = self.earliest[rows]
-        is_open = earliest < _NEVER
+        can_start: np.ndarray = earliest < _NEVER
         if not self.may_wait:
-            return is_open & (earliest == earliest.min(axis=1, keepdims=True))
+            can_start &= earliest == earliest.min(axis=1, keepdims=True)
+            return can_start
         position = np.minimum(self.next_operation[rows], self._machines[1] - 1)
         ends = earliest + self.durations.take(self._first_operation[rows] + position)
         machine, first = self.machine[rows], ends.argmin(axis=1)[:, None]
-        on_machine = machine == np.take_along_axis(machine, first, 1)
-        return is_open & on_machine & (earliest < np.take_along_axis(ends, first, 1))
+        can_start &= machine == np.take_along_axis(machine, first, 1)
+        can_start &= earliest < np.take_along_axis(ends, first, 1)
+        return can_start
 
     def _let_start(self, rows: np.ndarray) -> None:
         """Start jobs without a rival for their machine, unless the policy decides on them, and raise the bounds."""
