@@ -42,7 +42,7 @@ def cp_sat_schedule(
     may_wait: bool = True,
     is_time_over: Callable[[], bool] | None = None,
 ) -> CpSatSchedule:
-    """Searches the shortest schedule: an interval for each operation, in the order of its job, none together with
+    """Search the shortest schedule: an interval for each operation, in the order of its job, none together with
     another on its machine. It begins with the schedule of a dispatching rule, and never ends with a longer one.
 
     :param durations: Of each job's operations in their order, `[n_jobs, n_machines]`.
@@ -153,7 +153,7 @@ def _forbid_waiting(model: Any, starts: list[list[Any]], durations: np.ndarray, 
 
 
 def dispatched_makespan(instance: Instance, starts: np.ndarray) -> int:
-    """The makespan of dispatching in the order of a schedule.
+    """Return the makespan of dispatching in the order of a schedule.
 
     On the clock of :class:`~maze_envs.scheduling.job_shop.JobShops` no machine waits while a job does. Shortest
     schedules may need just that, so that the dispatched one can be longer.
@@ -174,7 +174,7 @@ def dispatched_makespan(instance: Instance, starts: np.ndarray) -> int:
 
 
 class CpSatPolicy(Policy):
-    """Solves each job shop when it begins, and starts the waiting job whose operation begins first in the schedule.
+    """Solve each job shop when it begins, and start the waiting job whose operation begins first in the schedule.
 
     The environment's clock does not let machines wait, so that its makespan may be longer than the schedule's, see
     :func:`dispatched_makespan`.
@@ -212,7 +212,7 @@ class CpSatPolicy(Policy):
 
 
 def _next_in_schedule(starts: np.ndarray, next_operation: np.ndarray, mask: np.ndarray) -> int:
-    """Of the jobs that can start the one that begins first in the schedule."""
+    """Return, of the jobs that can start, the one that begins first in the schedule."""
     position = np.minimum(next_operation, starts.shape[1] - 1)
     begins = np.take_along_axis(starts, position[:, None], axis=1)[:, 0]
     return int(np.where(mask > 0, begins, np.iinfo(np.int64).max).argmin())

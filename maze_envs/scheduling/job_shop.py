@@ -196,7 +196,7 @@ class JobShops(BatchedCoreEnv):
 
     @override(BatchedCoreEnv)
     def reset_rows(self, rows: np.ndarray) -> None:
-        """Begins with empty machines."""
+        """Begin with empty machines."""
         n_jobs, n_machines = self._jobs[1], self._machines[1]
         drawn = self.random.uniform(rows, 2) if len({*self._jobs}) + len({*self._machines}) > 2 else None
         for axis, (low, high) in enumerate((self._jobs, self._machines)):
@@ -220,7 +220,7 @@ class JobShops(BatchedCoreEnv):
         self._clear(rows)
 
     def _clear(self, rows: np.ndarray) -> None:
-        """Empties the machines of shops that have got an instance."""
+        """Empty the machines of shops with a new instance."""
         self.starts[rows] = -1
         self.job_ready[rows] = self.machine_free[rows] = 0
         n_jobs = self._jobs[1]
@@ -261,7 +261,7 @@ class JobShops(BatchedCoreEnv):
         return -REWARD_SCALE * rise / self.initial_bound, is_over
 
     def _start(self, rows: np.ndarray, jobs: np.ndarray) -> None:
-        """Starts the next operation of some jobs, no two of them on the same machine."""
+        """Start the next operation of some jobs, no two of them on the same machine."""
         operation, machine = self.next_operation[rows, jobs], self.machine[rows, jobs]
         duration = self.durations[rows, jobs, operation]
         start = self.earliest[rows, jobs]
@@ -274,7 +274,7 @@ class JobShops(BatchedCoreEnv):
         self.machine[rows, jobs] = self.machines[rows, jobs, np.minimum(operation + 1, self._machines[1] - 1)]
 
     def _look_ahead(self, rows: np.ndarray) -> None:
-        """When jobs can start next."""
+        """Return when jobs can start next."""
         start = np.maximum(self.job_ready[rows], self.machine_free[rows[:, None], self.machine[rows]])
         is_open = self.next_operation[rows] < self.size[rows, 1, None]
         self.earliest[rows] = np.where(is_open, start, _NEVER)

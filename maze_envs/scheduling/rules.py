@@ -30,7 +30,7 @@ A comparison of priority rules for the job shop scheduling problem, Internationa
 
 
 class DispatchingRule(ArrayPolicy):
-    """Starts the waiting job of the highest priority; of equal ones the first. No machine waits while a job does.
+    """Start the waiting job of the highest priority; of equal ones the first. No machine waits while a job does.
 
     :param rule: A key of :data:`RULES`.
     :param action: Name of the action.

@@ -44,7 +44,7 @@ class Losses:
             self.total = torch.add(self.total, value, alpha=weight)
 
     def terms(self) -> Iterator[tuple[str, Key | None, Tensor]]:
-        """Event, group (`None`: the event has none) and value of all numbers but the total.
+        """Return the event, group (`None`: the event has none) and value of all numbers but the total.
 
         Values are scalars `[]`.
         """
@@ -113,7 +113,7 @@ def require_end_of_schedule(schedule: str, n_epochs: int) -> None:
 
 
 def mean_of(values: Tensor, weight: Tensor | None) -> Tensor:
-    """Mean of the elements of weight 1; 0 if there are none. Elements of weight 0 need not be finite.
+    """Return the mean of the elements of weight 1; 0 if there are none. Elements of weight 0 need not be finite.
 
     :param values: `[batch]`, as the weight.
     """
@@ -159,7 +159,7 @@ class _Sum:
 
 
 class UpdateStats:
-    """Collects what the events of an interface report, and fires their means.
+    """Collect what the events of an interface report, and fire their means.
 
     Rows come in the order of the interface; where successive events have the same kind of group, all of one group come
     together.

@@ -63,8 +63,8 @@ class SelfLabelling(LabellingTrainer):
         super().__init__(algorithm_config, policy, copies, seed, **common)
         if copies.chance:
             raise ConfigError(
-                "algorithm=self_labelling: two copies of the environment with new futures differ, so that the best of "
-                "several episodes is the luckiest one. Use algorithm=dcl."
+                "algorithm=self_labelling: expected a deterministic environment, but two copies of the environment "
+                "with new futures differ, so the best of several episodes is due to chance. Use algorithm=dcl."
             )
         require_discrete(copies.action_spaces, _MOST_ACTIONS, "self_labelling")
         self._played, self._limit = copies.branches()
@@ -159,7 +159,7 @@ class SelfLabelling(LabellingTrainer):
         return _traced(history).reshape(-1, *shape), returns.reshape(shape), is_solution.reshape(shape)
 
     def _children(self, branches: Branches, groups: Sequence[Group], is_used: np.ndarray) -> Children:
-        """What branches may continue with; those that have ended stay what they are."""
+        """Return what branches may continue with; those that have ended stay what they are."""
         ended = np.flatnonzero(branches.done & is_used)
         parts = [Children(ended, np.full(len(ended), -1), np.zeros(len(ended)))]
         for group in groups:
@@ -180,7 +180,7 @@ class SelfLabelling(LabellingTrainer):
         return Children(rows[order], actions[order], log_probs[order])
 
     def _decoded(self, group: Group, actions: np.ndarray) -> Mapping[str, np.ndarray]:
-        """Actions by head of indices in the product of the heads; those of ended branches do not count."""
+        """Return actions by head of indices in the product of the heads; those of ended branches do not count."""
         space: dict[str, Any] = dict(self.copies.action_spaces[group.actor_id.step_key].spaces)
         sizes = [int(part.n) for part in space.values()]
         choices = np.unravel_index(np.maximum(actions, 0) % np.prod(sizes), sizes)
@@ -246,7 +246,7 @@ def best_of_each(values: np.ndarray, groups: np.ndarray, n_groups: int, n_best: 
 
 
 def _traced(history: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    """Actions `[n_decisions, n_rows]` that led to the last branches."""
+    """Return actions `[n_decisions, n_rows]` that led to the last branches."""
     rows = np.arange(len(history[-1][0]))
     traced = []
     for parents, actions in reversed(history):

@@ -192,7 +192,7 @@ class ActorCritic(EpochTrainer, ABC):
         return super()._load_parts(state)
 
     def _enter_stage(self, epoch: int) -> None:
-        """Goes on in the environments that the curriculum, if there is one, has for an epoch."""
+        """Continue in the environments that the curriculum, if there is one, has for an epoch."""
         if self._curriculum is not None and (rollouts := self._curriculum.entered(epoch)) is not None:
             self.rollout_generator, self._columns = rollouts, None
             self._memory = self._new_memory()
@@ -305,7 +305,7 @@ class ActorCritic(EpochTrainer, ABC):
     def _add_value_terms(
         self, losses: ActorCriticLosses, part: PolicyBatch, values: list[Tensor], share: float
     ) -> None:
-        """Loss and mean value for each output of the critic; a shared one learns from all parts of a batch together."""
+        """Add loss and mean value of each output of the critic; a shared one learns from a whole batch at once."""
         is_shared = self._critic.num_critics == 1
         for index, value in enumerate(values):
             key = 0 if is_shared else part.substeps[index].actor_id.step_key
@@ -325,7 +325,7 @@ class ActorCritic(EpochTrainer, ABC):
     def _add_cost_terms(
         self, losses: ActorCriticLosses, part: PolicyBatch, policy_output: PolicyOutput, share: float
     ) -> None:
-        """Losses of the critics of costs, and the state of each constraint."""
+        """Return losses of the critics of costs, and the state of each constraint."""
         for position, (one, costs) in enumerate(zip(self._constraints.each, part.costs, strict=True)):
             values = one.predicted(part, position, policy_output)
             weight = share if one.critic.num_critics == 1 else 1.0
