@@ -16,7 +16,7 @@ from maze.core.errors import ConfigError
 
 
 def quantile_huber_loss(quantiles: Tensor, targets: Tensor, kappa: float = 1.0) -> Tensor:
-    """Quantile Huber loss (Dabney et al. 2018, equation 10), averaged over quantiles and samples.
+    """Return the quantile Huber loss (Dabney et al. 2018, equation 10), averaged over quantiles and samples.
 
     The average over quantiles, not the paper's sum, makes its size independent of their number.
 

@@ -87,7 +87,7 @@ def is_allowed(logits: Tensor) -> Tensor:
 
 
 def dueling(value: Tensor, advantages: Tensor) -> Tensor:
-    """Values of actions `V + A - mean(A)` (Wang et al. 2016, eq. 9), the mean over the allowed ones.
+    """Return values of actions `V + A - mean(A)` (Wang et al. 2016, eq. 9), the mean over the allowed ones.
 
     :param value: `[B, 1]`.
     :param advantages: `[B, n]`; those of masked actions stay at the minimum.
@@ -99,7 +99,7 @@ def dueling(value: Tensor, advantages: Tensor) -> Tensor:
 
 
 def values_of(factors: Sequence[Tensor], choices: Sequence[Tensor]) -> Tensor:
-    """Values of the chosen actions, `[B, n_factors]`, or their quantiles `[B, n_factors, n_quantiles]`.
+    """Return values of the chosen actions, `[B, n_factors]`, or their quantiles `[B, n_factors, n_quantiles]`.
 
     :param factors: Values of all actions of each factor, `[B, n]`, or their quantiles `[B, n, n_quantiles]`.
     :param choices: int64 `[B]` for each factor.
@@ -114,7 +114,7 @@ def values_of(factors: Sequence[Tensor], choices: Sequence[Tensor]) -> Tensor:
 
 
 def best_value(chooser: Sequence[Tensor], teller: Sequence[Tensor]) -> Tensor:
-    """Value of the best action, `[B]`: the mean over its factors (Tavakoli et al. 2018, eq. 5).
+    """Return the value of the best action, `[B]`: the mean over its factors (Tavakoli et al. 2018, eq. 5).
 
     :param chooser: Values of all actions of each factor, `[B, n]`, by which the best is chosen.
     :param teller: Values that count: the same, those of other networks (double Q-learning), or quantiles
@@ -129,7 +129,7 @@ def bellman_targets(
     gamma: float,
     value_of: Callable[[int, TensorDict], Tensor],
 ) -> list[Tensor]:
-    """Targets of the actions taken in each sub-step, `[B, ...]` by actor.
+    """Return targets of the actions taken in each sub-step, `[B, ...]` by actor.
 
     One step: the reward of the sub-step plus the value of the next sub-step, which is discounted where it begins
     another environment step. Several steps: the rewards of the rest of this environment step and of those after it,
@@ -164,7 +164,7 @@ def bellman_targets(
 
 
 def linear_schedule(first: float, last: float, n_steps: int, step: int) -> float:
-    """From `first` at step 0 to `last` at `n_steps`, and constant after it."""
+    """Interpolate from `first` at step 0 to `last` at `n_steps`; constant after it."""
     return first + (last - first) * min(1.0, step / n_steps)
 
 
@@ -184,7 +184,7 @@ class ActionValueNetwork(nn.Module):
 
     @override(nn.Module)
     def forward(self, observation: TensorDict) -> list[Tensor]:
-        """Values of all actions of each factor, `[B, n]`; those of masked actions are at the minimum."""
+        """Return values of all actions of each factor, `[B, n]`; those of masked actions are at the minimum."""
         return self._values(observation, self.policy(observation))
 
     def _values(self, observation: TensorDict, outputs: TensorDict) -> list[Tensor]:
@@ -222,7 +222,7 @@ class ActionQuantileNetwork(ActionValueNetwork):
         self.heads = nn.ModuleList(self._heads.values())
 
     def quantiles(self, observation: TensorDict) -> list[Tensor]:
-        """Quantiles of all actions of each factor, `[B, n, n_quantiles]`."""
+        """Return the quantiles of all actions of each factor, `[B, n, n_quantiles]`."""
         with ExitStack() as stack:
             for watched in self._heads.values():
                 stack.enter_context(watched.watching())
@@ -238,7 +238,7 @@ class ActionQuantileNetwork(ActionValueNetwork):
 
 
 class EpsilonGreedyPolicy(TorchPolicy):
-    """Acts by the networks of a policy: takes the best action, or with probability `epsilon` any allowed one.
+    """Act by the networks of a policy: take the best action, or with probability `epsilon` any allowed one.
 
     :param policy: Its networks are shared.
     """
@@ -455,7 +455,7 @@ class DQN(ReplayTrainer):
             self._followers.update(self.config.tau)
 
     def _n_step_returns(self, batch: TransitionBatch) -> NStepReturns | None:
-        """N-step returns; `None`: one step counts."""
+        """Return the n-step returns; `None`: one step counts."""
         if self.config.n_step_returns == 1:
             return None
         columns, config = self.workers.replay_buffer.columns, self.config
@@ -488,7 +488,7 @@ def _state_value(model: TorchActorCritic, actor: ActorID, actors: list[ActorID])
     if isinstance(critic, TorchSharedStateCritic) and len(actors) == 1:
         return next(iter(critic.networks.values()))
     raise ConfigError(
-        f"model.critic: duelling heads need the value of the state at each sub-step; got a "
+        f"model.critic: duelling heads need the value of the state at each sub-step; found a "
         f"{type(critic).__name__} for {len(actors)} sub-steps. Use critic=flatten_concat_step or "
         "critic=template_state, or set algorithm.dueling=false."
     )

@@ -95,7 +95,7 @@ class TailReturns(ReturnFunction):
         return gae(of_end, before, later, ended, torch.zeros_like(ended), 1.0, self.gae_lambda, complete)
 
     def _utility(self, returns: Tensor) -> Tensor:
-        """Mean contribution of returns `[..., n]` to the objective."""
+        """Return the mean contribution of returns `[..., n]` to the objective."""
         is_known = not np.isnan(self.quantile)
         return (tail_value(returns, self.quantile, self.level) if is_known else returns).mean(-1)
 
