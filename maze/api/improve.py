@@ -378,7 +378,7 @@ def _cost_figure(comparison: Comparison, best: str) -> str:
 
 
 class _TimedPolicy(Policy):
-    """Measures the time in which a policy decides.
+    """Measure the time in which a policy decides.
 
     :param policy: The policy.
     :param deadline: Time after which it decides no more, by `time.monotonic`.
@@ -643,7 +643,7 @@ class ImproveRunner(EvaluationRunner):
         return Rung(name, policy, base.make_env, played, time.monotonic() - start, base.run, commands)
 
     def _difference(self, rung: Rung) -> Estimate:
-        """Difference of the return from the heuristic's in the common episodes."""
+        """Return the difference of the return from the heuristic's in the common episodes."""
         first, other = (each.played.measures[RETURN][:, : self._common] for each in (self._rungs[0], rung))
         return Estimate.of(mean_interval(other, first))
 

@@ -24,7 +24,7 @@ __all__ = ["EpisodeRecorder", "EpisodeStatsReport", "ParallelRolloutRunner", "Pa
 
 
 class ParallelRolloutWorker(Host):
-    """Plays episodes in the process that it is in: a worker process, or an actor of Ray.
+    """Play episodes in the process that it is in: a worker process, or an actor of Ray.
 
     :param what: Environment, wrappers, steps after which episodes are truncated, and agent.
     :param run: The directory of the run that the agent is from.
@@ -121,7 +121,7 @@ class ParallelRolloutWorker(Host):
 
 
 class DistributedRolloutRunner(RolloutRunner):
-    """Runs the episodes in other processes, and reports them in the order of their numbers."""
+    """Run the episodes in other processes and report them in the order of their numbers."""
 
     @override(RolloutRunner)
     def run_with(self, env: ConfigType, wrappers: CollectionOfConfigType, agent: ConfigType) -> None:
@@ -137,7 +137,7 @@ class DistributedRolloutRunner(RolloutRunner):
     def _played(
         self, env: ConfigType, wrappers: CollectionOfConfigType, agent: ConfigType
     ) -> AbstractContextManager[Iterator[tuple[int, EpisodeStatsReport]]]:
-        """Context in which the episodes are played: their numbers and reports, as they end."""
+        """Return a context in which the episodes are played: their numbers and reports, as they end."""
 
     def _worker(self, env: ConfigType, wrappers: CollectionOfConfigType, agent: ConfigType) -> dict[str, Any]:
         """Return the arguments of a :class:`ParallelRolloutWorker`."""
@@ -156,7 +156,7 @@ class DistributedRolloutRunner(RolloutRunner):
 
 
 class ParallelRolloutRunner(DistributedRolloutRunner):
-    """Distributes the episodes over several processes of this machine.
+    """Distribute the episodes over several processes of this machine.
 
     :param n_episodes: Number of episodes in total.
     :param max_episode_steps: Steps after which an episode is cut off; 0: never.

@@ -140,7 +140,7 @@ class Channel:
 
 
 class Outbox:
-    """Sends messages in a thread.
+    """Send messages in a thread.
 
     :param channel: The channel; nothing else may send over it.
     """

@@ -184,7 +184,7 @@ class TaskPool(ABC):
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Context in which the learner waits for actors."""
+        """Return a context in which the learner waits for actors."""
         start = time.monotonic()
         try:
             yield
@@ -251,7 +251,7 @@ class Stored(NamedTuple):
 
 
 class TaskHost(Host):
-    """Hosts objects in a worker process and reports the results of calls."""
+    """Host objects in a worker process and report the results of calls."""
 
     sends_in_background: ClassVar[bool] = True
 

@@ -80,7 +80,7 @@ class _Collecting:
 
 
 class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
-    """Collects rollouts by turns of groups of environments. The learner waits for them or starts them in advance.
+    """Collect rollouts by turns of groups of environments. The learner waits for them or starts them in advance.
 
     Rollouts in advance do not depend on timing: they are added to the buffer by the next collection only, and the
     policy does not change while they are collected.

@@ -273,7 +273,7 @@ class EnvGroup:
 
 
 class EpisodeRelay(LogStatsAggregator):
-    """Takes the place of a vector environment's epoch statistics and passes the statistics of each episode on.
+    """Take the place of a vector environment's epoch statistics and pass the statistics of each episode on.
 
     :param pass_on: Receives the statistics.
     """
@@ -445,7 +445,7 @@ class GroupedVectorEnv(DividedVectorEnv, ABC):
 
     The first group draws from the generators of the policy. Each other group starts every rollout with a seed derived
     from their state before the rollout and the index of the group. Only the state of the policy has to be saved, and a
-    call can be repeated with the same result. A policy that is no `TorchPolicy` is copied once; its copies continue.
+    call can be repeated with the same result. A policy that is not a `TorchPolicy` is copied once; its copies continue.
 
     :param sizes: Number of environments of each group.
     :param spaces: Spaces of the environments.
@@ -538,7 +538,7 @@ class LocalGroups(GroupedVectorEnv):
         return results
 
     def _copies_of(self, policy: Policy) -> list[Any]:
-        """Return the copy of each group of a policy that is no `TorchPolicy`."""
+        """Return the copy of each group of a policy that is not a `TorchPolicy`."""
         if not self._copies or self._copies[0] is not policy:
             self._copies = [policy, *(copy.deepcopy(policy) for _ in self.groups[1:])]
             for of_group, generators in zip(self._copies, self._generators(policy), strict=True):

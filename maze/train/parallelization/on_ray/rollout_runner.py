@@ -25,7 +25,7 @@ MOST_EPISODES = 10
 
 
 class RemoteRollouts(ParallelRolloutWorker):
-    """Plays slices of the episodes in an actor of Ray."""
+    """Play slices of the episodes in an actor of Ray."""
 
     @classmethod
     def opened(cls, run: str, **arguments: Any) -> RemoteRollouts:
@@ -55,7 +55,7 @@ class RemoteRollouts(ParallelRolloutWorker):
 
 @contextmanager
 def _directory_of_files() -> Iterator[dict[str, bytes]]:
-    """Context with a temporary working directory; on exit, the files written there are read into the dictionary."""
+    """Return a context with a temporary working directory; on exit, its files are read into the dictionary."""
     files: dict[str, bytes] = {}
     with tempfile.TemporaryDirectory() as directory:
         with inside_directory(directory):
@@ -65,7 +65,7 @@ def _directory_of_files() -> Iterator[dict[str, bytes]]:
 
 
 class RayRolloutRunner(DistributedRolloutRunner):
-    """Distributes the episodes over actors of Ray; each episode is delivered once, also if actors are lost.
+    """Distribute the episodes over actors of Ray; each episode is delivered once, also if actors are lost.
 
     :param placement: The execution backend, or its configuration.
     :param address: Address of Ray, see :class:`~maze.train.parallelization.on_ray.ray_placement.OnRay`.

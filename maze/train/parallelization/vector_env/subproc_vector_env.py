@@ -113,7 +113,7 @@ def rows_of(arrays: Arrays, rows: slice) -> Arrays:
 
 
 class EnvWorker(Host):
-    """Steps environments in a worker process, with actions and results in shared memory.
+    """Step environments in a worker process, with actions and results in shared memory.
 
     :param env_factories: Each makes one environment.
     :param first_index: Index of the first environment among all.
@@ -190,7 +190,7 @@ _METHODS_OF_WORKER = frozenset({"share", "keep_terminal", "step", "reset"})
 
 
 class CloudpickleWrapper:
-    """Makes objects picklable by value, including closures, lambdas and classes of scripts.
+    """Make objects picklable by value, including closures, lambdas and classes of scripts.
 
     :param var: The object.
     """
@@ -206,7 +206,7 @@ class CloudpickleWrapper:
 
 
 class SubprocVectorEnv(DividedVectorEnv):
-    """Steps its environments in worker processes, several in each, with actions and results in shared memory.
+    """Step its environments in worker processes, several in each, with actions and results in shared memory.
 
     Worth it where an environment's step takes longer than about a tenth of a millisecond; for cheaper ones
     :class:`~maze.train.parallelization.vector_env.sequential_vector_env.SequentialVectorEnv` is faster. With the same

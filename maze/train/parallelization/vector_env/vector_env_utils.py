@@ -33,7 +33,7 @@ _FLAT_RULES = (CoreEnv.is_step_complete, GymCoreEnv.is_step_complete)
 
 
 class SinkHoleConsumer(LogStatsConsumer):
-    """Discards all statistics."""
+    """Discard all statistics."""
 
     @override(LogStatsConsumer)
     def receive(self, stat: LogStats) -> None:

@@ -202,7 +202,7 @@ class _Slot:
 
 
 class EpisodeBatch:
-    """Plays episodes in parallel and evaluates their perturbed policies as one batch.
+    """Play episodes in parallel and evaluate their perturbed policies as one batch.
 
     :param env_factory: Makes an environment; called when a further one is needed.
     :param policy: The policy.
@@ -447,7 +447,7 @@ def published_stats(env: Any) -> LogStats:
 
 
 class Players:
-    """Plays episodes with the perturbed policies of one policy at a time.
+    """Play episodes with the perturbed policies of one policy at a time.
 
     :param env: The first environment.
     :param env_factory: Makes further environments; `None`: episodes are sequential.
