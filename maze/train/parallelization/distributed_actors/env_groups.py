@@ -149,8 +149,8 @@ def _join_substep(parts: list[SubstepPacket], places: list[slice], substep: Subs
     for part, envs, rows in zip(parts, places, rows_of_parts, strict=True):
         valid[rows, envs] = True if part.valid is None else part.valid
         agent_ids[rows, envs] = part.agent_ids
-    for row, tick in enumerate(ticks.tolist()):
-        here = None if valid[row].all() else np.flatnonzero(valid[row]).tolist()
+    for row, (tick, is_complete) in enumerate(zip(ticks.tolist(), valid.all(axis=1).tolist(), strict=True)):
+        here = None if is_complete else np.flatnonzero(valid[row]).tolist()
         substep.add_row(tick, here, agent_ids[row] if here is None else agent_ids[row, here])
     substep.finish(is_dense=False)
     for part, envs, rows in zip(parts, places, rows_of_parts, strict=True):

@@ -353,7 +353,7 @@ def test_a_failing_worker_becomes_one_error(fault, expected):
     with pytest.raises(WorkerError, match=expected):
         played(rollouts, build_policy(counting_env()), 1)
     rollouts.close()
-    assert not any(worker.process.is_alive() for worker in rollouts.pool.workers.workers)
+    assert not any(worker.process.is_alive() for worker in rollouts.pool.workers)
 
 
 @pytest.mark.slow
