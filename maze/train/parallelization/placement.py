@@ -189,15 +189,11 @@ def _unwrapped(env: Any) -> Any:
     while CoreEnv not in type(env.__dict__["_wrapped_env"]).__mro__:
         wrappers.append(type(env).__name__)
         env = env.env
-    if not hasattr(type(env), "batch"):
+    if wrappers or not hasattr(type(env), "batch"):
+        found = " of ".join([*wrappers, type(env).__name__])
         raise ConfigError(
-            f"runner.placement=batched: expected an environment with a vectorised simulation (a BatchedMazeEnv), found "
-            f"{type(env).__name__}. Use runner.placement=in_process or processes."
-        )
-    if wrappers:
-        raise ConfigError(
-            f"runner.placement=batched: wrappers need environments that are stepped one at a time; found "
-            f"{', '.join(wrappers)}. Remove them, or use runner.placement=in_process."
+            "runner.placement=batched: expected an environment with a vectorised simulation (a BatchedMazeEnv) without "
+            f"wrappers, found {found}. Use runner.placement=in_process or processes."
         )
     return env
 
