@@ -279,7 +279,7 @@ def _cost_figure(comparison: Comparison, best: str) -> str:
 
 
 class _TimedPolicy(Policy):
-    """Measures the time in which a policy decides.
+    """Measure the time in which a policy decides.
 
     :param policy: The policy.
     :param deadline: Time after which it decides no more, by `time.monotonic`.
@@ -492,7 +492,7 @@ class ImproveRunner(EvaluationRunner):
         return Rung(name, policy, base.make_env, played, decisions, took, base.run, commands)
 
     def _difference(self, rung: Rung) -> Estimate:
-        """Difference of the return from the heuristic's in the common episodes."""
+        """Return the difference of the return from the heuristic's in the common episodes."""
         first, other = (each.first(self._common).played.measures[RETURN] for each in (self._rungs[0], rung))
         return Estimate.of(mean_interval(other, first))
 

@@ -39,13 +39,13 @@ class FirstActions(NamedTuple):
     which: np.ndarray
 
     def of(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Arrays `[n_rows, ...]` with the actions of some branches."""
+        """Return arrays `[n_rows, ...]` with the actions of some branches."""
         which = self.which[rows]
         return {key: np.stack([np.asarray(each[key]) for each in self.actions])[which] for key in self.actions[0]}
 
 
 class Simulator(Protocol):
-    """Simulates branches whose first actions are given, in this process or in others."""
+    """Simulate branches whose first actions are given, in this process or in others."""
 
     @property
     def n_decisions(self) -> int:
@@ -67,7 +67,7 @@ class Simulator(Protocol):
 
 
 class BranchSimulator:
-    """Simulates branches that a base policy continues up to a horizon.
+    """Simulate branches that a base policy continues up to a horizon.
 
     :param branches: Copies of the environment.
     :param act: The base policy: chooses the actions of a group.
@@ -157,7 +157,7 @@ class ActionValues:
 
 
 class Planner:
-    """Compares actions by simulation.
+    """Compare actions by simulation.
 
     In each round the candidates of a decision meet new scenarios, the same for all; then the worse half goes, judged by
     the mean paired difference from the base policy's action (sequential halving, Karnin et al. 2013), and the number of
@@ -225,7 +225,7 @@ class Planner:
         return [trial.result() for trial in trials]
 
     def _confidence_of(self, n_candidates: int) -> float:
-        """Confidence of the interval of one candidate (Bonferroni: the best of many looks better by chance)."""
+        """Return the confidence of one candidate's interval (Bonferroni: the best of many looks better by chance)."""
         n_intervals = 1 if self._is_for_each else max(1, n_candidates)
         return 1.0 - (1.0 - self.confidence) / n_intervals
 
@@ -250,7 +250,7 @@ class _Cost:
         self._of_branch: dict[str, float] = {} if length is None else {"decisions": float(length)}
 
     def affordable(self, left: float, unit: str, n_rows: int) -> int:
-        """Scenarios that a budget allows.
+        """Return scenarios that a budget allows.
 
         :param left: What is left of the budget.
         :param unit: `decisions` or `seconds`.
@@ -268,7 +268,7 @@ class _Cost:
 
     @contextmanager
     def measured(self, simulate: Simulator, n_branches: int) -> Iterator[None]:
-        """Within this block, branches are simulated."""
+        """Measure the time of the simulations within this block."""
         started, done_before = time.perf_counter(), simulate.n_decisions
         yield
         self._of_branch["decisions"] = (simulate.n_decisions - done_before) / n_branches
@@ -320,7 +320,7 @@ class _Trial:
         self.is_over = not self.left or is_shown or self._is_certain()
 
     def result(self) -> ActionValues:
-        """What is known."""
+        """Return what is known."""
         means, spread = self._means(), self._spread()
         spread[0] = 0.0
         better = [index for index in self.left if self._is_better(index, means, spread)]
@@ -336,7 +336,7 @@ class _Trial:
         return means
 
     def _spread(self) -> np.ndarray:
-        """Half the width of the intervals."""
+        """Return the half the width of the intervals."""
         n = np.maximum(self._n, 2)
         variances = np.maximum(self._squares - self._n * self._means() ** 2, 0.0) / (n - 1)
         variances[variances < 1e-12 * self._squares / n] = 0.0  # rounding
@@ -345,7 +345,7 @@ class _Trial:
         return spread
 
     def _is_certain(self) -> bool:
-        """Whether chance has made no difference in enough scenarios: further ones would change nothing."""
+        """Return whether chance has made no difference in enough scenarios: further ones would change nothing."""
         n_left = self._n[0]
         if n_left < self._least or self._base_low != self._base_high:
             return False

@@ -91,7 +91,7 @@ class PlanningEvents(ABC):
 
 
 class RolloutPolicy(Policy):
-    """Simulates the candidates of each decision with copies of the environment, and improves a base policy by that.
+    """Simulate the candidates of each decision with copies of the environment, and improve a base policy by that.
 
     One-step rollout (Bertsekas, Tsitsiklis and Wu 1997): each candidate is taken in copies whose future is new, the
     base policy continues up to the horizon, and the candidate with the largest mean return is taken if it is shown to
@@ -335,7 +335,7 @@ class _Simulation:
 
 
 class _BranchHost:
-    """Simulates branches in a worker process."""
+    """Simulate branches in a worker process."""
 
     def __init__(self, env: Any, base: Policy, horizon: int | None, gamma: float, value: Value | None) -> None:
         self._branches = SingleBranches(env, gamma)
@@ -443,7 +443,7 @@ def candidate_actions(
 
 
 def _choices(space: spaces.Dict, observation: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
-    """The values of each head that masks allow; `None`: some have no finite number."""
+    """Return the values of each head that masks allow; `None`: some have no finite number."""
     shapes = {key: np.shape(value) for key, value in observation.items()}
     masks = {head: mask for mask, head in masked_heads(shapes, space, {})[0].items()}
     found: dict[str, np.ndarray] = {}
@@ -470,7 +470,7 @@ def _key(action: ActionType) -> tuple[bytes, ...]:
 
 
 def _value_function(value: Any, config: Any, base: Policy) -> Value | None:
-    """The estimate of what is still to come at the horizon."""
+    """Return the estimate of what is still to come at the horizon."""
     if value is None or (callable(value) and not isinstance(value, str)):
         return value
     if value != "critic":
@@ -494,7 +494,7 @@ def _of_group(value: Value | None) -> Callable[[Group], np.ndarray] | None:
 
 
 def _budget(budget: int | str | None) -> tuple[int | None, float | None]:
-    """A budget in decisions and in seconds, one of which is `None`."""
+    """Return a budget in decisions and in seconds, one of which is `None`."""
     if budget is None:
         return None, None
     if isinstance(budget, str) and not budget.strip().isdigit():

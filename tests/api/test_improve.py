@@ -84,7 +84,9 @@ def test_a_policy_that_makes_a_kpi_worse_is_not_recommended() -> None:
     assert any("late (worse)" in remark for remark in judged.remarks())
 
 
-def test_the_command_writes_the_ladder_and_recommends_nothing_worse(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_improve_command_writes_the_stages_and_recommends_only_policies_not_shown_to_be_worse(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     seeds = [f"{name}={seed}" for name, seed in SEEDS.items()]
     arguments = ["policy=base_stock", "policy.level=0", "budget=8s", "runner.horizon=4", *seeds]
     assert main(["-cn", "conf_improve", *PROBLEM, *arguments, "hydra.run.dir=found"]) == 0

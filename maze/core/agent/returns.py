@@ -30,7 +30,7 @@ def gae(
     step_complete: ArrayOrTensor | None = None,
     acts: ArrayOrTensor | None = None,
 ) -> ArrayOrTensor:
-    """Generalised advantage estimation (Schulman et al. 2016, eq. 16), one row for each environment step or sub-step.
+    """Estimate generalised advantages (Schulman et al. 2016, eq. 16), one row for each environment step or sub-step.
 
     `gamma` and `gae_lambda` count environment steps: they apply where a sub-step completed one, and sub-steps of
     the same environment step are not discounted against one another.

@@ -33,7 +33,7 @@ MOST_EPISODES = 10
 
 
 class ParallelRolloutWorker:
-    """Plays slices of the episodes in the process that it is in: a worker process, or an actor of Ray.
+    """Play slices of the episodes in the process that it is in: a worker process, or an actor of Ray.
 
     :param what: Environment, wrappers, steps after which episodes are truncated, and agent.
     :param run: Directory (or URL) of the run that the agent is from.
@@ -137,7 +137,7 @@ class ParallelRolloutWorker:
 
 @contextmanager
 def _directory_of_files() -> Iterator[dict[str, bytes]]:
-    """Context with a temporary working directory; on exit, the files written there are read into the dictionary."""
+    """Return a context with a temporary working directory; on exit, its files are read into the dictionary."""
     files: dict[str, bytes] = {}
     with tempfile.TemporaryDirectory() as directory:
         with inside_directory(directory):
@@ -147,7 +147,7 @@ def _directory_of_files() -> Iterator[dict[str, bytes]]:
 
 
 class DistributedRolloutRunner(RolloutRunner):
-    """Runs slices of the episodes in the actors of a pool, and reports them in the order of their numbers."""
+    """Run slices of the episodes in the actors of a pool and report them in the order of their numbers."""
 
     sends_files: ClassVar[bool] = False
     """Whether the actors return recorded files."""
@@ -189,11 +189,11 @@ class DistributedRolloutRunner(RolloutRunner):
 
     @abstractmethod
     def _pool(self) -> AbstractContextManager[TaskPool]:
-        """Context with the actors."""
+        """Return a context with the actors."""
 
 
 class ParallelRolloutRunner(DistributedRolloutRunner):
-    """Distributes the episodes over several processes of this machine.
+    """Distribute the episodes over several processes of this machine.
 
     :param n_episodes: Number of episodes in total.
     :param max_episode_steps: Steps after which an episode is cut off; 0: never.

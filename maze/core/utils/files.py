@@ -86,7 +86,7 @@ def read_json_object(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 @contextmanager
 def inside_directory(directory: str | os.PathLike[str]) -> Iterator[None]:
-    """Context in which a directory is the working directory."""
+    """Return a context in which a directory is the working directory."""
     previous = Path.cwd()
     os.chdir(directory)
     try:

@@ -53,7 +53,7 @@ _ADVICE_FOR_SIGNALS = {
 }
 
 Maker = Callable[[int, int], Callable[..., Any]]
-"""Maps the index of an actor and its number of earlier starts to a function that makes the hosted object there."""
+"""Map the index of an actor and its number of earlier starts to a function that makes the hosted object there."""
 
 
 @dataclass(eq=False)
@@ -209,7 +209,7 @@ class TaskPool(ABC):
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Context in which the learner waits for actors."""
+        """Return a context in which the learner waits for actors."""
         start = time.monotonic()
         try:
             yield

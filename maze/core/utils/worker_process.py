@@ -102,7 +102,7 @@ class Stored(NamedTuple):
 
 
 class Host:
-    """Makes objects, calls their methods and closes them, in a worker process or an actor of Ray."""
+    """Make objects, call their methods and close them, in a worker process or an actor of Ray."""
 
     def __init__(self) -> None:
         self.hosted: dict[str, Any] = {}
@@ -203,7 +203,7 @@ class Channel:
 
 
 class Outbox:
-    """Sends messages in a thread.
+    """Send messages in a thread.
 
     :param channel: The channel; nothing else may send over it.
     """

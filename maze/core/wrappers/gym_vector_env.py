@@ -81,7 +81,7 @@ class GymBatch(BatchedCoreEnv):
         self._options = dict(reset_options or {})
         self._specs = dict_specs(self.observation_spaces[0], "observation")
         self._only = None
-        """Key and cast of the only observation, if it is no dictionary."""
+        """Key and cast of the only observation, if it is not a dictionary."""
         if self._kind is None and action_mask is None:
             self._only = next((key, leaf.cast) for key, leaf in self._leaves.items())
         self._shown = {key: np.zeros((self.n_envs, *shape), dtype) for key, (shape, dtype) in self._specs.items()}

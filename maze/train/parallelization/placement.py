@@ -98,7 +98,7 @@ class Placement(ABC):
 
 
 class InProcess(Placement):
-    """Steps all environments in the training process: the fastest choice for cheap environments."""
+    """Step all environments in the training process: the fastest choice for cheap environments."""
 
     in_process = True
 
@@ -121,7 +121,7 @@ class InProcess(Placement):
 
 @dataclass
 class Processes(Placement):
-    """Steps the environments in worker processes: faster if a step takes much longer than sending an action.
+    """Step the environments in worker processes: faster if a step takes much longer than sending an action.
 
     :param start_method: Start method of processes: `forkserver`, `spawn` or `fork`; `None`: `forkserver` if available.
     :param n_workers: Number of worker processes of a vector environment; `None`: number of CPUs.
@@ -151,7 +151,7 @@ class Processes(Placement):
 
 
 class Batched(Placement):
-    """Steps all environments at once in a vectorised simulation; see
+    """Step all environments at once in a vectorised simulation; see
     :class:`~maze.core.env.batched_core_env.BatchedCoreEnv` and
     :class:`~maze.core.wrappers.gym_vector_env.GymBatch`. Wrappers of single environments cannot be used."""
 
@@ -221,7 +221,7 @@ def placement_of(
     if isinstance(config, str):
         if config not in PLACEMENTS:
             raise ConfigError(
-                f"runner.placement: expected one of {', '.join(PLACEMENTS)} or the configuration of a Placement, got "
+                f"runner.placement: expected one of {', '.join(PLACEMENTS)} or the configuration of a Placement, found "
                 f"{config!r}."
             )
         config = {TARGET_KEY: PLACEMENTS[config]}

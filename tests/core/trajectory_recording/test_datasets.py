@@ -245,7 +245,7 @@ def test_states_cannot_be_converted_without_an_environment(trajectory_dir):
         (False, 2, [[0, 1]]),
         (False, 0, [[0, 1, 2, 3]]),
         (False, 9, []),  # nothing is left of it
-        (True, 2, [[0, 1, 2, 3]]),  # cut off, which is no dead end
+        (True, 2, [[0, 1, 2, 3]]),  # cut off, which is not a dead end
     ],
 )
 def test_dead_end_clipping_drops_the_last_steps_of_episodes_that_ended_by_themselves(is_truncated, clip_k, expected):

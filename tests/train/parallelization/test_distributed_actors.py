@@ -92,7 +92,7 @@ def test_no_rollout_is_too_old_and_the_learner_never_waits_without_actors(data):
             assert sum(tickets.n_issued(actor) for actor in range(n_actors)) == queue_size + n_actors
 
 
-def test_rollouts_are_taken_as_they_come_while_older_ones_have_time():
+def test_rollouts_are_consumed_in_order_of_arrival_within_the_allowed_age():
     tickets = RolloutTickets(n_actors=3, batch_size=1, queue_size=0)
     assert tickets.max_age == 3
     taken = []
@@ -358,7 +358,7 @@ def collect_slowly(actors: SubprocDistributedActors) -> None:
         ("nan", NonFiniteError, r"Actor \d, environment 0.*reward is nan"),
     ],
 )
-def test_an_actor_that_fails_while_the_learner_is_busy_is_heard(fault, error_type, expected):
+def test_an_actor_failure_during_a_learner_update_is_reported(fault, error_type, expected):
     actors = faulty(fault)
     with pytest.raises(error_type, match=expected):
         collect_slowly(actors)

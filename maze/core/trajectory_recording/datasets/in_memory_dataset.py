@@ -214,7 +214,7 @@ class InMemoryDataset(Dataset[Item], ABC):
         is_sequence: Any = isinstance(input_data, Sequence)
         if not is_sequence:
             raise ConfigError(
-                f"input_data: expected a path, a trajectory or a list of them, got {type(input_data).__name__}."
+                f"input_data: expected a path, a trajectory or a list of them, found {type(input_data).__name__}."
             )
         return [source for entry in input_data for source in self._sources(entry)]
 

@@ -63,7 +63,7 @@ def _in_thread(collect: Callable[[], list[TransitionRows]]) -> Future[list[Trans
 
 
 class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
-    """Collects rollouts by turns of groups of environments. The learner waits for them or starts them in advance.
+    """Collect rollouts by turns of groups of environments. The learner waits for them or starts them in advance.
 
     Rollouts in advance do not depend on timing: they are added to the buffer by the next collection only, and the
     policy does not change while they are collected.

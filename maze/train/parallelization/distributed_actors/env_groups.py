@@ -149,8 +149,9 @@ def _join_substep(parts: list[SubstepPacket], places: list[slice], substep: Subs
     for part, envs, rows in zip(parts, places, rows_of_parts, strict=True):
         valid[rows, envs] = True if part.valid is None else part.valid
         agent_ids[rows, envs] = part.agent_ids
-    for row, (tick, is_complete) in enumerate(zip(ticks.tolist(), valid.all(axis=1).tolist(), strict=True)):
-        here = None if is_complete else np.flatnonzero(valid[row]).tolist()
+    is_complete = np.all(valid, axis=1).tolist()
+    for row, tick in enumerate(ticks.tolist()):
+        here = None if is_complete[row] else np.flatnonzero(valid[row]).tolist()
         substep.add_row(tick, here, agent_ids[row] if here is None else agent_ids[row, here])
     substep.finish(is_dense=False)
     for part, envs, rows in zip(parts, places, rows_of_parts, strict=True):
@@ -301,7 +302,7 @@ class EnvGroup:
 
 
 class EpisodeRelay(LogStatsAggregator):
-    """Takes the place of a vector environment's epoch statistics and passes the statistics of each episode on.
+    """Take the place of a vector environment's epoch statistics and pass the statistics of each episode on.
 
     :param pass_on: Receives the statistics.
     """
@@ -431,7 +432,7 @@ class GroupedVectorEnv(DividedVectorEnv):
 
     The first group draws from the generators of the policy. Each other group starts every rollout with a seed derived
     from their state before the rollout and the index of the group. Only the state of the policy has to be saved, and a
-    call can be repeated with the same result. A policy that is no `TorchPolicy` is copied once; its copies continue.
+    call can be repeated with the same result. A policy that is not a `TorchPolicy` is copied once; its copies continue.
 
     :param groups: The groups in the actors of a pool.
     :param env_factory: Makes one environment.

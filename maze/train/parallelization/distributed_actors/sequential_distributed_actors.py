@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class SequentialDistributedActors(DistributedActors):
-    """Collects rollouts one after another, always with the newest policy.
+    """Collect rollouts one after another, always with the newest policy.
 
     :param env_factory: Makes one environment.
     :param policy: The policy. On the CPU it is used without a copy, so its random generators belong to the run.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SubprocDistributedActors(ActorsAhead):
-    """Collects rollouts in worker processes while the learner learns.
+    """Collect rollouts in worker processes while the learner learns.
 
     Each worker has its own pipe. Messages to workers are small and do not block the learner; weights are transferred
     through shared memory. :class:`~maze.train.parallelization.distributed_actors.distributed_actors.RolloutTickets`

@@ -133,7 +133,7 @@ OBJECT_STORE_BYTES = 512 * 2**20
 
 @dataclass
 class OnRay(ActorLimits, Placement):
-    """Steps environments in actors of Ray with copies of the policy, on this machine or on a cluster.
+    """Step environments in actors of Ray with copies of the policy, on this machine or on a cluster.
 
     :param address: Address of Ray: `auto` (the cluster that this machine belongs to) or `<host>:<port>`; `None`: start
         Ray on this machine for the duration of the run.

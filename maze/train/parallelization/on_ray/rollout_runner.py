@@ -14,7 +14,7 @@ from maze.train.parallelization.placement import placement_of
 
 
 class RayRolloutRunner(DistributedRolloutRunner):
-    """Distributes the episodes over actors of Ray; each episode is delivered once, also if actors are lost.
+    """Distribute the episodes over actors of Ray; each episode is delivered once, also if actors are lost.
 
     :param placement: The execution backend, or its configuration.
     :param address: Address of Ray, see :class:`~maze.train.parallelization.on_ray.ray_placement.OnRay`.

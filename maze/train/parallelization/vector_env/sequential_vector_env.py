@@ -57,7 +57,7 @@ Their dtypes are checked always (:class:`~maze.core.env.space_arrays.Cast`)."""
 
 
 class SequentialVectorEnv(StructuredVectorEnv):
-    """Steps its environments one after another in this process: the fastest choice for cheap environments.
+    """Step its environments one after another in this process: the fastest choice for cheap environments.
 
     :param env_factories: Each makes one environment. Environments without statistics are wrapped.
     :param logging_prefix: Prefix of the epoch statistics (`train`, `eval`); None: they are not logged.
@@ -465,7 +465,7 @@ class SequentialVectorEnv(StructuredVectorEnv):
 
 
 class _EpisodeReport(LogStatsConsumer):
-    """Receives the episode statistics of one environment.
+    """Receive the episode statistics of one environment.
 
     :param vector_env: The vector environment.
     :param index: Index of the environment.

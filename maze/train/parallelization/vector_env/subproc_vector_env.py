@@ -117,7 +117,7 @@ _NAME = "environments"
 
 
 class EnvWorker(SequentialVectorEnv):
-    """Steps environments in a worker process, with actions and results in shared memory.
+    """Step environments in a worker process, with actions and results in shared memory.
 
     :param env_factories: Each makes one environment.
     :param first_index: Index of the first environment among all.
@@ -172,7 +172,7 @@ class EnvWorker(SequentialVectorEnv):
 
 
 class CloudpickleWrapper:
-    """Makes objects picklable by value, including closures, lambdas and classes of scripts.
+    """Make objects picklable by value, including closures, lambdas and classes of scripts.
 
     :param var: The object.
     """
@@ -188,7 +188,7 @@ class CloudpickleWrapper:
 
 
 class SubprocVectorEnv(DividedVectorEnv):
-    """Steps its environments in worker processes, several in each, with actions and results in shared memory.
+    """Step its environments in worker processes, several in each, with actions and results in shared memory.
 
     Worth it where an environment's step takes longer than about a tenth of a millisecond; for cheaper ones
     :class:`~maze.train.parallelization.vector_env.sequential_vector_env.SequentialVectorEnv` is faster. With the same

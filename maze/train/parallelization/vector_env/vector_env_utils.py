@@ -33,7 +33,7 @@ _FLAT_RULES = (CoreEnv.is_step_complete, GymCoreEnv.is_step_complete)
 
 
 class SinkHoleConsumer(LogStatsConsumer):
-    """Discards all statistics."""
+    """Discard all statistics."""
 
     @override(LogStatsConsumer)
     def receive(self, stat: LogStats) -> None:
@@ -79,14 +79,14 @@ def decode_stats(encoded: EncodedStats) -> LogStats:
 
 @cache
 def _reference_of(key: LogStatsKey) -> _Reference:
-    event, *rest = key
-    return event.__module__, event.__qualname__, cloudpickle.dumps(event), *rest
+    event = key.event
+    return event.__module__, event.__qualname__, cloudpickle.dumps(event), key.output_name, key.group
 
 
 @cache
 def _key_of(reference: _Reference) -> LogStatsKey:
-    module, name, event, *rest = reference
-    return LogStatsKey(event_named(module, name) or _unpickled(event), *rest)
+    module, name, event, output_name, group = reference
+    return LogStatsKey(event_named(module, name) or _unpickled(event), output_name, group)
 
 
 @cache

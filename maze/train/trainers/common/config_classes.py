@@ -75,7 +75,7 @@ class AlgorithmConfig(CheckedConfig, ABC):
             if field.type in ("bool", "bool | None"):
                 self.require_choice(field.name, (True, False, None) if "None" in field.type else (True, False))
         if not isinstance(self.device, str):
-            raise ConfigError(f"algorithm.device: expected a name such as `cpu` or `cuda`, got {self.device!r}.")
+            raise ConfigError(f"algorithm.device: expected a name such as `cpu` or `cuda`, found {self.device!r}.")
 
 
 class ReplayConfig(AlgorithmConfig):

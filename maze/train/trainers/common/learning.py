@@ -44,7 +44,7 @@ class Losses:
             self.total = torch.add(self.total, value, alpha=weight)
 
     def terms(self) -> Iterator[tuple[str, Key | None, Tensor]]:
-        """Event, group (`None`: the event has none) and value of all numbers but the total.
+        """Return the event, group (`None`: the event has none) and value of all numbers but the total.
 
         Values are scalars `[]`.
         """
@@ -91,8 +91,29 @@ def gradient_step(
     return norms
 
 
+def scheduled_lr(schedule: str, initial_lr: float, progress: float) -> float:
+    """Return the learning rate after a share `progress` (0 to 1) of all updates.
+
+    >>> scheduled_lr("linear", 0.1, 0.75)
+    0.025
+    """
+    progress = min(max(progress, 0.0), 1.0)
+    if schedule == "linear":
+        return initial_lr * (1.0 - progress)
+    return initial_lr * (0.5 * (1.0 + math.cos(math.pi * progress)) if schedule == "cosine" else 1.0)
+
+
+def require_end_of_schedule(schedule: str, n_epochs: int) -> None:
+    """Raise a `ConfigError` where a learning rate that develops has no end, as `n_epochs` is 0."""
+    if n_epochs == 0 and schedule != "constant":
+        raise ConfigError(
+            f"algorithm.lr_schedule: `{schedule}` needs the number of epochs; set `algorithm.n_epochs`, or use "
+            "`constant`."
+        )
+
+
 def mean_of(values: Tensor, weight: Tensor | None) -> Tensor:
-    """Mean of the elements of weight 1; 0 if there are none. Elements of weight 0 need not be finite.
+    """Return the mean of the elements of weight 1; 0 if there are none. Elements of weight 0 need not be finite.
 
     :param values: `[batch]`, as the weight.
     """
@@ -138,7 +159,7 @@ class _Sum:
 
 
 class UpdateStats:
-    """Collects what the events of an interface report, and fires their means.
+    """Collect what the events of an interface report, and fire their means.
 
     Rows come in the order of the interface; where successive events have the same kind of group, all of one group come
     together.

@@ -85,7 +85,7 @@ def is_allowed(logits: Tensor) -> Tensor:
 
 
 def dueling(value: Tensor, advantages: Tensor) -> Tensor:
-    """Values of actions `V + A - mean(A)` (Wang et al. 2016, eq. 9), the mean over the allowed ones.
+    """Return values of actions `V + A - mean(A)` (Wang et al. 2016, eq. 9), the mean over the allowed ones.
 
     :param value: `[B, 1]`.
     :param advantages: `[B, n]`; those of masked actions stay at the minimum.
@@ -97,7 +97,7 @@ def dueling(value: Tensor, advantages: Tensor) -> Tensor:
 
 
 def values_of(factors: Sequence[Tensor], choices: Sequence[Tensor]) -> Tensor:
-    """Values of the chosen actions, `[B, n_factors]`.
+    """Return values of the chosen actions, `[B, n_factors]`.
 
     :param factors: Values of all actions of each factor, `[B, n]`.
     :param choices: int64 `[B]` for each factor.
@@ -108,7 +108,7 @@ def values_of(factors: Sequence[Tensor], choices: Sequence[Tensor]) -> Tensor:
 
 
 def best_value(chooser: Sequence[Tensor], teller: Sequence[Tensor]) -> Tensor:
-    """Value of the best action, `[B]`: the mean over its factors (Tavakoli et al. 2018, eq. 5).
+    """Return the value of the best action, `[B]`: the mean over its factors (Tavakoli et al. 2018, eq. 5).
 
     :param chooser: Values of all actions of each factor, `[B, n]`, by which the best is chosen.
     :param teller: Values that count: the same, or those of other networks (double Q-learning).
@@ -122,7 +122,7 @@ def bellman_targets(
     gamma: float,
     value_of: Callable[[int, TensorDict], Tensor],
 ) -> list[Tensor]:
-    """Targets of the actions taken in each sub-step, `[B]` by actor.
+    """Return targets of the actions taken in each sub-step, `[B]` by actor.
 
     One step: the reward of the sub-step plus the value of the next sub-step, which is discounted where it begins
     another environment step. Several steps: the rewards of the rest of this environment step and of those after it,
@@ -152,7 +152,7 @@ def bellman_targets(
 
 
 def linear_schedule(first: float, last: float, n_steps: int, step: int) -> float:
-    """From `first` at step 0 to `last` at `n_steps`, and constant after it."""
+    """Interpolate from `first` at step 0 to `last` at `n_steps`; constant after it."""
     return first + (last - first) * min(1.0, step / n_steps)
 
 
@@ -172,7 +172,7 @@ class ActionValueNetwork(nn.Module):
 
     @override(nn.Module)
     def forward(self, observation: TensorDict) -> list[Tensor]:
-        """Values of all actions of each factor, `[B, n]`; those of masked actions are at the minimum."""
+        """Return values of all actions of each factor, `[B, n]`; those of masked actions are at the minimum."""
         outputs: TensorDict = self.policy(observation)
         found = [outputs[head].flatten(1)[:, part] for head, part, _ in self.factors if head in outputs]
         if self.state_value is None:
@@ -182,7 +182,7 @@ class ActionValueNetwork(nn.Module):
 
 
 class EpsilonGreedyPolicy(TorchPolicy):
-    """Acts by the networks of a policy: takes the best action, or with probability `epsilon` any allowed one.
+    """Act by the networks of a policy: take the best action, or with probability `epsilon` any allowed one.
 
     :param policy: Its networks are shared.
     """
@@ -389,7 +389,7 @@ class DQN(ReplayTrainer):
             self._followers.update(self.config.tau)
 
     def _n_step_returns(self, batch: TransitionBatch) -> NStepReturns | None:
-        """N-step returns; `None`: one step counts."""
+        """Return the n-step returns; `None`: one step counts."""
         if self.config.n_step_returns == 1:
             return None
         columns, config = self.workers.replay_buffer.columns, self.config
@@ -413,7 +413,7 @@ def _state_value(model: TorchActorCritic, actor: ActorID, actors: list[ActorID])
     if isinstance(critic, TorchSharedStateCritic) and len(actors) == 1:
         return next(iter(critic.networks.values()))
     raise ConfigError(
-        f"model.critic: duelling heads need the value of the state at each sub-step; got a "
+        f"model.critic: duelling heads need the value of the state at each sub-step; found a "
         f"{type(critic).__name__} for {len(actors)} sub-steps. Use critic=flatten_concat_step or "
         "critic=template_state, or set algorithm.dueling=false."
     )

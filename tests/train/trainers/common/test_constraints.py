@@ -147,7 +147,7 @@ def test_a_statistic_is_found_among_values_of_steps_or_episodes():
     assert (share.at_end, share) == (True, statistic_source("kpi/mean/share"))
     assert wear.of({LogStatsKey(MachineEvents.wear, None, None): 3.0}) == 3.0
     assert wear.of({LogStatsKey(MachineEvents.fault, None, None): 3.0}) == 0.0
-    with pytest.raises(ConfigError, match="'peak' is no mean over episodes"):
+    with pytest.raises(ConfigError, match="'peak' is not a mean over episodes"):
         statistic_source("peak")
 
 
@@ -226,7 +226,7 @@ def test_a_policy_earns_as_much_as_its_constraint_allows(trainer_class, constrai
     assert logged[LogStatsKey(REWARD, "mean", None)] > 2.4, "3 is the most without a fault"
 
 
-def test_without_violation_nothing_is_given_up():
+def test_satisfied_constraints_do_not_change_the_objective():
     trainer = machine_trainer(PPO, ["wear >= 0.1", "fault <= 20"], 50)
     trainer.train()
     assert [one.multiplier for one in trainer._constraints.each] == [0.0, 0.0]

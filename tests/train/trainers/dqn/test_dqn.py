@@ -48,7 +48,7 @@ from tests.train.parallelization.toy_envs import Observe, PassOn, ToyCoreEnv
 MASKED = torch.finfo(torch.float32).min
 
 
-def test_duelling_values_by_hand_with_and_without_a_mask():
+def test_dueling_values_match_hand_worked_values_with_and_without_mask():
     value = torch.tensor([[10.0], [10.0]])
     advantages = torch.tensor([[1.0, 2.0, 6.0], [1.0, MASKED, 6.0]])
     found = dueling(value, advantages)
@@ -70,7 +70,7 @@ def test_factors_of_actions():
         factors_of(spaces.Dict(c=spaces.Box(0, 1, (1,))))
 
 
-def test_what_a_factor_chose_is_a_view_of_the_actions():
+def test_actions_of_a_factor_are_a_view_of_the_actions():
     actions = {"a": np.array([1, 2]), "b": np.array([[0, 3], [1, 2]])}
     single, _, second = factors_of(spaces.Dict(a=spaces.Discrete(3), b=spaces.MultiDiscrete([2, 4])))
     assert single.of(actions).tolist() == [1, 2]
@@ -473,7 +473,7 @@ def test_duelling_heads_need_a_value_for_each_sub_step(tmp_path, monkeypatch, ca
     monkeypatch.chdir(tmp_path)
     arguments = [*MASKED_CUTTING[:-1], "critic=flatten_concat_shared"]
     assert main(["-cn", "conf_train", *SHORT, "model=auto", *arguments]) == 1
-    assert "got a TorchSharedStateCritic for 2 sub-steps. Use critic=flatten_concat_step" in capfd.readouterr().err
+    assert "found a TorchSharedStateCritic for 2 sub-steps. Use critic=flatten_concat_step" in capfd.readouterr().err
 
 
 def test_continuous_actions_are_refused_in_one_sentence(tmp_path, monkeypatch, capfd):

@@ -152,7 +152,7 @@ def test_mirrored_policies_use_the_same_environment_seed_with_opposite_perturbat
     np.testing.assert_allclose(rows[0] - parameters, 0.5 * NOISE.get(plus.noise_index, len(parameters)), atol=1e-6)
 
 
-def test_results_come_in_order_whatever_ends_first():
+def test_results_are_ordered_independently_of_completion_order():
     schedule = RolloutSchedule(EpisodeSeeds(NOISE, 1, 2), 0, n_evaluations=1, n_rollouts=3, n_timesteps=0)
     episodes = [schedule.next_episode(), *(schedule.next_episode() for _ in range(4))]
     assert schedule.next_episode() is None
@@ -367,8 +367,8 @@ def test_a_worker_killed_between_updates_becomes_an_error_and_close_returns():
     rollouts.close()
 
 
-def test_impossible_numbers_of_workers_are_refused():
-    with pytest.raises(ConfigError, match=r"runner\.n_train_workers: expected a whole number of at least 1, got 0"):
+def test_invalid_numbers_of_workers_are_refused():
+    with pytest.raises(ConfigError, match=r"runner\.n_train_workers: expected a whole number of at least 1, found 0"):
         ESSubprocDistributedRollouts(counting_env, 0, 1, NOISE, [3], 7)
 
 

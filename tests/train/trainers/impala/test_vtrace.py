@@ -188,7 +188,7 @@ def test_on_policy_and_unclipped_it_is_generalized_advantage_estimation(rollout)
 
 @settings(max_examples=30, deadline=None)
 @given(rollouts(), st.integers(0, 2**32))
-def test_nothing_leaks_over_the_end_of_an_episode(rollout, seed):
+def test_no_value_leaks_across_the_end_of_an_episode(rollout, seed):
     ends = rollout["terminated"] | rollout["truncated"]
     if not ends.any():
         return

@@ -39,7 +39,7 @@ from maze.train.trainers.common.actor_critic.valuation import (
     RolloutBatch,
     value_rollout,
 )
-from maze.train.trainers.common.learning import Losses, Terms, gradient_step
+from maze.train.trainers.common.learning import Losses, Terms, gradient_step, require_end_of_schedule, scheduled_lr
 from maze.train.trainers.common.trainer import EpisodeSource, EpochTrainer
 from maze.train.utils.plain_state import Part
 
@@ -162,11 +162,7 @@ class ActorCritic(EpochTrainer, ABC):
 
     @override(EpochTrainer)
     def _begin_training(self, n_epochs: int) -> None:
-        if n_epochs == 0 and self.config.lr_schedule != "constant":
-            raise ConfigError(
-                f"algorithm.lr_schedule: `{self.config.lr_schedule}` needs the number of epochs; set "
-                "`algorithm.n_epochs`, or use `constant`."
-            )
+        require_end_of_schedule(self.config.lr_schedule, n_epochs)
         self.optimizer.tie()
 
     @override(EpochTrainer)
@@ -196,7 +192,7 @@ class ActorCritic(EpochTrainer, ABC):
         return super()._load_parts(state)
 
     def _enter_stage(self, epoch: int) -> None:
-        """Goes on in the environments that the curriculum, if there is one, has for an epoch."""
+        """Continue in the environments that the curriculum, if there is one, has for an epoch."""
         if self._curriculum is not None and (rollouts := self._curriculum.entered(epoch)) is not None:
             self.rollout_generator, self._columns = rollouts, None
             self._memory = self._new_memory()
@@ -309,7 +305,7 @@ class ActorCritic(EpochTrainer, ABC):
     def _add_value_terms(
         self, losses: ActorCriticLosses, part: PolicyBatch, values: list[Tensor], share: float
     ) -> None:
-        """Loss and mean value for each output of the critic; a shared one learns from all parts of a batch together."""
+        """Add loss and mean value of each output of the critic; a shared one learns from a whole batch at once."""
         is_shared = self._critic.num_critics == 1
         for index, value in enumerate(values):
             key = 0 if is_shared else part.substeps[index].actor_id.step_key
@@ -329,7 +325,7 @@ class ActorCritic(EpochTrainer, ABC):
     def _add_cost_terms(
         self, losses: ActorCriticLosses, part: PolicyBatch, policy_output: PolicyOutput, share: float
     ) -> None:
-        """Losses of the critics of costs, and the state of each constraint."""
+        """Return losses of the critics of costs, and the state of each constraint."""
         for position, (one, costs) in enumerate(zip(self._constraints.each, part.costs, strict=True)):
             values = one.predicted(part, position, policy_output)
             weight = share if one.critic.num_critics == 1 else 1.0
@@ -350,18 +346,6 @@ class ActorCritic(EpochTrainer, ABC):
         learns_alone = self.critic_learns_alone
         frozen = [name for name in self.optimizer.names if learns_alone and name[0] == "policy_grad_norm"]
         self.stats.add(losses, gradient_step(losses, self.optimizer, self.config.max_grad_norm, frozen=frozen))
-
-
-def scheduled_lr(schedule: str, initial_lr: float, progress: float) -> float:
-    """Return the learning rate after a share `progress` (0 to 1) of all updates.
-
-    >>> scheduled_lr("linear", 0.1, 0.75)
-    0.025
-    """
-    progress = min(max(progress, 0.0), 1.0)
-    if schedule == "linear":
-        return initial_lr * (1.0 - progress)
-    return initial_lr * (0.5 * (1.0 + math.cos(math.pi * progress)) if schedule == "cosine" else 1.0)
 
 
 def _networks(policy: TorchPolicy, critic: TorchStateCritic) -> dict[tuple[str, Any], nn.Module]:

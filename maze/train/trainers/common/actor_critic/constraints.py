@@ -168,7 +168,7 @@ class LearnedConstraint:
         self._carried = np.zeros((0, 2))
 
     def networks(self) -> Iterator[tuple[tuple[str, Any], nn.Module]]:
-        """Critic networks, by the event that reports their gradient and by constraint and sub-step."""
+        """Return the critic networks, by the event that reports their gradient and by constraint and sub-step."""
         for key, network in self.critic.networks.items():
             yield ("constraint_critic_grad_norm", (self.name, key)), network
 

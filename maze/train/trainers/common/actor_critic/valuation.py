@@ -264,7 +264,7 @@ class Returns:
 
 
 class ReturnFunction(ABC):
-    """Estimates advantages and targets of values."""
+    """Estimate advantages and targets of values."""
 
     gamma: float
     is_off_policy: bool = False
@@ -415,7 +415,7 @@ def _trajectories_of_environments(
     sequenced: SequencedRollout | None,
     are_joint: bool,
 ) -> Trajectories:
-    """Environment steps of a dense rollout, or else ticks of all actors together."""
+    """Return the environment steps of a dense rollout, or else ticks of all actors together."""
     substeps = batches[0].substeps
     n_substeps = len(substeps)
     shape = (columns.n_ticks // n_substeps, columns.n_envs)
@@ -444,7 +444,7 @@ def _trajectories_of_environments(
 
 
 def _next_values_of_later_actor(values: Tensor, final: Iterable[Place]) -> Tensor:
-    """For an actor with rewards of its own that has not seen what comes after an end: its latest value stands in."""
+    """Return the next values of an actor with rewards of its own; after an end it did not observe, its latest value."""
     next_values = torch.cat([values[1:], values[-1:]])
     for place in final:
         next_values[place] = values[place]

@@ -63,7 +63,7 @@ class Constraint(NamedTuple):
     def parse(cls, text: Any) -> Constraint:
         """Read `<statistic> <=, >=, <, > or == <number>`; instead of a statistic `<statistic> per <statistic>`.
 
-        :raises ConfigError: The text is no comparison.
+        :raises ConfigError: The text is not a comparison.
         """
         match = _CONSTRAINT.match(text) if isinstance(text, str) else None
         try:
@@ -88,7 +88,7 @@ class Constraint(NamedTuple):
 
 
 class SelectionCriterion:
-    """Judges evaluations by their epoch statistics.
+    """Judge evaluations by their epoch statistics.
 
     A statistic is named as TensorBoard shows it, with or without the prefix and the interface
     (`eval_BaseEnvEvents/kpi/mean/waste`, `kpi/mean/waste`). The mean, or an event's only statistic, needs no name
@@ -103,9 +103,11 @@ class SelectionCriterion:
 
     def __init__(self, objective: str | None = None, maximize: bool = True, constraints: Sequence[str] = ()) -> None:
         if not isinstance(maximize, bool):
-            raise ConfigError(f"maximize: expected true or false, got {maximize!r}.")
+            raise ConfigError(f"maximize: expected true or false, found {maximize!r}.")
         if isinstance(constraints, str) or not all(isinstance(text, str) for text in constraints):
-            raise ConfigError(f"constraints: expected a list of texts such as 'kpi/waste <= 0.1', got {constraints!r}.")
+            raise ConfigError(
+                f"constraints: expected a list of texts such as 'kpi/waste <= 0.1', found {constraints!r}."
+            )
         self.objective = MEAN_REWARD if objective is None else objective
         self.maximize = maximize
         self.constraints = [Constraint.parse(text) for text in constraints]
@@ -254,7 +256,7 @@ def statistic_source(name: str) -> StatisticSource:
     """Return the source of a statistic in rollouts: of an event of an imported interface, otherwise of a KPI.
 
     :param name: See :class:`SelectionCriterion`.
-    :raises ConfigError: The statistic is no mean over episodes, or several events have this name.
+    :raises ConfigError: The statistic is not a mean over episodes, or several events have this name.
     """
     wanted = _tokens(name)
     found = {source for interface in _all_classes() for source in _sources_of(interface, wanted)}
@@ -293,7 +295,8 @@ def _sources_of(interface: type[Any], wanted: tuple[str, ...]) -> Iterator[Stati
             continue
         if epoch.reduce_function not in _MEANS:
             raise ConfigError(
-                f"constraints: {'/'.join(wanted)!r} is no mean over episodes, which constraints of the training need; "
+                f"constraints: {'/'.join(wanted)!r} is not a mean over episodes, which constraints of a training run "
+                "need; "
                 "expected a statistic `define_epoch_stats(np.mean, ...)`, or a KPI."
             )
         episode = next((stat for stat in definition.episode if stat.output_name == epoch.input_name), None)

@@ -182,7 +182,7 @@ class _Slot:
 
 
 class Players:
-    """Plays episodes in parallel and evaluates their perturbed policies as one batch.
+    """Play episodes in parallel and evaluate their perturbed policies as one batch.
 
     :param env_factory: Makes an environment, when a further one is needed; `None`: episodes are sequential.
     :param shared_noise: The noise table.
