@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import multiprocessing
 import pickle
@@ -24,8 +25,7 @@ from maze.core.errors import ConfigError
 from maze.core.log_stats.event_decorators import define_episode_stats, define_epoch_stats, define_step_stats
 from maze.core.utils.config_utils import duration, positive_number, whole_number
 from maze.core.utils.factory import ConfigType, Factory, plain_container
-from maze.core.utils.worker_pool import WorkerPool
-from maze.core.utils.worker_process import Host
+from maze.core.utils.worker_pool import ProcessPool
 from maze.planning.branches import (
     Actions,
     ArrayBranches,
@@ -317,7 +317,7 @@ class _Simulation:
 
     def __init__(self, policy: RolloutPolicy, env: Any, chance: bool) -> None:
         base, self._horizon = policy.base, policy.horizon
-        self._pool: WorkerPool | None = None
+        self._pool: ProcessPool | None = None
         self._branches: Branches | None = None
         self._arrays = None if base.needs_env() else simulation_of(env)
         decisions, seconds = policy.budget
@@ -327,9 +327,9 @@ class _Simulation:
             self._branches = ArrayBranches(self._arrays[0].batch, policy.gamma)
             self._reported = SingleCoreEnv(self._arrays[0].batch(1))
         elif policy.n_processes > 1:
-            hosts = [_BranchHost(env, base, policy.horizon, policy.gamma, value) for _ in range(policy.n_processes)]
-            self._pool = WorkerPool(hosts)
-            self._pool.gather("open")
+            self._pool = ProcessPool(policy.n_processes, modules=[__name__])
+            make = functools.partial(_BranchHost, env, base, policy.horizon, policy.gamma, value)
+            self._pool.host("branches", lambda *_: make)
             simulate = _ProcessSimulator(self._pool)
         else:
             self._branches = SingleBranches(env, policy.gamma)
@@ -393,17 +393,16 @@ class _Simulation:
             self._branches.close()
 
 
-class _BranchHost(Host):
+class _BranchHost:
     """Simulate branches in a worker process."""
 
     def __init__(self, env: Any, base: Policy, horizon: int | None, gamma: float, value: Value | None) -> None:
-        self._env, self._base, self._settings = env, base, (horizon, gamma, value)
+        self._branches = SingleBranches(env, gamma)
+        self._simulate = BranchSimulator(self._branches, acting(base), horizon, _of_group(value))
 
-    @override(Host)
-    def open(self) -> None:
-        horizon, gamma, value = self._settings
-        branches = SingleBranches(self._env, gamma)
-        self._simulate = BranchSimulator(branches, acting(self._base), horizon, _of_group(value))
+    def close(self) -> None:
+        """Release the copies."""
+        self._branches.close()
 
     def simulate(
         self, source: bytes, rows: np.ndarray, scenarios: np.ndarray, first: FirstActions, seed: int | None
@@ -417,15 +416,16 @@ class _BranchHost(Host):
 class _ProcessSimulator:
     """Shares branches among worker processes."""
 
-    def __init__(self, pool: WorkerPool) -> None:
+    def __init__(self, pool: ProcessPool) -> None:
         self._pool, self.n_decisions = pool, 0
 
     def __call__(
         self, source: Any, rows: np.ndarray, scenarios: np.ndarray, first: FirstActions, seed: int | None
     ) -> np.ndarray:
-        content, n_workers = pickle.dumps(source), len(self._pool.workers)
+        content, n_workers = pickle.dumps(source), self._pool.n_actors
         parts = [slice(index, None, n_workers) for index in range(n_workers)]
-        answers = self._pool.call_each(
+        answers = self._pool.call(
+            "branches",
             "simulate",
             [
                 (content, rows[part], scenarios[part], FirstActions(first.actions, first.which[part]), seed)
