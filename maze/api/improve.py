@@ -63,16 +63,19 @@ _RUN_CONTEXT = "maze.api.run_context.RunContext"
 """Located when a command creates runs: run contexts import this module."""
 DIRECTORY = "improvement"
 """Directory of an improvement, in that of the training run of a `RunContext`."""
-HEURISTIC_SHARE, PLANNING_SHARE, PPO_SHARE, CONFIRMATION_SHARE = 0.1, 0.15, 0.1, 0.3
+HEURISTIC_SHARE, PLANNING_SHARE, PPO_SHARE = 0.1, 0.15, 0.1
 """Shares of the budget: at most, for the ladder's episodes of the heuristic and of each rollout policy; for PPO after
-another training run, which gets the rest; and reserved for the confirmation, which also gets what is left."""
+another training run, which gets the rest."""
+CONFIRMATION_SHARE, _LEAST_CONFIRMATION, _MOST_CONFIRMATION = 0.3, 0.15, 0.5
+"""Shares of the budget that are reserved for the confirmation, which also gets what is left: for a rollout policy with
+32 scenarios or more; while there is no candidate; and at most."""
 LEAST_EPISODES = 20
 """Episodes of the ladder at least. They choose the order in which candidates are confirmed, and judge none."""
 LEAST_CONFIRMING, _MOST_CONFIRMING = 50, 5
 """Episodes of the confirmation at least, and at most (times `n_episodes`). With 50, at most 8 % of candidates at the
 margin pass where all episodes differ, and a quarter where only rare losses do (`benchmarks/intervals.py`)."""
 _WANTED_CONFIRMING = 75
-"""Episodes of the confirmation that the number of scenarios of a rollout policy leaves time for."""
+"""Episodes of the confirmation of the best candidate so far, for which time is reserved."""
 _FIRST_CANDIDATE = 0.6
 """Share of the time for confirmations that a candidate gets while others follow."""
 _ROUNDING = 0.2
@@ -93,7 +96,7 @@ _USUAL_HORIZON = 20
 """Horizon where there is no time to compare any."""
 _PILOT_SCENARIOS, _PILOT_CANDIDATES = 32, 8
 _WARM_START_STEPS = 20_000
-_LEAST_STATES, _WANTED_STATES = 200, 5000
+_LEAST_STATES, _WANTED_STATES = 400, 5000
 """Labelled decisions of a generation of `dcl`; below the second number, the scenarios of a label are reduced."""
 _LEAST_SCENARIOS, _SCENARIOS = 16, 128
 _GENERATIONS = 2
@@ -484,11 +487,11 @@ class ImproveRunner(EvaluationRunner):
         if not can_plan:
             self._settle(self.n_episodes)
         first, *others = self._learners()
-        later = CONFIRMATION_SHARE + PPO_SHARE * bool(others)
+        later = PPO_SHARE * bool(others)
         if self._attempt(first, lambda name: self._training(name, later + PLANNING_SHARE * can_plan)) and can_plan:
             self._attempt(f"rollout of {first}", lambda name: self._planning(name, first, later))
         for other in others:
-            self._attempt(other, lambda name: self._training(name, CONFIRMATION_SHARE))
+            self._attempt(other, lambda name: self._training(name, 0.0))
         self._rungs = [replace(each, evaluation=each.evaluation.first(self._common)) for each in self._rungs]
         self.improvement = Improvement(self._rungs, self._failures, self._confirmed())
         print(f"\n{self.improvement.text()}", flush=True)
@@ -511,7 +514,7 @@ class ImproveRunner(EvaluationRunner):
         """Judge the candidates by the gate in further episodes, the best first, until one passes."""
         gates: dict[str, Gate] = {}
         # Training may have exceeded its time.
-        self._end = max(self._end, time.monotonic() + CONFIRMATION_SHARE * self._budget_s)
+        self._end = max(self._end, time.monotonic() + self._reserved(0.0))
         candidates = candidates_of(self._rungs)
         for index, rung in enumerate(candidates):
             try:
@@ -608,26 +611,30 @@ class ImproveRunner(EvaluationRunner):
                 f"{len(gains)} decisions)",
                 flush=True,
             )
-        return self._planning(name, HEURISTIC, CONFIRMATION_SHARE)
+        return self._planning(name, HEURISTIC, PPO_SHARE)
 
-    def _planning(self, name: str, base_name: str, reserved: float) -> Rung:
+    def _planning(self, name: str, base_name: str, later: float) -> Rung:
         """Evaluate a rollout policy with as many scenarios as its time, and that of its confirmation, allow.
 
         The time of a decision is measured first. The first rollout policy determines the number of common episodes: as
         many as the time allows with 32 scenarios. More time gives more scenarios; less time, fewer.
+
+        :param later: Share of the budget that is left for what follows, besides the confirmation.
         """
         start = time.monotonic()
         heuristic, base = self._rungs[0], next(rung for rung in self._rungs if rung.name == base_name)
         if base is not heuristic and (difference := self._difference(base)).high < 0:
             raise BudgetSpentError(f"{base_name} is worse than the heuristic ({difference.value:+.4g}).")
         value = self.value if base is heuristic else None
-        seconds = min(PLANNING_SHARE * self._budget_s, self._left() - reserved * self._budget_s)
+        seconds = min(PLANNING_SHARE * self._budget_s, self._left() - self._reserved(later))
         of_episode = base.evaluation.n_decisions * self._seconds_of_decision(base, _USUAL, value)
         if base is heuristic:
             wanted = max(LEAST_EPISODES, int(_SHARE_OF_SIMULATION * seconds / of_episode))
             self._settle(min(self.n_episodes, wanted))
-        most = min(seconds / self._common, CONFIRMATION_SHARE * self._budget_s / _WANTED_CONFIRMING)
-        affordable = _USUAL * _SHARE_OF_SIMULATION * most / of_episode
+        ladder, further = (_SHARE_OF_SIMULATION * _USUAL * each / of_episode for each in (seconds, self._budget_s))
+        affordable = min(ladder / self._common, CONFIRMATION_SHARE * further / _WANTED_CONFIRMING)
+        if affordable < _USUAL:
+            affordable = min(ladder / self._common, _MOST_CONFIRMATION * further / _WANTED_CONFIRMING)
         if affordable < _FEWEST:
             raise BudgetSpentError(
                 f"{self._common} episodes, and the confirmation, leave time for {max(0.0, affordable):.2g} scenarios "
@@ -655,13 +662,13 @@ class ImproveRunner(EvaluationRunner):
         """Train a policy from the heuristic in the time that is left, and evaluate it.
 
         :param algorithm: The algorithm.
-        :param later: Share of the budget that is left for what follows.
+        :param later: Share of the budget that is left for what follows, besides the confirmation.
         """
         start = time.monotonic()
         of_episodes = max(
             _OVERRUN * self._common * self._rungs[0].evaluation.seconds_of_episode, _EPISODES_SHARE * self._budget_s
         )
-        seconds = self._left() - later * self._budget_s - of_episodes
+        seconds = self._left() - self._reserved(later) - of_episodes
         if seconds < _LEAST_TRAINING:
             raise BudgetSpentError("no time is left for a training run; set a larger budget.")
         directory = Path.cwd() / algorithm
@@ -672,7 +679,7 @@ class ImproveRunner(EvaluationRunner):
             train_for(context, seconds, by_steps=algorithm == PPO)
             policy, make_env = context.policy, context.env_factory
         # What was trained is evaluated, even if training has exceeded its time.
-        most = max(self._left() - later * self._budget_s, _OVERRUN * of_episodes)
+        most = max(self._left() - self._reserved(later), _OVERRUN * of_episodes)
         played = self._played(algorithm, make_env(), policy, most, self._common_seeds)
         self._common = played.n_episodes
         shown = str(shown_path(directory, self._project))
@@ -735,6 +742,17 @@ class ImproveRunner(EvaluationRunner):
         """Return the seconds that are left of the budget."""
         return self._end - time.monotonic()
 
+    def _reserved(self, later: float) -> float:
+        """Return the seconds that are reserved for the confirmation of the best candidate so far, and for what follows.
+
+        :param later: Share of the budget of what follows.
+        """
+        seconds = _LEAST_CONFIRMATION * self._budget_s
+        for rung in candidates_of(self._rungs)[:1]:
+            of_episodes = sum(each.evaluation.seconds_of_episode for each in (rung, self._rungs[0]))
+            seconds = max(seconds, _WANTED_CONFIRMING * of_episodes)
+        return min(seconds, _MOST_CONFIRMATION * self._budget_s) + later * self._budget_s
+
     def _make_env(self) -> Any:
         return self.built({"policy": self.policy})[0]
 
@@ -762,6 +780,7 @@ class ImproveRunner(EvaluationRunner):
             return {
                 "algorithm.base": policy,
                 "algorithm.horizon": self.horizon,
+                "algorithm.value": self.value,
                 "algorithm.scenarios": scenarios,
                 "algorithm.generation_seconds": 0.96 * generation_s,
                 "algorithm.rollout_evaluator.n_episodes": _EVALUATION_EPISODES,
@@ -881,4 +900,4 @@ def train_for(context: Any, seconds: float, by_steps: bool) -> None:
             unit = context.runner.trainer.steps_per_update()
         of_unit = max((time.monotonic() - start) / n_units, 1e-3)
         # The first unit includes preparations.
-        n_units = int(min(4 * n_units, (end - time.monotonic()) / of_unit + _ROUNDING))
+        n_units = max(0, int(min(4 * n_units, (end - time.monotonic()) / of_unit + _ROUNDING)))
