@@ -155,7 +155,7 @@ class LearnedConstraint:
         centring = config.reward_centering and not self.sources[0].at_end
         self._centred = CentredReturns(self._returns, config.reward_centering, is_scaled=True) if centring else None
         self._carried = np.zeros((0, 2))
-        self._memory: HiddenStates | None = None
+        self._hidden_states: HiddenStates | None = None
         self._n_at_limit, self._violation_at_limit, self._is_reported = 0, 0.0, False
 
     @property
@@ -182,7 +182,9 @@ class LearnedConstraint:
         """
         if len(self._carried) != columns.n_envs:
             self._carried = np.zeros((columns.n_envs, 2))
-            self._memory = HiddenStates(columns.n_envs, self.critic.state_sizes) if self.model.is_recurrent else None
+            self._hidden_states = (
+                HiddenStates(columns.n_envs, self.critic.state_sizes) if self.model.is_recurrent else None
+            )
         ended = columns.terminated | columns.truncated
         complete = columns.step_complete | ended
         values = columns.constrained[..., first] * complete
@@ -197,7 +199,9 @@ class LearnedConstraint:
             if costs.actor_rewards is not None:
                 costs.actor_rewards = costs.rewards
         returns = self._centred or self._returns
-        valued = value_rollout(self.model, costs, returns, self._memory, self._config.sequence_length, are_joint=True)
+        valued = value_rollout(
+            self.model, costs, returns, self._hidden_states, self._config.sequence_length, are_joint=True
+        )
         for part, of_costs in zip(batch.parts, valued.parts, strict=True):
             part.costs.append(CostRows(of_costs.old_values, of_costs.advantages, of_costs.targets))
             if part.sequences is not None and of_costs.sequences is not None:
@@ -257,7 +261,7 @@ class LearnedConstraint:
 
     def state_dict(self) -> dict[str, Any]:
         """Return multiplier, critic and running sums."""
-        parts = {"scaling": self._scaling, "centred": self._centred, "memory": self._memory}
+        parts = {"scaling": self._scaling, "centred": self._centred, "memory": self._hidden_states}
         states = {name: part.state_dict() for name, part in parts.items() if part is not None}
         at_limit = [self._n_at_limit, self._violation_at_limit, self._is_reported]
         own = {"pid": list(self._pid), "value": self.value, "carried": self._carried.copy(), "at_limit": at_limit}
@@ -270,8 +274,8 @@ class LearnedConstraint:
         self._n_at_limit, self._violation_at_limit, self._is_reported = state_dict["at_limit"]
         self.critic.load_state_dict(state_dict["critic"])
         if "memory" in state_dict:
-            self._memory = HiddenStates(len(self._carried), self.critic.state_sizes)
-        parts = {"scaling": self._scaling, "centred": self._centred, "memory": self._memory}
+            self._hidden_states = HiddenStates(len(self._carried), self.critic.state_sizes)
+        parts = {"scaling": self._scaling, "centred": self._centred, "memory": self._hidden_states}
         for name, part in parts.items():
             if part is not None and name in state_dict:
                 part.load_state_dict(state_dict[name])
