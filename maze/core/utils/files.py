@@ -95,6 +95,8 @@ def inside_directory(directory: str | os.PathLike[str]) -> Iterator[None]:
         os.chdir(previous)
 
 
+IN_MEMORY = "<stream>"
+"""Name of a content that was not read from a file."""
 _CHECKSUM = re.compile(rb"maze-crc32:([0-9a-f]{8})\n")
 _CHECKSUM_SIZE = 20
 _JSON_CHECKSUM = re.compile(rb', "crc32": "([0-9a-f]{8})"}\s*$')
@@ -129,7 +131,8 @@ def verify_checksum(content: bytes | bytearray, name: str) -> memoryview:
     view = memoryview(content)
     found = _CHECKSUM.fullmatch(view[-_CHECKSUM_SIZE:])
     if found is None:
-        _say_unverified()
+        if name != IN_MEMORY:
+            _say_unverified()
         return view
     inner = view[:-_CHECKSUM_SIZE]
     if zlib.crc32(inner) != int(found[1], 16):
