@@ -165,7 +165,7 @@ class LearnedRisk(CostCritic):
             )
         if len(self._so_far) != columns.n_envs:
             self._so_far = np.zeros(columns.n_envs)
-            self._prepare_memory(columns.n_envs)
+            self._prepare_hidden_states(columns.n_envs)
         so_far, ended = running_returns(rewards, columns.terminated | columns.truncated, self._so_far)
         self._so_far = so_far[-1]
         self._episodes = np.concatenate([self._episodes, ended])[-self._n_kept :]
@@ -205,7 +205,7 @@ class LearnedRisk(CostCritic):
 
     def state_dict(self) -> dict[str, Any]:
         """Return critic, running returns and latest returns."""
-        memory = {} if self._memory is None else {"memory": self._memory.state_dict()}
+        memory = {} if self._hidden_states is None else {"memory": self._hidden_states.state_dict()}
         own = {"so_far": self._so_far.copy(), "episodes": self._episodes.copy()}
         return {**own, "critic": self.critic.state_dict(), **memory}
 
@@ -214,6 +214,6 @@ class LearnedRisk(CostCritic):
         self._so_far = np.array(state_dict["so_far"], np.float64)
         self._episodes = np.array(state_dict["episodes"], np.float64)
         self.critic.load_state_dict(state_dict["critic"])
-        self._prepare_memory(len(self._so_far))
-        if self._memory is not None and "memory" in state_dict:
-            self._memory.load_state_dict(state_dict["memory"])
+        self._prepare_hidden_states(len(self._so_far))
+        if self._hidden_states is not None and "memory" in state_dict:
+            self._hidden_states.load_state_dict(state_dict["memory"])
