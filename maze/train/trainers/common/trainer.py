@@ -560,7 +560,7 @@ class EpochTrainer(Trainer, ABC):
         if score is None:
             return ""
         value = significant(float(score))
-        return f"{value} (constraints are broken by {score.violation:.5g})" if score.violation else value
+        return f"{value} (constraints are violated by {score.violation:.5g})" if score.violation else value
 
     # -- files -----------------------------------------------------------------------------------------
 
