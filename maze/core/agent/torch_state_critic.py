@@ -43,6 +43,8 @@ class TorchStateCritic(NetworksModel, StateCritic):
 
     state_group = "critics"
     networks: dict[Any, nn.Module]
+    n_quantiles: int = 0
+    """Number of quantiles of each value, which are its last dimension; 0: values are scalars."""
 
     def __init__(
         self,
@@ -195,7 +197,10 @@ class TorchStateCritic(NetworksModel, StateCritic):
     ) -> torch.Tensor:
         if self.is_recurrent:
             self._check_running(key)
-        return self._one_value(network(tensors), "value", batch_shape, key)
+        outputs = network(tensors)
+        if self.n_quantiles:
+            return outputs["value"].reshape(*batch_shape, self.n_quantiles)  # type: ignore[no-any-return]
+        return self._one_value(outputs, "value", batch_shape, key)
 
 
 class _JointReturnCritic(TorchStateCritic):

@@ -145,7 +145,7 @@ def test_a_failure_in_a_worker_names_the_file_and_keeps_the_traceback(trajectory
 
 
 def test_a_killed_worker_is_reported_with_its_signal(trajectory_dir):
-    with pytest.raises(WorkerError, match=r"worker \d .* was killed by signal 9 \(SIGKILL\) while it loaded"):
+    with pytest.raises(WorkerError, match=r"worker \d .* was killed by signal 9 \(SIGKILL\) during `load` of"):
         dataset(trajectory_dir, KilledProcessor(), n_workers=2)
 
 

@@ -53,7 +53,7 @@ OFFLINE = (
 RECURRENT = (
     *("algorithm=ppo", "model=auto", "model.recurrence=carried", "critic=template_state", *ACTOR_CRITIC[1:]),
     *("algorithm.sequence_length=5", "runner.concurrency=2", "algorithm.batch_size=8"),
-    *("algorithm.constraints=['reward <= 15']", "algorithm.reward_scaling=true"),
+    *("algorithm.constraints=['reward <= 15']", "algorithm.reward_scaling=true", "algorithm.risk=cvar:0.5"),
 )
 NORMALIZED = (
     "model=auto",
@@ -67,6 +67,7 @@ TRAININGS = {
     "a2c": ("algorithm=a2c", *ACTOR_CRITIC, "runner.concurrency=2"),
     "ppo": ("algorithm=ppo", *PPO),
     "ppo-constrained": ("algorithm=ppo", *PPO, "algorithm.constraints=['reward <= 15']"),
+    "ppo-risk": ("algorithm=ppo", *PPO, "algorithm.risk=0.5*mean+0.5*cvar:0.4", "algorithm.gae_lambda=0.9"),
     "ppo-processes": ("algorithm=ppo", *PPO, "runner=local"),
     "ppo-recurrent": (*RECURRENT, "runner=dev"),
     "ppo-recurrent-processes": (*RECURRENT, "runner=local"),
@@ -82,6 +83,7 @@ TRAININGS = {
     "sac-processes": ("algorithm=sac", *SAC, *NORMALIZED_SAC, "algorithm.initial_buffer_size=20", "runner=local"),
     "sacfd": ("algorithm=sacfd", *SAC, "algorithm.initial_buffer_size=20"),
     "dqn": ("algorithm=dqn", *DQN),
+    "dqn-risk": ("algorithm=dqn", *DQN, "algorithm.risk=cvar:0.3", "algorithm.prioritized=true"),
     "dqn-prioritized": (
         "algorithm=dqn",
         *DQN,
