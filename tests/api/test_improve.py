@@ -149,6 +149,7 @@ class Broken(Policy):
         raise ZeroDivisionError("no stock")
 
 
+@pytest.mark.long
 def test_planning_and_learning_improve_a_heuristic_and_the_best_can_be_exported(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -167,6 +168,7 @@ def test_planning_and_learning_improve_a_heuristic_and_the_best_can_be_exported(
     assert main(arguments) == 0
 
 
+@pytest.mark.long
 def test_policy_that_cannot_be_built_is_reported_and_the_others_run() -> None:
     with RunContext(lambda: CountDownEnv(WithoutCopies()), algorithm="ppo", overrides=SEEDS, silent=True) as context:
         found = context.improve(Zero(), budget_s=8)
