@@ -270,7 +270,7 @@ def complete_base(cfg: DictConfig, project: Path) -> None:
 
 
 class PolicyReader:
-    """Reads entries of compared policies.
+    """Read entries of compared policies.
 
     :param cfg: The whole configuration.
     :param project: Directory that relative paths refer to.

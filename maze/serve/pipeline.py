@@ -88,7 +88,7 @@ def check_provided(code: Sequence[Mapping[str, Any]], provided: Provided) -> Non
 
 
 def packed(entries: Mapping[str, Any], kind: str) -> Any:
-    """Entries as the raw environment packs them.
+    """Return entries as the raw environment packs them.
 
     :param entries: Entries of an observation or an action.
     :param kind: `single`, `dict`, `tuple`, or `converted`.
@@ -134,7 +134,7 @@ def _stage(stages: Mapping[str, Any], operation: Mapping[str, Any], provided: Pr
 
 
 def _entries(operation: Mapping[str, Any], provided: Provided) -> ObservationStage:
-    """The first stage: from the observation to checked entries."""
+    """Run the first stage: from the observation to checked entries."""
     entries = [
         (str(key), np.dtype(entry["dtype"]), tuple(entry["shape"])) for key, entry in operation["entries"].items()
     ]
@@ -272,7 +272,7 @@ def _clip(operation: Mapping[str, Any], provided: Provided) -> ActionStage:
 
 
 def _pack(operation: Mapping[str, Any], provided: Provided) -> ActionStage:
-    """The last stage: the action as the raw environment takes it."""
+    """Run the last stage: return the action as the raw environment takes it."""
     convert, kind = provided.get(operation.get("code") or ""), operation["kind"]
     if kind == "converted":
         return (

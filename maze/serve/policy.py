@@ -77,7 +77,7 @@ class BundlePolicy(Policy):
         return answer.actions if out is None else out
 
     def state_sizes(self, actor_id: ActorID | None) -> dict[str, int]:
-        """Sizes of the hidden states of an actor, by state key; empty where its network carries none."""
+        """Return sizes of the hidden states of an actor, by state key; empty where its network carries none."""
         step_key, agent_id = _actor_of(self.bundle, actor_id)
         return dict(self.bundle.step(step_key).network(agent_id).state_sizes)
 

@@ -59,7 +59,7 @@ class Recording:
         return sequence if is_fixed else []
 
     def drift(self, step_key: StepKey) -> dict[str, Any]:
-        """Summaries of a sub-step's observations by entry."""
+        """Return summaries of a sub-step's observations by entry."""
         return entry_summaries(self.converted.get(step_key, {}), self.sizes.get(step_key, {}))
 
     def reference_cases(self, policy: TorchPolicy, used: Mapping[StepKey, Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -191,7 +191,7 @@ def _note(recording: Recording, step_key: StepKey, entries: Mapping[str, Any]) -
 def _episode_case(
     operations: Operations, actor: ActorID, entries: Mapping[str, Any], observation: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """An observation before and after the wrappers."""
+    """Return an observation before and after the wrappers."""
     kind = operations.observations[actor.step_key][0]["kind"]
     raw: Mapping[str, Any] = entries
     if kind != "converted":

@@ -154,10 +154,13 @@ def test_a_user_algorithm_has_its_configured_name(tmp_path):
             "model.critic: SAC needs a state-action critic, such as critic='flatten_concat_state_action'",
         ),
         ([TARGET, "algorithm.gama=0.9"], "algorithm.gama"),
-        ([TARGET, "algorithm.gamma=2"], "algorithm.gamma: expected a number of at least 0 and at most 1, got 2"),
-        ([TARGET, "algorithm.n_epochs=many"], "algorithm.n_epochs: expected a whole number of at least 0, got 'many'"),
+        ([TARGET, "algorithm.gamma=2"], "algorithm.gamma: expected a number of at least 0 and at most 1, found 2"),
+        (
+            [TARGET, "algorithm.n_epochs=many"],
+            "algorithm.n_epochs: expected a whole number of at least 0, found 'many'",
+        ),
         (["algorithm._target_=own_project.ReinforcConfig"], "own_project.ReinforcConfig"),
-        (["algorithm._target_=own_project.Reinforce"], "`own_project.Reinforce` is no AlgorithmConfig"),
+        (["algorithm._target_=own_project.Reinforce"], "`own_project.Reinforce` is not a subclass of AlgorithmConfig"),
         (["algorithm._target_=own_project.NamelessConfig"], "NamelessConfig has no trainer"),
     ],
 )

@@ -338,7 +338,7 @@ WRONG = [
     ([INTERVAL], "To search an interval, choose hydra/sweeper=nevergrad"),
     (
         ["runner.x=1,2", "hydra.sweeper.n_seeds=0"],
-        "hydra.sweeper.n_seeds: expected a whole number of at least 1, got 0",
+        "hydra.sweeper.n_seeds: expected a whole number of at least 1, found 0",
     ),
     (["runner.x=1,2", "hydra/sweeper=gird"], "Did you mean `grid`?"),
 ]

@@ -163,7 +163,7 @@ def test_policies_are_judged_in_their_runs_wrappers_by_the_environments_own_rewa
             *("-cn", "conf_train", "env.name=CartPole-v1", "algorithm=ppo", "runner=dev", "runner.concurrency=2"),
             *("algorithm.n_epochs=1", "algorithm.epoch_length=1", "algorithm.n_rollout_steps=8", "model=auto"),
             *("model.recurrence=carried", "critic=template_state", "algorithm.rollout_evaluator.n_episodes=1"),
-            # observations of another shape, without which the policy cannot act, and rewards that are no judgement
+            # observations of another shape, without which the policy cannot act, and rewards that are not judgement
             (
                 f"+wrappers={{{wrappers}.observation_stack_wrapper.ObservationStackWrapper: {{stack_config: "
                 f"[{{observation: observation, keep_original: false, tag: stacked, delta: false, stack_steps: 2}}]}}, "

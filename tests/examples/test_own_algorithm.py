@@ -124,7 +124,7 @@ def test_run_context_trains_it_and_the_cartpole_return_increases() -> None:
     ("overrides", "message"),
     [
         (("algorithm.gama=0.9",), "algorithm.gama"),
-        (("algorithm.gamma=2",), "algorithm.gamma: expected a number of at least 0 and at most 1, got 2"),
+        (("algorithm.gamma=2",), "algorithm.gamma: expected a number of at least 0 and at most 1, found 2"),
         (("~critic",), "model.critic: Reinforce needs a model with a policy and a state critic, but no critic"),
         (
             ("critic=flatten_concat_state_action",),

@@ -97,7 +97,7 @@ def test_in_parallel_one_agent_acts_at_a_time_and_is_named():
 
 
 def test_objects_that_are_no_maze_environment_are_refused():
-    with pytest.raises(ConfigError, match="expected a Maze environment, got Duel"):
+    with pytest.raises(ConfigError, match="expected a Maze environment, found Duel"):
         to_aec(Duel())
 
 

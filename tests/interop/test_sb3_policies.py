@@ -121,8 +121,8 @@ def test_actions_are_drawn_from_a_generator_of_its_own(saved):
     ("content", "message"),
     [
         (None, "No such file"),
-        (b"<html>", "is no model that stable-baselines3 has saved"),
-        ({"data": b"{}"}, "is no model that stable-baselines3 has saved"),
+        (b"<html>", "is not a model saved by model.save"),
+        ({"data": b"{}"}, "is not a model saved by model.save"),
     ],
 )
 def test_other_files_are_refused(tmp_path, content, message):
@@ -141,7 +141,7 @@ def test_other_files_are_refused(tmp_path, content, message):
     ("module", "owner", "message"),
     [
         ("os", "system", "allow_pickle"),
-        ("stable_baselines3.common.utils", "set_random_seed", "is no class of networks"),
+        ("stable_baselines3.common.utils", "set_random_seed", "is not a class of networks"),
     ],
 )
 def test_a_class_named_by_a_file_is_called_only_if_it_is_a_policy(saved, tmp_path, module, owner, message):
@@ -218,7 +218,7 @@ def test_the_recurrent_state_is_returned():
 @pytest.mark.parametrize(
     ("observation", "message"),
     [
-        (np.zeros((2, 3)), r"in the shape \(4,\).*got \(2, 3\)"),
+        (np.zeros((2, 3)), r"in the shape \(4,\).*found \(2, 3\)"),
         ({"position": np.zeros(4)}, "`?observation`? is missing"),
     ],
 )

@@ -39,10 +39,10 @@ def vectorized(request):
 
 
 BAD_ACTIONS = [
-    ({"order": 99}, "action `order`: expected an element of Discrete(9), got 99"),
-    ({"order": "first"}, "action `order`: expected an element of Discrete(9), got 'first'"),
-    ({"oder": 1}, "an action must have the keys ['order'], got the keys ['oder']"),
-    (3, "an action must be a dictionary with the keys ['order'], got 3"),
+    ({"order": 99}, "action `order`: expected an element of Discrete(9), found 99"),
+    ({"order": "first"}, "action `order`: expected an element of Discrete(9), found 'first'"),
+    ({"oder": 1}, "an action must have the keys ['order'], found the keys ['oder']"),
+    (3, "an action must be a dictionary with the keys ['order'], found 3"),
 ]
 
 

@@ -212,7 +212,7 @@ def test_wrong_outcomes_and_settings_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ServerError, match="start with --decision-log"):
             client.report(answer.decision, 1.0)
     with served({"p": always(0)}, log=DecisionLog(tmp_path, {})) as (url, _), PolicyClient(url) as client:
-        with pytest.raises(ServerError, match="no identifier of a decision"):
+        with pytest.raises(ServerError, match="not the identifier of a decision"):
             client.report("x", 1.0)
         for wrong in ({"kpis": {"cost": "high"}}, {"done": 1}, {"regret": 1.0}):
             with pytest.raises(ServerError):

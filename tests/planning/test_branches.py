@@ -180,7 +180,7 @@ def test_clones_have_the_same_future_or_a_new_one(wrap: Any) -> None:
     expected = [env.step({"order": 5})[1] for _ in range(10)]
     assert courses["same"] == expected
     assert courses["new"] != expected
-    with pytest.raises(ConfigError, match="must be 'same' or 'new', got 'other'"):
+    with pytest.raises(ConfigError, match="must be 'same' or 'new', found 'other'"):
         copy.clone_from(env, future="other")
 
 

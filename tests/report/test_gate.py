@@ -156,7 +156,7 @@ def test_thresholds_come_with_defaults() -> None:
     [
         ({"waste": {"margin": 0.1}}, "thresholds.waste.goal: expected more or less"),
         ({"waste": {"goal": "fewer"}}, "Found 'fewer'"),
-        ({"return": 0.1}, "expected a mapping such as {goal: less, margin: 0.01}, got 0.1"),
+        ({"return": 0.1}, "expected a mapping such as {goal: less, margin: 0.01}, found 0.1"),
         ({"return": {"margn": 0.1}}, "Did you mean `margin`?"),
         ({"return": {"margin": "2%"}}, "thresholds.return.margin: expected a number"),
         ({"return": {"margin": float("nan")}}, "expected a number"),
@@ -260,7 +260,7 @@ def test_thresholds_come_from_a_file_or_from_the_command_line(capsys: pytest.Cap
         (["baseline=random"], "candidate: expected a training run"),
         (["baseline=random", "candidate=randon"], "baseline or candidate: randon is neither an option of policy"),
         (["baseline=random", "candidate=new.maze"], "there is no file"),
-        (["baseline=random", "candidate=damaged.maze"], "no whole policy bundle"),
+        (["baseline=random", "candidate=damaged.maze"], "not a complete policy bundle"),
         (["baseline=random", "candidate=random", "thresholds=nothing.yaml"], "There is no configuration file"),
         (["baseline=random", "candidate=random", "thresholds=damaged.maze"], "thresholds: "),
         (["baseline=random", "candidate=random", "thresholds=7"], "thresholds: "),

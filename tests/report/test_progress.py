@@ -115,5 +115,5 @@ def test_actions_of_environments_are_distributions() -> None:
 
 def test_unreadable_table_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / PROGRESS_FILE).write_text("step,path,seconds,env_steps\n" + "1" * 200_000, encoding="utf-8")
-    with pytest.raises(MazeError, match=r"progress\.csv is no table of a training run: field larger"):
+    with pytest.raises(MazeError, match=r"progress\.csv is not the table of a training run: field larger"):
         read_progress(tmp_path)

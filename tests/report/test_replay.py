@@ -448,7 +448,8 @@ def test_both_branches_are_navigable_with_the_keyboard(open_page: OpenPage, widt
 
 @pytest.mark.long
 def test_the_commands_of_the_guide_run(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "guide" / "looking.md").read_text(encoding="utf-8")
+    guides = Path(__file__).resolve().parents[2] / "docs" / "guide"
+    page = (guides / "inspecting_results.md").read_text(encoding="utf-8")
     section = page.partition("## Counterfactual replay\n")[2].partition("\n## ")[0]
     blocks = re.findall(r"^```console\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     commands = re.findall(r"^\$ maze-run (.*)$", "".join(blocks).replace("\\\n", " "), re.MULTILINE)

@@ -283,7 +283,7 @@ def test_the_guard_lets_trusted_packages_dependencies_and_the_users_own_code_imp
         assert locate("evilpkg.sub.X") is dict
         assert locate("matplotlib.backends.backend_svg.FigureCanvasSVG")
         assert locate("torch.utils.data.datapipes.iter.callable.MapperIterDataPipe")
-        assert importlib.import_module("evil-mod").X is dict  # by this test, which is no library
+        assert importlib.import_module("evil-mod").X is dict  # by this test, which is not a library
 
 
 def test_the_guard_takes_dependencies_from_where_they_are_installed(armed: ImportGuard, foreign: Path) -> None:

@@ -150,7 +150,7 @@ def test_missing_files_and_keys_are_named(bundle):
     with pytest.raises(EnvironmentContractError, match="`observation` is missing"):
         bundle.act_batch(0, {"obs": np.zeros((1, 4))})
     rngs = [np.random.default_rng(0)]
-    with pytest.raises(ConfigError, match="2 rows need as many generators, got 1"):
+    with pytest.raises(ConfigError, match="2 rows need as many generators, found 1"):
         bundle.act_batch(0, {"observation": np.zeros((2, 4))}, deterministic=False, rngs=rngs)
 
 

@@ -162,7 +162,7 @@ def test_the_bundle_card_can_be_read_and_the_policy_tried_in_a_browser(
     assert accessibility_faults(page) == []
     assert cut_off(page) == []
     page.get_by_label("Observation, as the environment gives it (JSON)").fill("[1, 2")
-    assert "The observation is no JSON" in decided(page)
+    assert "The observation is not valid JSON" in decided(page)
     page.get_by_label("Observation, as the environment gives it (JSON)").fill("[1, 2, 3, 4]")
     assert "action" in decided(page)
     page.screenshot(path=tmp_path / "page.png", full_page=True)

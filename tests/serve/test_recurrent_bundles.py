@@ -153,7 +153,7 @@ def test_sessions_are_decided_together_and_keep_their_states(bundle: PolicyBundl
     [
         ({}, ConfigError, "carries hidden states .* and none were passed. Pass the `states` of the previous answer"),
         ({"episode_start": [True, False]}, ConfigError, "none were passed"),
-        ({"episode_start": [True]}, ConfigError, r"`episode_start` must hold true or false for 2 rows, got \[True\]"),
+        ({"episode_start": [True]}, ConfigError, r"`episode_start` must hold true or false for 2 rows, found \[True\]"),
         ({"episode_start": "yes"}, ConfigError, "`episode_start` must hold true or false"),
         ({"states": {"other": np.zeros((2, 16))}}, ConfigError, r"\['other'\]; the network carries \['recurrence"),
         ({"states": {KEY: np.zeros((2, 3))}}, ConfigError, r"has the shape \[2, 3\], expected \[2, 16\]"),

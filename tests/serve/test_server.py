@@ -202,7 +202,7 @@ def test_sessions_end_expire_and_are_bounded() -> None:
         with pytest.raises(ServerError, match=r"not used for 0\.3 s"):
             sessions[1].act(OBSERVATION)
         assert metrics_of(httpx.get(f"{url}/metrics").text)['maze_events_total{event="expired_session"}'] == 2
-        sessions[2].close()  # has ended by itself, which is no error
+        sessions[2].close()  # has ended by itself, which is not an error
 
 
 # -- several policies -------------------------------------------------------------------------------------------------
@@ -263,8 +263,8 @@ def test_a_swapped_bundle_decides_from_then_on_and_sessions_keep_their_bundle(tm
 @pytest.mark.parametrize(
     ("content", "status", "says"),
     [
-        (lambda: b"", 422, "no whole policy bundle"),
-        (lambda: b"PK\x03\x04 and nothing else", 422, "no whole policy bundle"),
+        (lambda: b"", 422, "not a complete policy bundle"),
+        (lambda: b"PK\x03\x04 and nothing else", 422, "not a complete policy bundle"),
         (lambda: always(1)[:5000] + b"\x00" + always(1)[5001:], 422, "damaged or was changed"),
         (pendulum, 409, "differ from those of policy 'p'"),
     ],

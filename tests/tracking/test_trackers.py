@@ -188,7 +188,7 @@ def test_an_unknown_tracker_and_an_unknown_axis_are_refused(
     assert main([*TRAINING, "tracking=wandbb"]) == 2
     assert "wandb" in capfd.readouterr().err
     assert main([*TRAINING, "tracking.tensorboard.x_axis=hours"]) == 1
-    assert "x_axis: expected env_steps or epochs, got 'hours'" in capfd.readouterr().err
+    assert "x_axis: expected env_steps or epochs, found 'hours'" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("axis", "positions"), [("env_steps", (0, 80)), ("epochs", (1, 2))])

@@ -51,7 +51,7 @@ def _mix(words: np.ndarray) -> np.ndarray:
 
 
 def scenario_seed(seed: int, scenario: int) -> int:
-    """The seed of a scenario, 31 bits, for generators of single environments."""
+    """Return the seed of a scenario, 31 bits, for generators of single environments."""
     return _mixed(_mixed(int(seed) % 2**64) + int(scenario) * int(_STRIDE) & _WORD) >> 33
 
 
@@ -500,7 +500,8 @@ class BatchedCoreEnv(ABC):
             raise EnvironmentContractError(f"{type(source).__name__} cannot be copied: {problem}.")
         if not self.seeds_rows and source.n_envs > 1:
             raise EnvironmentContractError(
-                f"{type(self).__name__} cannot be copied by rows: its simulations share one state; take single ones."
+                f"{type(self).__name__} cannot be copied by rows: its simulations share one state. Copy "
+                "single environments instead."
             )
         self.substep = source.substep
         if type(self).row_state is not BatchedCoreEnv.row_state:  # there is more to its state than arrays

@@ -127,7 +127,7 @@ _is_interrupted: ContextVar[Callable[[], bool]] = ContextVar("maze_is_interrupte
 
 @contextmanager
 def interrupted_if(is_requested: Callable[[], bool]) -> Iterator[None]:
-    """Context in which evaluations end between two steps with :class:`EpisodesInterrupted` once that is requested."""
+    """Return a context in which evaluations end between two steps by :class:`EpisodesInterrupted` if requested."""
     token = _is_interrupted.set(is_requested)
     try:
         yield

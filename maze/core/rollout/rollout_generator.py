@@ -29,7 +29,7 @@ _ChoosingFunction = Callable[[Any, ActorID, SpacesRecord], Any]
 
 
 class RolloutGenerator:
-    """Rolls out policies in an environment or vector environment.
+    """Roll out policies in an environment or vector environment.
 
     Each rollout continues where the previous one ended. The next episode begins at once when one ends. Where an
     environment reports per-actor rewards (`get_actor_rewards`), records hold these.
@@ -99,7 +99,7 @@ class RolloutGenerator:
         self._last_observation = None
 
     def state_dict(self) -> dict[str, Any]:
-        """State of a vector environment; the next rollout continues there."""
+        """Return the state of a vector environment; the next rollout continues there."""
         state: dict[str, Any] = self.env.state_dict()
         if self._memory is not None and self._last_observation is not None:
             state["memory"] = {"begins": self._has_begun(), **self._memory[1].state_dict()}
@@ -141,7 +141,7 @@ class RolloutGenerator:
         return columns.to_record(with_next_observations=self.record_next_observations, id=trajectory_id)
 
     def allocate(self, n_steps: int, policy: Policy | None = None) -> RolloutColumns:
-        """Columns for :meth:`collect`.
+        """Return columns for :meth:`collect`.
 
         :param n_steps: Number of environment steps of each environment; where their steps differ in their sub-steps,
             on average.
@@ -348,7 +348,7 @@ class RolloutGenerator:
 
 
 def _copied(values: Any) -> Any:
-    """Environments may reuse their arrays."""
+    """Copy arrays, which environments may reuse."""
     return {key: np.array(value) if isinstance(value, np.ndarray) else value for key, value in values.items()}
 
 

@@ -124,7 +124,7 @@ class _Storages:
 
     def __call__(self, reference: Any) -> Tensor:
         if type(reference) is not tuple or len(reference) != 5 or not isinstance(reference[1], torch.dtype):
-            raise refuse("it holds a reference that is none to the values of a tensor")
+            raise refuse("it holds a reference to something else than the values of a tensor")
         _, dtype, key, _, n_values = reference
         found = self._flat.get(key)
         if found is None:
@@ -169,7 +169,7 @@ def _rule(module_name: str, qualified_name: str) -> Rule:
     name = f"{module_name}.{qualified_name}"
     rule = plain_rules().get(name) or torch_rules().get(name)
     if rule is None:
-        raise refuse(f"it names `{name}`, which no checkpoint needs")
+        raise refuse(f"it names `{name}`, which checkpoints do not contain")
     return rule
 
 

@@ -86,7 +86,7 @@ def read_json_object(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 @contextmanager
 def inside_directory(directory: str | os.PathLike[str]) -> Iterator[None]:
-    """Context in which a directory is the working directory."""
+    """Return a context in which a directory is the working directory."""
     previous = Path.cwd()
     os.chdir(directory)
     try:
@@ -95,6 +95,8 @@ def inside_directory(directory: str | os.PathLike[str]) -> Iterator[None]:
         os.chdir(previous)
 
 
+IN_MEMORY = "<stream>"
+"""Name of a content that was not read from a file."""
 _SEAL = re.compile(rb"maze-crc32:([0-9a-f]{8})\n")
 _SEAL_SIZE = 20
 _JSON_SEAL = re.compile(rb', "crc32": "([0-9a-f]{8})"}\s*$')
@@ -129,7 +131,8 @@ def open_seal(content: bytes | bytearray, name: str) -> memoryview:
     view = memoryview(content)
     seal = _SEAL.fullmatch(view[-_SEAL_SIZE:])
     if seal is None:
-        _say_unverified()
+        if name != IN_MEMORY:
+            _say_unverified()
         return view
     inner = view[:-_SEAL_SIZE]
     if zlib.crc32(inner) != int(seal[1], 16):

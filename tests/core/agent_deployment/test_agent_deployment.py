@@ -261,7 +261,7 @@ def test_candidates_that_a_wrapper_loses_are_an_error() -> None:
 
 
 def test_candidates_need_as_many_probabilities() -> None:
-    with pytest.raises(EnvironmentContractError, match="got 2 actions and 1 probabilities"):
+    with pytest.raises(EnvironmentContractError, match="found 2 actions and 1 probabilities"):
         ActionCandidates(([{"action": 0}, {"action": 1}], [1.0]))
 
 
@@ -289,9 +289,9 @@ WRONG_ARGUMENTS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"reward": "1"}, EnvironmentContractError, "`reward` must be a number"),
     ({"reward": float("nan")}, NonFiniteError, "after 1 actions of the episode: `reward` is nan"),
     ({"info": [1]}, EnvironmentContractError, "`info` must be a mapping or None"),
-    ({"events": ["cut"]}, EnvironmentContractError, "`events` must hold EventRecords, got 'cut'"),
+    ({"events": ["cut"]}, EnvironmentContractError, "`events` must hold EventRecords, found 'cut'"),
     ({"actor_id": 1}, EnvironmentContractError, "`actor_id` must be ActorID"),
-    ({"actor_id": ActorID("cut", 0)}, EnvironmentContractError, r"one of the step keys \[0\], got .*'cut'"),
+    ({"actor_id": ActorID("cut", 0)}, EnvironmentContractError, r"one of the step keys \[0\], found .*'cut'"),
 ]
 
 

@@ -327,7 +327,7 @@ class CountdownEnv(CoreEnv):
     left = 3
 
     def seed(self, seed):
-        """Nothing is random here."""
+        """Do nothing: nothing is random here."""
 
     def reset(self):
         self.left = 3

@@ -189,10 +189,10 @@ def test_episodes_without_a_limit_run_until_they_end() -> None:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("kill", r"worker \d \(pid \d+\) was killed by signal 9 \(SIGKILL\) in episode"),
-        ("exit", r"worker \d \(pid \d+\) exited with code 3 in episode"),
-        ("raise", r"worker \d .* raised ValueError: the simulator broke .* in episode \d"),
-        ("unpicklable", r"worker \d .* raised LocalError.* in episode \d"),
+        ("kill", r"worker \d \(pid \d+\) was killed by signal 9 \(SIGKILL\) during `play_slice` of episodes"),
+        ("exit", r"worker \d \(pid \d+\) exited with code 3 during `play_slice` of episodes"),
+        ("raise", r"worker \d .* raised ValueError: the simulator broke .*seeded with \d+.* of episodes \d to"),
+        ("unpicklable", r"worker \d .* raised LocalError.* of episodes \d to"),
     ],
 )
 def test_a_worker_that_fails_is_named(fault: str, message: str) -> None:
@@ -282,4 +282,4 @@ def test_rendering_without_a_display_is_reported_and_runs(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MPLBACKEND", "Agg")
     sequential(1, max_episode_steps=2, render=True).run_with(env=ENV, wrappers={}, agent=RANDOM)
-    assert "No display or library for drawing was found" in capfd.readouterr().out
+    assert "No display or drawing library was found" in capfd.readouterr().out

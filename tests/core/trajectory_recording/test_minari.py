@@ -192,7 +192,7 @@ def test_missing_and_damaged_data_sets_are_named() -> None:
     collected("CartPole-v1", "pole/random-v0", n_episodes=1)
     path = minari_path("pole/random-v0")
     (path / "data" / "metadata.json").write_text("{")
-    with pytest.raises(CheckpointError, match="is no readable Minari data set"):
+    with pytest.raises(CheckpointError, match="is not a readable Minari data set"):
         list(read_minari(path))
 
 

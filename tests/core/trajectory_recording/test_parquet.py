@@ -228,7 +228,7 @@ def test_a_table_is_read_as_episodes(tmp_path: Path) -> None:
     assert data.propensities.tolist() == [1.0, 0.25, 0.5]
     assert data.truncated.tolist() == [True, False, True]
     path.write_bytes(b"PAR1")
-    with pytest.raises(CheckpointError, match="is no readable Parquet file"):
+    with pytest.raises(CheckpointError, match="is not a readable Parquet file"):
         list(read_parquet(path))
     pd.DataFrame({"reward": [1.0]}).to_parquet(path)
     with pytest.raises(CheckpointError, match=r"expected the columns \['episode_id', 'step', 'observation.<entry>'"):

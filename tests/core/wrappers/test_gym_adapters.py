@@ -250,7 +250,7 @@ def test_older_api_distinguishes_termination_from_truncation():
     env = CurrentApi(OlderApi())
     env.reset(seed=1)
     assert [env.step(0)[2:4] for _ in range(5)][-1] == (True, False)
-    with pytest.raises(EnvironmentContractError, match=r"takes no options, got \{'start': 2\}"):
+    with pytest.raises(EnvironmentContractError, match=r"takes no options, found \{'start': 2\}"):
         env.reset(options={"start": 2})
 
 
@@ -353,5 +353,5 @@ def test_an_installed_package_that_registers_an_unknown_id_is_imported_without_i
 
 @pytest.mark.parametrize("registered", [object], indirect=True)
 def test_an_entry_point_that_makes_something_else_is_refused(registered):
-    with pytest.raises(ConfigError, match=r"`Registered-v0` is none of gymnasium. .*shimmy"):
+    with pytest.raises(ConfigError, match=r"`Registered-v0` is not registered in gymnasium. .*shimmy"):
         make_gym_maze_env(registered)

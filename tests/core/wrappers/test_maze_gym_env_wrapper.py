@@ -39,7 +39,7 @@ class Echo(gymnasium.Env):
         return self.observation_space.sample(), {}
 
     def step(self, action):
-        assert self.action_space.contains(action), f"{action!r} is no element of {self.action_space}"
+        assert self.action_space.contains(action), f"{action!r} is not an element of {self.action_space}"
         self.actions.append(action)
         return self.observation_space.sample(), 1, *self.end, dict(self.info)
 

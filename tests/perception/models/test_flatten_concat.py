@@ -86,12 +86,16 @@ def test_flat_vectors_keep_flatten_and_concatenate(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("observations", "actions", "reason"),
     [
-        ({"cell": spaces.Discrete(16)}, CHOICE, "`cell` is no flat vector but a Discrete"),
-        ({**FLAT.spaces, "hand": spaces.MultiDiscrete([3, 2])}, CHOICE, "`hand` is no flat vector but a MultiDiscrete"),
+        ({"cell": spaces.Discrete(16)}, CHOICE, "`cell` is not a flat vector but a Discrete"),
+        (
+            {**FLAT.spaces, "hand": spaces.MultiDiscrete([3, 2])},
+            CHOICE,
+            "`hand` is not a flat vector but a MultiDiscrete",
+        ),
         (
             {**FLAT.spaces, "grid": spaces.Box(0, 1, (4, 2))},
             CHOICE,
-            "`grid` is no flat vector but a Box of the shape (4, 2)",
+            "`grid` is not a flat vector but a Box of the shape (4, 2)",
         ),
         ({**FLAT.spaces, "action_mask": spaces.Box(0, 1, (4,))}, CHOICE, "`action_mask` masks the action `choice`"),
     ],

@@ -90,7 +90,7 @@ def test_changes_of_a_network_are_detected(change):
     compiled = in_numpy(network)
     assert compiled.is_current()
     with torch.no_grad():
-        network.hidden[0].weight.add_(1.0)  # an optimiser step is no change: the memory is the same
+        network.hidden[0].weight.add_(1.0)  # an optimiser step is not a change: the memory is the same
     assert compiled.is_current()
     change(network)
     assert not compiled.is_current()

@@ -386,7 +386,10 @@ def test_environments_that_cannot_be_saved_start_new_episodes_with_a_reason():
     opaque, sharing, other = envs
     opaque.simulation.env.physics = object()  # type: ignore[attr-defined]
     sharing.simulation.env.view = sharing.simulation.env.count[:1]  # type: ignore[attr-defined]
-    for env, reason in ((opaque, "attribute `physics` of Counters is a object"), (sharing, "share their content")):
+    for env, reason in (
+        (opaque, "attribute `physics` of Counters is a object that cannot be stored"),
+        (sharing, "share their content"),
+    ):
         problems = other.load_state_dict(env.state_dict())
         assert list(problems) == [0, 1]
         assert reason in problems[1]
@@ -567,8 +570,5 @@ def test_a_single_environment_has_the_spaces_of_its_vector_environment():
         def batch(self, n_envs: int) -> Any:
             return GymBatch(Counters(n_envs))
 
-    with pytest.raises(
-        ConfigError,
-        match=r"the action spaces of a single environment, .* differ from those",
-    ):
+    with pytest.raises(EnvironmentContractError, match=r"runner\.placement=batched: .* same `observation_spaces_dict`"):
         Batched().vector_env(lambda: Wider("CartPole-v1"), 2)

@@ -31,6 +31,7 @@ from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.config_utils import EnvFactory
 from maze.core.utils.pickling import unpicklable
+from maze.core.utils.worker_pool import ClusterEvents
 from maze.core.wrappers.log_stats_wrapper import stats_value
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.maze_cli import main
@@ -39,7 +40,6 @@ from maze.train.parallelization.on_ray.actor_pool import ActorPool
 from maze.train.parallelization.on_ray.ray_placement import OnRay, RayVectorEnv
 from maze.train.parallelization.on_ray.session import ray_session, require_ray
 from maze.train.parallelization.placement import InProcess
-from maze.train.parallelization.task_pool import ClusterEvents
 from tests.cli.sweep_stub import write_root_config
 from tests.s3_server import S3Server, StoredObject
 from tests.train.parallelization.placements import differing, recorded_by, trained

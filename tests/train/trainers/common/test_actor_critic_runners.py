@@ -143,7 +143,10 @@ def test_a_model_without_critic_is_refused(start):
     [
         ({"concurrency": -1}, r"runner\.concurrency"),
         ({"eval_concurrency": 1.5}, r"runner\.eval_concurrency"),
-        ({"trainer_class": "maze.runner.Runner"}, r"runner\.trainer_class: `maze.runner.Runner` is no Trainer"),
+        (
+            {"trainer_class": "maze.runner.Runner"},
+            r"runner\.trainer_class: `maze.runner.Runner` is not a subclass of Trainer",
+        ),
         ({"trainer_class": BCTrainer}, r"runner\.trainer_class: BCTrainer does not train a PPOAlgorithmConfig"),
         ({"placement": "procesess"}, r"runner\.placement: expected one of in_process, processes"),
     ],
@@ -186,7 +189,7 @@ def test_documented_runner_keys_take_precedence_over_the_algorithm(start):
 
 
 def test_episodes_to_evaluate_need_an_evaluator(start):
-    with pytest.raises(ConfigError, match=r"runner\.eval_repeats: there is no evaluator configured"):
+    with pytest.raises(ConfigError, match=r"runner\.eval_repeats: expected a configured evaluator"):
         start(composed("a2c", algorithm__rollout_evaluator=None), trainer_class=A2C, eval_repeats=3)
 
 

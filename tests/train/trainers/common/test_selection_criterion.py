@@ -91,7 +91,7 @@ def stats(reward=3.0, **kpis):
         ("invalid_cut/mean_episode_total", 2.0),
         ("stock/step_max", 9.0),
         ("kpi/waste", None),
-        ("action", None),  # a distribution is no number
+        ("action", None),  # a distribution is not a number
     ],
 )
 def test_statistics_are_found_by_their_names_in_the_logs_and_by_short_ones(name, value):

@@ -71,7 +71,7 @@ class Sequences:
         return self.runs([PackedRows(self.order, self.starts, self.lengths, device)])
 
     def minibatches(self, n: int, generator: torch.Generator) -> Iterator[tuple[np.ndarray, Sequences] | None]:
-        """All sequences in random order, divided into as many rows each as whole sequences allow.
+        """Return all sequences in random order, divided into as many rows each as whole sequences allow.
 
         :param n: How many; `None` comes in the place of those that would be empty.
         :param generator: Source of the order.
@@ -84,7 +84,7 @@ class Sequences:
             yield self.chosen(chosen) if len(chosen) else None
 
     def chosen(self, indices: np.ndarray) -> tuple[np.ndarray, Sequences]:
-        """Some of the sequences.
+        """Return some of the sequences.
 
         :param indices: Which, `[n_chosen]`.
         :return: Their rows, sequence after sequence, and the sequences of these rows in that order.
