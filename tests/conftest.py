@@ -1,7 +1,10 @@
 """Settings that hold for all tests, and what several modules look at."""
 
 import gc
+import multiprocessing
+import os
 import pickle
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,13 @@ from hypothesis import settings
 # A first call may import half of torch, so examples have no deadline.
 settings.register_profile("maze", deadline=None, max_examples=40)
 settings.load_profile("maze")
+
+IMPORTS_OF_WORKERS = (
+    "maze.cli.launchers",
+    "maze.core.utils.worker_pool",
+    "maze.train.parallelization.distributed_actors.env_groups",
+    "maze.train.trainers.common.training_runner",
+)
 
 
 @pytest.hookimpl(trylast=True)  # what is deselected is gone
@@ -41,6 +51,16 @@ def pytest_collection_finish() -> None:
     """Keep the collected tests and modules out of garbage collections, each of which would traverse them."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _imports_shared_by_worker_processes():
+    """Import torch once for the worker processes of all tests; otherwise it takes each of them more than a second."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        from maze.utils.process import preload
+
+        preload(multiprocessing.get_context("forkserver"), IMPORTS_OF_WORKERS)
+        forkserver.ensure_running()
 
 
 @pytest.fixture(scope="session", autouse=True)
