@@ -11,7 +11,7 @@ export OMP_NUM_THREADS ?= 1
 # The tests start hundreds of interpreters, which would compile hundreds of modules each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-fast test-oldest test-learning test-third-party check lint types imports format docs docs-links bench wheel clean help
+.PHONY: demo test test-all test-fast test-oldest test-learning test-third-party test-peers check lint types imports format docs docs-links bench wheel clean help
 
 help:  ## List the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -73,6 +73,17 @@ test-learning: $(VENV)/.dev  ## Train until the stated returns are reached (minu
 test-third-party: $(VENV)/.dev  ## Install environments of other packages and train in each of them.
 	$(PIP) install --quiet -c constraints.txt -e ".[thirdparty]"
 	$(BIN)/python -m pytest tests/interop/test_third_party.py
+
+# Their requirements exclude those of Maze (job-shop-lib an older pyarrow, stockpyl documentation tools): without them,
+# in a directory of their own, they run with the installed versions.
+PEERS := job-shop-lib==1.7.2 simanneal==0.5.0 stockpyl==1.0.2 jsonpickle==4.1.4 rliable==1.2.0 arch==7.2.0 \
+	statsmodels==0.15.0 patsy==1.0.3 formulaic==1.2.2 interface_meta==2.0.1 wrapt==2.5.2 seaborn==0.13.2
+
+build/peers:
+	$(PIP) install --quiet --no-deps --no-compile --target $@ $(PEERS)
+
+test-peers: $(VENV)/.dev build/peers  ## Compare results with job-shop-lib, stockpyl and rliable.
+	PYTHONPATH=build/peers $(BIN)/python -m pytest tests/interop/test_outside_checks.py
 
 check: lint types imports  ## Everything but the tests.
 

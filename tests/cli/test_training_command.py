@@ -86,7 +86,7 @@ def test_the_score_of_a_run_that_minimises_a_statistic_is_that_statistic(
     assert not score.maximize
     assert score.violation is not None
     assert score.violation > 0
-    assert f"-> new overall best model {score:.5f}! (constraints are broken by" in capfd.readouterr().out
+    assert f"-> new overall best model {score:.5f}! (constraints are violated by" in capfd.readouterr().out
 
 
 def test_the_description_of_a_run_shows_a_minimised_statistic_with_its_own_sign(
