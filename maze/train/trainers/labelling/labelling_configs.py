@@ -49,7 +49,7 @@ class DCLConfig(LabellingConfig):
     trainer = "maze.train.trainers.labelling.dcl_trainer.DCL"
 
     n_epochs: int = 0
-    """Number of epochs, each of which is a generation; 0: as `generations` says."""
+    """Number of epochs, each of which is a generation; 0: `generations`."""
 
     generations: int = 2
     """Number of policies that are learned, each from simulations of the one before."""

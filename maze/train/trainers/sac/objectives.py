@@ -33,7 +33,7 @@ def soft_bellman_target(reward: Tensor, next_value: Tensor, ended: Tensor, disco
 
     :param reward: `[B]`
     :param next_value: Soft value of what followed; after a truncation that of the true last observation.
-    :param ended: Whether the episode *terminated*, so that nothing follows; what stands in `next_value` is ignored.
+    :param ended: Whether the episode *terminated*, so that nothing follows; the content of `next_value` is ignored.
     :param discount: 1 between sub-steps of one environment step.
     """
     return reward + discount * next_value.masked_fill(ended, 0.0)
