@@ -180,6 +180,7 @@ class Broken(Policy):
         raise ZeroDivisionError("no stock")
 
 
+@pytest.mark.long
 def test_planning_and_learning_improve_a_heuristic_and_the_best_can_be_exported(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -216,6 +217,7 @@ class RareLosses(CountDown):
         self.is_bad = False
 
 
+@pytest.mark.long
 def test_a_candidate_whose_rare_losses_the_ladder_misses_is_not_confirmed() -> None:
     seeding = MazeSeeding(SEED_WITH_LATE_LOSSES, 1, False)
     of_ladder, _, further = (seeding.episode_seeds(n) for n in (N_EPISODES, 1, LEAST_CONFIRMING))
@@ -236,6 +238,7 @@ def test_a_candidate_whose_rare_losses_the_ladder_misses_is_not_confirmed() -> N
     assert f"further episodes, after {ladder}" in found.text()
 
 
+@pytest.mark.long
 def test_policy_that_cannot_be_built_is_reported_and_the_others_run() -> None:
     with RunContext(lambda: CountDownEnv(WithoutCopies()), algorithm="ppo", overrides=SEEDS, silent=True) as context:
         found = context.improve(Zero(), budget_s=8)
