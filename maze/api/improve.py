@@ -66,7 +66,7 @@ DIRECTORY = "improvement"
 HEURISTIC_SHARE, PLANNING_SHARE, PPO_SHARE = 0.05, 0.15, 0.1
 """Shares of the budget: at most, for the common episodes of the heuristic and of each rollout policy; for PPO after
 another training run, which gets the rest."""
-CONFIRMATION_SHARE, _LEAST_CONFIRMATION, _MOST_CONFIRMATION = 0.3, 0.15, 0.5
+CONFIRMATION_SHARE, _LEAST_CONFIRMATION, _MOST_CONFIRMATION = 0.3, 0.15, 0.4
 """Shares of the budget that are reserved for the confirmation, which also gets what is left: for a rollout policy with
 32 scenarios or more; while there is no candidate; and at most."""
 LEAST_EPISODES = 20
@@ -404,7 +404,9 @@ class ImproveRunner(EvaluationRunner):
         can_plan = self._attempt(f"rollout of {HEURISTIC}", self._planning_with_heuristic)
         first, *others = self._learners()
         later = PPO_SHARE * bool(others)
-        if self._attempt(first, lambda name: self._training(name, later + PLANNING_SHARE * can_plan)) and can_plan:
+        planner = self._rungs[-1].policy
+        planning = PLANNING_SHARE * (isinstance(planner, RolloutPolicy) and planner.scenarios >= _USUAL)
+        if self._attempt(first, lambda name: self._training(name, later + planning)) and can_plan:
             self._attempt(f"rollout of {first}", lambda name: self._planning(name, first, later))
         for other in others:
             self._attempt(other, lambda name: self._training(name, 0.0))
