@@ -13,7 +13,7 @@ from gymnasium import spaces
 from torch import nn
 
 from maze.core.agent.acting import ActionHeads, Actor
-from maze.core.agent.hidden_states import EpisodeMemories, StatesOfActor
+from maze.core.agent.hidden_states import HiddenStatesByEnvironment, StatesOfActor
 from maze.core.agent.networks import as_float_tensors
 from maze.core.agent.policy import Policy
 from maze.core.agent.torch_model import NetworksModel
@@ -66,7 +66,7 @@ class TorchPolicy(NetworksModel, Policy):
         self._rng = np.random.default_rng()
         self._torch_generator = torch.Generator()
         self._torch_generator.manual_seed(int(self._rng.integers(2**63)))
-        self._memories = EpisodeMemories()
+        self._hidden_states = HiddenStatesByEnvironment()
 
     # -- randomness ---------------------------------------------------------------------------------------------------
 
@@ -119,7 +119,7 @@ class TorchPolicy(NetworksModel, Policy):
         deterministic: bool = False,
     ) -> ActionType:
         batch = {key: np.asarray(value)[np.newaxis] for key, value in observation.items()}
-        states = self._memories.now(self, env, actor_id) if self.is_recurrent else None
+        states = self._hidden_states.now(self, env, actor_id) if self.is_recurrent else None
         actions = self.compute_actions(batch, actor_id, deterministic, states=states)
         return {head: action[0] for head, action in actions.items()}
 
@@ -176,7 +176,7 @@ class TorchPolicy(NetworksModel, Policy):
         if not self.is_recurrent:
             yield
             return
-        states = self._memories.now(self, env, actor_id)
+        states = self._hidden_states.now(self, env, actor_id)
         run = StepRun(as_float_tensors({key: array.copy() for key, array in states.items()}, self._device))
         with self.running_for(actor_id, run):
             yield
@@ -285,10 +285,10 @@ class TorchPolicy(NetworksModel, Policy):
         super()._move_networks()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without compiled networks (they alias this process' parameters) and what was seen in environments of this
-        process; generators by their states."""
+        """Return the state without compiled networks (they alias parameters of this process) and hidden states;
+        generators are reduced to their states."""
         state = dict(self.__dict__)
-        del state["_actors"], state["_rng"], state["_torch_generator"], state["_memories"]
+        del state["_actors"], state["_rng"], state["_torch_generator"], state["_hidden_states"]
         state["rng_state"] = self.rng_state()
         return state
 
@@ -296,7 +296,7 @@ class TorchPolicy(NetworksModel, Policy):
         rng_state = state.pop("rng_state")
         self.__dict__.update(state)
         self._actors = {}
-        self._memories = EpisodeMemories()
+        self._hidden_states = HiddenStatesByEnvironment()
         self._rng = np.random.default_rng(0)
         self._torch_generator = torch.Generator()
         self.set_rng_state(rng_state)

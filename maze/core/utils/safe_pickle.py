@@ -19,7 +19,7 @@ from types import FunctionType
 from typing import IO, Any, Generic
 
 from maze.core.errors import CheckpointError
-from maze.core.utils.files import IN_MEMORY, open_seal
+from maze.core.utils.files import IN_MEMORY, verify_checksum
 from maze.core.utils.pickle_reader import RefusedPickleError, Rule, read_pickle
 from maze.core.utils.pickle_rules import (
     class_that_only_stores,
@@ -78,7 +78,7 @@ def safe_load(
         raise CheckpointError(f"{name}: cannot be read ({error}).") from error
     way_in = hint or "`allowed=[...]` or `register_safe_types(...)`"
     try:
-        sealed = open_seal(content, name)
+        sealed = verify_checksum(content, name)
         if allow_pickle:
             return pickle.load(io.BytesIO(sealed))
         return read_pickle(sealed, _Names(allowed, frozenset(data_classes), frozenset(own_packages), way_in).rule)

@@ -134,7 +134,7 @@ class ActorCritic(EpochTrainer, ABC):
         config = self.config
         if config.reward_centering:
             self._returns = CentredReturns(self._returns, config.reward_centering, config.reward_scaling)
-        self._memory = self._new_memory()
+        self._hidden_states = self._new_hidden_states()
         """Hidden states of a recurrent critic at the begin of the next rollout."""
         is_scaled = config.reward_scaling and not config.reward_centering
         self._reward_scaling = RewardScaling(config.gamma) if is_scaled else None
@@ -186,7 +186,7 @@ class ActorCritic(EpochTrainer, ABC):
         centring = self._returns if isinstance(self._returns, CentredReturns) else None
         optional: dict[str, Part | None] = {
             "reward_centering": centring,
-            "critic_memory": self._memory,
+            "critic_memory": self._hidden_states,
             "reward_scaling": self._reward_scaling,
             "constraints": self._constraints if self._constraints.each else None,
             "risk": self._risk,
@@ -203,11 +203,11 @@ class ActorCritic(EpochTrainer, ABC):
         """Continue in the environments that the curriculum, if there is one, has for an epoch."""
         if self._curriculum is not None and (rollouts := self._curriculum.entered(epoch)) is not None:
             self.rollout_generator, self._columns = rollouts, None
-            self._memory = self._new_memory()
+            self._hidden_states = self._new_hidden_states()
             for one in self._further:
                 one.restart()
 
-    def _new_memory(self) -> HiddenStates | None:
+    def _new_hidden_states(self) -> HiddenStates | None:
         if not self.model.is_recurrent:
             return None
         return HiddenStates(self.rollout_generator.env.n_rollout_envs, self._critic.state_sizes)
@@ -260,7 +260,7 @@ class ActorCritic(EpochTrainer, ABC):
         rewards = columns.rewards if self._risk is None else columns.rewards.copy()
         if self._reward_scaling is not None:
             self._reward_scaling.scale(columns)
-        batch = value_rollout(self.model, columns, self._returns, self._memory, self.config.sequence_length)
+        batch = value_rollout(self.model, columns, self._returns, self._hidden_states, self.config.sequence_length)
         if isinstance(self._returns, CentredReturns):
             self.stats.add_value("average_reward", self._returns.averages[0])
         self._constraints.learn(columns, batch, is_fixed=self.critic_learns_alone)

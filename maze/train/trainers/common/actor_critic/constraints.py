@@ -137,16 +137,16 @@ class CostCritic:
         normalizing = {id(module): module for module in shared if isinstance(module, RunningNormalizationBlock)}
         self.critic: TorchStateCritic = copy.deepcopy(model.critic, normalizing)  # type: ignore[assignment]  # checked
         self.model = TorchActorCritic(model.policy, self.critic, model.device)
-        self._memory: HiddenStates | None = None
+        self._hidden_states: HiddenStates | None = None
 
-    def _prepare_memory(self, n_envs: int) -> None:
-        self._memory = HiddenStates(n_envs, self.critic.state_sizes) if self.model.is_recurrent else None
+    def _prepare_hidden_states(self, n_envs: int) -> None:
+        self._hidden_states = HiddenStates(n_envs, self.critic.state_sizes) if self.model.is_recurrent else None
 
     def _add_costs(
         self, columns: RolloutColumns, batch: RolloutBatch, returns: ReturnFunction, sequence_length: int
     ) -> None:
         """Add advantages and targets of this critic to a batch of a rollout."""
-        valued = value_rollout(self.model, columns, returns, self._memory, sequence_length, are_joint=True)
+        valued = value_rollout(self.model, columns, returns, self._hidden_states, sequence_length, are_joint=True)
         for part, of_costs in zip(batch.parts, valued.parts, strict=True):
             part.costs.append(CostRows(of_costs.old_values, of_costs.advantages, of_costs.targets))
             if part.sequences is not None and of_costs.sequences is not None:
@@ -226,7 +226,7 @@ class LearnedConstraint(CostCritic):
         """
         if len(self._carried) != columns.n_envs:
             self._carried = np.zeros((columns.n_envs, 2))
-            self._prepare_memory(columns.n_envs)
+            self._prepare_hidden_states(columns.n_envs)
         ended = columns.terminated | columns.truncated
         complete = columns.step_complete | ended
         values = columns.constrained[..., first] * complete
@@ -277,7 +277,7 @@ class LearnedConstraint(CostCritic):
 
     def state_dict(self) -> dict[str, Any]:
         """Return multiplier, critic and running sums."""
-        parts = {"scaling": self._scaling, "centred": self._centred, "memory": self._memory}
+        parts = {"scaling": self._scaling, "centred": self._centred, "memory": self._hidden_states}
         states = {name: part.state_dict() for name, part in parts.items() if part is not None}
         at_limit = [self._n_at_limit, self._violation_at_limit, self._is_reported]
         own = {"pid": list(self._pid), "value": self.value, "carried": self._carried.copy(), "at_limit": at_limit}
@@ -289,8 +289,8 @@ class LearnedConstraint(CostCritic):
         self._carried = np.array(state_dict["carried"], np.float64)
         self._n_at_limit, self._violation_at_limit, self._is_reported = state_dict["at_limit"]
         self.critic.load_state_dict(state_dict["critic"])
-        self._prepare_memory(len(self._carried))
-        parts = {"scaling": self._scaling, "centred": self._centred, "memory": self._memory}
+        self._prepare_hidden_states(len(self._carried))
+        parts = {"scaling": self._scaling, "centred": self._centred, "memory": self._hidden_states}
         for name, part in parts.items():
             if part is not None and name in state_dict:
                 part.load_state_dict(state_dict[name])

@@ -311,7 +311,7 @@ def value_rollout(
     model: TorchActorCritic,
     columns: RolloutColumns,
     returns: ReturnFunction,
-    memory: HiddenStates | None = None,
+    hidden_states: HiddenStates | None = None,
     sequence_length: int = 0,
     *,
     are_joint: bool = False,
@@ -321,7 +321,7 @@ def value_rollout(
     :param model: The model that learns.
     :param columns: The rollout.
     :param returns: Estimates advantages and targets.
-    :param memory: Hidden states of a recurrent critic before the rollout; they are updated to its end.
+    :param hidden_states: Hidden states of a recurrent critic before the rollout; they are updated to its end.
     :param sequence_length: Most steps of the sequences that recurrent networks are unrolled over; 0: no limit.
     :param are_joint: Whether all actors get the rewards of a tick, also where actors have rewards of their own.
     :raises ConfigError: The critic cannot value the sub-steps of such a rollout.
@@ -331,7 +331,7 @@ def value_rollout(
             "model.critic: a delta critic needs environments that all take the same sub-steps in the same order, but "
             "the actors of this environment vary. Use a step or a shared critic."
         )
-    sequenced = SequencedRollout(model, columns, memory, sequence_length) if model.is_recurrent else None
+    sequenced = SequencedRollout(model, columns, hidden_states, sequence_length) if model.is_recurrent else None
     batches = [
         _evaluated(model, substeps, index, returns.is_off_policy, sequenced)
         for substeps, index in decisions_by_policy(
@@ -349,7 +349,7 @@ def value_rollout(
         found = returns(trajectories)
         parts = [_with_returns(batch, number, trajectories, found) for number, batch in enumerate(batches)]
     if sequenced is not None:
-        sequenced.update_memory()
+        sequenced.update_hidden_states()
     return RolloutBatch([part for part in parts if part.n_rows], max(1, int(columns.step_complete.sum())))
 
 
