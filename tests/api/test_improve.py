@@ -94,7 +94,9 @@ def test_the_first_confirmed_candidate_is_recommended(further: dict[str, Any], r
 def test_recommendation_states_the_differences_in_the_ladder_and_in_further_episodes() -> None:
     rungs = [rung("heuristic", OF_HEURISTIC[:20]), rung("a", OF_HEURISTIC[:20] + 3.0)]
     found = Improvement(rungs, {}, {"a": gate("a", np.full(80, 1.0))})
-    assert "+1 (+1 to +1) in 80 further episodes, which confirm +3 (+3 to +3) in the 20 episodes" in found.sentence
+    assert (
+        "+1 (+1 to +1) in 80 further episodes, which confirm +3 (+3 to +3) in the 20 common episodes" in found.sentence
+    )
     assert "Losses in fewer than 4.5% of the episodes may be missing" in "".join(found.remarks())
 
 
@@ -129,7 +131,7 @@ def test_the_improve_command_writes_the_stages_and_recommends_only_policies_not_
     assert LEAST_EPISODES <= episodes["heuristic"] <= N_EPISODES
     page = Path("found/report.html").read_text(encoding="utf-8")
     assert recommended[0] in page
-    assert "ms per decision" in page
+    assert "Mean return by time of a decision" in page
     for rung in ("rollout of heuristic", "ppo"):
         assert f"-> {rung}: return" in printed or f"No {rung}: " in printed
 

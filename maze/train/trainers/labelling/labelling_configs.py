@@ -66,6 +66,10 @@ class DCLConfig(LabellingConfig):
     gamma: float = 1.0
     """Discount factor of the simulated returns."""
 
+    value: Any = None
+    """What is still to come at the horizon: a function of observations `[n, ...]` and the actor, or its configuration;
+    `null`: nothing."""
+
     confidence: float = 0.8
     """Of the intervals that end the comparison of a candidate with the action of the current policy."""
 
