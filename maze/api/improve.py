@@ -413,7 +413,8 @@ class ImproveRunner(EvaluationRunner):
 
     @override(Runner)
     def run(self, **kwargs: Any) -> None:
-        self._end = time.monotonic() + self._budget_s
+        began = time.monotonic()
+        self._end = began + self._budget_s
         self._evaluate_heuristic()
         can_plan = self._attempt(f"rollout of {HEURISTIC}", self._planning_with_heuristic)
         first, *others = self._learners()
@@ -428,10 +429,8 @@ class ImproveRunner(EvaluationRunner):
         self.improvement = Improvement(self._rungs, self._failures, self._confirmed(), self.horizon)
         print(f"\n{self.improvement.text()}", flush=True)
         comparison = self.improvement.comparison
-        used = time.monotonic() - self._end + self._budget_s
-        subtitle = (
-            f"budget: {self._budget_s:g} s of wall time, {used:.0f} s used; planning horizon: {self.horizon} steps"
-        )
+        times = f"budget: {self._budget_s:g} s of wall time, {time.monotonic() - began:.0f} s used"
+        subtitle = times if self.horizon is None else f"{times}; planning horizon: {self.horizon} steps"
         write_files(
             {
                 PAGE_FILE: self.improvement.page(subtitle),
