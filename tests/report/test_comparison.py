@@ -19,8 +19,8 @@ from tests.report.browser import NARROW, WIDE, OpenPage, accessibility_faults, c
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
 
-def played(name: str, *trainings: list[float]) -> PlayedEpisodes:
-    return PlayedEpisodes(name, {"return": np.array(trainings)})
+def played(name: str, *training_runs: list[float]) -> PlayedEpisodes:
+    return PlayedEpisodes(name, {"return": np.array(training_runs)})
 
 
 def test_differences_are_those_within_an_episode() -> None:
