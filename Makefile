@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 DEMO_DIR ?= outputs/demo
+comma := ,
 
 # One thread per process: two processes with two threads each collapse on two cores.
 export OMP_NUM_THREADS ?= 1
@@ -16,9 +17,13 @@ help:  ## List the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 # pip compiles 280 MB of Python sequentially, which takes a minute. Python compiles imported modules when needed; for the
-# tests most of them are compiled beforehand, on all cores.
+# tests most of them are compiled beforehand: torch while pip, which uses one core, installs the rest, the others after it
+# on all cores.
 INSTALL := $(PIP) install --quiet --no-compile -c constraints.txt
-COMPILE := $(BIN)/python -W ignore -m compileall -qq -j 0 -x '[/\\](tests?|testing|examples|_inductor|mypyc?|plotly|ray|sklearn)[/\\]'
+RARELY_IMPORTED := tests?|testing|examples|_inductor|mypyc?|plotly|ray|sklearn|pip|setuptools|debugpy|databricks|lexers|transformers|physics|genai
+COMPILE := $(BIN)/python -W ignore -m compileall -qq -x '[/\\]($(RARELY_IMPORTED))[/\\]'
+INSTALL_AND_COMPILE = $(COMPILE) $(VENV)/lib & $(INSTALL) -e ".[$(1)]"; status=$$?; wait; \
+	$(COMPILE) -j 0 $(VENV)/lib maze maze_envs tutorials; exit $$status
 
 # torch goes first and alone: resolved together with the rest, pip may prefer a build with gigabytes of CUDA packages.
 $(VENV)/.torch: pyproject.toml constraints.txt
@@ -32,14 +37,12 @@ $(VENV)/.runtime: $(VENV)/.torch
 
 # Not after `.runtime`: everything is resolved and built once.
 $(VENV)/.dev: $(VENV)/.torch
-	$(INSTALL) -e ".[dev,graph]"
-	-$(COMPILE) $(VENV)/lib maze maze_envs tutorials
+	$(call INSTALL_AND_COMPILE,dev$(comma)graph)
 	touch $(VENV)/.runtime $@
 
 # Ray, trackers and the browser driver are as large as everything else.
 $(VENV)/.dev-all: $(VENV)/.torch
-	$(INSTALL) -e ".[dev-all]"
-	-$(COMPILE) $(VENV)/lib maze maze_envs tutorials
+	$(call INSTALL_AND_COMPILE,dev-all)
 	touch $(VENV)/.runtime $(VENV)/.dev $@
 
 # The site needs the dependencies of Maze only; optional packages such as Ray are mocked.

@@ -393,7 +393,7 @@ class TailComparison:
         self.levels = levels
 
     def __bool__(self) -> bool:
-        """Whether there are levels."""
+        """Return whether there are levels."""
         return bool(self.levels)
 
     def rows(self, measure: str) -> Iterator[TailRow]:

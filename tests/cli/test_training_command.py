@@ -186,17 +186,6 @@ def test_a_critic_that_would_be_ignored_is_refused(tmp_path: Path, capfd: pytest
     assert train(*whole, "hydra.run.dir=run") == 0
 
 
-@pytest.mark.long
-def test_a_sweep_runs_its_jobs_in_concurrent_processes(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    arguments = ["-cn", "conf_train", "-m", *TINY, "algorithm.lr=0.0001,0.001", "hydra/launcher=local"]
-    command = [sys.executable, "-m", "maze.maze_cli", *arguments, "hydra.launcher.n_jobs=2", "hydra.sweep.dir=sweep"]
-    subprocess.run(command, check=True, env=environment, timeout=120, cwd=tmp_path)
-    rates = [OmegaConf.load(tmp_path / "sweep" / job / "hydra_config.yaml").algorithm.lr for job in "01"]
-    assert rates == [0.0001, 0.001]
-    assert all((tmp_path / "sweep" / job / "state_dict.pt").is_file() for job in "01")
-
-
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_an_interrupted_rollout_ends_at_once_with_the_status_of_its_signal(
     signum: signal.Signals, status: int, tmp_path: Path

@@ -19,8 +19,8 @@ from tests.report.browser import NARROW, WIDE, OpenPage, accessibility_faults, c
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
 
-def played(name: str, *trainings: list[float]) -> PlayedEpisodes:
-    return PlayedEpisodes(name, {"return": np.array(trainings)})
+def played(name: str, *training_runs: list[float]) -> PlayedEpisodes:
+    return PlayedEpisodes(name, {"return": np.array(training_runs)})
 
 
 def test_differences_are_those_within_an_episode() -> None:
@@ -210,7 +210,7 @@ def test_kpis_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
         (["policies=[random]", "runner.n_episodes=1"], "runner.n_episodes"),
     ],
 )
-def test_wrong_comparisons_say_what_is_expected(
+def test_wrong_comparisons_report_what_is_expected(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert compare(*arguments) in (1, 2)
