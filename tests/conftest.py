@@ -47,10 +47,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [*halves[0], *halves[1]]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Collect no garbage while tests are collected: it would take a third of that time."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Keep the collected tests and modules out of garbage collections, each of which would traverse them."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

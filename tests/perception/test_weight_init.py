@@ -29,7 +29,7 @@ def test_other_modules_and_missing_biases_are_left_alone():
     assert torch.equal(net[2].weight_ih_l0, before)
 
 
-def test_parameters_keep_their_memory():
+def test_parameters_keep_their_storage_in_initialization():
     layer = nn.Linear(3, 4)
     address = layer.weight.data_ptr()
     layer.apply(make_module_init_normc())
