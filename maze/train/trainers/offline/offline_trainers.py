@@ -34,6 +34,7 @@ from maze.core.trajectory_recording.datasets.logged_steps import Array, LoggedSt
 from maze.core.utils.factory import ConfigType
 from maze.core.utils.seeding import seeded_generator
 from maze.distributions.utils import space_bounds
+from maze.perception.weight_init import spread_zero_biases
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.learning import Losses, Terms, gradient_step
 from maze.train.trainers.common.observation_statistics import ObservationStatistics
@@ -316,7 +317,7 @@ class OfflineTrainer(EpochTrainer):
     @classmethod
     @override(Trainer)
     def build(cls, run: TrainingRunner, dataset: ConfigType | LoggedSteps = None) -> OfflineTrainer:
-        """Build the trainer of a run.
+        """Build the trainer of a run; biases of zero become random ones (:func:`spread_zero_biases`).
 
         :param run: The runner.
         :param dataset: The logged decisions, or the data set (or its configuration) that they are read from.
@@ -327,14 +328,17 @@ class OfflineTrainer(EpochTrainer):
             data = LoggedSteps.of_dataset(load_dataset(dataset, run.env_factory))
         data.require_spaces(run.spaces.observation_spaces_dict, run.spaces.action_spaces_dict)
         model = run.model()
-        policy = policy_of(model)
+        policy, critic = policy_of(model), getattr(model, "critic", None)
+        for part in (policy, critic):
+            for network in () if part is None else part.networks.values():
+                network.apply(spread_zero_biases)
         selection = run.best_model_selection(policy)
         return cls(
             run.algorithm,
             policy,
             data,
             run.spaces.action_spaces_dict,
-            getattr(model, "critic", None),
+            critic,
             seed=run.agent_seed(),
             evaluator=run.evaluator(selection),
             model_selection=selection,
