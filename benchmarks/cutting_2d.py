@@ -175,7 +175,7 @@ def misses(summary: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[str
     for measure in ("mean_return", "return_during_training"):
         order = [summary[variant][measure]["mean"] for variant in TRAINED]
         if not order[0] < order[1] < order[2]:
-            found.append(f"{measure}: expected flat < structured < masked, got {np.round(order, 1).tolist()}")
+            found.append(f"{measure}: expected flat < structured < masked, found {np.round(order, 1).tolist()}")
     return found
 
 

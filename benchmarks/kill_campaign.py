@@ -218,7 +218,7 @@ def case(
     if not parts:
         tally.exact += 1
         shutil.rmtree(directory)
-    elif any("is not continued exactly" in output for output in outputs):
+    elif any("is not resumed exactly" in output for output in outputs):
         tally.warned += 1
     else:
         tally.failures.append(f"{name} ({'; '.join(story)}) {directory}: {', '.join(parts)} differ")

@@ -2,7 +2,7 @@
 
 Four policies that each prefer another action and say so in a way of their own take turns under one name: the action
 tells which bundle has decided, and each answer names its bundle. Meanwhile 100 sessions come and go, clients hang up in
-the middle of a request or before the answer, and others send what is no request at all.
+the middle of a request or before the answer, and others send what is not a request at all.
 
     python benchmarks/serve_soak.py [--minutes 10] [--sessions 100] [--swap-seconds 30]
 

@@ -43,6 +43,7 @@ nb_execution_timeout = 240
 nb_execution_in_temp = True
 nb_execution_show_tb = True
 nb_merge_streams = True
+smartquotes = False
 
 # --- the reference, from docstrings ----------------------------------------------------------------------------------
 default_role = "name_or_code"

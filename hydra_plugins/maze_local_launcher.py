@@ -8,7 +8,7 @@ from maze.cli.launchers import LocalLauncher
 
 
 class MazeLocalLauncher(LocalLauncher):
-    """Distributes the jobs of a sweep over local processes."""
+    """Distribute the jobs of a sweep over local processes."""
 
 
 @dataclass

@@ -9,7 +9,7 @@ from maze.cli.launchers import RayLauncher
 
 
 class MazeRayLauncher(RayLauncher):
-    """Distributes the jobs of a sweep over a Ray cluster."""
+    """Distribute the jobs of a sweep over a Ray cluster."""
 
 
 @dataclass

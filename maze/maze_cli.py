@@ -156,7 +156,7 @@ def _run(runner: Runner, cfg: DictConfig, writers: Iterable[LogStatsWriter], pro
 
 @contextmanager
 def _summary_at_end(project: Path) -> Iterator[None]:
-    """Context that prints the summary of a run at its end, also after an interruption, but not after an error."""
+    """Return a context that prints the summary of a run at its end or interruption, but not after an error."""
     from maze.cli.run_summary import ending
 
     directory, start = Path.cwd(), time.monotonic()
@@ -199,7 +199,7 @@ def _run_once(cfg: DictConfig) -> float | None:
 
 @contextmanager
 def _quiet_if_configured(cfg: DictConfig) -> Iterator[None]:
-    """Context in which only warnings and errors are printed if `verbose` is 0."""
+    """Return a context in which only warnings and errors are printed if `verbose` is 0."""
     if cfg.get("verbose", 1) != 0 or isinstance(cfg.verbose, bool):
         yield
         return
@@ -222,7 +222,7 @@ def _log_to_file(level: int, text: str, error: BaseException | None = None) -> N
 
 @contextmanager
 def _own_logging() -> Iterator[None]:
-    """Context that restores the logging of the process, which Hydra configures, and closes the run's `maze_cli.log`."""
+    """Return a context that restores the logging of the process and closes the run's `maze_cli.log`."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     try:
@@ -339,7 +339,7 @@ def _run_hydra() -> None:
 
 @contextmanager
 def _printed_with_wrappers() -> Iterator[None]:
-    """Context in which the overrides of wrappers are applied to the configuration that Hydra prints."""
+    """Return a context in which the overrides of wrappers are applied to the configuration that Hydra prints."""
     with redirect_stdout(io.StringIO()) as printed:
         yield
     cfg = OmegaConf.create(printed.getvalue())
@@ -376,7 +376,7 @@ def _kind(error: MazeError) -> str:
 
 @contextmanager
 def _as_command_of_this_process(arguments: list[str], signals: list[int]) -> Iterator[None]:
-    """Context in which Hydra reads these arguments from `sys.argv`, and passes errors on instead of printing them.
+    """Return a context in which Hydra reads these arguments from `sys.argv` and passes errors on unprinted.
 
     :param signals: Receives the signals that interrupt the command.
     """

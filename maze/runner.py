@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Runner(ABC):
-    """Builds the components of a job from its configuration, and runs it."""
+    """Build the components of a job from its configuration and run it."""
 
     maze_seeding: MazeSeeding
     """Source of all seeds of the job; set by :meth:`setup`."""

@@ -97,7 +97,7 @@ class S3Server(ThreadingHTTPServer):
         self.server_close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that leave are no news."""
+        """Clients that leave are not news."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -84,7 +84,7 @@ def test_no_page_links_to_a_file_that_is_not_there() -> None:
 
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md", "docs/contracts.md"])
-def test_files_and_modules_that_a_page_names_are_there(page: str) -> None:
+def test_files_and_modules_named_by_a_page_exist(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     files = re.findall(r"`((?:maze|tests|docs|benchmarks)/[\w./]+)`", text)
     modules = [name.replace(".", "/") for name in re.findall(r"`(maze(?:\.[a-z_0-9]+)+)", text)]

@@ -59,7 +59,7 @@ def test_the_first_page_runs_from_an_empty_directory_and_its_result_is_picked_up
     assert yaml.safe_load((run / "hydra_config.yaml").read_text())["env"] == {"_target_": "workshop.WorkshopEnv"}
 
     printed = in_directory(tmp_path, *MAZE_RUN, "--play", str(run), "--trust", "workshop")
-    page = Path(re.search(r"look at in a browser: (.*\.html)", printed)[1])
+    page = Path(re.search(r"Open the episode in a browser: (.*\.html)", printed)[1])
     assert "WorkshopEnv, episode 1" in page.read_text(encoding="utf-8")
 
 

@@ -69,5 +69,5 @@ def test_every_package_has_a_layer(graph: grimp.ImportGraph, layers: list[list[s
     assert [package for package in sorted(packages) if not has_layer(package)] == []
 
 
-def test_no_layer_is_a_crowd(layers: list[list[str]]) -> None:
+def test_no_layer_has_more_than_the_allowed_number_of_packages(layers: list[list[str]]) -> None:
     assert [layer for layer in layers if len(layer) > MOST_IN_A_LAYER] == []

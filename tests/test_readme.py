@@ -33,7 +33,7 @@ def test_every_command_of_the_readme_is_covered_here() -> None:
     assert [each.split()[0] for each in COMMANDS] == ["pip", "pip", "python", "maze-serve", "curl"]
 
 
-def test_the_extras_that_the_readme_installs_exist() -> None:
+def test_the_extras_named_by_the_readme_exist() -> None:
     (extras,) = re.findall(r"\[(.*)\]", command("pip install -e")[-1])
     assert set(extras.split(",")) <= set(metadata("maze-rl").get_all("Provides-Extra") or ())
 

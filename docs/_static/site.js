@@ -2,7 +2,7 @@ document.addEventListener("DOMContentLoaded", () => {
   // Both side bars are landmarks and need names.
   document.querySelector(".sidebar-drawer")?.setAttribute("aria-label", "Site");
   document.querySelector(".toc-drawer")?.setAttribute("aria-label", "On this page");
-  // Sphinx formats long signatures as definition lists without terms, which are no valid lists.
+  // Sphinx formats long signatures as definition lists without terms, which are not valid lists.
   for (const list of document.querySelectorAll(".sig dl")) {
     const parameters = document.createElement("div");
     parameters.className = "parameters";
@@ -11,7 +11,7 @@ document.addEventListener("DOMContentLoaded", () => {
     }
     list.replaceWith(parameters);
   }
-  // Empty cells of headers, as pandas writes them, are no headers.
+  // Empty cells of headers, as pandas writes them, are not headers.
   for (const each of document.querySelectorAll("th")) {
     if (!each.textContent.trim()) {
       each.replaceWith(document.createElement("td"));

@@ -40,7 +40,7 @@ _OBJECTS: dict[str, type] = {
 
 @dataclass
 class ConfigurationAuditor:
-    """Checks the arguments of a RunContext for consistency, and prepares them for the composition.
+    """Check the arguments of a RunContext for consistency, and prepare them for the composition.
 
     :param components: Arguments for the components by name; `None`: not given.
     :param values: Overrides by path.
@@ -86,7 +86,7 @@ class ConfigurationAuditor:
             return [value]
         if not self.multirun:
             raise InvalidSpecificationError(
-                f"{name}: expected {_expected(name)}, got a list. Lists stand for several runs: pass multirun=True."
+                f"{name}: expected {_expected(name)}, found a list. Lists stand for several runs: pass multirun=True."
             )
         return list(value)
 
@@ -94,12 +94,12 @@ class ConfigurationAuditor:
         values = {} if self.values is None else self.values
         if not isinstance(values, Mapping):
             raise InvalidSpecificationError(
-                f"overrides: expected a mapping such as {{'algorithm.lr': 0.001}}, got {values!r}."
+                f"overrides: expected a mapping such as {{'algorithm.lr': 0.001}}, found {values!r}."
             )
         for key in values:
             text: Any = key
             if not isinstance(text, str) or not text.strip("+~"):
-                raise InvalidSpecificationError(f"overrides: keys are paths such as 'algorithm.lr', got {key!r}.")
+                raise InvalidSpecificationError(f"overrides: keys are paths such as 'algorithm.lr', found {key!r}.")
         return dict(values)
 
     def _check_contradictions(self) -> None:
@@ -133,7 +133,7 @@ class ConfigurationAuditor:
 
     @property
     def objects(self) -> list[str]:
-        """Paths whose values are no texts and numbers: Hydra cannot resolve paths below them."""
+        """Paths whose values are not texts and numbers: Hydra cannot resolve paths below them."""
         paths = {"policy": ["model.policy"], "critic": ["critic", "model.critic"]}
         given = [name for name, value in self.kwargs.items() if not isinstance(value, str)]
         return [path for name in given for path in paths.get(name, [name])] + [
@@ -166,7 +166,7 @@ def _check_component(name: str, value: Any) -> None:
         is_fine = isinstance(value, _OBJECTS[name])
     if not is_fine:
         hint = f" Instantiate it: {value.__name__}(...)." if isinstance(value, type) else ""
-        raise InvalidSpecificationError(f"{name}: expected {_expected(name)}, got {shown_value(value)}.{hint}")
+        raise InvalidSpecificationError(f"{name}: expected {_expected(name)}, found {shown_value(value)}.{hint}")
 
 
 def _expected(name: str) -> str:

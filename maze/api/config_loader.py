@@ -76,7 +76,7 @@ class LoadedRun:
 
 @dataclass
 class ConfigurationLoader:
-    """Composes the configuration of each run and inserts objects into it.
+    """Compose the configuration of each run and insert objects into it.
 
     :param auditor: The checked arguments.
     :param run_mode: Training or rollout.
@@ -151,7 +151,7 @@ class ConfigurationLoader:
         if isinstance(names, Sequence) and all(isinstance(name, str) for name in names):
             return Choice(given, (f"tracking={value_text(list(names))}",))
         raise InvalidSpecificationError(
-            f"tracking: expected a name such as 'wandb', a list of names, or a mapping, got {given!r}."
+            f"tracking: expected a name such as 'wandb', a list of names, or a mapping, found {given!r}."
         )
 
     def _options(self, path: str, value: Any) -> list[Any]:
@@ -274,8 +274,8 @@ class ConfigurationLoader:
         if self.run_mode is RunMode.TRAINING:
             if "algorithm" not in config:
                 raise InvalidSpecificationError(
-                    f"configuration: {self.configuration!r} configures no training; it has no `algorithm`. Choose "
-                    "another one, such as 'conf_train', or name a policy to roll out: policy='random_policy'."
+                    f"configuration: {self.configuration!r} is not a training configuration: it has no `algorithm`. "
+                    "Choose another one, such as 'conf_train', or name a policy to roll out: policy='random_policy'."
                 )
             _check_runner(config)
             check_critic(config, critic_is_given="critic" in self.auditor.kwargs)
@@ -286,7 +286,7 @@ class ConfigurationLoader:
         sweeper = str(OmegaConf.select(full, "hydra.sweeper._target_"))
         if not sweeper.endswith(("BasicSweeper", "GridSweep", "GridSweeper")):
             raise InvalidSpecificationError(
-                f"multirun: tries all combinations of lists, but the configuration selects {sweeper}. Search for "
+                f"multirun: runs all combinations of lists, but the configuration selects {sweeper}. Search for "
                 "hyperparameters with the command line: maze-run -cn conf_train ... --multirun."
             )
 
@@ -310,7 +310,7 @@ class ConfigurationLoader:
 
 
 def _check_runner(config: DictConfig) -> None:
-    """Refuse a runner that trains nothing, or another algorithm than the configured one."""
+    """Refuse a runner that does not train, or that trains another algorithm than the configured one."""
     runner = config.get("runner")
     is_object = isinstance(runner, Runner)
     kind = type(runner) if is_object else Factory(Runner).type_from_name(runner[TARGET_KEY], config_path="runner")  # type: ignore[type-abstract]
@@ -324,7 +324,9 @@ def _check_runner(config: DictConfig) -> None:
     from maze.core.rollout.rollout_runner import RolloutRunner
 
     if issubclass(kind, RolloutRunner | CheckRunner):  # others are the user's or RLlib's
-        raise InvalidSpecificationError(f"runner: a {kind.__name__} trains nothing. Choose 'dev' or 'local'.")
+        raise InvalidSpecificationError(
+            f"runner: expected a training runner, found {kind.__name__}. Choose 'dev' or 'local'."
+        )
 
 
 def _short_name(value: Any) -> str:

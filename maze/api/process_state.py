@@ -24,7 +24,7 @@ CONFIG_MODULE = "maze.conf"
 
 @contextmanager
 def hydra_session() -> Iterator[None]:
-    """Context in which configurations can be composed, also within a run of Hydra."""
+    """Return a context in which configurations can be composed, also within a run of Hydra."""
     outer_hydra, outer_config = GlobalHydra.instance().hydra, HydraConfig.instance().cfg
     GlobalHydra.instance().hydra = None
     try:
@@ -37,7 +37,7 @@ def hydra_session() -> Iterator[None]:
 
 @contextmanager
 def hydra_config(config: DictConfig) -> Iterator[None]:
-    """Context in which `HydraConfig` and the resolver `hydra` show a run's configuration."""
+    """Return a context in which `HydraConfig` and the resolver `hydra` show a run's configuration."""
     previous = HydraConfig.instance().cfg
     HydraConfig.instance().set_config(config)
     try:
@@ -48,7 +48,7 @@ def hydra_config(config: DictConfig) -> Iterator[None]:
 
 @contextmanager
 def output(silent: bool) -> Iterator[None]:
-    """Context in which nothing is printed if `silent`; errors of the console are ignored."""
+    """Return a context in which nothing is printed if `silent`; errors of the console are ignored."""
     if not silent:
         with lasting_console():
             yield
@@ -91,7 +91,7 @@ class GlobalGenerators:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Context in which the global generators have the run's last state."""
+        """Return a context in which the global generators have the run's last state."""
         outer = _generator_state()
         if self._state is not None:
             _set_generator_state(self._state)

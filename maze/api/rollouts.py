@@ -54,7 +54,7 @@ class Evaluation(dict[LogStatsKey, Any]):
 def inside_run(
     loaded: LoadedRun, directory: Path, silent: bool, generators: GlobalGenerators, stats: StatsContext
 ) -> Iterator[None]:
-    """Context in which the process has the working directory, Hydra configuration, generators and statistics of a run.
+    """Return a context with the working directory, Hydra configuration, generators and statistics of a run.
 
     :param loaded: The configuration.
     :param directory: Directory of the run.

@@ -142,7 +142,9 @@ class RunContext:
         uploads = None
         if run_dir is not None and is_url(run_dir):
             if multirun or self._named_policy:
-                raise InvalidSpecificationError(f"run_dir: {run_dir} is a URL, which only a single training takes.")
+                raise InvalidSpecificationError(
+                    f"run_dir: {run_dir} is a URL, which is supported for a single run only."
+                )
             uploads = working_copy(run_dir, self._project / "outputs", "run_dir")
             run_dir = str(uploads.directory)
         loader = ConfigurationLoader(self._auditor, mode, configuration, experiment, run_dir, self._project, tracking)
@@ -174,7 +176,7 @@ class RunContext:
         :param trusted_packages: Your own packages whose environments and networks the run may name.
         :param overrides: Values that replace those of the run.
         :param arguments: Further arguments of the constructor; components replace those of the run.
-        :raises InvalidSpecificationError: It is no directory of a training run, or names components that cannot be
+        :raises InvalidSpecificationError: It is not a directory of a training run, or names components that cannot be
             built.
         """
         with imports_guarded():
@@ -458,7 +460,7 @@ def _stored_arguments(run: Path, trusted_packages: Sequence[str], given: Mapping
     :param run: Directory of the run.
     :param trusted_packages: Packages whose classes the run may name.
     :param given: Arguments that replace those of the run.
-    :raises InvalidSpecificationError: It is no directory of a training run, or names components that cannot be built.
+    :raises InvalidSpecificationError: It is not a training run, or names components that cannot be built.
     """
     stored = StoredRun(run.absolute(), trusted_packages)
     directory = stored.directory
@@ -513,4 +515,4 @@ def _close(runs: Sequence[TrainingRun]) -> None:
 def _check_texts(**arguments: Any) -> None:
     for name, value in arguments.items():
         if value is not None and (not isinstance(value, str | Path) or not str(value)):
-            raise InvalidSpecificationError(f"{name}: expected a text, got {value!r}.")
+            raise InvalidSpecificationError(f"{name}: expected a text, found {value!r}.")

@@ -104,7 +104,7 @@ class RunResult:
 
 
 class TrainingRun:
-    """Builds the runner of a loaded configuration on demand, and keeps it for further calls.
+    """Build the runner of a loaded configuration on demand, and keep it for further calls.
 
     Every call uses the run's directory, statistics context, Hydra configuration and state of the global random
     generators, and restores the state of the process.
@@ -153,17 +153,19 @@ class TrainingRun:
         :param n_epochs: Number of epochs; `None`: as configured.
         :param n_steps: Number of environment steps instead, rounded up to whole updates.
         :param train_kwargs: Further arguments of the runner's `run` and the trainer's `train`.
-        :raises InvalidSpecificationError: A number is no whole number, or negative; both are given; the algorithm
+        :raises InvalidSpecificationError: A number is not a whole number, or negative; both are given; the algorithm
             has no fixed number of steps per epoch.
         """
         self.require_trainable()
         for name, number, least in (("n_epochs", n_epochs, 0), ("n_steps", n_steps, 1)):
             value: Any = number
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise InvalidSpecificationError(f"{name}: expected a whole number of at least {least}, got {value!r}.")
+                raise InvalidSpecificationError(
+                    f"{name}: expected a whole number of at least {least}, found {value!r}."
+                )
         if n_epochs is not None and n_steps is not None:
             raise InvalidSpecificationError(
-                f"train: expected either n_epochs or n_steps, got n_epochs={n_epochs} and n_steps={n_steps}."
+                f"train: expected either n_epochs or n_steps, found n_epochs={n_epochs} and n_steps={n_steps}."
             )
         self.prepare()
         assert self.run_dir is not None
@@ -369,7 +371,7 @@ class TrainingRun:
 
     @contextmanager
     def inside(self, directory: Path | None = None) -> Iterator[Path]:
-        """Context of a call in the run's directory, or in one below, with its own statistics."""
+        """Return a context of a call in the run's directory, or in one below, with its own statistics."""
         directory = directory or self.run_dir
         assert directory is not None
         with self._inside(directory, StatsContext()):
@@ -507,7 +509,7 @@ class RunNotTrainedError(RunContextError, ConfigError):
 
 @contextmanager
 def _own_evaluator(cfg: Any) -> Iterator[RolloutEvaluator | None]:
-    """Context in which an evaluator given as an object is the run's own copy, since trainers change it."""
+    """Return a context in which an evaluator given as an object is the run's own copy, since trainers change it."""
     algorithm = cfg.get("algorithm")
     evaluator = getattr(algorithm, "rollout_evaluator", None)
     if isinstance(algorithm, Mapping) or not isinstance(evaluator, RolloutEvaluator):

@@ -80,7 +80,7 @@ def check_critic(cfg: Any, critic_is_given: bool) -> None:
         return
     found = _composer_type(model.get("critic") if isinstance(model, Mapping) else None)
     if found is not None and not issubclass(found, _ACCEPTED[kind]):
-        raise ConfigError(f"critic: algorithm={name!r} needs {SUITABLE_CRITICS[kind]}; got a {found.__name__}.")
+        raise ConfigError(f"critic: algorithm={name!r} needs {SUITABLE_CRITICS[kind]}; found a {found.__name__}.")
 
 
 def _composer_type(critic: Any) -> type[CriticComposerInterface] | None:

@@ -27,7 +27,7 @@ class UsageError(ConfigError):
 
 
 class FlagParser(argparse.ArgumentParser):
-    """Parses the arguments of a flag of `maze-run`. Options that are not given are no attributes of the result.
+    """Parse the arguments of a flag of `maze-run`. Options that are not given are not attributes of the result.
 
     :param flag: The flag.
     :param description: What it does.
@@ -44,7 +44,7 @@ class FlagParser(argparse.ArgumentParser):
 
 
 class RunFailedError(BaseException):
-    """Carries an error, its cause, past Hydra, which would print it in another form, or continue."""
+    """Carry an error, its cause, past Hydra, which would print it in another form, or continue."""
 
 
 GATE = ("baseline", "candidate")
@@ -88,7 +88,7 @@ def translated(error: BaseException) -> ConfigError | None:
         place = (
             "A configuration file" if mark is None else f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}"
         )
-        message = f"{place}: this is no valid YAML: {problem}."
+        message = f"{place}: this is not valid YAML: {problem}."
     return None if message is None else UsageError(message)
 
 

@@ -53,7 +53,7 @@ def environment_configs() -> list[str]:
 
 
 def _make_tutorial_importable() -> None:
-    """In a checkout of the project, make the tutorial importable from `tutorials`, beside this package."""
+    """Make the tutorial of a checkout importable from `tutorials`, beside this package."""
     tutorials = Path(__file__).resolve().parents[2] / "tutorials"
     if not is_importable("tutorial_maze_env") and (tutorials / "tutorial_maze_env").is_dir():
         sys.path.append(str(tutorials))
@@ -61,7 +61,7 @@ def _make_tutorial_importable() -> None:
 
 @contextmanager
 def project_importable(arguments: Sequence[str], trusted: Sequence[str] = ()) -> Iterator[None]:
-    """Context in which modules of the working directory can be imported, if the command names or trusts one of them.
+    """Return a context in which modules of the working directory can be imported, if the command names or trusts one.
 
     Otherwise they are not importable: the working directory may come from an untrusted source.
 
@@ -93,7 +93,7 @@ GROUP, NAME = "hydra/sweeper", "basic"
 
 @contextmanager
 def grid_by_default() -> Iterator[None]:
-    """Context in which `hydra/sweeper=basic`, Hydra's default, is the grid search of Maze.
+    """Return a context in which `hydra/sweeper=basic`, Hydra's default, is the grid search of Maze.
 
     A root configuration cannot choose it with `override hydra/sweeper`, which would take precedence over the choice of
     an experiment. Other applications in the same environment keep Hydra's sweeper.

@@ -67,7 +67,7 @@ class FinishedJob:
 
 
 class LocalLauncher(Launcher):  # type: ignore[misc, unused-ignore]
-    """Distributes jobs over processes, one for each job, so that a killed job does not affect the others.
+    """Distribute jobs over processes, one for each job, so that a killed job does not affect the others.
 
     The console output of a job goes to `console.log` in its run directory.
 
@@ -305,7 +305,7 @@ def _end_with_parent(connection: Connection) -> None:
 
 
 class RayLauncher(LocalLauncher):
-    """Distributes jobs over the machines of a Ray cluster, one process for each job.
+    """Distribute jobs over the machines of a Ray cluster, one process for each job.
 
     Run directories are below the sweep's, on a file system that all machines share.
 

@@ -33,7 +33,7 @@ def write_project(arguments: Sequence[str]) -> int:
 
     :param arguments: Arguments of `--new-project`: the name, or a path that ends with it.
     :return: Exit status.
-    :raises UsageError: The name is no name of a package, or is in use; or the directory is not empty.
+    :raises UsageError: The name is not valid for a package, or is in use; or the directory is not empty.
     """
     if len(arguments) != 1 or arguments[0].startswith("-"):
         raise UsageError(f"{FLAG}: expected one name, found {' '.join(arguments) or 'none'}. {USAGE}")

@@ -12,7 +12,7 @@ from maze.cli.run_info import COMMAND_FILE, CONFIG_FILE, find_run, text_of
 from maze.cli.run_summary import PROGRESS_OF_RLLIB, facts_of, progress_of, run_commands
 from maze.core.errors import CheckpointError, MazeError
 from maze.core.utils.checkpoint import load_state
-from maze.core.utils.files import TEMPORARY_PREFIX, is_sealed, open_seal
+from maze.core.utils.files import TEMPORARY_PREFIX, has_checksum, verify_checksum
 from maze.core.utils.stored_config import read_stored_config, read_yaml
 from maze.core.wrappers.observation_normalization.normalization_strategies.base import load_statistics
 from maze.perception.models.space_config import SpacesConfig
@@ -94,10 +94,10 @@ def _read_events(path: Path) -> None:
         raise CheckpointError(damage)
 
 
-def _read_sealed(path: Path) -> None:
+def _read_verified(path: Path) -> None:
     content = path.read_bytes()
-    open_seal(content, str(path))
-    if not is_sealed(content):
+    verify_checksum(content, str(path))
+    if not has_checksum(content):
         raise CheckpointError(f"{path} is cut off, or was not written by Maze: it has no checksum")
 
 
@@ -109,7 +109,7 @@ _READERS: tuple[tuple[str, Callable[[Path], object]], ...] = (
     ("*.pt", load_state),
     ("spaces_config.pkl", SpacesConfig.load),
     ("statistics*.pkl", load_statistics),
-    ("trajectory_data/*.pkl", _read_sealed),
+    ("trajectory_data/*.pkl", _read_verified),
     ("events.out.tfevents.*", _read_events),
     ("*.yaml", read_yaml),
     ("versions.json", _read_json),

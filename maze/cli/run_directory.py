@@ -145,7 +145,7 @@ def uploads_of_run(directory: Path) -> Uploads | None:
 
 @contextmanager
 def _own_environment_as_choice(config: DictConfig) -> Iterator[None]:
-    """Context in which the choices name the user's environment (`env._target_`) instead of the default."""
+    """Return a context in which the choices name the user's environment (`env._target_`) instead of the default."""
     choices = config.hydra.runtime.choices
     option = choices.get("env")
     with read_write(config.hydra), open_dict(config.hydra):
@@ -186,7 +186,7 @@ def _announce(config: DictConfig) -> None:
 
 
 class RunDirectoryCallback(Callback):  # type: ignore[misc, unused-ignore]
-    """Claims `hydra.run.dir` or `hydra.sweep.dir` before Hydra creates it, after the choices that it is named after."""
+    """Claim `hydra.run.dir` or `hydra.sweep.dir` before Hydra creates it, after the choices that it is named after."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         self._apply_overrides(config)

@@ -135,7 +135,7 @@ def shown_path(path: Path, project: Path) -> Path:
 def find_run(path: Path, flag: str = "--info") -> Path:
     """Return the directory of a run.
 
-    :raises UsageError: It is no directory of a run.
+    :raises UsageError: It is not a directory of a run.
     """
     if is_run(path):
         return path

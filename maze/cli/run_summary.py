@@ -290,11 +290,13 @@ def print_runs(arguments: Sequence[str]) -> int:
 
     :param arguments: The directory.
     :return: Exit status.
-    :raises UsageError: It is no directory.
+    :raises UsageError: It is not a directory.
     """
     directory = Path(*arguments)
     if not directory.is_dir():
-        raise UsageError(f"--runs: {directory} is no directory. Expected the directory of all runs, such as outputs.")
+        raise UsageError(
+            f"--runs: {directory} is not a directory. Expected the directory of all runs, such as outputs."
+        )
     files = (file for depth in ("", "*/", "*/*/", "*/*/*/") for file in directory.glob(f"{depth}{CONFIG_FILE}"))
     found = [(file.parent, read_plain_yaml(file)) for file in files]
     found.sort(key=lambda entry: (entry[0] / CONFIG_FILE).stat().st_mtime)

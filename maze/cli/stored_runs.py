@@ -270,7 +270,7 @@ def complete_base(cfg: DictConfig, project: Path) -> None:
 
 
 class PolicyReader:
-    """Reads entries of compared policies.
+    """Read entries of compared policies.
 
     :param cfg: The whole configuration.
     :param project: Directory that relative paths refer to.
@@ -308,7 +308,7 @@ class PolicyReader:
             )
         path = self._project / entry
         if path.is_dir():
-            return self._trainings(path)
+            return self._training_runs(path)
         is_file = path.suffix in (_BUNDLE, _SB3)
         policy = self._file(path) if is_file else self._option(entry)
         return path.stem if is_file else entry, self.planned(policy)
@@ -341,7 +341,7 @@ class PolicyReader:
             entry["wrappers"] = wrappers_of_environment(self.wrappers, with_own=is_bundle)
         return entry
 
-    def _trainings(self, directory: Path) -> tuple[str, Any]:
+    def _training_runs(self, directory: Path) -> tuple[str, Any]:
         if (directory / _WEIGHTS).is_file():
             return self._training(directory)
         runs = sorted(path.parent for path in directory.glob(f"*/{_WEIGHTS}"))

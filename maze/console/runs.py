@@ -236,7 +236,7 @@ def checked_verbosity(value: object) -> int:
         return int(str(value))
     raise ConfigError(
         f"verbose: expected 0 (warnings and errors), 1 (a short table) or 2 (the configuration and every statistic), "
-        f"got {value!r}."
+        f"found {value!r}."
     )
 
 
@@ -313,7 +313,7 @@ class LiveLine:
 
 
 def live_line(total: int) -> LiveLine | None:
-    """Return a live line; `None` where stderr is no terminal or nothing may be printed.
+    """Return a live line; `None` where stderr is not a terminal or nothing may be printed.
 
     :param total: Number of units of work.
     """

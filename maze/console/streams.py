@@ -60,7 +60,7 @@ class LastingStream:
 
 @contextmanager
 def lasting_console() -> Iterator[None]:
-    """Context in which `print`, logging and progress bars raise no error if the console accepts no more output."""
+    """Return a context in which `print`, logging and progress bars raise no error if the console is closed."""
     previous = {name: getattr(sys, name) for name in STREAMS}
     streams = let_console_last()
     try:
@@ -81,7 +81,7 @@ class NoTerminal(LastingStream):
 
 @contextmanager
 def quiet_console() -> Iterator[None]:
-    """Context without output on stdout and without live lines; errors still go to stderr."""
+    """Return a context without output on stdout and without live lines; errors still go to stderr."""
     with _nowhere() as nowhere, redirect_stdout(LastingStream(nowhere)), redirect_stderr(NoTerminal(sys.stderr)):
         yield
 

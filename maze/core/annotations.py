@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def override(interface_class: Any) -> Callable[[T], T]:
-    """Marks a method (or property) that implements or replaces a member of `interface_class`.
+    """Mark a method (or property) that implements or replaces a member of `interface_class`.
 
     The name is checked when the class body is executed, so a renamed interface method is noticed on import.
 
@@ -31,4 +31,4 @@ def override(interface_class: Any) -> Callable[[T], T]:
 
 
 def unused(*args: Any) -> None:
-    """Says that arguments an interface prescribes are not needed by this implementation."""
+    """State that arguments an interface prescribes are not needed by this implementation."""

@@ -21,7 +21,7 @@ class MazeError(Exception):
     """Where one row of a batch is to blame: which."""
 
     def remark(self, text: str) -> None:
-        """Says something more at the end of the message."""
+        """Return a remark for the end of the message."""
         self.args = (f"{self}\n{text}",)
 
 
@@ -69,13 +69,13 @@ class GateNotPassedError(MazeError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says; its type, where it says nothing."""
+    """Return the first line of what an error says; its type, where it says nothing."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 def unknown_key_error(what: str, key: Hashable, known: Iterable[Hashable]) -> ConfigError:
-    """Builds an error that names the unknown key, the known ones and the closest of them."""
+    """Build an error that names the unknown key, the known ones and the closest of them."""
     known = list(known)
     names = ", ".join(repr(name) for name in known) or "none"
     return ConfigError(f"{what} {key!r} is unknown.{did_you_mean(key, known)} Known: {names}.")
@@ -104,7 +104,7 @@ def optional_package(name: str, extra: str, need: str) -> Any:
 
 
 def did_you_mean(wrong: object, known: Iterable[object], form: str = "{}") -> str:
-    """Returns a sentence (after a blank) with the known name that was probably meant; empty where none is similar.
+    """Return a sentence (after a blank) with the known name that was probably meant; empty where none is similar.
 
     :param wrong: What was found.
     :param known: What there is.

@@ -40,7 +40,7 @@ class BernoulliProbabilityDistribution(TorchProbabilityDistribution[Bernoulli]):
 
     @override(TorchProbabilityDistribution)
     def log_prob(self, actions: torch.Tensor, per_bit: bool = False) -> torch.Tensor:
-        """Log-probability of the actions.
+        """Return the log-probability of the actions.
 
         :param actions: `[..., *action_space.shape]`.
         :param per_bit: Whether to return that of each component, `[..., *action_space.shape]`, instead of their sum.

@@ -80,7 +80,7 @@ class CategoricalProbabilityDistribution(TorchProbabilityDistribution[Categorica
         return (self.log_probs.exp() * (self.finite_log_probs() - other.finite_log_probs())).sum(-1)
 
     def finite_log_probs(self) -> torch.Tensor:
-        """Log-probabilities limited to half of the range, so that 0 * log(0) is 0 and differences are finite."""
+        """Return log-probabilities limited to half of the range, so that 0 * log(0) is 0 and differences are finite."""
         return self.log_probs.clamp(min=torch.finfo(self.log_probs.dtype).min / 2)
 
 

@@ -43,7 +43,7 @@ class DictProbabilityDistribution(JointProbabilityDistribution):
         return {head: dist.log_prob(actions[head]) for head, dist in self.distribution_dict.items()}
 
     def joint_log_prob(self, actions: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Log-probability of the whole action: the sum over its heads.
+        """Return the log-probability of the whole action: the sum over its heads.
 
         :param actions: `[..., *space.shape]` by head.
         :return: `[...]`, the batch.

@@ -20,20 +20,20 @@ class ProbabilityDistribution(ABC):
     """
 
     def neg_log_prob(self, actions: Any) -> Any:
-        """Negative of :meth:`log_prob`."""
+        """Return the negative of :meth:`log_prob`."""
         return -self.log_prob(actions)
 
     @abstractmethod
     def log_prob(self, actions: Any) -> Any:
-        """Log-probability (density for continuous actions), joint over all components of an action."""
+        """Return the log-probability (density for continuous actions), joint over all components of an action."""
 
     @abstractmethod
     def entropy(self) -> Any:
-        """Entropy, joint over all components of an action."""
+        """Return the entropy, joint over all components of an action."""
 
     @abstractmethod
     def kl(self, other: Any) -> Any:
-        """Kullback-Leibler divergence KL(self || other)."""
+        """Return the Kullback-Leibler divergence KL(self || other)."""
 
     @abstractmethod
     def sample(self) -> Any:
@@ -48,11 +48,11 @@ class ProbabilityDistribution(ABC):
         """Return the most likely action, or the mean where that is more sensible."""
 
     def joint_entropy(self) -> Any:
-        """Entropy of each element of the batch; differs from :meth:`entropy` where that one is reduced further."""
+        """Return the entropy of each element of the batch, unlike :meth:`entropy` where that one is reduced further."""
         return self.entropy()
 
     def joint_kl(self, other: Any) -> Any:
-        """KL(self || other) of each element of the batch; differs from :meth:`kl` where that one is reduced further."""
+        """Return KL(self || other) by element of the batch, unlike :meth:`kl` where that one is reduced further."""
         return self.kl(other)
 
 
@@ -64,7 +64,7 @@ class JointProbabilityDistribution(ProbabilityDistribution):
 
     @abstractmethod
     def parts(self) -> Sequence[ProbabilityDistribution]:
-        """The distributions."""
+        """Return the distributions."""
 
     @override(ProbabilityDistribution)
     def joint_entropy(self) -> torch.Tensor:

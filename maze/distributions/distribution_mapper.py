@@ -38,7 +38,7 @@ _DESCRIBED: Mapping[type[Any], tuple[str, bool]] = {
 
 
 class DistributionMapper:
-    """Picks a distribution for each action head: by the type of its space, unless configured otherwise.
+    """Pick a distribution for each action head: by the type of its space, unless configured otherwise.
 
     Entries of the configuration are read from top to bottom, and the last one that fits a head decides:
 
@@ -52,7 +52,7 @@ class DistributionMapper:
 
     :param action_space: All action heads; of a structured environment those of all sub-steps.
     :param distribution_mapper_config: The entries, as a list or as the values of a mapping.
-    :raises ConfigError: The space is no dictionary, a head is unknown, or a distribution does not fit it.
+    :raises ConfigError: The space is not a dictionary, a head is unknown, or a distribution does not fit it.
     """
 
     default_mapping: ClassVar[dict[type[Any], type[Any]]] = {
@@ -105,7 +105,7 @@ class DistributionMapper:
         return description
 
     def required_logits_shape(self, action_head: str) -> Sequence[int]:
-        """Shape of the logits of an action head, without batch dimensions."""
+        """Return the shape of the logits of an action head, without batch dimensions."""
         self._require_head(action_head, "action head")
         return self._logits_shapes[action_head]
 

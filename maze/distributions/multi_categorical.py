@@ -34,7 +34,7 @@ class MultiCategoricalProbabilityDistribution(JointProbabilityDistribution):
 
     @classmethod
     def required_logits_shape(cls, action_space: spaces.MultiDiscrete) -> Sequence[int]:
-        """Shape of the logits, without batch dimensions."""
+        """Return the shape of the logits, without batch dimensions."""
         require_space(action_space, spaces.MultiDiscrete, cls)
         return (int(action_space.nvec.sum()),)
 

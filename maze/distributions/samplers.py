@@ -52,7 +52,7 @@ def categorical_sizes(head: HeadDescription) -> list[int]:
 
 
 def _at(temperature: float, logits: Array) -> Array:
-    """Logits of the distribution at a temperature; in double precision, in which masked logits do not underflow."""
+    """Return logits at a temperature, in double precision, in which masked logits do not underflow."""
     return logits if temperature == 1.0 else np.divide(logits, temperature, dtype=np.float64)
 
 
@@ -303,7 +303,7 @@ def check_logits(logits: Array, sizes: Sequence[int], head: str, where: str) -> 
         row = int(np.argwhere(broken)[0][0])
         error: MazeError = NonFiniteError(
             f"{where}: the logits of action head `{head}` are not finite in row {row} of {len(logits)}: {logits[row]}. "
-            "Look for diverged weights."
+            "Check for diverged weights."
         )
         error.row = row
         raise error

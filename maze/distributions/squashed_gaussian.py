@@ -25,7 +25,7 @@ _N_QUADRATURE_NODES = 64
 
 @lru_cache(maxsize=1)
 def _quadrature() -> tuple[torch.Tensor, torch.Tensor]:
-    """Nodes and weights with which `sum(weights * f(nodes))` is the mean of f under a standard normal."""
+    """Return nodes and weights with which `sum(weights * f(nodes))` is the mean of f under a standard normal."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(_N_QUADRATURE_NODES)
     return torch.from_numpy(nodes), torch.from_numpy(weights / math.sqrt(2.0 * math.pi))
 
@@ -59,7 +59,7 @@ def _scale(
 
 
 def _log_derivative_of_tanh(x: torch.Tensor) -> torch.Tensor:
-    """log(1 - tanh(x)^2) without cancellation at large arguments."""
+    """Return log(1 - tanh(x)^2) without cancellation at large arguments."""
     return 2.0 * (math.log(2.0) - x - functional.softplus(-2.0 * x))
 
 

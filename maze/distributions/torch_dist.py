@@ -18,7 +18,7 @@ T = TypeVar("T", bound=Distribution)
 
 
 class TorchProbabilityDistribution(ProbabilityDistribution, Generic[T], ABC):
-    """Wraps a torch distribution; all components of an action count as one event.
+    """Wrap a torch distribution; all components of an action count as one event.
 
     :param dist: The torch distribution, whose batch shape ends with the action's shape. `None`: the subclass
         computes everything itself and builds one in `_build_dist` on demand.
@@ -33,7 +33,7 @@ class TorchProbabilityDistribution(ProbabilityDistribution, Generic[T], ABC):
     @classmethod
     @abstractmethod
     def required_logits_shape(cls, action_space: spaces.Space[Any]) -> Sequence[int]:
-        """Shape of the logits, without batch dimensions.
+        """Return the shape of the logits, without batch dimensions.
 
         :raises ConfigError: The distribution does not suit the space.
         """

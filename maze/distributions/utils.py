@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def atanh(x: torch.Tensor) -> torch.Tensor:
-    """Inverse hyperbolic tangent, finite everywhere: arguments are moved inside (-1, 1) by the dtype's precision."""
+    """Return the inverse hyperbolic tangent; arguments are moved inside (-1, 1) by the dtype's precision."""
     limit = 1.0 - torch.finfo(x.dtype).eps
     return torch.atanh(x.clamp(-limit, limit))
 
@@ -73,7 +73,7 @@ def space_bounds(action_space: spaces.Box, like: torch.Tensor) -> tuple[torch.Te
 
 
 def box_logits_shape(action_space: Any, distribution: type[Any], is_bounded: bool = False) -> tuple[int, ...]:
-    """Two logits for each component of a box, side by side in the last dimension.
+    """Return two logits for each component of a box, side by side in the last dimension.
 
     :param is_bounded: Whether the distribution needs finite bounds.
     :raises ConfigError: The distribution cannot serve the space.
@@ -113,7 +113,7 @@ def require_valid_rows(logits: torch.Tensor, head: str = "action") -> None:
 
 @contextmanager
 def isolated_global_generator(generator: torch.Generator | None) -> Iterator[None]:
-    """Lets code that can only draw from torch's global CPU generator draw from `generator` instead.
+    """Let code that can only draw from torch's global CPU generator draw from `generator` instead.
 
     The global generator continues afterwards as if nothing had happened.
     """

@@ -395,7 +395,7 @@ class ContextComparison:
         ]
 
     def __bool__(self) -> bool:
-        """Whether episodes have contexts, several of them and not one each."""
+        """Return whether episodes have contexts, several of them and not one each."""
         return 1 < len(self._labels) <= min(_MOST_CONTEXTS, self.comparison.n_episodes // 2)
 
     def rows(self, measure: str) -> Iterator[ContextRow]:

@@ -81,7 +81,7 @@ def read_thresholds(
     """
     if not isinstance(config, Mapping):
         raise ConfigError(
-            f"thresholds: expected a YAML file or a mapping such as {{waste: {{goal: less}}}}, got {config!r}."
+            f"thresholds: expected a YAML file or a mapping such as {{waste: {{goal: less}}}}, found {config!r}."
         )
     default = _number("runner.margin", margin)
     if both := sorted({*minimize} & {*maximize}):
@@ -91,7 +91,7 @@ def read_thresholds(
     for name, entry in config.items():
         measure, where = str(name), f"thresholds.{name}"
         if not isinstance(entry, Mapping):
-            raise ConfigError(f"{where}: expected a mapping such as {{goal: less, margin: 0.01}}, got {entry!r}.")
+            raise ConfigError(f"{where}: expected a mapping such as {{goal: less, margin: 0.01}}, found {entry!r}.")
         given = {str(key): entry[key] for key in entry if key != "goal" and entry[key] is not None}
         numbers = {key: value for key, value in given.items() if key != "range"}
         for key in numbers.keys() - {"margin", "absolute_margin", "limit"}:
@@ -383,16 +383,16 @@ def _tolerated(each: Judged) -> str:
 
 def _number(where: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ConfigError(f"{where}: expected a number, such as 0.02 for two per cent, got {value!r}.")
+        raise ConfigError(f"{where}: expected a number, such as 0.02 for two per cent, found {value!r}.")
     return float(value)
 
 
 def _bounds(where: str, value: Any) -> Bounds:
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
-        raise ConfigError(f"{where}: expected the smallest and the largest value, such as [0, 500], got {value!r}.")
+        raise ConfigError(f"{where}: expected the smallest and the largest value, such as [0, 500], found {value!r}.")
     low, high = (_number(where, end) for end in value)
     if not low < high:
-        raise ConfigError(f"{where}: expected the smallest value first, got {value!r}.")
+        raise ConfigError(f"{where}: expected the smallest value first, found {value!r}.")
     return low, high
 
 

@@ -132,7 +132,7 @@ def _considered(policy: Policy, env: Any, observation: Any, actor: ActorID, acti
 
 
 def _planned(policy: Policy) -> list[dict[str, Any]]:
-    """What a rollout policy found about the candidates of its latest decision, best first."""
+    """Return what a rollout policy found about the candidates of its latest decision, best first."""
     found = getattr(policy, "last_decision", None)
     if found is None:
         return []

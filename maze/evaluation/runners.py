@@ -407,7 +407,12 @@ def require_policies(policies: Any) -> None:
 
 
 def played_measures(
-    env: Any, policy: Policy, seeds: EpisodeSeeds, deterministic: bool, episode_done: Callable[[], None]
+    env: Any,
+    policy: Policy,
+    seeds: EpisodeSeeds,
+    deterministic: bool,
+    episode_done: Callable[[], None],
+    found: list[dict[str, float]] | None = None,
 ) -> list[dict[str, float]]:
     """Play episodes, close the environment, and return the measures of each episode (:func:`measures_of`).
 
@@ -416,9 +421,10 @@ def played_measures(
     :param seeds: Seeds of each episode.
     :param deterministic: Take deterministic actions instead of sampling.
     :param episode_done: Called after each episode.
+    :param found: Takes the measures of each episode as soon as it ends; `None`: a new list.
     """
     env = LogStatsWrapper.wrap(env)
-    found: list[dict[str, float]] = []
+    found = [] if found is None else found
 
     def add_measures() -> None:
         found.append(measures_of(env.get_stats(LogStatsLevel.EPISODE).last_stats))

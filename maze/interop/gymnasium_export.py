@@ -44,7 +44,7 @@ class MazeGymnasiumEnv(gymnasium.Env[Any, Any]):
         self.metadata.setdefault("render_fps", 10)
         modes = self.metadata.get("render_modes", [])
         if render_mode is not None and render_mode not in modes:
-            raise ConfigError(f"to_gymnasium: `render_mode` must be one of {modes}, got {render_mode!r}.")
+            raise ConfigError(f"to_gymnasium: `render_mode` must be one of {modes}, found {render_mode!r}.")
         if inner is not None and render_mode is not None and inner.render_mode != render_mode:
             env.set_render_mode(render_mode)
         self.render_mode = render_mode if inner is None or render_mode is not None else inner.render_mode
@@ -168,7 +168,7 @@ def discrete_keys(space: spaces.Space[Any]) -> list[str]:
 def _require_flat(env: MazeEnv[Any]) -> None:
     is_maze: Any = isinstance(env, MazeEnv)
     if not is_maze:
-        raise ConfigError(f"to_gymnasium: expected a Maze environment, got {type(env).__name__}.")
+        raise ConfigError(f"to_gymnasium: expected a Maze environment, found {type(env).__name__}.")
     counts = env.agent_counts_dict
     if len(env.action_spaces_dict) != 1 or any(n != 1 for n in counts.values()):
         raise ConfigError(

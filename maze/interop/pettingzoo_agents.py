@@ -175,7 +175,7 @@ def _step_keys(env: Any, agents: Sequence[str], policies: str | Mapping[str, str
         return {agent: agent for agent in agents}
     if policies != "by_name":
         raise ConfigError(
-            f"env.policies: expected by_name, shared, separate or the policy of each agent, got {policies!r}."
+            f"env.policies: expected by_name, shared, separate or the policy of each agent, found {policies!r}."
         )
     names = {agent: match[1] if (match := _NUMBERED.fullmatch(agent)) else agent for agent in agents}
     spaces_of: dict[str, list[Any]] = {}

@@ -67,7 +67,7 @@ def as_aec(env: Any) -> Any:
         return parallel_to_aec(env)
     if isinstance(env, AECEnv):
         return env
-    raise ConfigError(f"env: expected an AEC or parallel environment of PettingZoo, got {env!r}.")
+    raise ConfigError(f"env: expected an AEC or parallel environment of PettingZoo, found {env!r}.")
 
 
 def require_pettingzoo(where: str) -> None:
@@ -167,7 +167,7 @@ class PettingZooEnv(MazeEnv["PettingZooCoreEnv"]):
     :param encode: Number of characters or items that are encoded of a text or sequence.
     :param action_mask: Whether the mask of valid actions in `infos` becomes the observation `action_mask`; `None`: if
         there is one.
-    :raises ConfigError: It is no such environment, or its agents cannot share policies in this way.
+    :raises ConfigError: It is not such an environment, or its agents cannot share policies in this way.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class PettingZooEnv(MazeEnv["PettingZooCoreEnv"]):
         action_mask: bool | None = None,
     ) -> None:
         if not 0.0 <= random_opponents <= 1.0:
-            raise ConfigError(f"env.random_opponents: expected a share of episodes, 0 to 1, got {random_opponents}.")
+            raise ConfigError(f"env.random_opponents: expected a share of episodes, 0 to 1, found {random_opponents}.")
         make = env if isinstance(env, type) or (callable(env) and not hasattr(env, "step")) else None
         aec_env = as_aec(env if make is None else make())
         actors = actors_of(aec_env, policies)

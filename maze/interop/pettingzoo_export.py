@@ -32,7 +32,7 @@ class MazeAECEnv(AECEnv):
 
     :param env: The Maze environment with all its wrappers.
     :param render_mode: `human` or `rgb_array`; `None`: no rendering.
-    :raises ConfigError: It is no Maze environment, or there is no such render mode.
+    :raises ConfigError: It is not a Maze environment, or there is no such render mode.
     """
 
     metadata: dict[str, Any]
@@ -47,9 +47,9 @@ class MazeAECEnv(AECEnv):
         super().__init__()
         is_maze: Any = isinstance(env, MazeEnv)
         if not is_maze:
-            raise ConfigError(f"to_aec: expected a Maze environment, got {type(env).__name__}.")
+            raise ConfigError(f"to_aec: expected a Maze environment, found {type(env).__name__}.")
         if render_mode not in (None, *RENDER_MODES):
-            raise ConfigError(f"to_aec: `render_mode` must be one of {RENDER_MODES}, got {render_mode!r}.")
+            raise ConfigError(f"to_aec: `render_mode` must be one of {RENDER_MODES}, found {render_mode!r}.")
         self.maze_env = env
         """The Maze environment."""
         self.render_mode = render_mode

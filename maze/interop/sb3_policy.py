@@ -50,7 +50,7 @@ class SB3Policy(Policy):
     :param allow_pickle: Load the pickles in the file and in `normalization`, which can run any code.
     :param normalization: File of the `VecNormalize` of the training run, a pickle.
     :param device: `cpu` or `cuda`.
-    :raises CheckpointError: The file is no such model, does not fit the environment, or needs `allow_pickle`.
+    :raises CheckpointError: The file is not such a model, does not fit the environment, or needs `allow_pickle`.
     :raises ConfigImportError: The package is not installed.
     """
 
@@ -112,7 +112,7 @@ class SB3Policy(Policy):
 
     @contextmanager
     def _own_generators(self) -> Iterator[None]:
-        """Context in which torch's global generator, which stable-baselines3 uses, has the state of this policy."""
+        """Return a context in which torch's global generator, used by stable-baselines3, has this policy's state."""
         before = torch.random.get_rng_state()
         torch.random.set_rng_state(self._generators)
         try:
@@ -140,7 +140,7 @@ def _read(path: Path, allow_pickle: bool) -> _Stored:
         described = json.loads(text)
     except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
         raise CheckpointError(
-            f"policy.path: {path} is no model that stable-baselines3 has saved by model.save(...) ({error})."
+            f"policy.path: {path} is not a model saved by model.save(...) of stable-baselines3 ({error})."
         ) from error
     if allow_pickle:
         from stable_baselines3.common.save_util import json_to_data
@@ -190,7 +190,7 @@ def _looked_up(name: str, path: Path) -> type[Any]:
     except (ImportError, AttributeError) as error:
         raise CheckpointError(f"{path} names {name}, which the installed version does not have: {error}") from error
     if not isinstance(found, type) or not issubclass(found, torch.nn.Module):
-        raise CheckpointError(f"{path} names {name}, which is no class of networks.")
+        raise CheckpointError(f"{path} names {name}, which is not a class of networks.")
     return found
 
 

@@ -122,7 +122,7 @@ class SB3Predictor:
         if not isinstance(observation, Mapping):
             if len(self._shapes) != 1:
                 raise EnvironmentContractError(
-                    f"predict: expected a dictionary with the observations {', '.join(self._shapes)}, got one array."
+                    f"predict: expected a dictionary with the observations {', '.join(self._shapes)}, found one array."
                 )
             observation = {next(iter(self._shapes)): observation}
         if missing := [name for name in self._shapes if name not in observation]:
@@ -138,7 +138,7 @@ class SB3Predictor:
         if value.shape[1:] == shape and value.ndim:
             return True
         raise EnvironmentContractError(
-            f"predict: expected the observation `{name}` in the shape {shape}, or {('n_envs', *shape)}, got "
+            f"predict: expected the observation `{name}` in the shape {shape}, or {('n_envs', *shape)}, found "
             f"{value.shape}."
         )
 

@@ -34,14 +34,14 @@ class ActionDistribution(Protocol):
     """A policy's distribution over joint actions in a batch of observations."""
 
     def log_prob(self, actions: Mapping[str, Array]) -> Array:
-        """Log-probability (density) of one action for each row.
+        """Return the log-probability (density) of one action for each row.
 
         :param actions: `[n, *shape]` by head.
         :return: `[n]`; minus infinity where the policy never takes the action.
         """
 
     def sample(self, rng: np.random.Generator) -> Arrays:
-        """One action for each row, `[n, *shape]` by head."""
+        """Return one action for each row, `[n, *shape]` by head."""
 
 
 class NetworkActions:
@@ -128,7 +128,7 @@ class Mixture:
 
 
 class ExploringPolicy(Policy):
-    """Takes the action of another policy, or with probability `epsilon` any allowed action.
+    """Take the action of another policy, or with probability `epsilon` any allowed action.
 
     :param base: A heuristic or a policy, or its configuration.
     :param epsilon: Probability of a random action, in [0, 1].
@@ -177,7 +177,7 @@ class ExploringPolicy(Policy):
 def action_distribution(
     policy: Policy, observations: Arrays, actor: ActorID, action_space: spaces.Dict, deterministic: bool = False
 ) -> ActionDistribution:
-    """The distribution of a policy's joint actions.
+    """Return the distribution of a policy's joint actions.
 
     :param policy: A torch policy; an exploring or random one; or any policy that acts on observations alone, which is
         taken for deterministic.
@@ -206,7 +206,7 @@ def action_distribution(
 
 
 def joint_actions(action_space: spaces.Dict) -> list[dict[str, int]] | None:
-    """All joint actions of a small space of `Discrete` heads; `None`: there are too many, or others."""
+    """Return all joint actions of a small space of `Discrete` heads; `None`: there are too many, or others."""
     heads = action_space.spaces
     sizes = [space.n for space in heads.values() if isinstance(space, spaces.Discrete) and space.start == 0]
     if len(sizes) < len(heads) or np.prod(sizes) > MOST_ENUMERATED:
@@ -217,7 +217,7 @@ def joint_actions(action_space: spaces.Dict) -> list[dict[str, int]] | None:
 def candidates(
     distribution: ActionDistribution, action_space: spaces.Dict, n_rows: int, n_samples: int, rng: np.random.Generator
 ) -> tuple[Arrays, Array]:
-    """Actions over which an expectation under a policy is taken: all joint actions, or sampled ones.
+    """Return actions over which an expectation under a policy is taken: all joint actions, or sampled ones.
 
     :return: Actions `[n_rows, n_candidates, *shape]` by head, and their weights `[n_rows, n_candidates]`, of sum 1.
     """

@@ -125,7 +125,7 @@ class Weighting:
 
     @classmethod
     def of(cls, data: LoggedSteps, log_probs: Array) -> Weighting:
-        """The weighting of logged actions.
+        """Return the weighting of logged actions.
 
         The mean ratio of single decisions is, in expectation, the probability that the policy takes an action that the
         behaviour policy takes as well; what it lacks to 1 has no support.
@@ -146,7 +146,7 @@ class Weighting:
 def log_probabilities(
     data: LoggedSteps, policy: Policy, action_spaces: Mapping[StepKeyType, spaces.Dict], greedy: bool = False
 ) -> Array:
-    """Log-probabilities (densities) of the logged actions under a policy, `[n_decisions]`."""
+    """Return log-probabilities (densities) of the logged actions under a policy, `[n_decisions]`."""
     found = np.empty(len(data))
     for key, table in data.tables.items():
         positions = data.positions(key)

@@ -33,57 +33,57 @@ class Logged(NamedTuple):
 
 
 def cumulative_ratios(ratios: Array) -> Array:
-    """Ratio of the probabilities of all actions up to each decision, `[n_episodes, horizon]`."""
+    """Return the ratio of the probabilities of all actions up to each decision, `[n_episodes, horizon]`."""
     return np.asarray(np.cumprod(ratios, axis=1))
 
 
 def importance_sampling(logged: Logged, weights: Array) -> Array:
-    """Mean of the returns, weighted by the ratio of the whole episode."""
+    """Return the mean of the returns, weighted by the ratio of the whole episode."""
     episode = cumulative_ratios(logged.ratios)[:, -1] * logged.rewards.sum(1)
     return _mean(episode, weights)
 
 
 def weighted_importance_sampling(logged: Logged, weights: Array) -> Array:
-    """As importance sampling, divided by the sum of the ratios instead of the number of episodes."""
+    """Estimate as importance sampling, divided by the sum of the ratios instead of the number of episodes."""
     ratio = cumulative_ratios(logged.ratios)[:, -1]
     return _ratio(weights @ (ratio * logged.rewards.sum(1)), weights @ ratio)
 
 
 def per_decision(logged: Logged, weights: Array) -> Array:
-    """Each reward is weighted by the ratio of the decisions up to it."""
+    """Weight each reward by the ratio of the decisions up to it."""
     return _mean((cumulative_ratios(logged.ratios) * logged.rewards).sum(1), weights)
 
 
 def weighted_per_decision(logged: Logged, weights: Array) -> Array:
-    """As per-decision importance sampling, with ratios divided by their mean at each decision."""
+    """Estimate as per-decision importance sampling, with ratios divided by their mean at each decision."""
     ratios = cumulative_ratios(logged.ratios)
     return np.asarray(_ratio(weights @ (ratios * logged.rewards), weights @ ratios).sum(1))
 
 
 def direct_method(logged: Logged, weights: Array) -> Array:
-    """Mean of the fitted values of the first observations."""
+    """Return the mean of the fitted values of the first observations."""
     return _mean(logged.v[:, 0], weights)
 
 
 def doubly_robust(logged: Logged, weights: Array) -> Array:
-    """Fitted values, corrected by the weighted errors of the fit (Jiang and Li 2016, eq. 10)."""
+    """Return the fitted values, corrected by the weighted errors of the fit (Jiang and Li 2016, eq. 10)."""
     return _mean(doubly_robust_terms(logged), weights)
 
 
 def doubly_robust_terms(logged: Logged) -> Array:
-    """What each episode contributes to the doubly robust estimate, `[n_episodes]`."""
+    """Return what each episode contributes to the doubly robust estimate, `[n_episodes]`."""
     return np.asarray(logged.v[:, 0] + (cumulative_ratios(logged.ratios) * _errors(logged)).sum(1))
 
 
 def weighted_doubly_robust(logged: Logged, weights: Array) -> Array:
-    """As doubly robust, with ratios divided by their mean at each decision (Thomas and Brunskill 2016, section 4)."""
+    """Estimate as doubly robust, with ratios divided by their mean at each decision (Thomas, Brunskill 2016)."""
     ratios = cumulative_ratios(logged.ratios)
     correction = _ratio(weights @ (ratios * _errors(logged)), weights @ ratios).sum(1)
     return np.asarray(direct_method(logged, weights) + correction)
 
 
 def magic(logged: Logged, weights: Array, n_lengths: int = 8) -> Array:
-    """Mixture of weighted doubly robust estimates that correct different numbers of decisions.
+    """Return the mixture of weighted doubly robust estimates that correct different numbers of decisions.
 
     The mixture minimises the estimated mean squared error (Thomas and Brunskill 2016, section 6): squared distance from
     the interval of the estimate that corrects all decisions, plus covariance.
@@ -107,7 +107,7 @@ def magic(logged: Logged, weights: Array, n_lengths: int = 8) -> Array:
 
 
 def effective_sample_size(ratios: Array) -> float:
-    """Number of equally weighted episodes that weighted ones are worth: `(sum w)**2 / sum w**2` (Kish 1965).
+    """Return the number of equally weighted episodes that weighted ones are worth: `(sum w)**2 / sum w**2` (Kish 1965).
 
     :param ratios: `[n_episodes]`, not negative.
     """
@@ -119,12 +119,12 @@ def effective_sample_size(ratios: Array) -> float:
 
 
 def bootstrap_weights(n_episodes: int, n_samples: int, rng: np.random.Generator) -> Array:
-    """How often each episode occurs in samples with replacement, `[n_samples, n_episodes]`."""
+    """Return how often each episode occurs in samples with replacement, `[n_samples, n_episodes]`."""
     return rng.multinomial(n_episodes, np.full(n_episodes, 1.0 / n_episodes), size=n_samples).astype(np.float64)
 
 
 def empirical_bernstein(values: Array, alpha: float = 0.05) -> tuple[float, float]:
-    """Confidence interval of the mean from the variance and the range of the values (Maurer and Pontil 2009, thm. 4).
+    """Return a confidence interval of the mean from variance and range of the values (Maurer and Pontil 2009, thm. 4).
 
     The range is that of the values, as that of weighted returns is unknown: the interval assumes that no larger ones
     exist.
@@ -140,7 +140,7 @@ def empirical_bernstein(values: Array, alpha: float = 0.05) -> tuple[float, floa
 
 
 def _errors(logged: Logged) -> Array:
-    """Discounted temporal-difference errors of the fitted values: `r_t + v_(t+1) - q_t`."""
+    """Return the discounted temporal-difference errors of the fitted values: `r_t + v_(t+1) - q_t`."""
     return np.asarray(logged.rewards + logged.v[:, 1:] - logged.q)
 
 
@@ -153,7 +153,7 @@ def _ratio(numerator: Array, denominator: Array) -> Array:
 
 
 def _simplex_minimum(matrix: Array) -> Array:
-    """Mixture `x` (not negative, sum 1) that minimises `x' A x`.
+    """Return the mixture `x` (not negative, sum 1) that minimises `x' A x`.
 
     :param matrix: Symmetric, positive semidefinite, `[n, n]`.
     """

@@ -74,7 +74,7 @@ class FittedValues:
     of_ends: Array
 
     def of(self, index: int) -> tuple[Array, Array, Array]:
-        """Values of the logged actions, of the logged observations, and of what follows the last decisions.
+        """Return values of the logged actions, of the logged observations, and of what follows the last decisions.
 
         :param index: 0: the fit to all episodes; others: those to bootstrap samples.
         """
@@ -261,7 +261,7 @@ def _next_values(
 def _features(
     data: LoggedSteps, inputs: Mapping[Any, _Inputs], networks: Mapping[Any, _Network]
 ) -> tuple[Array, Array, Array]:
-    """Features of logged actions, of what follows under the policy, and of the observations: `[n_decisions, size]`."""
+    """Return features of logged actions, of the policy's next actions, and of observations: `[n_decisions, size]`."""
     widths = {key: network.last.in_features + 1 for key, network in networks.items()}
     total, begin = sum(widths.values()), 0
     phi, following, expected = (np.zeros((len(data), total)) for _ in range(3))

@@ -15,7 +15,7 @@ Item = TypeVar("Item")
 def observation_spaces_to_in_shapes(
     observation_spaces: Mapping[int | str, gym_spaces.Dict],
 ) -> dict[int | str, dict[str, Sequence[int]]]:
-    """Shapes of all observations by step key and observation key, without batch dimensions.
+    """Return shapes of all observations by step key and observation key, without batch dimensions.
 
     :raises ValueError: An observation has no shape.
     """

@@ -95,7 +95,7 @@ class Initialization:
     hidden_length: float
 
     def hidden(self) -> Callable[[nn.Module], None]:
-        """For all layers but outputs."""
+        """Initialise all layers but outputs."""
         return self.layers(self.hidden_length)
 
 
@@ -108,13 +108,13 @@ INITIALIZATIONS: Mapping[str, Initialization] = {
 
 
 def compute_sigmoid_bias(probability: float) -> float:
-    """The bias (logit) at which a sigmoid returns `probability`, such as for multi-binary actions.
+    """Return the bias (logit) at which a sigmoid returns `probability`, such as for multi-binary actions.
 
     >>> compute_sigmoid_bias(0.5)
     0.0
 
     :param probability: In (0, 1).
-    :raises ConfigError: It is no probability, or 0 or 1.
+    :raises ConfigError: It is not a probability, or 0 or 1.
     """
     if not 0.0 < probability < 1.0:
         raise ConfigError(f"compute_sigmoid_bias: `probability` must lie in (0, 1), found {probability}.")

@@ -54,20 +54,20 @@ class Group:
         self.envs, self._arrays = envs, arrays or {}
 
     def stacked(self) -> Mapping[str, np.ndarray]:
-        """The observations, arrays `[n_rows, ...]` by key."""
+        """Return the observations, arrays `[n_rows, ...]` by key."""
         if isinstance(self.observations, Mapping):
             return self.observations
         first, *_ = self.observations
         return {key: np.stack([np.asarray(each[key]) for each in self.observations]) for key in first}
 
     def maze_state(self, index: int) -> Any:
-        """The state of one of the branches, as a single environment has it."""
+        """Return the state of one of the branches, as a single environment has it."""
         if self.envs is not None:
             return self.envs[index].get_maze_state()
         return {name: np.array(array[index]) for name, array in self._arrays.items()}
 
     def single(self, index: int) -> Mapping[str, Any]:
-        """The observation of one of the branches."""
+        """Return the observation of one of the branches."""
         if isinstance(self.observations, Mapping):
             return {key: array[index] for key, array in self.observations.items()}
         return self.observations[index]
@@ -145,7 +145,7 @@ class Branches(ABC):
 
     @abstractmethod
     def observe(self, horizon: int | None = None) -> list[Group]:
-        """The branches that have not ended, by actor.
+        """Return the branches that have not ended, by actor.
 
         :param horizon: Leave out branches that have completed so many environment steps.
         """
@@ -154,8 +154,12 @@ class Branches(ABC):
     def step(self, decisions: Sequence[tuple[Group, Actions]]) -> None:
         """Take one sub-step in the branches of some groups.
 
-        :param decisions: Groups that :meth:`observe` returned last, with their actions.
+        :param decisions: Groups that :meth:`observe` or :meth:`actors` returned last, with their actions.
         """
+
+    def actors(self) -> list[Group]:
+        """Return the branches that have not ended, by actor; observations may be out of date."""
+        return self.observe()
 
     def close(self) -> None:
         """Release the copies."""
@@ -195,7 +199,7 @@ class ArrayBranches(Branches):
         return self._simulation
 
     def _sized(self, n_rows: int) -> tuple[int, BatchedCoreEnv]:
-        """The simulation for a number of branches, and its size."""
+        """Return the simulation for a number of branches, and its size."""
         size = _size(n_rows)
         if size not in self._simulations:
             self._simulations[size] = self._make(size)
@@ -204,13 +208,17 @@ class ArrayBranches(Branches):
 
     @override(Branches)
     def observe(self, horizon: int | None = None) -> list[Group]:
-        simulation, n_rows = self._simulation, len(self.done)
+        simulation = self._simulation
         if self.done.all() or (horizon is not None and self.steps[0] >= horizon):
             return []
-        out, _ = self._buffers_of(simulation)
-        simulation.observe(out)
+        simulation.observe(self._buffers_of(simulation)[0])
+        return self.actors()
+
+    @override(Branches)
+    def actors(self) -> list[Group]:
+        simulation, n_rows = self._simulation, len(self.done)
+        seen = {key: array[:n_rows] for key, array in self._buffers_of(simulation)[0].items()}
         actor = ActorID(simulation.step_keys[simulation.substep], 0)
-        seen = {key: array[:n_rows] for key, array in out.items()}
         return [Group(actor, np.arange(n_rows), seen, arrays=simulation.arrays())]
 
     @override(Branches)
@@ -238,7 +246,7 @@ class ArrayBranches(Branches):
                 simulation.copy_rows(simulation, np.full(len(ended), running[0]), ended, with_random=False)
 
     def _buffers_of(self, simulation: BatchedCoreEnv) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Arrays for observations and actions of the sub-step."""
+        """Return arrays for observations and actions of the sub-step."""
         key = simulation.n_envs, simulation.substep
         if key not in self._buffers:
             step_key, leading = simulation.step_keys[simulation.substep], (simulation.n_envs,)
@@ -360,14 +368,14 @@ def chance_in(env: Any, where: str) -> bool:
 
 
 def without_recorders(env: Any) -> Any:
-    """The environment inside of wrappers that only record."""
+    """Return the environment inside of wrappers that only record."""
     while issubclass(type(env), Wrapper) and type(env).records_only:
         env = env.env
     return env
 
 
 def simulation_of(env: Any) -> tuple[BatchedMazeEnv, int | None] | None:
-    """The environment that is made of a simulation written for many, where wrappers do not stand in between.
+    """Return the environment of a vectorised simulation that no wrapper separates from it, or `None`.
 
     :param env: An environment with its wrappers.
     :return: It, and the number of environment steps that a time limit leaves; `None`: there are other wrappers, or it
@@ -386,7 +394,7 @@ def simulation_of(env: Any) -> tuple[BatchedMazeEnv, int | None] | None:
 
 
 def stack_of(env: Any) -> list[Any]:
-    """The wrappers of an environment that agents notice, the environment itself last."""
+    """Return the wrappers of an environment that agents notice, the environment itself last."""
     layers = [without_recorders(env)]
     while layers[-1].env is not layers[-1].core_env:
         layers.append(layers[-1].env)
@@ -394,7 +402,7 @@ def stack_of(env: Any) -> list[Any]:
 
 
 def _size(n_rows: int) -> int:
-    """Number of simulations for a number of branches: few different ones, at most a third too many."""
+    """Return the number of simulations for a number of branches: few different ones, at most a third too many."""
     power = 1 << max(0, (n_rows - 1).bit_length())
     return 3 * power // 4 if power >= 4 and n_rows <= 3 * power // 4 else power
 

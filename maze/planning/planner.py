@@ -39,13 +39,13 @@ class FirstActions(NamedTuple):
     which: np.ndarray
 
     def of(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Arrays `[n_rows, ...]` with the actions of some branches."""
+        """Return arrays `[n_rows, ...]` with the actions of some branches."""
         which = self.which[rows]
         return {key: np.stack([np.asarray(each[key]) for each in self.actions])[which] for key in self.actions[0]}
 
 
 class Simulator(Protocol):
-    """Simulates branches whose first actions are given, in this process or in others."""
+    """Simulate branches whose first actions are given, in this process or in others."""
 
     @property
     def n_decisions(self) -> int:
@@ -67,7 +67,7 @@ class Simulator(Protocol):
 
 
 class BranchSimulator:
-    """Simulates branches that a base policy continues up to a horizon.
+    """Simulate branches that a base policy continues up to a horizon.
 
     :param branches: Copies of the environment.
     :param act: The base policy: chooses the actions of a group.
@@ -94,21 +94,36 @@ class BranchSimulator:
         self, source: Any, rows: np.ndarray, scenarios: np.ndarray, first: FirstActions, seed: int | None
     ) -> np.ndarray:
         """See :class:`Simulator`."""
-        returns = np.empty(len(rows))
+        by_horizon: np.ndarray = self.at_horizons(source, rows, scenarios, first, seed, [self.horizon])[0]
+        return by_horizon
+
+    def at_horizons(
+        self,
+        source: Any,
+        rows: np.ndarray,
+        scenarios: np.ndarray,
+        first: FirstActions,
+        seed: int | None,
+        horizons: Sequence[int | None],
+    ) -> np.ndarray:
+        """Return the returns of branches up to several horizons, `[n_horizons, n_rows]`; see :class:`Simulator`.
+
+        :param horizons: Environment steps, in rising order.
+        """
+        returns = np.empty((len(horizons), len(rows)))
         for start in range(0, len(rows), self.branches.most_rows):
             part = slice(start, start + self.branches.most_rows)
-            returns[part] = self._simulated(
-                source, rows[part], scenarios[part], FirstActions(first.actions, first.which[part]), seed
-            )
+            self.branches.fork(source, rows[part], scenarios[part], seed)
+            given = FirstActions(first.actions, first.which[part])
+            self.branches.step([(group, given.of(group.rows)) for group in self.branches.observe()])
+            for index, horizon in enumerate(horizons):
+                returns[index, part] = self._up_to(horizon)
         return returns
 
-    def _simulated(
-        self, source: Any, rows: np.ndarray, scenarios: np.ndarray, first: FirstActions, seed: int | None
-    ) -> np.ndarray:
+    def _up_to(self, horizon: int | None) -> np.ndarray:
+        """Let the base policy act up to a horizon, and return the returns."""
         branches = self.branches
-        branches.fork(source, rows, scenarios, seed)
-        branches.step([(group, first.of(group.rows)) for group in branches.observe()])
-        while groups := branches.observe(self.horizon):
+        while groups := branches.observe(horizon):
             branches.step([(group, self._act(group)) for group in groups])
         returns: np.ndarray = branches.returns.copy()
         if self._value is not None:
@@ -116,6 +131,25 @@ class BranchSimulator:
                 to_come = branches.gamma ** branches.steps[group.rows] * self._value(group)
                 returns[group.rows] += np.where(branches.done[group.rows], 0.0, to_come)
         return returns
+
+
+def gains_by_horizon(returns: np.ndarray) -> np.ndarray:
+    """Estimate the gain of choosing an action by its returns up to each horizon, `[n_horizons]`.
+
+    Half of the scenarios choose: the action whose mean difference from the base policy's, less its standard error, is
+    the largest. The other half measure it up to the last horizon. Then the halves change places.
+
+    :param returns: `[n_horizons, n_candidates, n_scenarios]`; the base policy's action comes first.
+    """
+    differences = returns - returns[:, :1]
+    n_half = differences.shape[-1] // 2
+    halves = differences[..., :n_half], differences[..., n_half : 2 * n_half]
+    gains = np.zeros(len(returns))
+    for choosing, measuring in (halves, halves[::-1]):
+        error = choosing.std(axis=-1, ddof=1) / np.sqrt(n_half)
+        chosen = (choosing.mean(axis=-1) - error).argmax(axis=1)
+        gains += measuring[-1].mean(axis=-1)[chosen] / 2
+    return gains
 
 
 @dataclass(frozen=True)
@@ -157,7 +191,7 @@ class ActionValues:
 
 
 class Planner:
-    """Compares actions by simulation.
+    """Compare actions by simulation.
 
     In each round the candidates of a decision meet new scenarios, the same for all; then the worse half goes, judged by
     the mean paired difference from the base policy's action (sequential halving, Karnin et al. 2013), and the number of
@@ -225,7 +259,7 @@ class Planner:
         return [trial.result() for trial in trials]
 
     def _confidence_of(self, n_candidates: int) -> float:
-        """Confidence of the interval of one candidate (Bonferroni: the best of many looks better by chance)."""
+        """Return the confidence of one candidate's interval (Bonferroni: the best of many looks better by chance)."""
         n_intervals = 1 if self._is_for_each else max(1, n_candidates)
         return 1.0 - (1.0 - self.confidence) / n_intervals
 
@@ -250,7 +284,7 @@ class _Cost:
         self._of_branch: dict[str, float] = {} if length is None else {"decisions": float(length)}
 
     def affordable(self, left: float, unit: str, n_rows: int) -> int:
-        """Scenarios that a budget allows.
+        """Return scenarios that a budget allows.
 
         :param left: What is left of the budget.
         :param unit: `decisions` or `seconds`.
@@ -268,7 +302,7 @@ class _Cost:
 
     @contextmanager
     def measured(self, simulate: Simulator, n_branches: int) -> Iterator[None]:
-        """Within this block, branches are simulated."""
+        """Measure the time of the simulations within this block."""
         started, done_before = time.perf_counter(), simulate.n_decisions
         yield
         self._of_branch["decisions"] = (simulate.n_decisions - done_before) / n_branches
@@ -320,7 +354,7 @@ class _Trial:
         self.is_over = not self.left or is_shown or self._is_certain()
 
     def result(self) -> ActionValues:
-        """What is known."""
+        """Return what is known."""
         means, spread = self._means(), self._spread()
         spread[0] = 0.0
         better = [index for index in self.left if self._is_better(index, means, spread)]
@@ -336,7 +370,7 @@ class _Trial:
         return means
 
     def _spread(self) -> np.ndarray:
-        """Half the width of the intervals."""
+        """Return the half the width of the intervals."""
         n = np.maximum(self._n, 2)
         variances = np.maximum(self._squares - self._n * self._means() ** 2, 0.0) / (n - 1)
         variances[variances < 1e-12 * self._squares / n] = 0.0  # rounding
@@ -345,7 +379,7 @@ class _Trial:
         return spread
 
     def _is_certain(self) -> bool:
-        """Whether chance has made no difference in enough scenarios: further ones would change nothing."""
+        """Return whether chance has made no difference in enough scenarios: further ones would change nothing."""
         n_left = self._n[0]
         if n_left < self._least or self._base_low != self._base_high:
             return False

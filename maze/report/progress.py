@@ -167,9 +167,9 @@ def read_progress(directory: Path) -> Progress:
     try:
         header, *rows = list(csv.reader(io.StringIO(text.replace("\0", "")))) or [[]]
     except csv.Error as error:
-        raise MazeError(f"{file} is no table of a training run: {error}.") from error
+        raise MazeError(f"{file} is not the table of a training run: {error}.") from error
     if tuple(header[: len(LEADING)]) != LEADING:
-        raise MazeError(f"{file} is no table of a training run: expected the columns {', '.join(LEADING)}, ....")
+        raise MazeError(f"{file} is not the table of a training run: expected the columns {', '.join(LEADING)}, ....")
     names = header[len(LEADING) :]
     progress = Progress(names)
     for row in rows:

@@ -64,7 +64,7 @@ def find_algorithm(name: Any) -> RLlibAlgorithm:
         if known.name.lower() == str(name).lower():
             return known
     raise ConfigError(
-        f"algorithm.algorithm: {name!r} is no supported algorithm of RLlib."
+        f"algorithm.algorithm: {name!r} is not a supported algorithm of RLlib."
         f"{did_you_mean(str(name), ALGORITHMS)} Choose one with rllib/algorithm=<option>. Options: {_OPTIONS}."
     )
 
@@ -107,7 +107,7 @@ def configured(algorithm: RLlibAlgorithm, values: Mapping[str, Any]) -> Any:
 
 def known_hyperparameters(config: Any) -> list[str]:
     """Return the names of all settings of a configuration of RLlib."""
-    removed = -1  # RLlib's marker of deprecated settings, which are no valid defaults of others
+    removed = -1  # RLlib's marker of deprecated settings, which are not valid defaults of others
     own = [name for name, value in vars(config).items() if not name.startswith("_") and value is not removed]
     return sorted([*own, *_SETTABLE_PROPERTIES])
 
@@ -164,7 +164,7 @@ class TuneParameters(CheckedConfig):
         self.stop = {key: value for key, value in stop.items() if value is not None}
         for key, value in self.stop.items():
             if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ConfigError(f"{self.section}.stop.{key}: expected a number, got {value!r}.")
+                raise ConfigError(f"{self.section}.stop.{key}: expected a number, found {value!r}.")
         self.require_integer("checkpoint_freq", minimum=0)
 
     def reason_to_stop(self, result: Mapping[str, Any], iteration: int) -> str:

@@ -64,7 +64,7 @@ class MazeRLlibRunner(Runner):
         for name, minimum in (("num_workers", 0), ("normalization_samples", 1), ("eval_episodes", 0)):
             whole_number(f"runner.{name}", getattr(self, name), minimum)
         if self.log_level not in ("DEBUG", "INFO", "WARN", "ERROR"):
-            raise ConfigError(f"runner.log_level: expected DEBUG, INFO, WARN or ERROR, got {self.log_level!r}.")
+            raise ConfigError(f"runner.log_level: expected DEBUG, INFO, WARN or ERROR, found {self.log_level!r}.")
         self._resources = ExitStack()
         self._training: RLlibTraining | None = None
 

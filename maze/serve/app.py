@@ -361,7 +361,7 @@ class Application:
         return self._singles.turn(client, 1)
 
     async def _fields(self, request: Request, known: Fields) -> dict[str, Any]:
-        """The fields of a request whose body may be empty."""
+        """Return the fields of a request whose body may be empty."""
         body = await _body(request, self.limits.body_bytes, _announced(request, 0))
         return _parsed(request, body, known) if body else {}
 
@@ -523,7 +523,7 @@ _HEADERS: Mapping[int, Mapping[str, str]] = {401: {"www-authenticate": "Bearer"}
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
-    """The response to a request that cannot be answered; a connection with an unread body is closed."""
+    """Return the response to a request that cannot be answered; a connection with an unread body is closed."""
     if isinstance(error, RefusedError):
         status, code, message = error.status, error.code, str(error)
     elif isinstance(error, HTTPException):
@@ -548,7 +548,7 @@ async def _on_fault(request: Request, error: Exception) -> Response:
 
 
 def _announced(request: Request, otherwise: int) -> int:
-    """The length of a body as the request states it.
+    """Return the length of a body as the request states it.
 
     :param otherwise: The length of one that is sent in chunks.
     """
@@ -577,14 +577,14 @@ async def _body(request: Request, most: int, announced: int) -> bytes:
 
 
 def _parsed(request: Request, body: bytes, known: Fields) -> dict[str, Any]:
-    """The fields of a request, whose body is a JSON object."""
+    """Return the fields of a request, whose body is a JSON object."""
     kind = request.headers.get("content-type", "").partition(";")[0]
     if kind.strip().lower() != "application/json":  # also: pages of other origins cannot send this type
         raise RefusedError(415, "no_json", "Send JSON, with the header `Content-Type: application/json`.")
     try:
         fields = orjson.loads(body)
     except (orjson.JSONDecodeError, RecursionError) as error:
-        raise RefusedError(400, "malformed_json", f"The body is no JSON: {error}.") from None
+        raise RefusedError(400, "malformed_json", f"The body is not valid JSON: {error}.") from None
     if type(fields) is not dict:
         raise RefusedError(400, "malformed_json", f"The body is a JSON {type(fields).__name__}, expected an object.")
     for name, value in fields.items():
@@ -593,20 +593,20 @@ def _parsed(request: Request, body: bytes, known: Fields) -> dict[str, Any]:
             raise invalid(f"`{name:.100}` is unknown.{did_you_mean(name, known)} Known: {names}.")
         kinds, meaning = known[name]
         if value is not None and type(value) not in kinds:
-            raise invalid(f"`{name}` must be {meaning}, got {value!r:.100}.")
+            raise invalid(f"`{name}` must be {meaning}, found {value!r:.100}.")
     return fields
 
 
 def _options(fields: Mapping[str, Any], request: Request) -> Options:
     ranked = fields.get("ranked") or 0
     if not 0 <= ranked <= _MOST_RANKED:
-        raise invalid(f"`ranked` must lie between 0 and {_MOST_RANKED}, got {ranked}.")
+        raise invalid(f"`ranked` must lie between 0 and {_MOST_RANKED}, found {ranked}.")
     step_key, agent_id = request.path_params.get("step_key"), fields.get("agent_id") or 0
     return Options(step_key, agent_id, fields.get("deterministic") is not False, ranked)
 
 
 def _carried(fields: Mapping[str, Any], n_rows: int) -> list[Carried]:
-    """The hidden states that a request carries for each of several observations."""
+    """Return the hidden states that a request carries for each of several observations."""
     states, starts = fields.get("states"), fields.get("episode_starts")
     for name, rows in (("states", states), ("episode_starts", starts)):
         if rows is not None and (type(rows) is not list or len(rows) != n_rows):
@@ -618,7 +618,7 @@ def _carried(fields: Mapping[str, Any], n_rows: int) -> list[Carried]:
 
 @cache
 def _page() -> Response:
-    """The HTML page, with headers that restrict a browser to what is in it."""
+    """Return the HTML page, with headers that restrict a browser to what is in it."""
     page = (resources.files("maze.serve") / "page.html").read_bytes()
     sources = []
     for tag in ("script", "style"):
@@ -660,7 +660,7 @@ def open_api(policies: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _observation(step: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of an observation of the raw environment."""
+    """Return the schema of an observation of the raw environment."""
     entries = {name: _entry(space) for name, space in step["observation"].items()}
     if step["observation_kind"] == "single":
         return next(iter(entries.values()))

@@ -28,7 +28,7 @@ from maze.distributions.samplers import (
 )
 from maze.serve.bundle_file import DESCRIPTION, NEXT_STATE, STATE, BundleError, sha256, unpacked
 from maze.serve.drift import checked_summaries
-from maze.serve.pipeline import Actor, Memory, StepKey, action_stages, check_provided, observation_stages, packed
+from maze.serve.pipeline import Actor, EpisodeState, StepKey, action_stages, check_provided, observation_stages, packed
 
 Array = np.ndarray[Any, Any]
 LARGEST_FILE = 2**31
@@ -126,7 +126,7 @@ class StepSpec:
     """The sub-step in messages."""
 
     def network(self, agent_id: int = 0) -> BundledNetwork:
-        """The network of an agent.
+        """Return the network of an agent.
 
         :raises ConfigError: There is no such agent.
         """
@@ -138,7 +138,7 @@ class StepSpec:
     def states_before(
         self, states: Mapping[str, Any] | None, episode_start: Any, n_rows: int, agent_id: int = 0
     ) -> dict[str, Array]:
-        """The hidden states before a step, `[n_rows, size]` by state key; empty where the network carries none.
+        """Return the hidden states before a step, `[n_rows, size]` by state key; empty where the network carries none.
 
         :param states: See :meth:`PolicyBundle.act_batch`.
         :param episode_start: See :meth:`PolicyBundle.act_batch`.
@@ -157,7 +157,7 @@ class StepSpec:
         begins = np.asarray(False if episode_start is None else episode_start)
         if begins.dtype != np.bool_ or begins.shape not in {(), (n_rows,)}:
             raise ConfigError(
-                f"{self.where}: `episode_start` must hold true or false for {n_rows} rows, got {episode_start!r}."
+                f"{self.where}: `episode_start` must hold true or false for {n_rows} rows, found {episode_start!r}."
             )
         if not states:
             if not begins.all():
@@ -183,7 +183,7 @@ class StepSpec:
         return before
 
     def inputs_of(self, entries: Mapping[str, Any], is_batch: bool = False) -> dict[str, Array]:
-        """The entries that the networks take, as arrays of float32 `[*shape]`, of batches `[batch, *shape]`.
+        """Return the entries that the networks take, as arrays of float32 `[*shape]`, of batches `[batch, *shape]`.
 
         :raises EnvironmentContractError: An entry is missing, or has another shape.
         """
@@ -309,11 +309,11 @@ class BatchActions(NamedTuple):
     """The next hidden states `[batch, size]` by state key; empty where none are carried."""
 
     def row(self, index: int) -> dict[str, Any]:
-        """One row's action, as :meth:`PolicySession.finish` takes it."""
+        """Return one row's action, as :meth:`PolicySession.finish` takes it."""
         return {head: array[index] for head, array in self.actions.items()}
 
     def states_of(self, index: int) -> dict[str, Array]:
-        """One row's hidden states `[size]`, as :attr:`PolicySession.states` takes them."""
+        """Return one row's hidden states `[size]`, as :attr:`PolicySession.states` takes them."""
         return {key: array[index] for key, array in self.states.items()}
 
 
@@ -432,7 +432,7 @@ class PolicyBundle:
         return PolicySession(self, seed, provided)
 
     def step(self, step_key: StepKey) -> StepSpec:
-        """A sub-step.
+        """Return a sub-step.
 
         :raises ConfigError: There is no such sub-step.
         """
@@ -489,7 +489,7 @@ class PolicyBundle:
             actions = step.chosen(logits, generators, temperature)
         else:
             if len(generators) != n_rows:
-                raise ConfigError(f"act_batch: {n_rows} rows need as many generators, got {len(generators)}.")
+                raise ConfigError(f"act_batch: {n_rows} rows need as many generators, found {len(generators)}.")
             parts = ({head: values[index : index + 1] for head, values in logits.items()} for index in range(n_rows))
             rows = [step.chosen(part, rng, temperature) for part, rng in zip(parts, generators, strict=True)]
             actions = {head: np.concatenate([row[head] for row in rows]) for head in logits}
@@ -526,7 +526,7 @@ class PolicySession:
         self._action_stages = {
             key: action_stages(step.action_operations, provided) for key, step in bundle.steps.items()
         }
-        self._memory = Memory()
+        self._state = EpisodeState()
         self._sequence = bundle.actor_sequence
         self._n_prepared = 0
         self._actor: Actor = self._sequence[0] if self._sequence else (next(iter(bundle.steps)), 0)
@@ -536,7 +536,7 @@ class PolicySession:
 
         :param seed: Seed of a new generator; None: the present generator continues.
         """
-        self._memory.clear()
+        self._state.clear()
         self._n_prepared = 0
         if seed is not None:
             self.rng = seeded_generator(seed)
@@ -583,7 +583,7 @@ class PolicySession:
         network carries none. The next hidden states are assigned after a decision."""
         if not self.bundle.is_recurrent:
             return {}
-        states = self._memory.states.get(self._actor)
+        states = self._state.states.get(self._actor)
         if states is None:
             step_key, agent_id = self._actor
             sizes = self.bundle.steps[step_key].network(agent_id).state_sizes
@@ -592,7 +592,7 @@ class PolicySession:
 
     @states.setter
     def states(self, states: dict[str, Array]) -> None:
-        self._memory.states[self._actor] = states
+        self._state.states[self._actor] = states
 
     def prepare(self, observation: Any, actor_id: Actor | None = None) -> dict[str, Array] | None:
         """Compute the network inputs of the acting actor, float32 `[*shape]` by name, without a batch dimension.
@@ -611,11 +611,11 @@ class PolicySession:
             )
         step = self.bundle.step(actor[0])
         first, others = self._observation_stages[actor[0]]
-        entries = self.converted = first(observation, self._memory, actor)
+        entries = self.converted = first(observation, self._state, actor)
         if others:
             entries = dict(entries)  # stages modify it
             for stage in others:
-                entries = stage(entries, self._memory, actor)
+                entries = stage(entries, self._state, actor)
                 if entries is None:
                     break
         self._actor = actor
@@ -632,14 +632,14 @@ class PolicySession:
         result: Any = action
         stages = self._action_stages[self._actor[0]]
         for stage in stages if is_packed else stages[:-1]:
-            if result is None and not self._memory.is_repeating:
-                raise EnvironmentContractError("finish: expected an action, got None, which repeats the last action.")
-            result = stage(result, self._memory, self._actor)
+            if result is None and not self._state.is_repeating:
+                raise EnvironmentContractError("finish: expected an action, found None, which repeats the last action.")
+            result = stage(result, self._state, self._actor)
         return result
 
 
 def seeded_generator(seed: int | None) -> np.random.Generator:
-    """The generator of sampled actions of a torch policy with this seed."""
+    """Return the generator of sampled actions of a torch policy with this seed."""
     rng = np.random.Generator(np.random.PCG64(seed))
     rng.integers(2**63)  # the torch policy seeds its torch generator with it
     return rng

@@ -62,11 +62,13 @@ def unpacked(content: bytes, name: str) -> tuple[dict[str, Any], dict[str, bytes
     :param content: All bytes of the file.
     :param name: Name of the file in messages.
     :raises BundleError: A byte differs, a member is unknown, missing, duplicated or compressed, a graph refers to
-        another file, or it is no bundle of this version.
+        another file, or it is not a bundle of this version.
     """
     checksum = content[-_CHECKSUM_SIZE:]
     if content[:4] != b"PK\x03\x04" or not checksum.startswith(_PREFIX.encode()):
-        raise BundleError(f"{name} is no whole policy bundle. `maze-run --export <run> --out policy.maze` makes one.")
+        raise BundleError(
+            f"{name} is not a complete policy bundle. `maze-run --export <run> --out policy.maze` makes one."
+        )
     if checksum[len(_PREFIX) :] != sha256(memoryview(content)[:-_CHECKSUM_SIZE]).encode():
         raise BundleError(f"{name} is damaged or was changed: its SHA-256 sum is wrong. Use another copy of it.")
     try:
@@ -92,7 +94,7 @@ def unpacked(content: bytes, name: str) -> tuple[dict[str, Any], dict[str, bytes
 
 
 def sha256(data: bytes | memoryview) -> str:
-    """The checksum in hexadecimal digits."""
+    """Return the checksum in hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
 
 

@@ -151,7 +151,7 @@ def _write_all(file: Any, content: bytes) -> None:
 
 
 def written_rng(rng: np.random.Generator) -> dict[str, Any]:
-    """The state of a generator (PCG-64) as JSON, for :func:`read_rng`."""
+    """Return the state of a generator (PCG-64) as JSON, for :func:`read_rng`."""
     state: Any = rng.bit_generator.state
     numbers = state["state"]
     return {
@@ -162,7 +162,7 @@ def written_rng(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def read_rng(written: Mapping[str, Any]) -> np.random.Generator:
-    """A generator in a written state."""
+    """Return a generator in a written state."""
     bits = np.random.PCG64(0)
     has_half, half = written["half"]
     bits.state = {
@@ -242,7 +242,7 @@ def replay(
             raise
         except Exception as error:  # a line may hold anything
             raise CheckpointError(
-                f"{where} is no entry of a decision log ({type(error).__name__}: {error})."
+                f"{where} is not an entry of a decision log ({type(error).__name__}: {error})."
             ) from error
     return result
 
@@ -301,7 +301,7 @@ class _Episodes:
     def inputs(
         self, bundle: PolicyBundle, step_key: str | int, row: Mapping[str, Any]
     ) -> tuple[dict[str, Any], PolicySession] | None:
-        """The network inputs for a row's observation, and their session; None where they cannot be computed."""
+        """Return the network inputs for a row's observation, and their session; None where they cannot be computed."""
         key, n = (bundle.sha256, row["episode"], row["is_shadow"]), int(row["n"])
         if row["episode"] == "":
             session = None if bundle.has_memory else bundle.session(provided=self._provided)

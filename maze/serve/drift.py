@@ -41,7 +41,7 @@ _WIDENING = 20.0
 
 
 def components(array: Any) -> Array:
-    """Components, or features, of an entry of an observation.
+    """Return components, or features, of an entry of an observation.
 
     :param array: `[*shape]`.
     :return: `[n_components]`, or the features of large entries.
@@ -90,7 +90,7 @@ def _component(values: Array) -> tuple[dict[str, Any], Array]:
 
 
 def bins(edges: Any, values: Any) -> Array:
-    """The bins of values, from 0 to the number of edges."""
+    """Return the bins of values, from 0 to the number of edges."""
     return np.searchsorted(np.asarray(edges), np.asarray(values), side="right")
 
 
@@ -112,7 +112,7 @@ def effective_samples(places: Array, n_parts: int = 1, n_batches: Sequence[int] 
 
 
 def _autocorrelation_time(indicators: Array, n_batches: int) -> float:
-    """1 where values are independent, or constant."""
+    """Return the autocorrelation time; 1 where values are independent, or constant."""
     n, length = len(indicators), max(1, len(indicators) // n_batches)
     sums = np.cumsum(np.concatenate([np.zeros((1, indicators.shape[1])), indicators - indicators.mean(0)]), axis=0)
     between = ((sums[length:] - sums[:-length]) ** 2).mean(0) * n / (length * max(1, n - length))
@@ -171,7 +171,7 @@ class DriftLimits:
     def __post_init__(self) -> None:
         for name in ("psi", "out_of_range", "margin"):
             if not 0.0 <= getattr(self, name) < float("inf"):
-                raise ConfigError(f"drift: `{name}` must be a number of at least 0, got {getattr(self, name)}.")
+                raise ConfigError(f"drift: `{name}` must be a number of at least 0, found {getattr(self, name)}.")
         if not 1 <= self.at_least <= self.window:
             raise ConfigError(f"drift: `at_least` ({self.at_least}) must lie between 1 and the window ({self.window}).")
 
@@ -212,7 +212,7 @@ def checked_summaries(
     for name, found in entries.items():
         place = f"{where}: the drift section's entry `{name}`"
         if name not in space:
-            raise BundleError(f"{place} is no entry of the observation {list(space)}. Export the policy again.")
+            raise BundleError(f"{place} is not an entry of the observation {list(space)}. Export the policy again.")
         n_values = math.prod(space[name]["shape"])
         n_expected = n_values if n_values <= MOST_COMPONENTS else len(FEATURES)
         try:
@@ -289,7 +289,7 @@ class _EntrySummary:
         return max(0.0, float(indices[worst])), worst, outside, float(n_effective.min())
 
     def outside(self, values: Array) -> Array:
-        """Whether components lie outside the training's range, `[..., n_components]`."""
+        """Return whether components lie outside the training's range, `[..., n_components]`."""
         found: Array = (values < self.low) | (values > self.high)
         return found
 
@@ -309,7 +309,7 @@ def _numbers(values: Any, n_values: int | None = None) -> Array:
 
 
 def _chi_square(degrees: Array, upper: float) -> Array:
-    """The upper quantile of chi square (Wilson and Hilferty 1931)."""
+    """Return the upper quantile of chi square (Wilson and Hilferty 1931)."""
     part = 2.0 / (9.0 * degrees)
     return np.asarray(degrees * (1.0 - part + NormalDist().inv_cdf(1.0 - upper) * np.sqrt(part)) ** 3)
 

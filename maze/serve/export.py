@@ -53,7 +53,7 @@ def export_run(
     :param trusted_packages: Your packages that the stored configuration may name.
     :param n_steps: Steps of the policy in its environment, for the reference cases and the summary of observations.
     :param seed: Seed of environment and policy in these steps.
-    :raises CheckpointError: The directory is no training run, or its files cannot be read.
+    :raises CheckpointError: The directory is not a training run, or its files cannot be read.
     :raises ExportError: A part of the policy cannot be exported.
     """
     from maze.core.rollout.rollout_runner import RolloutRunner
@@ -203,7 +203,7 @@ class _LogitsOnly(nn.Module):
 
 
 def _example(space: spaces.Space[Any], n_rows: int = 3) -> torch.Tensor:
-    """Observations to trace a network with, `[n_rows, *shape]`: ones where allowed, so that masks allow all actions."""
+    """Return observations to trace a network with, `[n_rows, *shape]`: ones where possible, as masks of all actions."""
     shape = tuple(space.shape or ())
     values = np.ones(shape, np.float32)
     if isinstance(space, spaces.Box):
@@ -280,7 +280,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _agents(policy: TorchPolicy, step_key: Any) -> dict[int | None, nn.Module]:
-    """Networks of a sub-step by agent; None: the network of all agents."""
+    """Return the networks of a sub-step by agent; None: the network of all agents."""
     if step_key not in policy.substeps_with_separate_agent_nets:
         return {None: policy.network_for(ActorID(step_key, 0))}
     return {agent: network for (key, agent), network in policy.networks.items() if key == step_key}
@@ -317,7 +317,7 @@ def _step(
 
 
 def _masks(network: nn.Module, entries: Mapping[str, Any], heads: Sequence[str]) -> dict[str, str]:
-    """Observations that mask heads: those of masking blocks, and by the naming convention."""
+    """Return observations that mask heads: those of masking blocks, and by the naming convention."""
     from maze.perception.blocks import ActionMaskingBlock
 
     masks = {head: f"{head}_mask" for head in heads if f"{head}_mask" in entries}
@@ -375,7 +375,7 @@ def _spaces(space: spaces.Dict) -> dict[str, Any]:
 
 
 def _run_card(run_dir: Path) -> dict[str, Any]:
-    """Algorithm, command, versions and evaluation results of a run, in JSON; unreadable parts are left out."""
+    """Return algorithm, command, versions and evaluation results of a run as JSON, without unreadable parts."""
     card: dict[str, Any] = {"run": run_dir.name}
     command = run_dir / "command.txt"
     if command.is_file():
@@ -388,7 +388,7 @@ def _run_card(run_dir: Path) -> dict[str, Any]:
 
 
 def _evaluation(run_dir: Path) -> dict[str, Any]:
-    """Statistics and epoch of the evaluation with the best mean reward; empty if there is none."""
+    """Return statistics and epoch of the evaluation with the best mean reward; empty if there is none."""
     try:
         evaluated = read_progress(run_dir).paths.get("eval")
     except MazeError:

@@ -126,7 +126,7 @@ class GuardedProtocol(HttpToolsProtocol):
     @override(HttpToolsProtocol)
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count(len(name) + len(value) + 4)
-        if not self._is_in_body:  # trailers are no headers
+        if not self._is_in_body:  # trailers are not headers
             super().on_header(name, value)
 
     @override(HttpToolsProtocol)

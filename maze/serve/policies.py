@@ -91,7 +91,7 @@ class ServedSession:
         self.n_steps, self.failure, self.latest = 0, "", None
 
     def described(self) -> dict[str, Any]:
-        """The response to the request that begins the session."""
+        """Return the response to the request that begins the session."""
         policy = self.policy
         return {"session": self.id, "policy": policy.name, "bundle": policy.bundle.sha256, "seed": self.seed}
 
@@ -134,13 +134,13 @@ class Policies:
         """
         served = Served(name, bundle, self.settings, self._log, self.metrics)
         if bundle.repeats_actions and self.settings.fallback is not None:
-            raise ConfigError(f"Policy {name!r} repeats its actions, for which a fallback cannot decide.")
+            raise ConfigError(f"Policy {name!r} repeats actions over several steps, which a fallback cannot replace.")
         served.weight, served.is_shadow = weight, is_shadow
         self._served[name] = served
         return served
 
     def named(self, name: str) -> Served:
-        """A policy.
+        """Return a policy.
 
         :raises RefusedError: There is none of that name.
         """
@@ -152,7 +152,7 @@ class Policies:
         return policy
 
     def chosen(self, name: str | None, bundle: str | None = None) -> Served:
-        """The policy that a request names, or one by the weights.
+        """Return the policy that a request names, or one by the weights.
 
         :param name: Its name; None: the request names none.
         :param bundle: SHA-256 sum of the bundle that has decided in the episode before, if the request has it.
@@ -182,10 +182,10 @@ class Policies:
         :param ends_sessions: Whether to end the sessions of the previous bundle.
         :param path: File of the bundle, if there is one.
         :raises RefusedError: The name is invalid, or the policy of that name acts in another environment.
-        :raises BundleError: The content is no valid bundle. The previous one stays.
+        :raises BundleError: The content is not a valid bundle. The previous one stays.
         """
         if not name or len(name) > 100 or not name.isprintable() or "/" in name:
-            raise invalid(f"{name!r:.120} is no name for a policy.")
+            raise invalid(f"{name!r:.120} is not a valid name of a policy.")
         async with self._swapping:
             # checked in a thread, beside requests
             bundle = await asyncio.get_running_loop().run_in_executor(None, PolicyBundle, content, path)
@@ -216,7 +216,7 @@ class Policies:
         policy = self.named(name)
         if weight is not None:
             if not 0 <= weight < float("inf"):
-                raise invalid(f"`weight` must be a number of at least 0, got {weight}.")
+                raise invalid(f"`weight` must be a number of at least 0, found {weight}.")
             policy.weight = float(weight)
         policy.is_shadow = policy.is_shadow if is_shadow is None else is_shadow
         _LOGGER.info("Policy %s has the weight %g%s.", name, policy.weight, " (a shadow)" if policy.is_shadow else "")
@@ -246,7 +246,7 @@ class Policies:
         return session
 
     def session(self, identifier: str) -> ServedSession:
-        """A session; restarts its time to expiry.
+        """Return a session and restart its time to expiry.
 
         :raises RefusedError: It has ended, or there never was one.
         """
@@ -380,10 +380,10 @@ class Policies:
         if self._log is None:
             raise RefusedError(409, "no_log", "Outcomes are kept in the decision log: start with --decision-log.")
         if not _DECISION.fullmatch(decision):
-            raise RefusedError(404, "unknown_decision", f"{decision!r:.60} is no identifier of a decision.")
+            raise RefusedError(404, "unknown_decision", f"{decision!r:.60} is not the identifier of a decision.")
         reward = outcome.get("reward")
         if reward is None or not math.isfinite(reward):
-            raise invalid(f"`reward` must be a finite number, got {reward!r:.60}.")
+            raise invalid(f"`reward` must be a finite number, found {reward!r:.60}.")
         kpis = outcome.get("kpis") or {}
         if not all(type(value) in (int, float) and math.isfinite(value) for value in kpis.values()):
             raise invalid("`kpis` must have finite numbers only.")
@@ -492,12 +492,12 @@ class _Gauges:
 
 
 def checked_seed(seed: int | None) -> int | None:
-    """A seed that a generator accepts.
+    """Return a seed that a generator accepts.
 
     :raises RefusedError: It is negative, or too large.
     """
     if seed is not None and not 0 <= seed <= LARGEST_SEED:
-        raise invalid(f"`seed` must be a whole number from 0 to 2^63 - 1, got {seed}.")
+        raise invalid(f"`seed` must be a whole number from 0 to 2^63 - 1, found {seed}.")
     return seed
 
 

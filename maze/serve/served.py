@@ -44,7 +44,7 @@ class RefusedError(MazeError):
 
 
 def invalid(message: str) -> RefusedError:
-    """The refusal of a request with an invalid field."""
+    """Return the refusal of a request with an invalid field."""
     return RefusedError(422, "invalid", message)
 
 
@@ -135,7 +135,7 @@ class Query(NamedTuple):
     is_shadow: bool = False
 
     def entry(self) -> dict[str, Any]:
-        """The query in the decision log."""
+        """Return the query in the decision log."""
         return {
             "decision": self.decision,
             "episode": self.episode,
@@ -277,7 +277,7 @@ class Batcher:
         return [decision for part in parts for decision in self._decided_part(key, part)]
 
     def _decided_part(self, key: Hashable, rows: Sequence[Any]) -> list[Any]:
-        """One decision for each row, or the exception that prevented it."""
+        """Return one decision for each row, or the exception that prevented it."""
         # beside a busy event loop, a thread waits for the interpreter's lock longer than for its network
         clock = thread_time if self._in_thread else perf_counter
         began = clock()
@@ -340,7 +340,7 @@ class Served:
         return self.bundle.session(seed, self._provided)
 
     def converter(self, step_key: str | int) -> PolicySession:
-        """The session that converts observations of unrelated requests.
+        """Return the session that converts observations of unrelated requests.
 
         :raises RefusedError: The policy needs the observations of an episode in their order.
         """
@@ -354,7 +354,7 @@ class Served:
         return self._converters[step_key]
 
     def states_before(self, actor: Actor, carried: Carried) -> dict[str, Array]:
-        """The hidden states `[size]` that a request carries, by state key; empty where the policy has none.
+        """Return the hidden states `[size]` that a request carries, by state key; empty where the policy has none.
 
         :param actor: Sub-step and agent.
         :param carried: The state as the request has it.
@@ -385,13 +385,13 @@ class Served:
         return {key: array[0] for key, array in before.items()}
 
     def _carried_on(self, states: Mapping[str, Array]) -> dict[str, Any]:
-        """The response's entry with the hidden states `[size]` that the next request carries."""
+        """Return the response's entry with the hidden states `[size]` that the next request carries."""
         # as double precision, whose text restores exactly these bits
         values = {key: array.astype(np.float64) for key, array in states.items()}
         return {"state": {"bundle": self.bundle.sha256, "values": values}} if values else {}
 
     def actor(self, options: Options, n_before: int | None = None) -> Actor:
-        """The actor of a request.
+        """Return the actor of a request.
 
         :param options: Options of the request.
         :param n_before: Number of decisions in the episode so far, where there is one.
@@ -499,7 +499,7 @@ class Served:
         return {"probabilities": probabilities, **({"explored": explored.tolist()} if explored.any() else {})}
 
     def finished(self, query: Query, decision: Any) -> dict[str, Any]:
-        """The response for a decision; a session keeps the next hidden states."""
+        """Return the response for a decision; a session keeps the next hidden states."""
         chosen, ranked, states = decision
         acting = query.acting
         candidates = [{"action": acting.finish(action), "probability": probability} for action, probability in ranked]
@@ -550,7 +550,7 @@ class Served:
 
 
 def _uniform_samplers(policy: str, step: StepSpec) -> dict[str, Sampler]:
-    """The samplers of exploration, by head.
+    """Return the samplers of exploration, by head.
 
     :raises ConfigError: A head is continuous.
     """
@@ -574,7 +574,7 @@ def _stacked(rows: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
 
 
 def other_bundle(found: Any) -> RefusedError:
-    """The refusal of a state of a bundle that is not served."""
+    """Return the refusal of a state of a bundle that is not served."""
     return RefusedError(
         409,
         "state_of_other_bundle",
@@ -584,12 +584,12 @@ def other_bundle(found: Any) -> RefusedError:
 
 
 def as_json(value: Any) -> bytes:
-    """JSON of plain data and arrays."""
+    """Return JSON of plain data and arrays."""
     return orjson.dumps(value, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
 
 
 def _plain(value: Any) -> Any:
-    """Types that orjson does not serialise: arrays that are not contiguous, mappings other than dictionaries."""
+    """Return types that orjson does not serialise: arrays that are not contiguous, mappings other than dictionaries."""
     if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist()
     if isinstance(value, Mapping):

@@ -122,12 +122,12 @@ def _add_drift(group: argparse._ArgumentGroup) -> None:
 def _assignment(text: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
     if not (name and separator and value):
-        raise ConfigError(f"{text!r} is no NAME=VALUE.")
+        raise ConfigError(f"{text!r} is not of the form NAME=VALUE.")
     return name, value
 
 
 def _sources(bundles: Sequence[str]) -> dict[str, Path]:
-    """Files by policy names."""
+    """Return files by policy names."""
     sources: dict[str, Path] = {}
     for text in bundles:
         path = Path(text)
@@ -213,9 +213,9 @@ def _settings(options: argparse.Namespace, provided: Provided) -> Settings:
         raise ConfigError("--on-drift fallback and --fallback MODULE:NAME belong together.")
     for name in _POSITIVE:
         if not getattr(options, name) > 0:
-            raise ConfigError(f"--{name.replace('_', '-')} must be above 0, got {getattr(options, name)}.")
+            raise ConfigError(f"--{name.replace('_', '-')} must be above 0, found {getattr(options, name)}.")
     if not 0.0 <= options.explore <= 1.0:
-        raise ConfigError(f"--explore must lie in [0, 1], got {options.explore}.")
+        raise ConfigError(f"--explore must lie in [0, 1], found {options.explore}.")
     window = options.drift_window
     at_least = min(window, DriftLimits.at_least)
     return Settings(
@@ -255,7 +255,7 @@ def _application(options: argparse.Namespace, sources: Mapping[str, Path], provi
 
 
 def versions() -> dict[str, str]:
-    """Versions that the bits of a result may depend on."""
+    """Return versions that the bits of a result may depend on."""
     import onnxruntime
 
     return {

@@ -51,7 +51,7 @@ _HARMLESS_GYM_WRAPPERS = (
 class Operations:
     """Operations between the raw environment and the policy.
 
-    :param environment: The raw environment: the innermost one, or the outermost wrapper that is no data, such as one
+    :param environment: The raw environment: the innermost one, or the outermost wrapper that is not data, such as one
         that splits a step into sub-steps.
     :param chain: The wrappers around it, innermost first.
     :param observations: Operations by sub-step, from the raw environment to the network.
@@ -68,7 +68,7 @@ class Operations:
     """Code that the bundle cannot contain, with the name by which a session accepts it."""
 
     def size(self) -> int:
-        """Number of operations."""
+        """Return the number of operations."""
         return sum(map(len, (*self.observations.values(), *self.actions.values())))
 
     def add_code(self, name: str, code: Any, call: str | None, is_required: bool) -> str:
@@ -87,7 +87,7 @@ class Operations:
 
 
 def wrappers_of(env: MazeEnv[Any]) -> tuple[list[Wrapper[Any]], MazeEnv[Any]]:
-    """The wrappers of an environment, innermost first, and the environment inside."""
+    """Return the wrappers of an environment, innermost first, and the environment inside."""
     chain: list[Wrapper[Any]] = []
     inner: Any = env
     while not issubclass(type(inner), MazeEnv):
@@ -118,13 +118,13 @@ def operations_of(env: MazeEnv[Any]) -> Operations:
 
 
 def _is_opaque(kind: type[Wrapper[Any]]) -> bool:
-    """Whether the effect on observations and actions is unknown; it may even change sub-steps."""
+    """Return whether the effect on observations and actions is unknown; it may even change sub-steps."""
     is_one_way = issubclass(kind, (ObservationWrapper, ActionWrapper))
     return kind not in _WRAPPERS and not is_one_way and not kind.keeps_observations_and_actions
 
 
 def wrappers_of_environment(wrappers: CollectionOfConfigType, with_own: bool = True) -> list[dict[str, Any]]:
-    """The wrappers of a run that its bundle does not contain: they change rewards, limit steps, record.
+    """Return the wrappers of a run that its bundle does not contain: they change rewards, limit steps, record.
 
     :param wrappers: Configurations, innermost first.
     :param with_own: Include wrappers of unknown effect, with all wrappers inside of them.
@@ -140,7 +140,7 @@ def wrappers_of_environment(wrappers: CollectionOfConfigType, with_own: bool = T
 
 
 def _around_own_code(inner: list[Wrapper[Any]], chain: list[Wrapper[Any]]) -> Operations:
-    """Operations around a wrapper of unknown effect, the last of the inner ones, as the environment."""
+    """Return operations around a wrapper of unknown effect, the last of the inner ones, as the environment."""
     outermost: Any = inner[-1]
     keys = list(outermost.observation_spaces_dict)
     operations = Operations(outermost, chain, {key: [] for key in keys}, {key: [] for key in keys})
@@ -287,7 +287,7 @@ def _add_normalization(wrapper: ObservationNormalizationWrapper, operations: Ope
 
 
 def _conversion(owner: Any, method: str, name: str, operations: Operations) -> Operation:
-    """The conversion of a pre-processor or a strategy, unless a subclass overrides its method."""
+    """Return the conversion of a pre-processor or a strategy, unless a subclass overrides its method."""
     kind = type(owner)
     own = next((each for each in kind.__mro__ if method in vars(each)), kind)
     describing = next((each for each in kind.__mro__ if "conversion" in vars(each)), None)
@@ -334,7 +334,7 @@ _WRAPPERS: Mapping[type[Any], Any] = {
 
 
 def space_as_data(space: spaces.Space[Any]) -> dict[str, Any]:
-    """A space as JSON. Infinite bounds are null; bounds that are the same everywhere are one number.
+    """Return a space as JSON. Infinite bounds are null; bounds that are the same everywhere are one number.
 
     :param space: A `Box`, `Discrete`, `MultiDiscrete` or `MultiBinary`.
     """
@@ -356,7 +356,7 @@ _MOST_BOUNDS = 256
 
 
 def _bound(bound: np.ndarray, outermost: Any) -> Any:
-    """Bounds in JSON; many different ones are replaced by the outermost."""
+    """Return bounds in JSON; many different ones are replaced by the outermost."""
     value = outermost(bound) if bound.size > _MOST_BOUNDS or len(set(bound.flat)) == 1 else bound
     finite = np.where(np.isfinite(value), value, None)  # type: ignore[arg-type]  # an array of objects
     return np.asarray(finite).tolist()

@@ -28,7 +28,7 @@ _INTERVAL = 10.0
 
 
 class MlflowTracker(Tracker):
-    """Logs a run to MLflow (https://mlflow.org).
+    """Log a run to MLflow (https://mlflow.org).
 
     Environment steps are the steps of its metrics. Runs of a sweep have the tag `sweep`. Settings are parameters;
     files, figures among them, are artefacts.
@@ -143,7 +143,7 @@ class MlflowTracker(Tracker):
 
 
 def _alone(uri: str) -> AbstractContextManager[object]:
-    """Context in which no other local process, such as a trial of the same sweep, creates the same SQLite database."""
+    """Return a context in which no other local process, such as a trial, creates the same SQLite database."""
     from filelock import FileLock
 
     scheme, _, file = uri.partition(":///")

@@ -68,7 +68,7 @@ class TrackedRun:
 
 
 class Tracker(LogStatsWriter, ABC):
-    """Logs a run to an experiment tracker.
+    """Log a run to an experiment tracker.
 
     After an error in a tracker, the run continues without it, with one warning. Numbers have their names in
     `progress.csv`, after the prefix: `train/BaseEnvEvents/reward/mean`; distributions are logged as shares of

@@ -21,7 +21,7 @@ _EXIT_CODES = {INTERRUPTED: 130, FAILED: 1}
 
 
 class WandbTracker(Tracker):
-    """Logs a run to Weights & Biases (https://wandb.ai).
+    """Log a run to Weights & Biases (https://wandb.ai).
 
     The x axis of charts is environment steps. The trials of a sweep are runs of one group. Settings, statistics and
     report are an artefact of type `run`, weights an artefact of type `model`.

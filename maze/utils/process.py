@@ -39,7 +39,7 @@ def use_one_thread() -> None:
 
 @contextmanager
 def handlers_kept() -> Iterator[None]:
-    """Context that restores the handlers of SIGINT and SIGTERM at its end."""
+    """Return a context that restores the handlers of SIGINT and SIGTERM at its end."""
     numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
     handlers = {number: signal.getsignal(number) for number in numbers}
     try:

@@ -18,7 +18,7 @@ class ArrayPolicy(Policy):
 
     @abstractmethod
     def choose(self, observation: Mapping[str, np.ndarray], step_key: StepKeyType) -> dict[str, np.ndarray]:
-        """Chooses actions.
+        """Choose actions.
 
         :param observation: Arrays `[n, ...]` by observation key.
         :param step_key: The sub-step.
@@ -46,7 +46,7 @@ class ArrayPolicy(Policy):
         out: Mapping[str, np.ndarray] | None = None,
         logits_out: Any = None,
     ) -> dict[str, np.ndarray]:
-        """Chooses for many environments.
+        """Choose for many environments.
 
         :param observation: Arrays `[n, ...]` by observation key.
         :param actor_id: Who acts.

@@ -1,4 +1,4 @@
-"""Draws things on a grid."""
+"""Draw things on a grid."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MARKERS = ("s", "o", "*", "D")
 
 
 class GridRenderer(Renderer):
-    """Draws the entry `drawing` of states: positions by the names of things.
+    """Draw the entry `drawing` of states: positions by the names of things.
 
     :param size: Cells of the grid along each side.
     """

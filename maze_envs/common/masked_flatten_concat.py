@@ -14,7 +14,7 @@ from maze.perception.models.built_in.flatten_concat import FlattenConcatPolicyNe
 
 
 class MaskedFlattenConcatPolicyNet(FlattenConcatPolicyNet):
-    """Flattens and concatenates the observations, feeds them to dense layers, and masks the logits.
+    """Flatten and concatenate the observations, feed them to dense layers, and mask the logits.
 
     :param obs_shapes: Shapes of the observations.
     :param action_logits_shapes: Shapes of the logits by action.

@@ -11,7 +11,7 @@ _TAIL = 1e-10
 
 
 def poisson(mean: float) -> np.ndarray:
-    """Probabilities of 0, 1, 2, ... under a Poisson distribution, cut off where 1e-10 is left.
+    """Return probabilities of 0, 1, 2, ... under a Poisson distribution, cut off where 1e-10 is left.
 
     :param mean: The mean demand.
     """
@@ -22,7 +22,7 @@ def poisson(mean: float) -> np.ndarray:
 
 
 def geometric(mean: float) -> np.ndarray:
-    """Probabilities of 0, 1, 2, ... under a geometric distribution, cut off where 1e-10 is left.
+    """Return probabilities of 0, 1, 2, ... under a geometric distribution, cut off where 1e-10 is left.
 
     :param mean: The mean demand.
     """
@@ -33,12 +33,12 @@ def geometric(mean: float) -> np.ndarray:
 
 
 def uniform(largest: int) -> np.ndarray:
-    """Probabilities of 0, ..., `largest`, all the same."""
+    """Return probabilities of 0, ..., `largest`, all the same."""
     return np.full(largest + 1, 1.0 / (largest + 1))
 
 
 def distribution(name: str, mean: float) -> np.ndarray:
-    """A demand distribution by its name.
+    """Return a demand distribution by its name.
 
     :param name: `poisson` or `geometric`.
     :param mean: The mean demand.

@@ -120,7 +120,7 @@ class DualSourcingEnv(BatchedMazeEnv):
 
 
 class DualIndexPolicy(ArrayPolicy):
-    """Fills up the stock by express orders, and stock and outstanding orders by regular ones.
+    """Fill up the stock by express orders, and stock and outstanding orders by regular ones.
 
     Veeraraghavan and Scheller-Wolf (2008); with a cap, Sun and Van Mieghem (2019), Robust dual sourcing inventory
     management, Manufacturing & Service Operations Management 21 (4).

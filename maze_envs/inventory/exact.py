@@ -147,5 +147,5 @@ def _orders_of(policy: Callable[[np.ndarray], np.ndarray], shape: tuple[int, ...
 
 
 def _states(shape: tuple[int, ...]) -> np.ndarray:
-    """The indices of all states, `[n_states, n_dimensions]`."""
+    """Return the indices of all states, `[n_states, n_dimensions]`."""
     return np.asarray(np.indices(shape).reshape(len(shape), -1).T)

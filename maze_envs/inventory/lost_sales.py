@@ -164,7 +164,7 @@ class LostSales(Stores):
 def _context(parameters: Mapping[str, Any] | None) -> Context:
     """Return the context of lost sales.
 
-    :raises ConfigError: A parameter is unknown, or its values are no values of the parameter.
+    :raises ConfigError: A parameter is unknown, or its values are not values of the parameter.
     """
     context = Context(parameters or {}, LostSales.context_parameters)
     for parameter in context.parameters:
@@ -187,7 +187,7 @@ class LostSalesEnv(BatchedMazeEnv):
 
 
 class BaseStockPolicy(ArrayPolicy):
-    """Orders up to a level, no more than a cap at a time.
+    """Order up to a level, no more than a cap at a time.
 
     Xin (2021), Understanding the performance of capped base-stock policies in lost-sales inventory models, Operations
     Research 69 (1).
@@ -207,7 +207,7 @@ class BaseStockPolicy(ArrayPolicy):
 
 
 class ContextBaseStockPolicy(ArrayPolicy):
-    """Orders up to a level that follows from the context.
+    """Order up to a level that follows from the context.
 
     The level is the quantile penalty / (penalty + holding cost) of the demand during lead time and review period: the
     optimum if unmet demand were backordered (Zipkin 2000, Foundations of Inventory Management, chapter 6).

@@ -13,7 +13,7 @@ from maze.core.rendering.renderer import Renderer
 
 
 class InventoryRenderer(Renderer):
-    """Draws stock, outstanding orders by the period of their arrival, and what is ordered now."""
+    """Draw stock, outstanding orders by the period of their arrival, and what is ordered now."""
 
     @override(Renderer)
     def render(

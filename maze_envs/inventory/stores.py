@@ -73,7 +73,7 @@ class Stores(BatchedCoreEnv):
         return None
 
     def draw_demand(self) -> np.ndarray:
-        """The demand of the period, `[n_envs]`."""
+        """Return the demand of the period, `[n_envs]`."""
         numbers, last = self.random.uniform(), self._cumulative.shape[1] - 1
         if (distributions := self.distributions()) is None:
             demand = np.searchsorted(self._cumulative[0], numbers)
@@ -82,7 +82,7 @@ class Stores(BatchedCoreEnv):
         return np.asarray(np.minimum(demand, last))
 
     def end_period(self, stock: np.ndarray, order: np.ndarray, cost: np.ndarray, short: np.ndarray) -> None:
-        """Counts what the period cost, and has the next order arrive.
+        """Count what the period cost, and have the next order arrive.
 
         :param stock: What is left, `[n_envs]` as all others; negative: owed.
         :param order: What was ordered, to arrive `lead_time` periods later.

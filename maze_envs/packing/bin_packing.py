@@ -73,7 +73,7 @@ class PackingEvents(ABC):
 
 
 def item_sizes(family: str, uniform: np.ndarray) -> np.ndarray:
-    """Sizes of items from uniform random numbers.
+    """Return sizes of items from uniform random numbers.
 
     :param family: `uniform` (20 to 100) or `weibull` (scale 45, shape 3; rounded, 1 to 100).
     :param uniform: Numbers in [0, 1), of any shape.
@@ -84,7 +84,7 @@ def item_sizes(family: str, uniform: np.ndarray) -> np.ndarray:
 
 
 def size_chances(family: str) -> tuple[np.ndarray, np.ndarray]:
-    """The chances that an item fits into each room, and that it is of that size; `[capacity + 1]` each.
+    """Return the chances that an item fits into each room, and that it is of that size; `[capacity + 1]` each.
 
     :param family: See :func:`item_sizes`.
     """
@@ -159,7 +159,7 @@ class BinPacking(BatchedCoreEnv):
 
     @override(BatchedCoreEnv)
     def step(self, actions: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """An item goes into the oldest bin with the chosen room, and into a new one where it does not fit."""
+        """Put each item into the oldest bin with the chosen room, and into a new one where it does not fit."""
         rows, level = np.arange(self.n_envs), actions["level"]
         of_level = self.room[:, : int(self.n_bins.max()) + 1] == level[:, None]
         chosen = of_level.argmax(axis=1)
@@ -182,7 +182,7 @@ class BinPacking(BatchedCoreEnv):
         return REWARD_SCALE * (earned + self.usable - before), is_over
 
     def _usable(self, counts: np.ndarray, n_to_come: np.ndarray) -> np.ndarray:
-        """What a bin with each room may still take, in bins, `[n_envs, capacity + 1]`.
+        """Return what a bin with each room may still take, in bins, `[n_envs, capacity + 1]`.
 
         :param counts: See :meth:`counts`.
         :param n_to_come: Number of items to come, `[n_envs]`.
@@ -226,7 +226,7 @@ class BinPacking(BatchedCoreEnv):
         out["packing"][:, 3] = self.usable / 10
 
     def counts(self) -> np.ndarray:
-        """How many of the opened bins have each room, `[n_envs, capacity + 1]`."""
+        """Return how many of the opened bins have each room, `[n_envs, capacity + 1]`."""
         width = self.capacity + 1
         room = self.room[:, : max(1, int(self.n_bins.max()))]
         cells = np.arange(self.n_envs)[:, None] * width + room
@@ -252,7 +252,7 @@ class BinPackingEnv(BatchedMazeEnv):
 
 
 def first_fit(room: np.ndarray, item: np.ndarray, capacity: int) -> np.ndarray:
-    """The oldest bin that the item fits into.
+    """Return the oldest bin that the item fits into.
 
     :param room: What is left of each bin, in the order in which they are opened, those to come included, `[n, n_bins]`.
     :param item: Sizes, `[n]`.
@@ -263,12 +263,12 @@ def first_fit(room: np.ndarray, item: np.ndarray, capacity: int) -> np.ndarray:
 
 
 def best_fit(room: np.ndarray, item: np.ndarray, capacity: int) -> np.ndarray:
-    """The bin that the item leaves least of; see :func:`first_fit` for the arguments."""
+    """Return the bin that the item leaves least of; see :func:`first_fit` for the arguments."""
     return np.asarray(np.where(room >= item[:, None], room, capacity + 1).argmin(axis=1))
 
 
 def or_library_score(room: np.ndarray, item: np.ndarray, capacity: int) -> np.ndarray:
-    """The score that Romera-Paredes et al. (2024) found for the OR-Library's instances: tight fits, else much room.
+    """Return the score of Romera-Paredes et al. (2024) for the OR-Library's instances: tight fits, else much room.
 
     Of what would be left only steps count. See :func:`first_fit` for the arguments.
     """
@@ -282,7 +282,7 @@ _OR_LIBRARY_SCORES = np.array([4.0, 3.0, 2.0, 1.0, 0.9, 0.95, 0.97, 0.98, 0.98, 
 
 
 def weibull_score(room: np.ndarray, item: np.ndarray, capacity: int) -> np.ndarray:
-    """The score that Romera-Paredes et al. (2024) found for Weibull items.
+    """Return the score that Romera-Paredes et al. (2024) found for Weibull items.
 
     Each bin that the item fits into is compared with the one before; see :func:`first_fit` for the arguments.
     """
@@ -307,7 +307,7 @@ RULES: Mapping[str, Callable[[np.ndarray, np.ndarray, int], np.ndarray]] = {
 
 
 class PackingRule(Policy):
-    """Packs by a rule that looks at all bins in the order in which they were opened.
+    """Pack by a rule that looks at all bins in the order in which they were opened.
 
     :param rule: One of `RULES`.
     :raises ConfigError: There is no such rule.
@@ -330,7 +330,7 @@ class PackingRule(Policy):
         return {"level": self.levels(maze_state["room"][None], maze_state["item"][None], capacity)[0]}
 
     def levels(self, room: np.ndarray, item: np.ndarray, capacity: int) -> np.ndarray:
-        """The actions for many packings; see :func:`first_fit` for the arguments.
+        """Return the actions for many packings; see :func:`first_fit` for the arguments.
 
         :return: The rooms of the bins that are chosen, `[n]`.
         """
@@ -338,7 +338,7 @@ class PackingRule(Policy):
 
 
 class TightOrRoomy(ArrayPolicy):
-    """Packs by the score of Romera-Paredes et al. (2024) for the OR-Library's instances, of equal ones the tightest.
+    """Pack by the score of Romera-Paredes et al. (2024) for the OR-Library's instances, of equal ones the tightest.
 
     :func:`or_library_score` takes the oldest of equal ones. Without it observations are enough, so that a training may
     begin with it (`policy@warm_start.policy=tight_or_roomy`) wherever its environments are stepped.

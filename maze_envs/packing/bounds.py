@@ -6,7 +6,7 @@ import numpy as np
 
 
 def volume_bound(items: np.ndarray, capacity: int) -> int:
-    """L1: the total size of the items divided by the capacity, rounded up.
+    """Return L1: the total size of the items divided by the capacity, rounded up.
 
     :param items: Sizes, `[n_items]`.
     :param capacity: Capacity of a bin.
@@ -15,7 +15,7 @@ def volume_bound(items: np.ndarray, capacity: int) -> int:
 
 
 def martello_toth_bound(items: np.ndarray, capacity: int) -> int:
-    """L2 of Martello and Toth (1990), Lower bounds and reduction procedures for the bin packing problem, Discrete
+    """Return L2 of Martello, Toth (1990), Lower bounds and reduction procedures for the bin packing problem, Discrete
     Applied Mathematics 28: items above half a bin need one each, and take no more than what is left beside them.
 
     :param items: Sizes, `[n_items]`.

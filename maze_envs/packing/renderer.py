@@ -13,7 +13,7 @@ from maze.core.rendering.renderer import Renderer
 
 
 class BinRenderer(Renderer):
-    """Draws how full each bin is; full ones are green, and the item that comes next stands beside them.
+    """Draw how full each bin is; full ones are green, and the item that comes next stands beside them.
 
     :param capacity: Capacity of a bin.
     """

@@ -31,7 +31,7 @@ Policy = Callable[[np.ndarray], np.ndarray]
 def criss_cross_optimum(
     regime: str, buffer: int, policy: Policy | None = None, tolerance: float = 1e-3
 ) -> tuple[float, float]:
-    """Bounds of the average number of jobs under the best policy, or a given one; see :func:`criss_cross_values`."""
+    """Return bounds of the mean number of jobs under the best or a given policy; see :func:`criss_cross_values`."""
     found = criss_cross_values(regime, buffer, policy, tolerance)
     return found.low, found.high
 
@@ -58,7 +58,7 @@ def criss_cross_values(regime: str, buffer: int, policy: Policy | None = None, t
 
 
 def smoothed_cost(regime: str, values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """A cost of states whose long-run average is that of the number of jobs, and varies less.
+    """Return a cost of states whose long-run average is that of the number of jobs, and varies less.
 
     It is the number of jobs, and what the values are expected to change by until the next tick. In the long run values
     do not change, whatever they are; the closer they are to those of the policy, the more equal are the costs of all
@@ -77,7 +77,7 @@ def smoothed_cost(regime: str, values: np.ndarray, chosen: np.ndarray) -> np.nda
 def expected_changes(
     network: str, jobs: np.ndarray, served: np.ndarray, values: Callable[[np.ndarray], np.ndarray]
 ) -> np.ndarray:
-    """What functions of the state are expected to change by until the next tick.
+    """Return what functions of the state are expected to change by until the next tick.
 
     In the long run they change by 0 on average, whatever the functions are: control variates for averages of any
     network, as :func:`smoothed_cost` has them for one whose states can be listed.
@@ -108,14 +108,14 @@ def _one(index: int, jobs: np.ndarray) -> np.ndarray:
 
 
 def tabulated(policy: Policy, buffer: int) -> np.ndarray:
-    """What a policy does in each state of up to so many jobs of a class, `[buffer + 1, buffer + 1, buffer + 1]`."""
+    """Return actions of a policy in states of up to `buffer` jobs a class, `[buffer + 1, buffer + 1, buffer + 1]`."""
     plane = np.indices((buffer + 1,) * 2).reshape(2, -1).T
     actions = (policy(np.column_stack([np.full(len(plane), first), plane])) for first in range(buffer + 1))
     return np.stack([np.asarray(of_plane, np.int8).reshape(buffer + 1, buffer + 1) for of_plane in actions])
 
 
 def _following(regime: str, values: np.ndarray, chosen: np.ndarray | None) -> np.ndarray:
-    """Jobs of this tick and the values after it, with what was chosen or the better choice."""
+    """Return jobs of this tick and the values after it, with what was chosen or the better choice."""
     arrival, second = CRISS_CROSS[regime]
     first_queue = np.arange(len(values))
     n_jobs = first_queue[:, None, None] + first_queue[:, None] + first_queue
@@ -128,11 +128,11 @@ def _following(regime: str, values: np.ndarray, chosen: np.ndarray | None) -> np
 
 
 def _more(values: np.ndarray, axis: int) -> np.ndarray:
-    """The values with one more job of a class; of a full buffer as it is."""
+    """Return the values with one more job of a class; of a full buffer as it is."""
     index = np.minimum(np.arange(values.shape[axis]) + 1, values.shape[axis] - 1)
     return np.asarray(np.take(values, index, axis=axis))
 
 
 def _fewer(values: np.ndarray, axis: int) -> np.ndarray:
-    """The values with one job less of a class; of an empty buffer as it is."""
+    """Return the values with one job less of a class; of an empty buffer as it is."""
     return np.asarray(np.take(values, np.maximum(np.arange(values.shape[axis]) - 1, 0), axis=axis))

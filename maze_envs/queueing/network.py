@@ -50,7 +50,7 @@ class Network(NamedTuple):
         return self.servers[-1] + 1
 
     def classes_of(self, server: int) -> list[int]:
-        """The classes that a server serves."""
+        """Return the classes that a server serves."""
         return [index for index, other in enumerate(self.servers) if other == server]
 
 
@@ -66,7 +66,7 @@ CRISS_CROSS = {
 
 
 def criss_cross(regime: str = "I.M.") -> Network:
-    """The criss-cross network: jobs of one kind pass both servers, those of another kind the first one only.
+    """Return the criss-cross network: jobs of one kind pass both servers, those of another kind the first one only.
 
     The first server serves new jobs of both kinds (classes 0 and 1), the second one those of the first kind (class 2).
 
@@ -80,7 +80,7 @@ def criss_cross(regime: str = "I.M.") -> Network:
 
 
 def extended(n_stations: int = 2) -> Network:
-    """The extended six-class network and its larger relatives: two flows through all stations, one of them twice.
+    """Return the extended six-class network or a larger one: two flows through all stations, one of them twice.
 
     :param n_stations: Number of servers, each with three classes; 2 make six classes.
     """
@@ -98,7 +98,7 @@ def extended(n_stations: int = 2) -> Network:
 
 
 def network_of(name: str) -> Network:
-    """A network by its name: a load regime of the criss-cross network (`B.M.`), or `extended_6`, `extended_9`, ...
+    """Return a network by name: a load regime of the criss-cross network (`B.M.`), or `extended_6`, `extended_9`, ...
 
     :raises ConfigError: There is none of that name.
     """
@@ -184,7 +184,7 @@ class Queues(BatchedCoreEnv):
 
     @override(BatchedCoreEnv)
     def reset_rows(self, rows: np.ndarray) -> None:
-        """Begins with empty queues."""
+        """Begin with empty queues."""
         self.jobs[rows] = 0
         self.counted_jobs[rows] = 0.0
 

@@ -14,7 +14,7 @@ from maze.core.rendering.renderer import Renderer
 
 
 class QueueRenderer(Renderer):
-    """Draws how many jobs of each class wait; those that are worked on are orange.
+    """Draw how many jobs of each class wait; those that are worked on are orange.
 
     :param servers: By class, who serves it.
     """

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,9 +34,15 @@ class CpSatSchedule(NamedTuple):
 
 
 def cp_sat_schedule(
-    durations: np.ndarray, machines: np.ndarray, seconds: float = 10.0, n_workers: int = 0, seed: int = 0
+    durations: np.ndarray,
+    machines: np.ndarray,
+    seconds: float = 10.0,
+    n_workers: int = 0,
+    seed: int = 0,
+    may_wait: bool = True,
+    is_time_over: Callable[[], bool] | None = None,
 ) -> CpSatSchedule:
-    """Searches the shortest schedule: an interval for each operation, in the order of its job, none together with
+    """Search the shortest schedule: an interval for each operation, in the order of its job, none together with
     another on its machine. It begins with the schedule of a dispatching rule, and never ends with a longer one.
 
     :param durations: Of each job's operations in their order, `[n_jobs, n_machines]`.
@@ -42,6 +51,8 @@ def cp_sat_schedule(
     :param n_workers: Number of threads, which try different strategies; 0: one for each CPU core. With one, and enough
         time for a proof of optimality, the result depends on nothing but the seed.
     :param seed: Seed of the search.
+    :param may_wait: `False`: no machine is idle while a job waits for it (non-delay schedules).
+    :param is_time_over: Ends the search too, for limits of another kind (CPU seconds); polled by a thread.
     :raises ConfigError: OR-Tools is not installed, or there is no time.
     """
     try:
@@ -71,12 +82,15 @@ def cp_sat_schedule(
         model.add(makespan >= end)
     for intervals in on_machine.values():
         model.add_no_overlap(intervals)
+    if not may_wait:
+        _forbid_waiting(model, starts, durations, machines)
     model.minimize(makespan)
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = float(seconds)
     solver.parameters.num_workers = n_workers
     solver.parameters.random_seed = seed
-    status = solver.solve(model)
+    with _polled(is_time_over, solver.stop_search):
+        status = solver.solve(model)
     found = by_rule
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         found = np.array([[solver.value(start) for start in of_job] for of_job in starts])
@@ -84,8 +98,62 @@ def cp_sat_schedule(
     return CpSatSchedule(int((found + durations).max()), bound, found)
 
 
+@contextmanager
+def _polled(is_time_over: Callable[[], bool] | None, stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` in the context as soon as the time is over."""
+    is_done = threading.Event()
+
+    def poll() -> None:
+        while is_time_over is not None and not is_done.wait(0.02):
+            if is_time_over():
+                stop()
+
+    thread = threading.Thread(target=poll)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_done.set()
+        thread.join()
+
+
+def _forbid_waiting(model: Any, starts: list[list[Any]], durations: np.ndarray, machines: np.ndarray) -> None:
+    """Constrain a model to non-delay schedules.
+
+    Either a machine is busy up to the start of an operation (or the start is 0), or neither this operation nor one that
+    follows on the machine is released earlier.
+
+    :param starts: Variables by job and position.
+    """
+    for machine in range(durations.shape[1]):
+        operations = list(
+            zip(*map(np.ndarray.tolist, np.nonzero((machines == machine) & (durations > 0))), strict=True)
+        )
+        released = {
+            (job, position): starts[job][position - 1] + int(durations[job, position - 1]) if position else 0
+            for job, position in operations
+        }
+        for one in operations:
+            start, others = starts[one[0]][one[1]], [each for each in operations if each != one]
+            begins_at_zero = model.new_bool_var("")
+            model.add(start == 0).only_enforce_if(begins_at_zero)
+            busy_until_start = [begins_at_zero]
+            for other in others:
+                follows_at_once = model.new_bool_var("")
+                end = starts[other[0]][other[1]] + int(durations[other])
+                model.add(start == end).only_enforce_if(follows_at_once)
+                busy_until_start.append(follows_at_once)
+            is_idle = model.new_bool_var("")
+            model.add_bool_or([*busy_until_start, is_idle])
+            model.add(released[one] >= start).only_enforce_if(is_idle)
+            for other in others:
+                is_before = model.new_bool_var("")
+                model.add(starts[other[0]][other[1]] < start).only_enforce_if(is_before)
+                model.add(released[other] >= start).only_enforce_if(is_idle, is_before.negated())
+
+
 def dispatched_makespan(instance: Instance, starts: np.ndarray) -> int:
-    """The makespan of dispatching in the order of a schedule.
+    """Return the makespan of dispatching in the order of a schedule.
 
     On the clock of :class:`~maze_envs.scheduling.job_shop.JobShops` no machine waits while a job does. Shortest
     schedules may need just that, so that the dispatched one can be longer.
@@ -106,7 +174,7 @@ def dispatched_makespan(instance: Instance, starts: np.ndarray) -> int:
 
 
 class CpSatPolicy(Policy):
-    """Solves each job shop when it begins, and starts the waiting job whose operation begins first in the schedule.
+    """Solve each job shop when it begins, and start the waiting job whose operation begins first in the schedule.
 
     The environment's clock does not let machines wait, so that its makespan may be longer than the schedule's, see
     :func:`dispatched_makespan`.
@@ -144,7 +212,7 @@ class CpSatPolicy(Policy):
 
 
 def _next_in_schedule(starts: np.ndarray, next_operation: np.ndarray, mask: np.ndarray) -> int:
-    """Of the jobs that can start the one that begins first in the schedule."""
+    """Return, of the jobs that can start, the one that begins first in the schedule."""
     position = np.minimum(next_operation, starts.shape[1] - 1)
     begins = np.take_along_axis(starts, position[:, None], axis=1)[:, 0]
     return int(np.where(mask > 0, begins, np.iinfo(np.int64).max).argmin())

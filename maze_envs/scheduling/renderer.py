@@ -15,7 +15,7 @@ _COLORS = 20
 
 
 class GanttRenderer(Renderer):
-    """Draws what each machine does when: a colour and a number for each job.
+    """Draw what each machine does when: a colour and a number for each job.
 
     The operation of the action is outlined. Lines mark the present and the lower bound on the makespan; lighter, behind
     the present, is what has been started and goes on.

@@ -136,7 +136,7 @@ class Instance(NamedTuple):
 
 
 def generate(n_jobs: int, n_machines: int, time_seed: int, machine_seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Durations and machines, `[n_jobs, n_machines]` each, as Taillard's program makes them.
+    """Return durations and machines, `[n_jobs, n_machines]` each, as Taillard's program makes them.
 
     :param n_jobs: Number of jobs.
     :param n_machines: Number of machines.
@@ -154,7 +154,7 @@ def generate(n_jobs: int, n_machines: int, time_seed: int, machine_seed: int) ->
 
 
 def _uniform(seed: int) -> Iterator[float]:
-    """The generator of Bratley, Fox and Schrage (1983) that Taillard used, in [0, 1)."""
+    """Return the generator of Bratley, Fox and Schrage (1983) that Taillard used, in [0, 1)."""
     modulus = 2**31 - 1
     while True:
         seed = 16807 * seed % modulus
@@ -162,7 +162,7 @@ def _uniform(seed: int) -> Iterator[float]:
 
 
 def instances_of(names: str | Sequence[str] | None) -> list[Instance]:
-    """Published instances.
+    """Return the published instances.
 
     :param names: Names such as `ta01`, or sizes such as `15x15` (all of that size); one, or a list. `None`: none.
     :raises ConfigError: There is no such instance.
@@ -210,7 +210,7 @@ def instance_set(source: InstanceSource | Sequence[Any] | None) -> InstanceSet |
 
 
 def lower_bound(durations: np.ndarray, machines: np.ndarray) -> np.ndarray:
-    """Taillard's lower bound on the makespan: the longest job, or what a machine has to do, with the least that comes
+    """Return Taillard's lower bound on the makespan: the longest job, or a machine's work with the least that comes
     before and after it.
 
     :param durations: `[..., n_jobs, n_machines]`; 0: there is no such operation.

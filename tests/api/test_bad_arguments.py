@@ -71,24 +71,24 @@ WRONG: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     ),
     "value of the wrong type": (
         lambda: {"algorithm": "ppo", "overrides": {"algorithm.lr": "fast"}},
-        "algorithm.lr: expected a number of at least 0, got 'fast'",
+        "algorithm.lr: expected a number of at least 0, found 'fast'",
     ),
     "list without multirun": (
         lambda: {"algorithm": "ppo", "overrides": {"algorithm.lr": [0.1, 0.2]}},
         "algorithm.lr: expected a number.*pass multirun=True",
     ),
-    "components without multirun": (lambda: {"env": ["gym_env"]}, "env: expected .* got a list.*multirun=True"),
+    "components without multirun": (lambda: {"env": ["gym_env"]}, "env: expected .* found a list.*multirun=True"),
     "empty list": (lambda: {"overrides": {"algorithm.n_epochs": []}, "multirun": True}, "an empty list"),
     "search": (lambda: {"experiment": "nevergrad", "multirun": True}, "multirun: .*Nevergrad.*maze-run"),
     "class for an object": (
         lambda: {"algorithm": PPOAlgorithmConfig},
-        r"algorithm: expected .*AlgorithmConfig, got the class PPOAlgorithmConfig.*PPOAlgorithmConfig\(\.\.\.\)",
+        r"algorithm: expected .*AlgorithmConfig, found the class PPOAlgorithmConfig.*PPOAlgorithmConfig\(\.\.\.\)",
     ),
-    "object of another kind": (lambda: {"policy": model_composer()}, "policy: expected .*BasePolicyComposer, got .*"),
-    "number for an environment": (lambda: {"env": 3}, r"env: expected .* got 3 \(int\)"),
+    "object of another kind": (lambda: {"policy": model_composer()}, "policy: expected .*BasePolicyComposer, found .*"),
+    "number for an environment": (lambda: {"env": 3}, r"env: expected .* found 3 \(int\)"),
     "no mapping of overrides": (lambda: {"overrides": ["algorithm.lr=1"]}, "overrides: expected a mapping"),
     "no text as key": (lambda: {"overrides": {1: 2}}, "overrides: keys are paths"),
-    "number as directory": (lambda: {"run_dir": 3}, "run_dir: expected a text, got 3"),
+    "number as directory": (lambda: {"run_dir": 3}, "run_dir: expected a text, found 3"),
     "name among overrides": (
         lambda: {"overrides": {"algorithm": "ppo"}},
         "names of modules are not resolved in overrides. Pass algorithm='ppo'",
@@ -155,11 +155,11 @@ WRONG: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     ),
     "rollout runner for a training": (
         lambda: {"algorithm": "ppo", "runner": {"_target_": SEQUENTIAL}},
-        "runner: a SequentialRolloutRunner trains nothing",
+        "runner: expected a training runner, found SequentialRolloutRunner",
     ),
     "configuration of rollouts for a training": (
         lambda: {"configuration": "conf_rollout"},
-        "configuration: 'conf_rollout' configures no training.*conf_train",
+        "configuration: 'conf_rollout' is not a training configuration.*conf_train",
     ),
     "launcher without multirun": (lambda: {"launcher": "local"}, "launcher: .*multirun=True"),
     "wrapper with an environment": (
@@ -173,11 +173,11 @@ WRONG: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     "hyperparameters without a class": (lambda: {"algorithm": {"lr": 0.1}}, r"expected `_target_`.*\['lr'\]"),
     "state-action critic for PPO": (
         lambda: {"algorithm": "ppo", "critic": "flatten_concat_state_action"},
-        "critic: algorithm='ppo' needs a state critic, such as .*; got a StepStateActionCriticComposer",
+        "critic: algorithm='ppo' needs a state critic, such as .*; found a StepStateActionCriticComposer",
     ),
     "state critic for SAC": (
         lambda: {"algorithm": "sac", "critic": "flatten_concat_shared"},
-        "critic: algorithm='sac' needs a state-action critic, such as .*; got a SharedStateCriticComposer",
+        "critic: algorithm='sac' needs a state-action critic, such as .*; found a SharedStateCriticComposer",
     ),
     "critic for ES": (lambda: {"algorithm": "es", "critic": "template_state"}, "critic: algorithm='es' has no critic"),
     "missing input directory": (lambda: {"overrides": {"input_dir": "nowhere"}}, "input_dir: .*nowhere is not a dir"),

@@ -123,7 +123,7 @@ def test_the_first_example_continues_with_single_actions() -> None:
 
 
 @pytest.mark.slow
-def test_resuming_an_earlier_run_with_another_learning_rate(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_earlier_run_is_resumed_with_another_learning_rate(capfd: pytest.CaptureFixture[str]) -> None:
     overrides = shorter({"env.name": "LunarLander-v2"}, "ppo")
     rc = RunContext(env="gym_env", overrides=overrides, algorithm="ppo")
     rc.train(n_epochs=1)

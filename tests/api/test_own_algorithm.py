@@ -86,7 +86,7 @@ def test_the_command_line_trains_it_by_its_target_alone(tmp_path, capfd):
     assert "noise_stddev" not in config
 
 
-def test_wherever_it_runs_it_learns_the_same(tmp_path):
+def test_a_user_algorithm_learns_the_same_in_every_placement(tmp_path):
     for runner in ("dev", "local"):
         assert main([*TRAINING, TARGET, *SHORT, f"runner={runner}", f"hydra.run.dir={runner}"]) == 0
     one, other = weights("dev"), weights("local")
@@ -135,7 +135,7 @@ def test_run_context_takes_the_object_the_mapping_and_the_override():
     assert found[0] == found[1] == found[2]
 
 
-def test_it_has_its_configured_name(tmp_path):
+def test_a_user_algorithm_has_its_configured_name(tmp_path):
     assert main([*TRAINING, "algorithm._target_=own_project.CarefulConfig", *SHORT]) == 0
     (run,) = (tmp_path / "outputs").iterdir()
     assert "-careful_reinforce-" in run.name
@@ -154,14 +154,17 @@ def test_it_has_its_configured_name(tmp_path):
             "model.critic: SAC needs a state-action critic, such as critic='flatten_concat_state_action'",
         ),
         ([TARGET, "algorithm.gama=0.9"], "algorithm.gama"),
-        ([TARGET, "algorithm.gamma=2"], "algorithm.gamma: expected a number of at least 0 and at most 1, got 2"),
-        ([TARGET, "algorithm.n_epochs=many"], "algorithm.n_epochs: expected a whole number of at least 0, got 'many'"),
+        ([TARGET, "algorithm.gamma=2"], "algorithm.gamma: expected a number of at least 0 and at most 1, found 2"),
+        (
+            [TARGET, "algorithm.n_epochs=many"],
+            "algorithm.n_epochs: expected a whole number of at least 0, found 'many'",
+        ),
         (["algorithm._target_=own_project.ReinforcConfig"], "own_project.ReinforcConfig"),
-        (["algorithm._target_=own_project.Reinforce"], "`own_project.Reinforce` is no AlgorithmConfig"),
+        (["algorithm._target_=own_project.Reinforce"], "`own_project.Reinforce` is not a subclass of AlgorithmConfig"),
         (["algorithm._target_=own_project.NamelessConfig"], "NamelessConfig has no trainer"),
     ],
 )
-def test_it_gets_the_errors_of_those_that_are_shipped(arguments, message, capfd):
+def test_a_user_algorithm_raises_the_errors_of_the_built_in_ones(arguments, message, capfd):
     assert main([*TRAINING, *arguments]) != 0
     error = capfd.readouterr().err
     assert message in error

@@ -142,7 +142,7 @@ def test_a_killed_run_is_recorded_as_interrupted(tmp_path: Path) -> None:
     assert read_record(tmp_path) == {**record, "process": 2**22 + 1, "state": "interrupted"}
 
 
-def test_a_damaged_record_is_none(tmp_path: Path) -> None:
+def test_a_damaged_run_record_is_read_as_absent(tmp_path: Path) -> None:
     (tmp_path / RECORD_FILE).write_text('{"state": "run', encoding="utf-8")
     assert read_record(tmp_path) is None
 
@@ -188,7 +188,7 @@ class PushesLeft(Policy):
         return {"action": np.int64(0)}
 
 
-def test_the_environment_comes_first() -> None:
+def test_the_environment_is_the_first_argument_of_run_context() -> None:
     rc = RunContext("CartPole-v1", algorithm="a2c", overrides={**SHORTER["a2c"], **SEEDS}, silent=True)
     assert rc.train(n_steps=STEPS_PER_EPOCH).history["n_steps"].tolist() == [STEPS_PER_EPOCH]
     assert rc.env_factory().core_env.env.spec.id == "CartPole-v1"

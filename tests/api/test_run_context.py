@@ -101,7 +101,7 @@ def cart_position(env: Any) -> Any:
 
 
 @pytest.mark.parametrize("make", [cartpole, lambda: gymnasium.make("CartPole-v1")], ids=["Maze", "gymnasium"])
-def test_of_an_environment_that_is_given_itself_copies_are_stepped(make: Callable[[], Any]) -> None:
+def test_an_environment_instance_is_copied_before_it_is_stepped(make: Callable[[], Any]) -> None:
     env = make()
     before = cart_position(env)
     assert_same_weights(weights(trained(env=env)), weights(trained(env=make)))
@@ -188,7 +188,7 @@ def test_every_table_is_printed_once_however_many_run_contexts_there_are(capfd: 
     assert capfd.readouterr().out.count("total_episode_count") == 1
 
 
-def test_silence_covers_everything_but_errors(capfd: pytest.CaptureFixture[str]) -> None:
+def test_verbosity_0_suppresses_everything_but_errors(capfd: pytest.CaptureFixture[str]) -> None:
     rc = trained()
     rc.evaluate(n_episodes=1)
     rc.rollout(n_episodes=1, max_episode_steps=5)

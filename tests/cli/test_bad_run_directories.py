@@ -91,8 +91,8 @@ FAULTS: list[tuple[str, Callable[[Path], object], tuple[str, ...], list[str]]] =
     ("no training state", remove("latest.pt"), RESUME, ["latest.pt"]),
     ("weights in its place", store("latest.pt", {"a": torch.ones(1)}), RESUME, ["found weights alone"]),
     ("a tensor instead", store("state_dict.pt", torch.ones(1)), ROLLOUT, ["state_dict.pt", "expected a state dict"]),
-    ("configuration is no YAML", write(".hydra/config.yaml", b"model: [1"), ROLLOUT, [".hydra/config.yaml"]),
-    ("configuration is no text", write(".hydra/config.yaml", b"\xff\xfe\x00\x81"), ROLLOUT, [".hydra/config.yaml"]),
+    ("configuration is not YAML", write(".hydra/config.yaml", b"model: [1"), ROLLOUT, [".hydra/config.yaml"]),
+    ("configuration is not a text", write(".hydra/config.yaml", b"\xff\xfe\x00\x81"), ROLLOUT, [".hydra/config.yaml"]),
     ("another model", another_model, ROLLOUT, ["state_dict.pt", "(32, 4)", "(64, 4)"]),
 ]
 

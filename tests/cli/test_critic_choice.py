@@ -59,7 +59,7 @@ def test_an_experiment_whose_critic_does_not_suit_another_algorithm_gets_one_tha
     ],
 )
 def test_given_critics_are_kept_or_refused_in_one_sentence(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"critic: algorithm='sac' needs a state-action critic, such as .*; got a "):
+    with pytest.raises(ConfigError, match=r"critic: algorithm='sac' needs a state-action critic, such as .*; found a "):
         configured(algorithm="sac", **arguments)
 
 

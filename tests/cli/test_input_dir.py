@@ -27,7 +27,7 @@ ROLLOUT = ["policy=torch_policy", "runner=sequential", "runner.n_episodes=1", "r
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A training run with an environment, wrappers and a network that are no defaults."""
+    """A training run with an environment, wrappers and a network that are not defaults."""
     directory = tmp_path_factory.mktemp("run") / "run"
     own = ["env.name=Acrobot-v1", "wrappers=vector_obs", "algorithm=a2c", "runner.normalization_samples=20"]
     network = "model.policy.networks.0.hidden_units=[8]"
@@ -153,7 +153,7 @@ def test_a_run_is_played_without_a_display_as_a_page(
     said = capfd.readouterr().out
     assert "Rolling out with the most probable actions" in said
     (page,) = tmp_path.glob("outputs/*/*/episode_pages/*.html")
-    assert f"An episode to look at in a browser: {page}\n" in said
+    assert f"Open the episode in a browser: {page}\n" in said
     text = page.read_text(encoding="utf-8")
     assert "Acrobot-v1, episode 1" in text
     assert '"picture": 4' in text  # drawn while it ran: gymnasium environments draw no earlier states
@@ -289,7 +289,7 @@ def test_a_broken_configuration_is_named_with_its_place(tmp_path: Path, capfd: p
     file.write_text("name: [1\nkwargs: {")
     assert main(["-cd", str(tmp_path / "conf"), "env=mine"]) == 2
     error = capfd.readouterr().err
-    assert f"{file}, line 2, column 7: this is no valid YAML" in error
+    assert f"{file}, line 2, column 7: this is not valid YAML" in error
     assert "Traceback" not in error
 
 

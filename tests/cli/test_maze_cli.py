@@ -141,15 +141,15 @@ CONFIG_ERRORS = [
     (["+wrappers.TimeLimitWraper.max_episode_steps=5"], "Did you mean `TimeLimitWrapper`?"),
     (["+wrappers.TimeLimitWrapper.max_steps=5"], "unknown argument `max_steps` (did you mean `max_episode_steps`?)"),
     (["-cn", "conf_check", "+wrappers.TimeLimitWraper.max_episode_steps=5"], "Did you mean `TimeLimitWrapper`?"),
-    (["runner.n_episodes=0"], "runner.n_episodes: expected a whole number of at least 1, got 0"),
-    (["runner.n_episodes=many"], "runner.n_episodes: expected a whole number of at least 1, got 'many'"),
+    (["runner.n_episodes=0"], "runner.n_episodes: expected a whole number of at least 1, found 0"),
+    (["runner.n_episodes=many"], "runner.n_episodes: expected a whole number of at least 1, found 'many'"),
     (
         ["runner.n_processes=1.5", "runner=parallel"],
-        "runner.n_processes: expected a whole number of at least 1, got",
+        "runner.n_processes: expected a whole number of at least 1, found",
     ),
     (
         ["-cn", "conf_train", "algorithm=ppo", "algorithm.lr=abc"],
-        "algorithm.lr: expected a number of at least 0, got",
+        "algorithm.lr: expected a number of at least 0, found",
     ),
     (
         ["-cn", "conf_train", "algorithm.n_epochs=1.5"],
@@ -227,7 +227,7 @@ def test_help_names_commands_options_and_results(capfd: pytest.CaptureFixture[st
     text = capfd.readouterr().out
     for wanted in ("maze-run -cn conf_train", "dummy_cartpole", "outputs/rollout-", "MAZE_FULL_ERROR"):
         assert wanted in text
-    assert "rllib/algorithm: appo, dqn, impala, ppo, sac\n" in text, "what RLlib has dropped is no choice"
+    assert "rllib/algorithm: appo, dqn, impala, ppo, sac\n" in text, "what RLlib has dropped is not a choice"
     assert len(text.splitlines()) <= 50
 
 

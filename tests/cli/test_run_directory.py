@@ -48,7 +48,7 @@ def test_the_current_directory_takes_one_run_only(tmp_path: Path, monkeypatch: p
         claim_directory(Path())
 
 
-def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
+def test_a_file_at_the_place_of_a_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="file is a file"):
         claim_directory(tmp_path / "file")
@@ -60,7 +60,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         claim_directory(tmp_path / "file" / "run")
 
 
-def test_a_run_that_came_to_nothing_leaves_nothing(tmp_path: Path) -> None:
+def test_a_run_without_results_leaves_no_directory(tmp_path: Path) -> None:
     claimed = claim_directory(tmp_path / "outputs" / "name" / "time")
     for name in (".hydra/config.yaml", "command.txt", "versions.json", "hydra_config.yaml", "events.out.tfevents.1"):
         (claimed.path / name).write_text("x")

@@ -50,7 +50,7 @@ def test_a_directory_without_training_runs_is_reported(tmp_path: Path, capsys: p
     assert main(["--runs", str(tmp_path)]) == 0
     assert "No training runs in" in capsys.readouterr().out
     assert main(["--runs=nowhere"]) == 2
-    assert "--runs: nowhere is no directory" in capsys.readouterr().err
+    assert "--runs: nowhere is not a directory" in capsys.readouterr().err
 
 
 def test_a_list_of_runs_needs_no_torch() -> None:

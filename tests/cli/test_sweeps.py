@@ -265,7 +265,7 @@ def test_failures_count_towards_the_budget_of_a_search(command: list[str]) -> No
     assert len(rows()) == 3
 
 
-def test_the_study_is_readable_by_optuna(command: list[str]) -> None:
+def test_optuna_reads_the_study(command: list[str]) -> None:
     optuna = pytest.importorskip("optuna")
     arguments = [*command, "hydra/sweeper=optuna", "runner.x=range(1,4)", "hydra.sweep.dir=study"]
     assert main([*arguments, "hydra.sweeper.optim.budget=2"]) == 0
@@ -338,7 +338,7 @@ WRONG = [
     ([INTERVAL], "To search an interval, choose hydra/sweeper=nevergrad"),
     (
         ["runner.x=1,2", "hydra.sweeper.n_seeds=0"],
-        "hydra.sweeper.n_seeds: expected a whole number of at least 1, got 0",
+        "hydra.sweeper.n_seeds: expected a whole number of at least 1, found 0",
     ),
     (["runner.x=1,2", "hydra/sweeper=gird"], "Did you mean `grid`?"),
 ]

@@ -86,7 +86,7 @@ def test_the_command_line_replaces_or_pins_entries_of_the_configuration() -> Non
         ({"a": {"lower": 0, "upper": 1, "log": True}}, "a: expected lower < upper"),
         ({"a": {"lower": 0, "upper": 1, "init": 2}}, "a: expected lower < upper"),
         ({"a": {"lower": 0, "uper": 1}}, "Did you mean `upper`"),
-        ({"a": {"lower": "x"}}, "a.lower: expected a number, got 'x'"),
+        ({"a": {"lower": "x"}}, "a.lower: expected a number, found 'x'"),
         ({"a": {"lower": float("nan")}}, "expected a number"),
         ({"a": {"lower": 0, "log": 1}}, "a.log: expected true or false"),
         ({"a": {"lower": 0, "step": 0}}, "a: expected lower < upper"),

@@ -217,5 +217,5 @@ def test_an_interrupted_rollout_ends_at_once_with_the_status_of_its_signal(
     process.stderr.close()
 
 
-def test_models_do_not_count_as_worthless() -> None:
+def test_model_files_are_not_removed_as_worthless() -> None:
     assert not [name for name in ("state_dict.pt", "latest.pt") if any(Path(name).match(p) for p in WORTHLESS)]

@@ -119,7 +119,7 @@ def to_bytes(weights: Any) -> Any:
     return {key: to_bytes(value) for key, value in weights.items()}
 
 
-def test_what_environments_print_in_processes_ends_nothing(tmp_path: Path) -> None:
+def test_output_of_environments_in_worker_processes_is_harmless(tmp_path: Path) -> None:
     command = [sys.executable, "-c", TALKATIVE]
     with open("/dev/full", "w") as full:
         found = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)

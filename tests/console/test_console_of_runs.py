@@ -55,7 +55,7 @@ def logged(directory: Path) -> dict[tuple[str, int], float]:
 
 
 @pytest.mark.parametrize("interval", [0, 1000])
-def test_an_epoch_is_shown_with_the_evaluation_of_the_policy_that_it_led_to(
+def test_an_epoch_is_shown_with_the_evaluation_of_its_final_policy(
     interval: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     n_epochs = 3
@@ -102,7 +102,7 @@ def test_verbose_2_prints_the_configuration_and_every_statistic(capfd: pytest.Ca
 
 
 @pytest.mark.parametrize("way", ["--quiet", "verbose=0"])
-def test_quiet_is_nothing_but_errors(way: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_verbosity_0_prints_errors_only(way: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([*SHORT, way]) == 0
     assert capfd.readouterr() == ("", "")
     assert len(TABLE_ROW.findall(Path("run/maze_cli.log").read_text(encoding="utf-8"))) > 40
@@ -112,7 +112,7 @@ def test_quiet_is_nothing_but_errors(way: str, capfd: pytest.CaptureFixture[str]
     assert "Did you mean" in printed.err or "CartPol" in printed.err
 
 
-def test_a_verbosity_that_there_is_not_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_verbosity_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     assert main([*SHORT, "verbose=3"]) == 1
     assert "verbose: expected 0" in capfd.readouterr().err
 

@@ -168,7 +168,9 @@ DRAWN_AT_ONCE = [
 @pytest.mark.parametrize("temperature", [1.0, 0.3])
 @pytest.mark.parametrize(("dist_type", "space"), DRAWN_AT_ONCE)
 @pytest.mark.parametrize("batch_shape", [(), (7,), (2, 3)])
-def test_drawing_with_log_probabilities_is_drawing_and_asking_for_them(dist_type, space, batch_shape, temperature):
+def test_sampling_with_log_probabilities_equals_sampling_and_evaluating_them(
+    dist_type, space, batch_shape, temperature
+):
     shape = (*batch_shape, *dist_type.required_logits_shape(space))
     logits = (3.0 * torch.randn(shape, generator=generator(2))).requires_grad_()  # some deviations are clipped
     dist = dist_type(logits=logits, action_space=space, temperature=temperature)

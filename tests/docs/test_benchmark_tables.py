@@ -16,7 +16,7 @@ from maze.maze_cli import main
 DOCS = Path(__file__).parents[2] / "docs" / "benchmarks"
 
 
-def test_the_learning_page_shows_the_kept_results() -> None:
+def test_the_learning_page_shows_the_stored_results() -> None:
     page = (DOCS / "learning.md").read_text(encoding="utf-8")
     results = learning.read_results(DOCS / "learning.jsonl")
     assert page == learning.with_tables(page, results), (
@@ -27,7 +27,7 @@ def test_the_learning_page_shows_the_kept_results() -> None:
     assert sum(shown) == len(results), "results that no table of the page shows"
 
 
-def test_the_speed_page_shows_the_kept_results(tmp_path: Path) -> None:
+def test_the_speed_page_shows_the_stored_results(tmp_path: Path) -> None:
     page = tmp_path / "speed.md"
     page.write_text(speed.PAGE.read_text(encoding="utf-8"), encoding="utf-8")
     speed.main(["--page", str(page)])
@@ -46,7 +46,7 @@ def test_the_page_of_equal_settings_shows_the_stored_rows(tmp_path: Path) -> Non
         assert page.with_suffix(suffix).read_text("utf-8") == kept.with_suffix(suffix).read_text("utf-8")
 
 
-def test_bars_of_a_chart_begin_at_1_and_ranges_are_drawn() -> None:
+def test_bars_of_a_chart_start_at_1_and_show_ranges() -> None:
     chart = bar_chart("t", [Bar("PPO & co", 4.0, 3.0, 5.0), Bar("slower", 0.5, 0.5, 0.5)])
     (left, width), (left_of_slower, width_of_slower) = (
         (float(x), float(w)) for x, w in re.findall(r'<rect class="ours" x="([\d.]+)" y="\d+" width="([\d.]+)"', chart)
@@ -112,7 +112,7 @@ def test_means_have_intervals_over_seeds(results: list[learning.Result]) -> None
     assert "| 480.0 |" in learning.table(results[:1])
 
 
-def test_kept_runs_are_not_repeated(
+def test_stored_benchmark_runs_are_not_repeated(
     results: list[learning.Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = tmp_path / "kept.jsonl"
@@ -163,7 +163,7 @@ def test_policies_are_judged_in_their_runs_wrappers_by_the_environments_own_rewa
             *("-cn", "conf_train", "env.name=CartPole-v1", "algorithm=ppo", "runner=dev", "runner.concurrency=2"),
             *("algorithm.n_epochs=1", "algorithm.epoch_length=1", "algorithm.n_rollout_steps=8", "model=auto"),
             *("model.recurrence=carried", "critic=template_state", "algorithm.rollout_evaluator.n_episodes=1"),
-            # observations of another shape, without which the policy cannot act, and rewards that are no judgement
+            # observations of another shape, without which the policy cannot act, and rewards that are not judgement
             (
                 f"+wrappers={{{wrappers}.observation_stack_wrapper.ObservationStackWrapper: {{stack_config: "
                 f"[{{observation: observation, keep_original: false, tag: stacked, delta: false, stack_steps: 2}}]}}, "

@@ -39,7 +39,7 @@ def test_finished_runs_are_reused_and_never_confused_with_others(tmp_path, train
         operations.train(operations.Training("lost_sales_ppo", tmp_path / "one", 3, ("env.penalty=9",)))
 
 
-def test_rows_and_intervals_by_hand():
+def test_rows_and_intervals_match_hand_worked_values():
     row = operations.Row("poisson,4,4", 4.0, {"base-stock": 5.0}, [4.0, 4.2, 4.4], [60.0, 61.0, 62.0])
     # the standard deviation is 0.2, the t quantile of two degrees of freedom 4.30
     assert row.cells() == ["poisson,4,4", "4.000", "base-stock 5.000", "", "4.200 ± 0.497", "+5.00 %", "61", "3"]
@@ -48,7 +48,7 @@ def test_rows_and_intervals_by_hand():
     assert found == ["trained, greedy", "16.0 ± 2.5", "", "3"]
 
 
-def test_a_page_gets_its_table(tmp_path):
+def test_a_documentation_page_gets_its_table(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- results: one -->\nold\n<!-- end -->\n<!-- results: two -->\n\n<!-- end -->\n")
     for _ in range(2):
@@ -81,7 +81,7 @@ def test_default_settings_stay_on_the_page(tmp_path, monkeypatch):
     assert rows["three"] == operations.Row("three", 2.0, {}).cells()
 
 
-def test_the_command_writes_rules_into_the_page(tmp_path, monkeypatch):
+def test_the_command_writes_heuristics_into_the_page(tmp_path, monkeypatch):
     page, results = tmp_path / "page.md", tmp_path / "found.json"
     page.write_text("<!-- results: gaps -->\n\n<!-- end -->\n")
     monkeypatch.setattr(job_shop, "RULES", {"MWKR": None})

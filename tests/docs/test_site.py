@@ -79,7 +79,7 @@ print([sorted(output.get("data", ())) for output in executed.cells[0].outputs])
     assert "image/png" in done.stdout, done.stderr[-3000:]
 
 
-def test_what_guides_import_most_comes_first_in_the_reference(tmp_path: Path) -> None:
+def test_names_most_imported_by_guides_come_first_in_the_reference(tmp_path: Path) -> None:
     from site_pages.reference import write_reference
 
     write_reference(tmp_path)
@@ -105,7 +105,7 @@ SHOWN = [
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("page", SHOWN)
 @pytest.mark.parametrize(("width", "scheme"), [(WIDE, "light"), (NARROW, "dark")])
-def test_pages_need_nothing_from_elsewhere_and_fit(
+def test_pages_load_no_external_resources_and_fit_the_window(
     site: Path, browser: Browser, page: str, width: int, scheme: str
 ) -> None:
     errors: list[str] = []
@@ -150,7 +150,7 @@ def test_fields_of_an_option_have_their_defaults_and_meanings() -> None:
     assert [key for key, field in fields.items() if not field.meaning] == []
 
 
-def test_a_key_without_a_word_of_its_class_is_explained_by_the_comment_above_it() -> None:
+def test_a_key_without_a_docstring_is_described_by_the_comment_above_it() -> None:
     text = "# @package env\n\n# What it is for\na: 1\n# both of them\nb: [1, 2]\nc: {d: ~}\n\ne: 1\n"
     found = configurations.fields(configurations.Option("env", "mine", text))
     assert found == [

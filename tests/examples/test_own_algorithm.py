@@ -44,7 +44,7 @@ def train(name: str, *overrides: str) -> dict:
     return load_state(Path(name) / "latest.pt")
 
 
-def test_it_has_at_most_150_lines_and_none_in_maze() -> None:
+def test_the_example_algorithm_has_at_most_150_lines_outside_the_package() -> None:
     files = sorted(PROJECT.rglob("*.py"))
     assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= 150
     mentioned = [
@@ -64,7 +64,7 @@ def test_the_command_line_trains_evaluates_selects_and_reports(tmp_path: Path, c
     assert "new overall best model" in printed
 
 
-def test_with_the_class_alone_it_learns_the_same_and_so_it_does_in_processes() -> None:
+def test_an_algorithm_given_by_its_class_learns_the_same_in_processes() -> None:
     by_name = train("by_name", "algorithm.n_epochs=1")
     in_processes = train("in_processes", "algorithm.n_epochs=1", "runner=local")
     command = ("-cn", "conf_train", "env.name=CartPole-v1", "model=flatten_concat", "critic=flatten_concat_shared")
@@ -74,7 +74,7 @@ def test_with_the_class_alone_it_learns_the_same_and_so_it_does_in_processes() -
     assert str(by_name["model"]) == str(in_processes["model"]) == str(by_class["model"])
 
 
-def test_a_training_that_was_resumed_is_the_one_that_was_not_interrupted() -> None:
+def test_a_resumed_run_equals_an_uninterrupted_run() -> None:
     whole = train("whole", "algorithm.n_epochs=3")
     train("first", "algorithm.n_epochs=1")
     rest = train("rest", "algorithm.n_epochs=3", "input_dir=first", "resume=true")
@@ -90,7 +90,7 @@ def test_network_of_another_shape_cannot_resume(capfd: pytest.CaptureFixture) ->
     assert "cannot be resumed with the configured algorithm and model" in capfd.readouterr().err
 
 
-def test_what_it_trained_is_rolled_out_and_deployed(tmp_path: Path) -> None:
+def test_a_policy_trained_by_a_user_algorithm_is_rolled_out_and_deployed(tmp_path: Path) -> None:
     train("run", "algorithm.n_epochs=1")
     command = ("env.name=CartPole-v1", "policy=torch_policy", "input_dir=run", "model=flatten_concat")
     assert main([*command, "runner=sequential", "runner.n_episodes=2", "hydra.run.dir=rollout"]) == 0
@@ -99,7 +99,7 @@ def test_what_it_trained_is_rolled_out_and_deployed(tmp_path: Path) -> None:
         assert deployment.act([0.0, 0.0, 0.1, 0.0], 0, False, {}) in (0, 1)
 
 
-def test_its_file_states_the_defaults_of_its_class() -> None:
+def test_the_configuration_file_has_the_defaults_of_the_class() -> None:
     from reinforce.config import ReinforceConfig
 
     stated = OmegaConf.load(PROJECT / "reinforce" / "conf" / "algorithm" / "reinforce.yaml")
@@ -107,7 +107,7 @@ def test_its_file_states_the_defaults_of_its_class() -> None:
     assert OmegaConf.to_container(stated) == asdict(ReinforceConfig())
 
 
-def test_run_context_trains_it_and_cart_pole_stays_up_longer() -> None:
+def test_run_context_trains_it_and_the_cartpole_return_increases() -> None:
     from reinforce.config import ReinforceConfig
 
     torch.set_num_threads(1)
@@ -133,7 +133,7 @@ def test_run_context_trains_it_and_cart_pole_stays_up_longer() -> None:
     ("overrides", "message"),
     [
         (("algorithm.gama=0.9",), "algorithm.gama"),
-        (("algorithm.gamma=2",), "algorithm.gamma: expected a number of at least 0 and at most 1, got 2"),
+        (("algorithm.gamma=2",), "algorithm.gamma: expected a number of at least 0 and at most 1, found 2"),
         (("~critic",), "model.critic: Reinforce needs a model with a policy and a state critic, but no critic"),
         (
             ("critic=flatten_concat_state_action",),

@@ -57,7 +57,7 @@ def test_the_example_is_the_template(tmp_path: Path, capfd: pytest.CaptureFixtur
     assert f"PYTHON ?= {sys.executable}\n" in local, "this machine's Python, in a file that git ignores"
 
 
-def test_everything_gets_the_name_of_the_project(tmp_path: Path) -> None:
+def test_all_files_of_a_new_project_use_its_name(tmp_path: Path) -> None:
     assert main(["--new-project=corner_shop"]) == 0
     files = files_of(tmp_path / "corner_shop")
     assert "corner_shop/conf/env/corner_shop.yaml" in files
@@ -76,7 +76,7 @@ def test_a_path_may_be_named_and_an_empty_directory_be_there(tmp_path: Path) -> 
     assert mode == (tmp_path / "projects").stat().st_mode
 
 
-def test_it_may_be_written_into_the_empty_directory_that_one_is_in(
+def test_a_project_may_be_created_in_the_empty_current_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "corner_shop").mkdir()
@@ -107,7 +107,7 @@ def test_it_may_be_written_into_the_empty_directory_that_one_is_in(
         (["file"], "file must be an empty or a new directory"),
     ],
 )
-def test_what_cannot_be_a_project_is_refused(
+def test_invalid_directories_of_new_projects_are_refused(
     arguments: list[str], message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "full").mkdir()
@@ -120,7 +120,7 @@ def test_what_cannot_be_a_project_is_refused(
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "full", "kept.txt"]
 
 
-def test_what_cannot_be_written_leaves_nothing_behind(
+def test_a_project_that_cannot_be_written_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def full(path: Path, *arguments: object, **options: object) -> int:
@@ -133,7 +133,7 @@ def test_what_cannot_be_written_leaves_nothing_behind(
 
 
 @pytest.mark.long
-def test_its_tests_pass_at_once(tmp_path: Path) -> None:
+def test_the_tests_of_a_new_project_pass(tmp_path: Path) -> None:
     assert main(["--new-project", "corner_shop"]) == 0
     said = run(["make", "test"], tmp_path / "corner_shop", PYTHONPATH=str(ROOT))
     assert " passed" in said

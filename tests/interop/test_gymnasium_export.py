@@ -19,7 +19,7 @@ from tests.train.parallelization.toy_envs import counting_env
 
 
 def checked(env):
-    """Runs gymnasium's own checker; the boundlessness of an observation space and the missing id are no faults."""
+    """Runs gymnasium's own checker; the boundlessness of an observation space and the missing id are not faults."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*(infinity|symmetric and normalized|not having a spec).*")
         check_env(env)
@@ -104,7 +104,7 @@ def test_frames_come_from_the_maze_renderer_without_opening_a_window(monkeypatch
 
 
 def test_an_unknown_render_mode_is_refused_with_the_known_ones():
-    with pytest.raises(ConfigError, match=r"one of \['human', 'rgb_array'\], got 'ascii'"):
+    with pytest.raises(ConfigError, match=r"one of \['human', 'rgb_array'\], found 'ascii'"):
         to_gymnasium(GymMazeEnv("CartPole-v1"), render_mode="ascii")
 
 
@@ -114,12 +114,12 @@ def test_environments_with_several_sub_steps_are_refused_with_the_way_out():
         to_gymnasium(env)
 
 
-def test_what_is_no_maze_environment_is_refused():
-    with pytest.raises(ConfigError, match="expected a Maze environment, got CartPole"):
+def test_objects_that_are_no_maze_environment_are_refused():
+    with pytest.raises(ConfigError, match="expected a Maze environment, found CartPole"):
         to_gymnasium(gymnasium.make("CartPole-v1").unwrapped)
 
 
-def test_the_maze_environment_stays_within_reach():
+def test_the_exported_environment_exposes_the_maze_environment():
     maze_env = GymMazeEnv("CartPole-v1")
     env = to_gymnasium(maze_env)
     assert env.maze_env is maze_env

@@ -70,7 +70,7 @@ def test_the_mask_in_the_infos_becomes_an_observation():
     assert list(PettingZooEnv(Duel(), action_mask=False).observation_space) == ["observation"]
 
 
-def test_what_a_loser_loses_by_the_move_of_another_belongs_to_its_own_last_move():
+def test_a_reward_caused_by_another_agents_move_is_credited_to_the_own_last_move():
     # 2, 4, 5: player 0 makes the last move, which begins a step in which player 1 has not acted
     *_, third = played(PettingZooEnv(Duel()), [1, 1, 0])
     assert third[2:4] == (0.0, True)
@@ -81,7 +81,7 @@ def test_what_a_loser_loses_by_the_move_of_another_belongs_to_its_own_last_move(
     assert fourth[5] == [-1.0, 1.0]
 
 
-def test_rollouts_hold_what_each_decision_has_earned():
+def test_rollouts_contain_the_reward_of_each_action():
     envs = SequentialVectorEnv([lambda: PettingZooEnv(Duel())] * 2)
     envs.seed([0, 0])
     generator = RolloutGenerator(envs)
@@ -173,7 +173,7 @@ def test_with_random_opponents_one_agent_acts_and_only_its_rewards_count():
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.5])
-def test_a_share_is_between_nothing_and_all(share):
+def test_a_canary_share_is_between_0_and_1(share):
     with pytest.raises(ConfigError, match="random_opponents: expected a share"):
         PettingZooEnv(Duel(), random_opponents=share)
 
@@ -195,7 +195,7 @@ def test_shared_policies_can_be_configured(policies, counts):
     ("policies", "message"),
     [("alone", "expected by_name, shared"), ({"player_0": "white"}, "a policy for each of the agents")],
 )
-def test_other_wishes_are_refused(policies, message):
+def test_invalid_policy_assignments_are_refused(policies, message):
     with pytest.raises(ConfigError, match=message):
         PettingZooEnv(Duel(), policies=policies)
 
@@ -250,7 +250,7 @@ def test_environments_are_found_by_instance_by_function_and_by_name(monkeypatch)
         ("no_such_game_v7", "no such environment.*Names are"),
     ],
 )
-def test_names_that_lead_nowhere_are_named(name, message):
+def test_unresolvable_names_are_reported(name, message):
     with pytest.raises(ConfigError, match=message):
         make_pettingzoo_env(name)
 

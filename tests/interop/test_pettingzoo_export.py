@@ -53,7 +53,7 @@ def test_pettingzoos_own_test_of_seeds_passes(name, capsys):
     seed_test(lambda: to_aec(ENVS[name]()), num_cycles=20)
 
 
-def test_agents_earn_their_own_rewards_in_the_end_what_the_environment_gave():
+def test_per_agent_rewards_sum_to_the_rewards_of_the_environment():
     env = to_aec(PettingZooEnv(Duel()))
     env.reset(seed=0)
     returns = dict.fromkeys(env.possible_agents, 0.0)
@@ -82,7 +82,7 @@ def test_masks_have_the_form_that_pettingzoo_samples_with():
     assert {space.sample(env.infos["player_0"]["action_mask"]) for _ in range(20)} == {0}
 
 
-def test_agents_that_come_and_go_have_no_parallel_form():
+def test_environments_with_varying_agents_have_no_parallel_form():
     with pytest.raises(ConfigError, match="variable number of agents"):
         to_parallel(dispatching_env())
 
@@ -96,8 +96,8 @@ def test_in_parallel_one_agent_acts_at_a_time_and_is_named():
     assert env.aec_env.observe("player_1")["observation"].tolist() == [2.0]
 
 
-def test_what_is_no_maze_environment_is_refused():
-    with pytest.raises(ConfigError, match="expected a Maze environment, got Duel"):
+def test_objects_that_are_no_maze_environment_are_refused():
+    with pytest.raises(ConfigError, match="expected a Maze environment, found Duel"):
         to_aec(Duel())
 
 

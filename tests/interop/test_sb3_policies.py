@@ -121,8 +121,8 @@ def test_actions_are_drawn_from_a_generator_of_its_own(saved):
     ("content", "message"),
     [
         (None, "No such file"),
-        (b"<html>", "is no model that stable-baselines3 has saved"),
-        ({"data": b"{}"}, "is no model that stable-baselines3 has saved"),
+        (b"<html>", "is not a model saved by model.save"),
+        ({"data": b"{}"}, "is not a model saved by model.save"),
     ],
 )
 def test_other_files_are_refused(tmp_path, content, message):
@@ -141,10 +141,10 @@ def test_other_files_are_refused(tmp_path, content, message):
     ("module", "owner", "message"),
     [
         ("os", "system", "allow_pickle"),
-        ("stable_baselines3.common.utils", "set_random_seed", "is no class of networks"),
+        ("stable_baselines3.common.utils", "set_random_seed", "is not a class of networks"),
     ],
 )
-def test_what_a_file_names_as_its_policy_is_not_called_unless_it_is_one(saved, tmp_path, module, owner, message):
+def test_a_class_named_by_a_file_is_called_only_if_it_is_a_policy(saved, tmp_path, module, owner, message):
     _, path = saved("ppo")
     forged = tmp_path / "forged.zip"
     with zipfile.ZipFile(path) as source, zipfile.ZipFile(forged, "w") as target:
@@ -165,7 +165,7 @@ def test_model_of_another_environment_is_refused(saved):
         acting(path, "Pendulum-v1")
 
 
-def test_rollouts_and_comparisons_take_such_a_model(saved, tmp_path, monkeypatch, capfd):
+def test_rollouts_and_comparisons_accept_a_stable_baselines3_model(saved, tmp_path, monkeypatch, capfd):
     saved("ppo")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["maze-run"])
@@ -209,7 +209,7 @@ def test_actions_are_dictionaries_where_the_environment_takes_them():
     assert [sorted(each) for each in actions] == [["action"]] * 3
 
 
-def test_the_state_is_given_back():
+def test_the_recurrent_state_is_returned():
     predictor = to_sb3(RandomPolicy(GymMazeEnv("CartPole-v1").action_spaces_dict), plain())
     state = (np.zeros(2),)
     assert predictor.predict(np.zeros(4, np.float32), state=state, episode_start=np.ones(1, bool))[1] is state
@@ -218,7 +218,7 @@ def test_the_state_is_given_back():
 @pytest.mark.parametrize(
     ("observation", "message"),
     [
-        (np.zeros((2, 3)), r"in the shape \(4,\).*got \(2, 3\)"),
+        (np.zeros((2, 3)), r"in the shape \(4,\).*found \(2, 3\)"),
         ({"position": np.zeros(4)}, "`?observation`? is missing"),
     ],
 )
@@ -236,7 +236,7 @@ class Looking(Policy):
         return {"action": 0}
 
 
-def test_policies_that_want_more_than_observations_are_refused():
+def test_policies_that_require_more_than_observations_are_refused():
     with pytest.raises(ConfigError, match="Looking needs the environment"):
         to_sb3(Looking(), plain())
 
@@ -287,7 +287,7 @@ def test_continuous_actions_are_clipped_to_the_action_space(exported):
     assert env.action_space.contains(predictor.predict(observations[0])[0])
 
 
-def test_actions_are_counted_as_the_environment_that_they_are_for_does():
+def test_discrete_actions_are_numbered_as_in_their_environment():
     env = Bounded(spaces.Discrete(3, start=2))
     policy = RandomPolicy(GymMazeEnv(env).action_spaces_dict)
     observations = np.zeros((60, 2), np.float32)

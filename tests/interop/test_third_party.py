@@ -69,7 +69,7 @@ def test_every_example_trains_and_masks_are_recognised(name, run):
 @pytest.mark.learning
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", [name for name, each in third_party.EXAMPLES.items() if each.at_least is not None])
-def test_examples_reach_their_goals(name, run):
+def test_examples_reach_their_stated_returns(name, run):
     facts = json.loads((run(name) / "run.json").read_text())
     assert facts["best_score"] >= third_party.EXAMPLES[name].at_least
 

@@ -92,7 +92,7 @@ def test_missing_parts_are_reported(monkeypatch):
 
 
 @needs_ortools
-def test_without_time_the_schedule_is_that_of_a_rule():
+def test_with_a_zero_time_limit_the_schedule_is_that_of_a_heuristic():
     instances = instances_of(["ta01"])
     found = cp_sat_schedule(instances[0].durations, instances[0].machines, seconds=1e-3, n_workers=1)
     assert found.makespan <= solve(DispatchingRule("MWKR"), JobShopEnv, instances)[0].kpis["makespan"]

@@ -39,15 +39,15 @@ def vectorized(request):
 
 
 BAD_ACTIONS = [
-    ({"order": 99}, "action `order`: expected an element of Discrete(9), got 99"),
-    ({"order": "first"}, "action `order`: expected an element of Discrete(9), got 'first'"),
-    ({"oder": 1}, "an action must have the keys ['order'], got the keys ['oder']"),
-    (3, "an action must be a dictionary with the keys ['order'], got 3"),
+    ({"order": 99}, "action `order`: expected an element of Discrete(9), found 99"),
+    ({"order": "first"}, "action `order`: expected an element of Discrete(9), found 'first'"),
+    ({"oder": 1}, "an action must have the keys ['order'], found the keys ['oder']"),
+    (3, "an action must be a dictionary with the keys ['order'], found 3"),
 ]
 
 
 @pytest.mark.parametrize(("action", "expected"), BAD_ACTIONS)
-def test_bad_actions_of_an_environment(action, expected):
+def test_invalid_actions_of_an_environment_are_reported(action, expected):
     env = dispatching_env()
     env.seed(0)
     env.reset()
@@ -65,7 +65,7 @@ def test_errors_of_a_simulation_are_not_blamed_on_actions_that_are_right():
         env.step({"order": 1})
 
 
-def test_a_bad_action_in_a_vector_environment(vectorized):
+def test_an_invalid_action_in_a_vector_environment_is_reported(vectorized):
     env = vectorized(*[dispatching_env] * 3)
     env.reset()
     expected = "environment 1: MazeEnv (MultiAgentDispatchingCoreEnv), sub-step 'vehicle': action `order`: expected"
@@ -82,7 +82,7 @@ def test_a_bad_action_in_a_vector_environment(vectorized):
         ({"order": ["a", "b"]}, r"sub-step 'vehicle', action `order`: expected numbers \(int64\)"),
     ],
 )
-def test_arrays_of_actions_that_do_not_fit(vectorized, actions, expected):
+def test_arrays_of_invalid_actions_are_reported(vectorized, actions, expected):
     env = vectorized(dispatching_env, dispatching_env)
     env.reset()
     with pytest.raises(EnvironmentContractError, match=expected):
@@ -107,14 +107,14 @@ def lost_env() -> MazeEnv[Any]:
 WRONG_ACTOR = r"no observation conversion for sub-step 'polish'.* Known sub-steps: \['choose', 'cut'\]"
 
 
-def test_a_wrong_actor_in_an_environment():
+def test_a_wrong_actor_in_an_environment_is_reported():
     env = lost_env()
     env.reset()
     with pytest.raises(EnvironmentContractError, match=WRONG_ACTOR):
         env.step({"item": 0})
 
 
-def test_a_wrong_actor_in_a_vector_environment(vectorized):
+def test_a_wrong_actor_in_a_vector_environment_is_reported(vectorized):
     env = vectorized(two_step_env, lost_env)
     env.reset()
     with pytest.raises(MazeError, match=f"environment 1: MazeEnv: .*{WRONG_ACTOR}"):
@@ -122,7 +122,7 @@ def test_a_wrong_actor_in_a_vector_environment(vectorized):
 
 
 @pytest.mark.parametrize(("factory", "sub_step"), [(flat_pick_and_place_env, "0"), (pick_and_place_env, r"'\w+'")])
-def test_stepping_a_finished_environment(factory, sub_step):
+def test_stepping_a_finished_environment_is_reported(factory, sub_step):
     def finished(env: Any) -> Any:
         env.seed(0)
         env.reset()
@@ -183,7 +183,7 @@ class WrongKeys(Liar):
         (WrongKeys, r": expected an observation with the keys \['choice'\], found \['selection'\]"),
     ],
 )
-def test_an_observation_that_is_not_of_its_space_in_a_vector_environment(vectorized, liar, expected):
+def test_an_observation_outside_its_space_in_a_vector_environment_is_reported(vectorized, liar, expected):
     env = vectorized(two_step_env, lambda: liar(two_step_env()))
     env.reset()
     with pytest.raises(MazeError, match=f"environment 1, sub-step 'cut'{expected}"):

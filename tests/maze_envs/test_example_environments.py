@@ -99,7 +99,7 @@ def test_rollouts_mark_the_last_decision_of_each_vehicle():
         assert agents[tick, index] not in agents[tick + 1 : end + 1, index]
 
 
-def test_each_vehicle_sees_what_those_before_it_left_and_gets_its_own_reward():
+def test_each_vehicle_observes_the_state_left_by_earlier_vehicles_and_gets_its_own_reward():
     env = dispatching_env(distance_cost=0.0)
     env.seed(0)
     observation = env.reset()
@@ -143,7 +143,7 @@ def test_a_gripper_turned_the_wrong_way_holds_nothing():
     assert (reward, env.actor_id().step_key) == (-STEP_COST, "grasp")
 
 
-def test_the_flat_robot_drops_what_it_carries_when_it_grips_on_the_way():
+def test_the_flat_robot_drops_its_part_when_it_grips_while_carrying():
     env = flat_pick_and_place_env()
     env.seed(1)
     env.reset()
@@ -201,7 +201,7 @@ def test_masks_apply_to_the_named_actions_only():
         MaskedFlattenConcatPolicyNet({"x": (2,)}, {"a": (3,)}, masks={"a": "m"}, **sizes)
 
 
-def test_what_a_configuration_gets_wrong_is_named():
+def test_invalid_values_of_example_environments_are_named():
     with pytest.raises(ConfigError, match=r"env\.n_vehicles: must be at least 1"):
         dispatching_env(n_vehicles=0)
     with pytest.raises(ConfigError, match="size >= 2"):

@@ -35,7 +35,7 @@ def test_the_optimum_of_lost_sales_is_the_published_one(penalty, lead_time):
     assert found.cost == pytest.approx(ZIPKIN_POISSON[penalty, lead_time], abs=0.006)
 
 
-def test_two_periods_by_hand():
+def test_costs_of_two_periods_match_hand_worked_values():
     stores = LostSales(1, lead_time=2, penalty=9.0)
     stores.begin(np.zeros(1, int))
     assert (stores.stock.tolist(), stores.outstanding.tolist()) == ([5], [[5]])
@@ -99,7 +99,7 @@ def test_dual_sourcing_costs_what_the_exact_solver_says():
     assert cost == pytest.approx(exact, abs=0.6)
 
 
-def test_rewards_leave_out_the_price_of_what_has_to_be_bought_anyway():
+def test_rewards_exclude_the_unavoidable_regular_order_cost():
     stores, policy = DualSourcing(512, max_episode_steps=None), DualIndexPolicy(4, 7, 2)
     for row in range(512):
         stores.random.seed(row, row)
@@ -124,7 +124,7 @@ def test_the_environments_are_sound(make):
 @pytest.mark.parametrize(
     ("env", "policy"), [(LostSalesEnv(), BaseStockPolicy(20, 6)), (DualSourcingEnv(), DualIndexPolicy(4, 7))]
 )
-def test_a_rule_chooses_the_same_alone_and_in_batches(env, policy):
+def test_a_heuristic_chooses_the_same_action_alone_and_in_batches(env, policy):
     env.seed(1)
     many = BatchedVectorEnv(env.batch(1))
     many.seed([1])
@@ -136,7 +136,7 @@ def test_a_rule_chooses_the_same_alone_and_in_batches(env, policy):
         one, batch = env.step(action)[0], many.step(actions)[0]
 
 
-def test_a_store_is_drawn():
+def test_an_inventory_is_rendered():
     import matplotlib.pyplot as plt
 
     env = DualSourcingEnv()

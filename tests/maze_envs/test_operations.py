@@ -36,7 +36,9 @@ def train(directory, *arguments):
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_an_experiment_trains_and_is_compared_with_rules_by_one_command_each(experiment, tmp_path, monkeypatch, capfd):
+def test_an_experiment_is_trained_and_compared_with_heuristics_by_one_command_each(
+    experiment, tmp_path, monkeypatch, capfd
+):
     monkeypatch.chdir(tmp_path)
     train(tmp_path / "run", f"+experiment={experiment}", "algorithm.n_epochs=1", *EXPERIMENTS[experiment])
     rule, kpi = RULES[experiment.removesuffix("_ppo")]
@@ -81,7 +83,7 @@ def test_a_training_without_centring_is_not_resumed_with_it(tmp_path, monkeypatc
     ("env", "rule", "heads"),
     [("lost_sales", "base_stock", ["order"]), ("dual_sourcing", "dual_index", ["express", "regular"])],
 )
-def test_a_training_begins_with_what_a_rule_does(env, rule, heads, tmp_path, monkeypatch, capfd):
+def test_a_training_run_starts_from_a_cloned_heuristic(env, rule, heads, tmp_path, monkeypatch, capfd):
     from maze_envs.inventory.dual_sourcing import DualIndexPolicy, DualSourcingEnv
     from maze_envs.inventory.lost_sales import BaseStockPolicy, LostSalesEnv
 
@@ -106,14 +108,14 @@ def test_a_training_begins_with_what_a_rule_does(env, rule, heads, tmp_path, mon
     assert agreed / n_decisions > 0.8
 
 
-def test_an_algorithm_without_probabilities_cannot_start_with_a_rule(tmp_path, monkeypatch, capfd):
+def test_an_algorithm_without_action_probabilities_cannot_start_from_a_heuristic(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     command = ["-cn", "conf_train", "env=lost_sales", "algorithm=dqn", "policy@warm_start.policy=base_stock"]
     assert main(command) == 1
     assert "warm_start.policy: DQN learns no probabilities" in capfd.readouterr().err
 
 
-def test_a_model_with_a_memory_does_not_watch_a_rule_that_it_cannot_clone(tmp_path, monkeypatch, capfd):
+def test_a_recurrent_model_does_not_start_from_a_heuristic_that_cannot_be_cloned(tmp_path, monkeypatch, capfd):
     def watch(self, n_steps, policy=None):
         raise AssertionError("It was watched.")
 

@@ -58,7 +58,7 @@ def test_rules_pack_as_well_as_published(family, rules):
     assert excess == pytest.approx(rules, abs=0.4)
 
 
-def test_bounds_by_hand():
+def test_packing_bounds_match_hand_worked_values():
     items = np.array([60, 60, 60, 50, 30])
     assert volume_bound(items, 100) == 3
     assert martello_toth_bound(items, 100) == 4  # three are alone with 40 each; 30 fits there, 50 does not
@@ -76,7 +76,7 @@ def test_sizes_have_the_published_distributions():
         PackingRule("worst_fit")
 
 
-def test_rules_by_hand():
+def test_packing_rules_match_hand_worked_choices():
     room, item = np.array([[70, 40, 45, 150]]), np.array([40])
     levels = {rule: PackingRule(rule).levels(room, item, 150)[0] for rule in ("first_fit", "best_fit")}
     assert levels == {"first_fit": 70, "best_fit": 40}
@@ -85,7 +85,7 @@ def test_rules_by_hand():
     assert PackingRule("or_library_score").levels(np.array([[70, 50, 150]]), item, 150)[0] == 70
 
 
-def test_three_items_by_hand():
+def test_bins_of_three_items_match_hand_worked_values():
     bins = BinPacking(1, n_items=3)
     bins.begin(np.zeros(1, int))
     bins.item[:] = bins.total[:] = 90
@@ -132,7 +132,7 @@ def test_the_environment_is_sound_and_batches_take_its_course():
     assert seen[0] == seen[1]
 
 
-def test_a_rule_packs_alone_as_in_batches():
+def test_a_packing_heuristic_acts_equally_alone_and_in_batches():
     env, rule, done = BinPackingEnv(n_items=60), PackingRule("first_fit"), False
     env.seed(3)
     observation = env.reset()
@@ -147,7 +147,7 @@ def test_a_rule_packs_alone_as_in_batches():
     assert state["room"].tolist() == simulation.room[0].tolist()
 
 
-def test_chances_are_those_of_the_sizes():
+def test_sampling_probabilities_are_proportional_to_sizes():
     numbers = (np.arange(200_000) + 0.5) / 200_000
     for family in ("uniform", "weibull"):
         fits, has_size = size_chances(family)
@@ -157,7 +157,7 @@ def test_chances_are_those_of_the_sizes():
         np.testing.assert_allclose(fits, counted.cumsum(), atol=1e-4)
 
 
-def test_returns_are_the_bins_above_the_total_size():
+def test_returns_are_the_negative_number_of_bins_above_the_lower_bound():
     for family in ("uniform", "weibull"):
         env, rule = BinPackingEnv(family, n_items=50), PackingRule("best_fit")
         env.seed(5)

@@ -110,7 +110,7 @@ def test_a_flow_passes_its_classes_in_order():
     assert seen == [3, 1, 4, None]
 
 
-def test_a_server_completes_only_what_it_works_on():
+def test_a_stopping_server_completes_only_requests_in_progress():
     queues = Queues(1, "I.M.")
     queues.jobs[0] = [2, 2, 0]
     queues.random.uniform = lambda: np.array([queues._cumulative[2] + 1e-9])  # a service of class 0 would be completed
@@ -158,7 +158,7 @@ def test_unknown_networks_and_rules_are_named(name):
         PriorityPolicy("I.M.", "fifo")
 
 
-def test_queues_are_drawn():
+def test_queues_are_rendered():
     import matplotlib.pyplot as plt
 
     env = QueueingEnv("extended_6")

@@ -110,7 +110,7 @@ def test_another_policy_is_estimated_from_the_log(directory: Path) -> None:
     assert entry.estimate.value == pytest.approx(1.0, abs=1.2)  # four standard deviations
 
 
-def test_explored_decisions_do_not_differ_in_a_replay(directory: Path) -> None:
+def test_explored_actions_are_not_reported_as_differences_in_a_replay(directory: Path) -> None:
     result = replay(directory, [PolicyBundle(always(0))])
     assert (result.n_decisions, result.n_different) == (120, 0)
 
@@ -146,7 +146,7 @@ def test_sampled_decisions_have_the_probabilities_of_their_networks(tmp_path: Pa
     assert len(LoggedSteps.of_dataset(complete)) == 6  # the last decision of a truncated episode stays
 
 
-def test_what_is_incomplete_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_incomplete_decisions_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     logged_episodes(tmp_path, 3)
     (file,) = log_files(tmp_path)
     lines = file.read_bytes().splitlines()
@@ -212,7 +212,7 @@ def test_wrong_outcomes_and_settings_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ServerError, match="start with --decision-log"):
             client.report(answer.decision, 1.0)
     with served({"p": always(0)}, log=DecisionLog(tmp_path, {})) as (url, _), PolicyClient(url) as client:
-        with pytest.raises(ServerError, match="no identifier of a decision"):
+        with pytest.raises(ServerError, match="not the identifier of a decision"):
             client.report("x", 1.0)
         for wrong in ({"kpis": {"cost": "high"}}, {"done": 1}, {"regret": 1.0}):
             with pytest.raises(ServerError):

@@ -89,13 +89,13 @@ def test_columns_are_those_of_the_records() -> None:
     np.testing.assert_allclose(data.returns(0.5), data.rewards.reshape(3, 4) @ [1.0, 1.0, 0.5, 0.5])
 
 
-def test_what_follows_a_termination_is_worth_nothing() -> None:
+def test_the_value_after_a_termination_is_zero() -> None:
     data = log(2, 1, "terminated")
     assert data.discounts(0.9).tolist() == [1.0, 0.0] * 2
     assert data.next_rows.tolist() == [0, -1, 1, -1]
 
 
-def test_probabilities_of_exploration_by_hand() -> None:
+def test_exploration_probabilities_match_hand_worked_values() -> None:
     data = log(1, 2)
     ratios = np.exp(log_probabilities(data, BEHAVIOUR, ACTION_SPACES))
     items = data.tables["pick"].actions["item"]

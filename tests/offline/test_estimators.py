@@ -117,14 +117,14 @@ def test_magic_trusts_the_model_where_weights_are_noise_and_the_weights_where_th
     assert ope.magic(wrong, np.ones((1, n))) == pytest.approx(10.0, abs=0.5)
 
 
-def test_effective_sample_size_by_hand() -> None:
+def test_the_effective_sample_size_matches_hand_worked_values() -> None:
     assert ope.effective_sample_size(np.ones(7)) == pytest.approx(7.0)
     assert ope.effective_sample_size(np.array([3.0, 1.0])) == pytest.approx(16 / 10)
     assert ope.effective_sample_size(np.zeros(3)) == 0.0
     assert ope.effective_sample_size(np.array([1e300, 1e300])) == pytest.approx(2.0)
 
 
-def test_empirical_bernstein_by_hand() -> None:
+def test_the_empirical_bernstein_interval_matches_hand_worked_values() -> None:
     # variance 1/3, range 1, n = 4, log(4 / 0.05) = 4.382
     low, high = ope.empirical_bernstein(np.array([0.0, 1.0, 0.0, 1.0]))
     assert (low + high) / 2 == pytest.approx(0.5)

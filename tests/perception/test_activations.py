@@ -55,7 +55,7 @@ def test_special_numbers():
     torch.testing.assert_close(Tanh()(x), torch.tanh(x), equal_nan=True, rtol=0.0, atol=0.0)
 
 
-def test_results_are_of_their_own():
+def test_activation_results_do_not_share_memory():
     """Neither the argument changes nor an earlier result, and an argument that needs no gradient gets none."""
     x = torch.randn(MANY)
     before, tanh = x.clone(), Tanh()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from maze.core.env.batched_core_env import RowStreams
+from maze.core.env.batched_core_env import RowGenerators
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
@@ -45,8 +45,8 @@ def allowed(env: Any, observation: Any, rng: np.random.Generator, step_key: Any 
     return action
 
 
-def test_rows_of_a_scenario_share_its_numbers_step_by_step() -> None:
-    streams = RowStreams(4)
+def test_rows_of_a_scenario_use_common_random_numbers_in_every_step() -> None:
+    streams = RowGenerators(4)
     streams.new_futures(np.arange(4), np.array([0, 0, 1, 1]), seed=5)
     streams.uniform(np.array([1]), 3)  # one draws more than its sibling
     streams.begin_step()
@@ -57,7 +57,7 @@ def test_rows_of_a_scenario_share_its_numbers_step_by_step() -> None:
 
 
 def test_scenarios_are_independent_and_uniform() -> None:
-    streams = RowStreams(2000)
+    streams = RowGenerators(2000)
     streams.new_futures(slice(0, 2000), np.arange(2000), seed=1)
     numbers = streams.uniform(count=50)
     assert abs(numbers.mean() - 0.5) < 0.005
@@ -65,15 +65,15 @@ def test_scenarios_are_independent_and_uniform() -> None:
     assert abs(np.corrcoef(numbers[:, :-1].ravel(), numbers[:, 1:].ravel())[0, 1]) < 0.01
 
 
-def test_a_scenario_is_not_the_future_of_an_environment_with_the_same_seed() -> None:
-    streams, other = RowStreams(1), RowStreams(1)
+def test_a_planning_scenario_differs_from_the_future_of_an_environment_with_the_same_seed() -> None:
+    streams, other = RowGenerators(1), RowGenerators(1)
     streams.seed(0, 7)
     other.new_futures(np.arange(1), 0, seed=7)
     assert not np.isin(streams.uniform(count=100), other.uniform(count=100)).any()
 
 
 def test_streams_of_scenarios_are_saved_and_ended_by_a_seed() -> None:
-    streams, other = RowStreams(2), RowStreams(1)
+    streams, other = RowGenerators(2), RowGenerators(1)
     streams.seed(0, 1)
     streams.seed(1, 1)
     streams.new_futures(np.array([1]), 3, seed=9)
@@ -120,7 +120,7 @@ def test_equal_actions_in_a_scenario_have_equal_returns(make: Any) -> None:
     ("make", "policy"),
     [(LostSalesEnv, BaseStockPolicy(20)), (DualSourcingEnv, DualIndexPolicy(4, 9)), (QueueingEnv, PriorityPolicy())],
 )
-def test_futures_differ_and_leave_the_environment_alone(make: Any, policy: Any) -> None:
+def test_scenarios_differ_and_do_not_change_the_environment(make: Any, policy: Any) -> None:
     env, observation, _ = begun(make)
     before = env.core_env.simulation.row_state(0)
     for branches, source in (
@@ -180,7 +180,7 @@ def test_clones_have_the_same_future_or_a_new_one(wrap: Any) -> None:
     expected = [env.step({"order": 5})[1] for _ in range(10)]
     assert courses["same"] == expected
     assert courses["new"] != expected
-    with pytest.raises(ConfigError, match="must be 'same' or 'new', got 'other'"):
+    with pytest.raises(ConfigError, match="must be 'same' or 'new', found 'other'"):
         copy.clone_from(env, future="other")
 
 

@@ -96,7 +96,7 @@ def test_batches_of_states_have_the_values_of_single_states() -> None:
     np.testing.assert_allclose(found[2].differences, alone.differences)
 
 
-def test_candidates_are_what_masks_allow_and_the_base_comes_first() -> None:
+def test_candidates_are_the_unmasked_actions_and_the_base_action_comes_first() -> None:
     space = spaces.Dict(a=spaces.Discrete(4), b=spaces.Discrete(2))
     seen = {"a_mask": np.array([1, 0, 1, 1]), "x": np.zeros(3)}
     rng = np.random.default_rng(0)
@@ -149,7 +149,7 @@ def test_a_base_policy_may_need_the_state() -> None:
     assert policy.n_simulated > 500
 
 
-def test_rollouts_of_a_deterministic_problem_beat_the_rule() -> None:
+def test_planning_beats_the_heuristic_on_a_deterministic_problem() -> None:
     base = RandomPolicy(JobShopEnv(n_jobs=4, n_machines=4).action_spaces_dict)
     policy = RolloutPolicy(base, horizon=None)
     assert played(JobShopEnv(n_jobs=4, n_machines=4), policy, 100) > played(
@@ -160,7 +160,7 @@ def test_rollouts_of_a_deterministic_problem_beat_the_rule() -> None:
 @pytest.mark.parametrize(
     "wrap", [lambda env: env, lambda env: LogStatsWrapper.wrap(TimeLimitWrapper.wrap(env, max_episode_steps=30))]
 )
-def test_the_true_future_does_not_change_a_decision(wrap: Any) -> None:
+def test_planned_actions_are_independent_of_the_true_future(wrap: Any) -> None:
     decisions = []
     for future in (1, 2):
         env = wrap(LostSalesEnv())
@@ -277,7 +277,7 @@ def test_environments_without_copies_are_refused() -> None:
         RolloutPolicy(RandomPolicy(env.action_spaces_dict)).bind(env)
 
 
-def test_a_budget_that_is_too_small_leaves_the_decision_to_the_base() -> None:
+def test_a_budget_that_is_too_small_keeps_the_base_policys_action() -> None:
     env = LostSalesEnv()
     env.seed(1)
     observation = env.reset()

@@ -61,7 +61,7 @@ def test_equally_good_runs_differ_significantly_as_rarely_as_the_level_states() 
     assert n_told_apart <= 14
 
 
-def test_less_can_be_better_and_runs_of_one_policy_count_as_one() -> None:
+def test_minimised_measures_and_several_runs_of_one_policy_are_compared() -> None:
     """Of the pairs, those of the first training are better in 2 of 2 episodes, of the second in 1 of 2."""
     comparison = Comparison([played("a", [3.0, 3.0]), played("b", [1.0, 2.0], [4.0, 1.0])], minimized=["return"])
     row = comparison.table[1]
@@ -135,7 +135,7 @@ def test_measures_with_a_goal_state_which_policy_is_better() -> None:
     assert "P(more)" in comparison.text().partition("speed")[2]
 
 
-def test_of_a_single_episode_there_is_no_interval() -> None:
+def test_a_single_episode_has_no_confidence_interval() -> None:
     comparison = Comparison([played("a", [1.0]), played("b", [2.0])])
     assert not comparison.is_significant(comparison.table[1])
     assert "nan" not in comparison.text()

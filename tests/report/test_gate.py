@@ -86,7 +86,7 @@ def test_a_policy_at_the_margin_passes_as_rarely_as_promised(threshold: Threshol
     assert n_passed <= 8
 
 
-def test_the_gate_refuses_to_decide_after_too_few_episodes() -> None:
+def test_the_gate_is_undecided_after_too_few_episodes() -> None:
     with pytest.raises(ConfigError, match=r"at least 200 to judge return, found 1\..*range"):
         gate([100.0], [98.0])
     with pytest.raises(ConfigError, match="found 199"):
@@ -108,7 +108,7 @@ def test_losses_that_need_not_have_occurred_are_remarked() -> None:
     assert "fewer than 0.018 of the episodes may be missing in these 200; one in a thousand needs 3,688" in text
 
 
-def test_all_that_is_judged_has_to_pass_and_nothing_else() -> None:
+def test_the_gate_requires_every_judged_measure_to_pass_and_no_other() -> None:
     ours = played(**{"return": EASY_AND_HARD, "steps": EASY_AND_HARD, "waste": EASY_AND_HARD, "speed": EASY_AND_HARD})
     theirs = played(**{"return": EASY_AND_HARD, "steps": [1.0] * N, "waste": EASY_AND_HARD + 5, "speed": [0.0] * N})
     assert Gate(ours, theirs, read_thresholds({})).passes, "the others have no goal"
@@ -126,7 +126,7 @@ def test_all_that_is_judged_has_to_pass_and_nothing_else() -> None:
     assert judged.comparison.goal("speed") == ""
 
 
-def test_episodes_without_a_number_do_not_pass() -> None:
+def test_nan_returns_do_not_pass_the_gate() -> None:
     assert not gate(EASY_AND_HARD, np.where(EASY_AND_HARD > 80, np.nan, EASY_AND_HARD)).passes
 
 
@@ -156,7 +156,7 @@ def test_thresholds_come_with_defaults() -> None:
     [
         ({"waste": {"margin": 0.1}}, "thresholds.waste.goal: expected more or less"),
         ({"waste": {"goal": "fewer"}}, "Found 'fewer'"),
-        ({"return": 0.1}, "expected a mapping such as {goal: less, margin: 0.01}, got 0.1"),
+        ({"return": 0.1}, "expected a mapping such as {goal: less, margin: 0.01}, found 0.1"),
         ({"return": {"margn": 0.1}}, "Did you mean `margin`?"),
         ({"return": {"margin": "2%"}}, "thresholds.return.margin: expected a number"),
         ({"return": {"margin": float("nan")}}, "expected a number"),
@@ -182,7 +182,7 @@ def test_a_goal_is_stated_once_and_names_what_is_there() -> None:
         Gate(ours, ours, read_thresholds({"return": {"goal": "none"}}))
 
 
-def test_a_share_of_nothing_is_remarked() -> None:
+def test_a_canary_share_of_0_causes_a_warning() -> None:
     around_zero = np.tile([1.0, -1.0], N // 2)
     found = gate(around_zero, around_zero)
     assert found.passes
@@ -260,7 +260,7 @@ def test_thresholds_come_from_a_file_or_from_the_command_line(capsys: pytest.Cap
         (["baseline=random"], "candidate: expected a training run"),
         (["baseline=random", "candidate=randon"], "baseline or candidate: randon is neither an option of policy"),
         (["baseline=random", "candidate=new.maze"], "there is no file"),
-        (["baseline=random", "candidate=damaged.maze"], "no whole policy bundle"),
+        (["baseline=random", "candidate=damaged.maze"], "not a complete policy bundle"),
         (["baseline=random", "candidate=random", "thresholds=nothing.yaml"], "There is no configuration file"),
         (["baseline=random", "candidate=random", "thresholds=damaged.maze"], "thresholds: "),
         (["baseline=random", "candidate=random", "thresholds=7"], "thresholds: "),
@@ -292,7 +292,7 @@ TRAIN = (
 
 
 @pytest.mark.long
-def test_a_bundle_is_the_run_that_it_was_made_of(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bundle_acts_as_the_run_it_was_exported_from(capsys: pytest.CaptureFixture[str]) -> None:
     """It brings its own observations, and the run's rewards and limits hold for it; also for a heuristic."""
     assert main([*TRAIN, "hydra.run.dir=trained"]) == 0
     assert main(["--export", "trained", "--out", "policy.maze", "--steps", "100"]) == 0

@@ -56,7 +56,7 @@ class Never(Policy):
         raise KeyError("prices")
 
 
-def test_temporal_differences_by_hand() -> None:
+def test_temporal_differences_match_hand_worked_values() -> None:
     """r + 0.5 V(next) - V; nothing follows a terminal step, and the value of its last state a truncated one."""
     assert _temporal_differences([1.0, 1.0], [4.0, 2.0], 0.0, 0.5) == [-2.0, -1.0]
     assert _temporal_differences([1.0, 1.0], [4.0, 2.0], 6.0, 0.5) == [-2.0, 2.0]
@@ -87,7 +87,7 @@ def train() -> Mapping[str, Any]:
     return dict(rc.policy.networks)
 
 
-def test_the_command_shows_what_the_networks_say() -> None:
+def test_the_command_shows_the_outputs_of_the_networks() -> None:
     (network,) = train().values()
     arguments = ("-cn", "conf_inspect", "policies=[trained,random]", "hydra.run.dir=inspected")
     assert main([*arguments, "runner.max_episode_steps=6", "runner.gamma=0.5"]) == 0
@@ -266,7 +266,7 @@ def test_small_pictures_are_enlarged(open_page: OpenPage, width: int, shown: lis
         (BetaProbabilityDistribution, [1.0, 2.0]),
     ],
 )
-def test_the_typical_range_holds_most_of_what_is_drawn(distribution: Any, logits: list[float]) -> None:
+def test_the_typical_range_contains_most_samples(distribution: Any, logits: list[float]) -> None:
     """About two thirds, in the units of the action."""
     space = spaces.Box(-2.0, 6.0, (1,), np.float32)
     drawn = distribution(torch.tensor([logits] * 20_000), space)
@@ -276,6 +276,6 @@ def test_the_typical_range_holds_most_of_what_is_drawn(distribution: Any, logits
     assert share == pytest.approx(0.6827, abs=0.05)
 
 
-def test_no_actor_acts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_inspection_without_policies_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-cn", "conf_inspect", "hydra.run.dir=inspected"]) in (1, 2)
     assert "expected policies by name" in capsys.readouterr().err

@@ -46,7 +46,7 @@ def test_a_row_for_each_prefix_of_a_log_step(tmp_path: Path) -> None:
     assert rows[1][f"BaseEnvEvents/kpi/mean/{HOSTILE}"] == "0.30000000000000004"
 
 
-def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+def test_progress_read_equals_progress_written(tmp_path: Path) -> None:
     written = progress_of_two_epochs()
     written.write(tmp_path)
     read = read_progress(tmp_path)
@@ -54,7 +54,7 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     assert read.text() == written.text()
 
 
-def test_what_a_kill_leaves_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_a_file_cut_off_by_a_kill_is_read_up_to_the_cut(tmp_path: Path) -> None:
     progress_of_two_epochs().write(tmp_path)
     file = tmp_path / PROGRESS_FILE
     file.write_bytes(file.read_bytes()[:-30] + b"\xff\0")
@@ -77,7 +77,7 @@ def test_no_table_of_a_training(tmp_path: Path, content: str | None) -> None:
         (1, "eval", []),
     ],
 )
-def test_a_resumed_run_begins_with_the_rows_of_the_one_before(
+def test_a_resumed_run_starts_with_the_rows_of_the_earlier_run(
     step: int, path: str, kept: list[tuple[str, int]]
 ) -> None:
     progress = Progress()
@@ -115,5 +115,5 @@ def test_actions_of_environments_are_distributions() -> None:
 
 def test_unreadable_table_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / PROGRESS_FILE).write_text("step,path,seconds,env_steps\n" + "1" * 200_000, encoding="utf-8")
-    with pytest.raises(MazeError, match=r"progress\.csv is no table of a training run: field larger"):
+    with pytest.raises(MazeError, match=r"progress\.csv is not the table of a training run: field larger"):
         read_progress(tmp_path)

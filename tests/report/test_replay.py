@@ -96,7 +96,7 @@ class Kpis(KpiCalculator):
         return {"least_reward": min(rewards), "left": len(last_maze_state.inventory)}
 
 
-def test_rewards_follow_from_the_events_of_each_step_and_the_state_after_it() -> None:
+def test_rewards_are_computed_from_the_events_of_each_step_and_the_next_state() -> None:
     episode = recorded(cutting())
     steps = episode.step_records[:-1]
     n_cuts = [len(step.step_event_log.query_events(CuttingEvents.valid_cut)) for step in steps]
@@ -115,7 +115,7 @@ def test_rewards_follow_from_the_events_of_each_step_and_the_state_after_it() ->
     }
 
 
-def test_the_reward_that_was_recorded_is_found_again_and_nothing_is_stepped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recorded_reward_is_recomputed_without_stepping(monkeypatch: pytest.MonkeyPatch) -> None:
     env = cutting()
     episode = recorded(env)
     own = env.core_env.reward_aggregator
@@ -142,7 +142,7 @@ class Fails(RawPieceUsageRewardAggregator):
         raise KeyError("price")
 
 
-def test_what_cannot_be_replayed_is_one_sentence() -> None:
+def test_unreplayable_episodes_give_one_sentence() -> None:
     episode = recorded(cartpole())
     with pytest.raises(ConfigError, match=r"Fails raised KeyError: 'price' in step 0 of the recorded episode"):
         replayed_rewards(episode, Fails(1.0))
@@ -168,7 +168,7 @@ def states(episode: StateTrajectoryRecord) -> np.ndarray[Any, Any]:
     return np.array([record.maze_state for record in episode.step_records])
 
 
-def test_the_future_is_that_of_an_environment_in_which_it_was_done_at_once() -> None:
+def test_a_what_if_branch_equals_an_environment_in_which_the_action_was_taken() -> None:
     episode = recorded(cartpole())
     actions = [action["action"] for _, action in episode.action_record.actions]  # type: ignore[union-attr]
     step = 4
@@ -187,7 +187,7 @@ def test_the_future_is_that_of_an_environment_in_which_it_was_done_at_once() -> 
     assert rows[f"return from step {step} on"] == (len(episode) - 1 - step, len(expected) - 1 - step)
 
 
-def test_unchanged_replay_of_the_same_policy_reproduces_the_episode() -> None:
+def test_a_replay_with_the_same_policy_reproduces_the_episode() -> None:
     """Common random numbers of environment and agent: dispatching draws orders, the policy draws actions."""
     env = dispatching_env(horizon=30)
     episode = recorded(env)
@@ -201,7 +201,7 @@ def test_unchanged_replay_of_the_same_policy_reproduces_the_episode() -> None:
     assert again.summary() == compared.summary()
 
 
-def test_orders_to_come_are_the_same_whatever_is_done() -> None:
+def test_future_orders_are_independent_of_the_actions() -> None:
     env = dispatching_env(horizon=30)
     episode = recorded(env)
     waits = Always({"order": 8})
@@ -228,7 +228,7 @@ def test_recorded_actions_are_replayed_as_long_as_they_are_valid() -> None:
         assert {head for head in one[1] if one[1][head] != other[1][head]} == ({"cut_rotation"} if at == 2 else set())
 
 
-def test_what_policies_draw_beyond_the_bounds_is_taken_again_and_what_users_name_is_not() -> None:
+def test_out_of_bounds_samples_of_policies_are_clipped_and_user_actions_are_refused() -> None:
     """Environments clip actions; the record has them as they were drawn."""
     drawn = {"action": np.array([5.0], np.float32)}
     episode = recorded(cartpole(6, "Pendulum-v1"), Always(drawn))
@@ -276,7 +276,7 @@ class NoisyCartPole(GymMazeEnv):
         (lambda: NoisyCartPole("CartPole-v1"), {"step": 1, "action": 1}, CheckpointError, "not deterministic"),
     ],
 )
-def test_what_cannot_be_done_is_one_sentence(
+def test_invalid_what_if_arguments_give_one_sentence(
     make_env: Callable[[], Any], arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     episode = recorded(cartpole(name="CartPole-v1"), Always({"action": 1}) if error is CheckpointError else None)
@@ -409,7 +409,7 @@ def test_wrong_commands_are_one_sentence_each(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("width", "scheme"), [(WIDE, "light"), (NARROW, "dark")])
-def test_both_futures_can_be_gone_through_with_the_keyboard(open_page: OpenPage, width: int, scheme: str) -> None:
+def test_both_branches_are_navigable_with_the_keyboard(open_page: OpenPage, width: int, scheme: str) -> None:
     env = dispatching_env(horizon=30)
     compared = what_if(dispatching_env(horizon=30), recorded(env), 3, policy=Always({"order": 8}), substep=1)
     path = compared.write_page("what_if.html", title="</script><img src=x onerror=alert(1)>")
@@ -448,7 +448,8 @@ def test_both_futures_can_be_gone_through_with_the_keyboard(open_page: OpenPage,
 
 @pytest.mark.long
 def test_the_commands_of_the_guide_run(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "guide" / "looking.md").read_text(encoding="utf-8")
+    guides = Path(__file__).resolve().parents[2] / "docs" / "guide"
+    page = (guides / "inspecting_results.md").read_text(encoding="utf-8")
     section = page.partition("## Counterfactual replay\n")[2].partition("\n## ")[0]
     blocks = re.findall(r"^```console\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     commands = re.findall(r"^\$ maze-run (.*)$", "".join(blocks).replace("\\\n", " "), re.MULTILINE)

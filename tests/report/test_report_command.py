@@ -46,7 +46,7 @@ def row_of(page: str, label: str) -> list[str]:
     return re.findall(r"<td[^>]*>(.*?)</td>", found[1])
 
 
-def test_a_run_by_itself_gets_its_page_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_of_a_single_run_is_regenerated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path / "run", 8.0)
     assert main(["--report", str(run)]) == 0
     assert str(run / REPORT_FILE) in capsys.readouterr().out
@@ -114,7 +114,7 @@ def test_a_sweep_has_the_table_of_its_trials(tmp_path: Path) -> None:
         "\x00",
     ],
 )
-def test_configurations_that_unfold_without_end_are_left_out(tmp_path: Path, config: str) -> None:
+def test_configurations_that_expand_endlessly_are_omitted(tmp_path: Path, config: str) -> None:
     runs = [make_run(tmp_path / str(seed), 1.0, seed=seed) for seed in (1, 2)]
     (runs[0] / "hydra_config.yaml").write_text(config, encoding="utf-8")
     assert main(["--report", str(runs[0])]) == 0
@@ -123,7 +123,7 @@ def test_configurations_that_unfold_without_end_are_left_out(tmp_path: Path, con
 
 
 @pytest.mark.parametrize("arguments", [[], ["--output"], ["nowhere"], ["--color"], ["nowhere", "--output", "x"]])
-def test_wrong_usage(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_usage_exits_with_status_2(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["--report", *arguments]) == 2
 

@@ -46,7 +46,7 @@ def step(stats: StatsContext, value: float, path: str = "train") -> None:
     stats.finish_step()
 
 
-def test_it_is_written_soon_then_every_ten_seconds_and_at_the_end(tmp_path: Path) -> None:
+def test_the_run_record_is_written_early_every_ten_seconds_and_at_the_end(tmp_path: Path) -> None:
     clock = Clock()
     writer = ReportWriter(tmp_path, FACTS, clock=clock)
     with StatsContext() as stats:
@@ -63,7 +63,7 @@ def test_it_is_written_soon_then_every_ten_seconds_and_at_the_end(tmp_path: Path
 
 
 @pytest.mark.parametrize(("error", "state"), [(KeyboardInterrupt(), "interrupted"), (ValueError(HOSTILE), "failed")])
-def test_it_says_how_the_run_ended(tmp_path: Path, error: BaseException, state: str) -> None:
+def test_the_run_record_contains_how_the_run_ended(tmp_path: Path, error: BaseException, state: str) -> None:
     def failing_run() -> None:
         with StatsContext() as stats:
             stats.register_writer(ReportWriter(tmp_path, FACTS))
@@ -93,7 +93,7 @@ def test_resumed_run_includes_rows_and_time_of_the_earlier_run(tmp_path: Path) -
     assert [values["BaseEnvEvents/reward/mean"] for *_, values in rows] == [1, 1, 2, 2]
 
 
-def test_a_run_that_has_logged_nothing_has_no_report(tmp_path: Path) -> None:
+def test_a_run_without_logged_statistics_has_no_report(tmp_path: Path) -> None:
     with StatsContext() as stats:
         stats.register_writer(ReportWriter(tmp_path, FACTS))
     assert list(tmp_path.iterdir()) == []
@@ -148,7 +148,7 @@ def test_names_and_texts_of_users_stay_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_page_draws_and_is_read_with_the_keyboard(tmp_path: Path, open_page: OpenPage) -> None:
+def test_the_page_renders_and_is_usable_with_the_keyboard(tmp_path: Path, open_page: OpenPage) -> None:
     page = open_page(hostile_page(tmp_path))
     figure = page.locator("figure").first
     figure.focus()
@@ -185,7 +185,7 @@ def test_a_report_has_no_serious_accessibility_fault(tmp_path: Path, open_page: 
 
 
 @pytest.mark.slow
-def test_faults_are_found(tmp_path: Path, open_page: OpenPage) -> None:
+def test_planted_page_faults_are_found(tmp_path: Path, open_page: OpenPage) -> None:
     """What the two checks are for, in frames as well; otherwise they would agree with everything."""
     inner = "<html lang=en><title>t</title><p style='color: #ddd'>pale</p>"
     wide = "<main><h1>h</h1><img src='data:,'><div style='width: 2000px'>wide</div></main>"
@@ -221,7 +221,7 @@ LARGEST = "1.7976931348623157e308"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [WIDE, NARROW])
-def test_untrusted_files_make_a_harmless_page(tmp_path: Path, open_page: OpenPage, width: int) -> None:
+def test_a_page_of_untrusted_files_contains_no_active_content(tmp_path: Path, open_page: OpenPage, width: int) -> None:
     """No code of it runs, no request leaves the page, all of it is drawn, and it fits the window."""
     columns = {
         f"A/{HOSTILE}": ["1", "2", "3"],
@@ -303,7 +303,7 @@ def test_table_page_tensorboard_and_console_say_the_same(tmp_path: Path, capsys:
     assert printed == [f"{value:.3f}" for value in values]
 
 
-def test_the_table_is_there_after_a_training(tmp_path: Path) -> None:
+def test_a_training_run_leaves_its_table(tmp_path: Path) -> None:
     from maze.api.run_context import RunContext
     from tests.api.shorter import SHORTER
 

@@ -65,11 +65,13 @@ def test_the_episode_is_chosen_by_its_return(choice: str, position: int, capsys:
         (["runner.choose=longest"], "runner.choose: expected best, worst, median"),
     ],
 )
-def test_what_cannot_be_shown(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_arguments_that_show_no_episode_are_reported(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert inspect(*arguments) == 1
     assert message in capsys.readouterr().err
 
 
-def test_play_wants_the_name_of_the_film(capsys: pytest.CaptureFixture[str]) -> None:
+def test_play_requires_the_name_of_the_video_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--play", "outputs/run", "--video"]) == 2
     assert "--play: argument --video: expected one argument. usage: maze-run --play" in capsys.readouterr().err

@@ -45,7 +45,7 @@ def test_a_misspelt_algorithm_gets_a_suggestion() -> None:
         find_algorithm("impalla")
 
 
-def test_the_command_with_a3c_says_what_there_is(
+def test_the_command_with_a3c_names_the_available_algorithms(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

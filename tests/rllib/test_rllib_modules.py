@@ -183,7 +183,7 @@ def maze_model(module_class: type, config: ModuleConfig) -> MazeModel:
     return MazeModel({"default_policy": module}, composer.policy, ObservationStatistics(composer.policy))
 
 
-def test_rllib_begins_with_the_weights_of_the_model_targets_included() -> None:
+def test_rllib_starts_with_the_weights_of_the_model_including_targets() -> None:
     config = module_config()
     module = built(TargetPolicyModule, config)
     module.make_target_networks()
@@ -276,7 +276,7 @@ def test_an_unknown_hyperparameter_is_an_error_with_its_key() -> None:
 
 
 @pytest.mark.parametrize("key", SET_BY_RUNNER)
-def test_what_maze_decides_is_not_taken_from_rllibs_configuration(key: str) -> None:
+def test_settings_of_maze_override_those_of_rllib(key: str) -> None:
     with pytest.raises(ConfigError, match=r"set .* instead"):
         configured(ALGORITHMS["PPO"], {key: 1})
 
@@ -304,7 +304,7 @@ def test_a_time_limit_arrives_as_truncated_and_a_fall_as_terminated() -> None:
     assert end == (True, False)
 
 
-def test_statistics_of_finished_episodes_travel() -> None:
+def test_statistics_of_finished_episodes_are_sent_to_the_learner() -> None:
     env = MazeRLlibEnv(EnvConfig(Limited(), seed=1, is_single_action=True).to_rllib())
     assert env.action_space == spaces.Discrete(2)
     env.reset(seed=5)
@@ -316,7 +316,7 @@ def test_statistics_of_finished_episodes_travel() -> None:
     assert env.monitored.take() == ([], None)
 
 
-def test_statistics_of_what_was_acted_on_travel() -> None:
+def test_statistics_of_acted_on_observations_are_sent_to_the_learner() -> None:
     env = MazeRLlibEnv(EnvConfig(Limited(), seed=1, is_single_action=True, normalized=("observation",)).to_rllib())
     seen = []
     for _ in range(2):
@@ -364,7 +364,7 @@ def test_actors_of_a_structured_environment_take_turns(structured: MazeMultiAgen
     assert total in rewards_of_episode  # what actors earn is what the environment gives
 
 
-def test_what_an_agent_loses_by_the_move_of_another_reaches_it() -> None:
+def test_a_reward_caused_by_another_agents_move_reaches_the_agent() -> None:
     env = MazeMultiAgentEnv(EnvConfig(EnvFactory(Duel), seed=1).to_rllib())
     observations, _ = env.reset()
     returns = dict.fromkeys(env.possible_agents, 0.0)

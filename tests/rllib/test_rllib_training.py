@@ -82,7 +82,7 @@ def test_a_training_leaves_what_rollouts_and_deployment_need(trained: Path) -> N
     assert policy.num_params > 0
 
 
-def test_it_has_the_report_that_every_training_has(trained: Path, tmp_path: Path) -> None:
+def test_a_user_algorithm_gets_the_standard_run_report(trained: Path, tmp_path: Path) -> None:
     statistics = read_progress(trained).paths["train"]
     steps = list(statistics.env_steps)
     assert {"RLlibEvents", "BaseEnvEvents"} <= {name.partition("/")[0] for name in statistics.columns}
@@ -161,7 +161,7 @@ def test_the_same_seeds_give_the_same_weights(trained: Path, tmp_path: Path) -> 
     ],
     ids=["appo", "impala", "dqn", "sac", "model of RLlib", "structured"],
 )
-def test_it_trains(tmp_path: Path, arguments: list[str]) -> None:
+def test_rllib_trains_with_the_composed_configuration(tmp_path: Path, arguments: list[str]) -> None:
     if not any(argument.startswith(("env.name", "env=")) for argument in arguments):
         arguments = ["env.name=CartPole-v1", *arguments]
     output = train(tmp_path / "run", *arguments, iterations=1)

@@ -269,7 +269,7 @@ def test_the_guard_names_the_key_that_a_module_is_imported_for(armed: ImportGuar
         named_module(module, "env.import")
 
 
-def test_the_guard_holds_in_its_context_only(armed: ImportGuard) -> None:
+def test_the_import_guard_applies_in_its_context_only(armed: ImportGuard) -> None:
     found: list[str] = []
     with armed.active():
         elsewhere = threading.Thread(target=lambda: found.append(named_module("evilmod", "").__name__))
@@ -283,7 +283,7 @@ def test_the_guard_lets_trusted_packages_dependencies_and_the_users_own_code_imp
         assert locate("evilpkg.sub.X") is dict
         assert locate("matplotlib.backends.backend_svg.FigureCanvasSVG")
         assert locate("torch.utils.data.datapipes.iter.callable.MapperIterDataPipe")
-        assert importlib.import_module("evil-mod").X is dict  # by this test, which is no library
+        assert importlib.import_module("evil-mod").X is dict  # by this test, which is not a library
 
 
 def test_the_guard_takes_dependencies_from_where_they_are_installed(armed: ImportGuard, foreign: Path) -> None:
@@ -296,7 +296,7 @@ def test_the_guard_takes_dependencies_from_where_they_are_installed(armed: Impor
             named_module("no_such_dependency", "")
 
 
-def test_libraries_may_import_the_whole_standard_library(tmp_path: Path) -> None:
+def test_trusted_libraries_may_import_the_standard_library(tmp_path: Path) -> None:
     """`sysconfig` imports a module that belongs to no list: its name depends on the platform."""
     script = tmp_path / "script.py"
     library = "import sysconfig; sysconfig.get_config_vars(); print('imported')"

@@ -26,7 +26,7 @@ from tests.security.attack import _text, attack, legitimate_files, loaders
 
 
 @pytest.mark.long
-def test_generated_files_reach_nothing():
+def test_generated_malicious_files_execute_no_code():
     outcomes, failures = attack(800, seed=7)
     assert failures == []
     assert sum(outcomes.values()) == 800
@@ -176,7 +176,7 @@ def recalled(argument: bytes, module: str, name: str, times: int) -> bytes:
     ids=["opcodes", "deep key", "wide key", "wide lists", "itself", "bytearray", "memo", "frame", "copies of bytes",
          "copies of a text", "sets of a list", "keys that share a part"],
 )  # fmt: skip
-def test_small_files_fill_neither_memory_nor_time_nor_stack(content):
+def test_small_files_exhaust_neither_memory_nor_time_nor_stack(content):
     refused(content)
 
 

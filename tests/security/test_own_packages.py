@@ -41,7 +41,7 @@ def named(name: str, module: str = MODULE) -> bytes:
     return b"\x80\x04" + _text(module) + _text(name) + b"\x93"
 
 
-def test_what_only_stores_comes_back_as_it_was() -> None:
+def test_data_classes_round_trip() -> None:
     stock = object.__new__(Stock)
     vars(stock).update(level=3, orders=[Order(1, Colour.RED), Order(2, Level.LOW)])
     plain = Plain()
@@ -71,7 +71,7 @@ def test_nothing_of_the_package_is_run_whatever_a_file_does_with_it(name: str, u
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in STORING])
-def test_what_does_more_than_storing_is_refused_by_its_name(name: str) -> None:
+def test_classes_with_code_on_loading_are_refused_by_name(name: str) -> None:
     with pytest.raises(CheckpointError, match=rf"type `{MODULE}\.{name}`.*allow it by name"):
         read(named(name) + b".")
 
@@ -86,7 +86,7 @@ def test_other_packages_are_refused(name: str) -> None:
         read(named(name) + b".", own_packages=())
 
 
-def test_what_is_not_imported_yet_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_that_are_not_imported_yet_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_project").mkdir()
     (tmp_path / "own_project" / "__init__.py").write_text("")
     (tmp_path / "own_project" / "more.py").write_text("import os\nos.system('imported')\n\n\nclass State:\n    pass\n")
@@ -158,7 +158,7 @@ def test_data_and_events_of_the_shipped_environments_need_no_list(name: str) -> 
         "maze_envs_of_somebody_else.State",
     ],
 )
-def test_nothing_else_of_the_shipped_environments_is_let_in(name: str) -> None:
+def test_no_other_class_of_the_built_in_environments_is_loadable(name: str) -> None:
     module = SHIPPED if name.startswith(f"{SHIPPED}.") else name.rpartition(".")[0]
     content = named(name.removeprefix(f"{module}."), module) + b")\x81."
     with pytest.raises(CheckpointError, match=rf"type `{re.escape(name)}`.*allow it by name"):

@@ -133,7 +133,7 @@ def test_slow_networks_run_in_a_thread_and_pending_rows_form_one_batch() -> None
     assert len(decide.threads) == 2
 
 
-def test_an_answer_for_each_row_or_an_error() -> None:
+def test_each_batch_row_gets_an_action_or_an_error() -> None:
     class Silent(Recorder):
         def decide_batch(self, key: Any, rows: Sequence[float]) -> Sequence[float]:
             return []
@@ -148,7 +148,7 @@ def test_an_answer_for_each_row_or_an_error() -> None:
 # -- turns ------------------------------------------------------------------------------------------------------------
 
 
-def test_clients_take_turns() -> None:
+def test_requests_of_clients_are_served_in_turn() -> None:
     order: list[str] = []
 
     async def work(turns: Turns, client: str, units: int) -> None:

@@ -74,7 +74,7 @@ def test_a_batch_equals_single_observations(bundle):
         np.testing.assert_allclose([p for _, p in ranked], sorted(odds / odds.sum(), reverse=True), rtol=1e-6)
 
 
-def test_rows_draw_from_their_own_generators_in_any_company(bundle):
+def test_rows_sample_from_their_own_generators_independently_of_the_batch(bundle):
     observations = np.zeros((3, 4), np.float32)
 
     def drawn(rows: list[int]) -> list[list[int]]:
@@ -150,7 +150,7 @@ def test_missing_files_and_keys_are_named(bundle):
     with pytest.raises(EnvironmentContractError, match="`observation` is missing"):
         bundle.act_batch(0, {"obs": np.zeros((1, 4))})
     rngs = [np.random.default_rng(0)]
-    with pytest.raises(ConfigError, match="2 rows need as many generators, got 1"):
+    with pytest.raises(ConfigError, match="2 rows need as many generators, found 1"):
         bundle.act_batch(0, {"observation": np.zeros((2, 4))}, deterministic=False, rngs=rngs)
 
 
@@ -191,7 +191,7 @@ def test_commands_that_cannot_be_meant_say_why(trained_run, arguments, text, cap
     assert sorted(trained_run.iterdir()) == before
 
 
-def test_actors_are_known_by_their_order_or_named(bundle):
+def test_actors_are_identified_by_order_or_name(bundle):
     assert bundle.actor_sequence == [(0, 0)]
     session = bundle.session()
     assert session.act(STATE) == session.act(STATE, ActorID(0, 0)) == session.act(STATE, (0, 0))

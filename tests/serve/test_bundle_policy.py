@@ -43,7 +43,7 @@ def bundle(tmp_path: Path) -> Path:
     return path
 
 
-def test_it_acts_as_a_session_does(bundle: Path) -> None:
+def test_a_bundle_policy_acts_as_a_session(bundle: Path) -> None:
     policy, env = BundlePolicy(bundle), GymMazeEnv("CartPole-v1")
     for deterministic in (True, False):
         policy.seed(5)
@@ -59,7 +59,9 @@ def test_it_acts_as_a_session_does(bundle: Path) -> None:
     assert sum(probabilities) == pytest.approx(1.0)
 
 
-def test_it_is_rolled_out_as_any_policy(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bundle_policy_is_rolled_out_by_the_runners(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     runner = SequentialRolloutRunner(
         n_episodes=2, max_episode_steps=5, record_trajectory=True, record_event_logs=False, render=False

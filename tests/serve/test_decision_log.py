@@ -136,7 +136,7 @@ def test_the_command_replays(log: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert main([str(files[2]), "--replay", str(log)]) == 1
     assert "no decision of these bundles" in capsys.readouterr().err
     assert main([str(files[0]), "--replay", str(tmp_path / "nothing")]) == 1
-    assert "no decision log" in capsys.readouterr().err
+    assert "not a decision log" in capsys.readouterr().err
 
 
 def test_repeated_answers_and_the_fallback_are_in_the_log_and_not_replayed(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_log_does_not_reveal_identifiers_of_sessions(log: Path, tmp_path: Path
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-def test_files_rotate_and_the_oldest_go(tmp_path: Path) -> None:
+def test_log_files_rotate_and_the_oldest_are_deleted(tmp_path: Path) -> None:
     writer = DecisionLog(tmp_path, {"a": 1}, file_bytes=1000, n_files=3)
     for n in range(300):
         writer.write(b'{"n": %d, "x": "%s"}' % (n, b"x" * 50))
@@ -244,12 +244,12 @@ def test_a_log_that_was_cut_off_is_read_and_a_damaged_one_refused(tmp_path: Path
     with pytest.raises(CheckpointError, match=r"000001\.jsonl:2"):
         list(read_lines(tmp_path))
     path.write_bytes(b'{"n": 1}\n')
-    with pytest.raises(CheckpointError, match="no decision log of this version"):
+    with pytest.raises(CheckpointError, match="not a decision log of this version"):
         list(read_lines(tmp_path))
     path.write_bytes(head + b'{"kind": "decided", "bundle": "%s", "step": "0", "rows": []}\n' % b"0")
     assert replay(tmp_path, []).n_decisions == 0
     path.write_bytes(head + b'{"kind": "decided"}\n')
-    with pytest.raises(CheckpointError, match="no entry of a decision log"):
+    with pytest.raises(CheckpointError, match="not an entry of a decision log"):
         replay(tmp_path, [])
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):

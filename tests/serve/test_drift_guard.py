@@ -175,7 +175,7 @@ def test_limits_are_checked() -> None:
 USUAL, FAR = [0.01, -0.02, 0.03, 0.04], [40.0, -0.02, 0.03, 0.04]
 
 
-def test_an_observation_outside_is_refused_if_that_is_wanted() -> None:
+def test_an_observation_outside_its_space_is_refused_on_request() -> None:
     with served({"p": always(0)}, settings=Settings(on_drift="refuse")) as (url, _), PolicyClient(url) as client:
         assert client.act(USUAL).action == 0
         with pytest.raises(ServerError, match="1 of 4 values of the observation lie outside") as refused:
@@ -199,7 +199,7 @@ def to_the_left(entries: dict[str, np.ndarray], actor: tuple[int, int]) -> dict[
     ("name", "action"),
     [(f"{__name__}:to_the_left", 0), ("maze.core.agent.dummy_cartpole_policy:DummyCartPolePolicy", 1)],
 )
-def test_a_named_heuristic_decides_outside_if_that_is_wanted(name: str, action: int) -> None:
+def test_a_named_heuristic_acts_on_drifted_observations_on_request(name: str, action: int) -> None:
     settings = Settings(on_drift="fallback", fallback=fallback_of(name))
     with served({"p": always(1 - action)}, settings=settings) as (url, _), PolicyClient(url) as client:
         assert client.act(USUAL).policy == "p"

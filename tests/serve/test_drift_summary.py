@@ -48,7 +48,7 @@ def test_a_shift_is_no_autocorrelation_where_parts_are_estimated_by_themselves()
     assert effective_samples(places, 2, [10]) > 400
 
 
-def test_summaries_state_the_effective_sample_size():
+def test_summaries_contain_the_effective_sample_size():
     samples = np.random.default_rng(0).normal(size=(500, 2))
     samples[:, 1] = np.repeat(samples[::50, 1], 50)
     fast, slow = summary(samples, is_large=False)["n_effective"]

@@ -78,7 +78,7 @@ def test_plain_modules_are_exported():
 
 
 class Looping(nn.Module):
-    """What depends on values in Python is no graph."""
+    """What depends on values in Python is not a graph."""
 
     def forward(self, observations: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         value = observations["observation"]

@@ -102,7 +102,7 @@ def test_requests_sent_ahead_are_bounded(url: str) -> None:
         assert received(connection).count(b"HTTP/1.1 200") < 100
 
 
-def test_a_client_that_does_not_read_is_hung_up_on() -> None:
+def test_a_client_that_does_not_read_is_disconnected() -> None:
     batch = request("/act", {"observations": [OBSERVATION] * 1024, "ranked": 2})
     with served({"p": always(0)}, limits=Limits(seconds=0.4)) as (url, application), connected(url) as connection:
         connection.sendall(batch * 16)  # answers of five megabytes, of which the system keeps a part
@@ -149,7 +149,7 @@ def test_batches_are_bounded(url: str) -> None:
     ],
     ids=["trailers", "no-reading", "batches"],
 )
-def test_other_requests_are_answered_in_the_meantime(attack: Callable[[int, float], None]) -> None:
+def test_other_requests_are_served_during_a_slow_request(attack: Callable[[int, float], None]) -> None:
     """The benchmark `serve_speed.py --attacks` measures it on one core; here the machine may be busy."""
     with served({"p": always(0)}) as (url, _):
         taken = sorted(beside(int(url.rpartition(":")[2]), attack, 1.5))

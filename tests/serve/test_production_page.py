@@ -107,7 +107,7 @@ def test_the_gates_run_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert Path("gate/gate.md").read_text(encoding="utf-8").startswith("# Gate: passed")
 
 
-def test_options_and_paths_that_the_page_names_are_there() -> None:
+def test_options_and_paths_named_by_the_page_exist() -> None:
     known = {option for action in _parser()._actions for option in action.option_strings}
     named = set(
         re.findall(r"--[a-z][a-z-]+", " ".join(re.findall(r"maze-serve [^\n]*|`--[^`]*`", PAGE.split("## Serving")[1])))
@@ -145,7 +145,7 @@ def decided(page: Page) -> str:
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(WIDE, "light"), (NARROW, "dark")])
-def test_a_person_reads_the_card_and_tries_the_policy(
+def test_the_bundle_card_can_be_read_and_the_policy_tried_in_a_browser(
     url: str, browser: Browser, width: int, scheme: str, tmp_path: Path
 ) -> None:
     errors: list[str] = []
@@ -162,7 +162,7 @@ def test_a_person_reads_the_card_and_tries_the_policy(
     assert accessibility_faults(page) == []
     assert cut_off(page) == []
     page.get_by_label("Observation, as the environment gives it (JSON)").fill("[1, 2")
-    assert "The observation is no JSON" in decided(page)
+    assert "The observation is not valid JSON" in decided(page)
     page.get_by_label("Observation, as the environment gives it (JSON)").fill("[1, 2, 3, 4]")
     assert "action" in decided(page)
     page.screenshot(path=tmp_path / "page.png", full_page=True)
@@ -171,7 +171,7 @@ def test_a_person_reads_the_card_and_tries_the_policy(
 
 
 @pytest.mark.parametrize("name", ["stacked", "remembering", "pendulum"])
-def test_policies_that_look_back_or_act_continuously_can_be_tried(url: str, browser: Browser, name: str) -> None:
+def test_recurrent_and_continuous_policies_can_be_tried_in_the_browser(url: str, browser: Browser, name: str) -> None:
     errors: list[str] = []
     page = opened(browser, url, errors, refused=("422",))  # continuous actions cannot be ranked, as the page finds out
     page.wait_for_selector("#cards table")
@@ -182,7 +182,7 @@ def test_policies_that_look_back_or_act_continuously_can_be_tried(url: str, brow
     page.context.close()
 
 
-def test_it_can_be_used_by_keyboard(url: str, browser: Browser) -> None:
+def test_the_page_is_usable_by_keyboard(url: str, browser: Browser) -> None:
     errors: list[str] = []
     page = opened(browser, url, errors)
     page.wait_for_selector("#cards table")

@@ -112,7 +112,7 @@ def test_each_actor_of_an_environment_has_a_state_of_its_own(tmp_path: Path) -> 
             np.testing.assert_allclose(other.action[head], action, rtol=1e-5, atol=1e-5)
 
 
-def test_rows_are_episodes_that_begin_when_they_like(bundle: PolicyBundle) -> None:
+def test_rows_of_a_batch_start_their_episodes_independently(bundle: PolicyBundle) -> None:
     rows = np.array(OBSERVATIONS, np.float32).reshape(10, 4, 4)  # [step, episode, entry]
     begins = np.zeros((10, 4), np.bool_)
     begins[0] = begins[3, 1] = begins[7, 2] = begins[8, 2] = True
@@ -153,7 +153,7 @@ def test_sessions_are_decided_together_and_keep_their_states(bundle: PolicyBundl
     [
         ({}, ConfigError, "carries hidden states .* and none were passed. Pass the `states` of the previous answer"),
         ({"episode_start": [True, False]}, ConfigError, "none were passed"),
-        ({"episode_start": [True]}, ConfigError, r"`episode_start` must hold true or false for 2 rows, got \[True\]"),
+        ({"episode_start": [True]}, ConfigError, r"`episode_start` must hold true or false for 2 rows, found \[True\]"),
         ({"episode_start": "yes"}, ConfigError, "`episode_start` must hold true or false"),
         ({"states": {"other": np.zeros((2, 16))}}, ConfigError, r"\['other'\]; the network carries \['recurrence"),
         ({"states": {KEY: np.zeros((2, 3))}}, ConfigError, r"has the shape \[2, 3\], expected \[2, 16\]"),
@@ -169,7 +169,7 @@ def test_states_that_are_missing_or_are_none_are_refused_in_one_sentence(
         bundle.act_batch(0, {"observation": np.zeros((2, 4))}, **given_states)
 
 
-def test_policies_without_a_memory_take_and_give_no_states() -> None:
+def test_feed_forward_policies_have_no_recurrent_states() -> None:
     bundle = PolicyBundle(cartpole())
     answer = bundle.act_batch(0, {"observation": np.zeros((2, 4))}, states=None, episode_start=True)
     assert answer.states == {}
@@ -257,7 +257,7 @@ def test_the_command_prints_the_hidden_states(run: Path, tmp_path: Path, capfd: 
 
 
 @pytest.mark.slow
-def test_in_vector_environments_it_acts_as_the_policy(tmp_path: Path) -> None:
+def test_a_recurrent_bundle_acts_as_the_policy_in_vector_environments(tmp_path: Path) -> None:
     env = GymMazeEnv("CartPole-v1")
     policy = recurrent_model(env).policy
     path = tmp_path / "policy.maze"
@@ -360,7 +360,7 @@ def test_many_episodes_continue_in_one_request(client: PolicyClient, bundle: Pol
 
 
 @given(arrays.arrays(np.float32, 8))
-def test_the_text_of_a_state_is_that_of_its_bits(state: Any) -> None:
+def test_a_state_as_text_restores_every_bit(state: Any) -> None:
     if np.isfinite(state).all():
         text = as_json({"state": state.astype(np.float64)})
         assert np.array(json.loads(text)["state"], np.float32).tobytes() == state.tobytes()
@@ -397,7 +397,7 @@ def test_requests_without_a_state_that_fits_are_refused(
     assert re.search(text, reply.json()["error"]["message"])
 
 
-def test_a_policy_without_a_memory_answers_without_a_state() -> None:
+def test_a_feed_forward_policy_responds_without_a_recurrent_state() -> None:
     with served({"policy": cartpole()}) as (url, _), PolicyClient(url) as client:
         assert client.act(OBSERVATIONS[0], episode_start=True).state is None
         state = {"bundle": PolicyBundle(cartpole()).sha256, "values": {KEY: [0.0]}}

@@ -93,7 +93,7 @@ def test_requests_before_sigterm_are_answered(bundle: Path) -> None:
 
 REFUSED = {
     "no-file": (["nothing.maze"], "nothing.maze cannot be read"),
-    "no-bundle": ([__file__], "no whole policy bundle"),
+    "no-bundle": ([__file__], "not a complete policy bundle"),
     "twice": (["policy.maze", "other/policy.maze"], "Two policies have the name 'policy'"),
     "other-machines": (["policy.maze", "--host", "0.0.0.0"], "Set MAZE_SERVE_TOKEN or --token-file, or pass --open"),
     "empty-token": (["policy.maze", "--token-file", os.devnull], "holds no token"),
@@ -104,7 +104,7 @@ REFUSED = {
     "fallback-alone": (["policy.maze", "--fallback", "maze.serve.drift:bins"], "belong together"),
     "fallback-missing": (["policy.maze", "--on-drift", "fallback"], "belong together"),
     "limit": (["policy.maze", "--max-body", "0"], "--max-body must be above 0"),
-    "code": (["policy.maze", "--provide", "a"], "is no NAME=VALUE"),
+    "code": (["policy.maze", "--provide", "a"], "is not of the form NAME=VALUE"),
 }
 
 

@@ -49,7 +49,7 @@ def client(url: str) -> Iterator[PolicyClient]:
 # -- what is decided --------------------------------------------------------------------------------------------------
 
 
-def test_decisions_are_those_of_the_bundle(client: PolicyClient) -> None:
+def test_actions_equal_those_of_the_bundle(client: PolicyClient) -> None:
     observations = cartpole_observations(60)
     bundle = PolicyBundle(cartpole())
     expected = [bundle.session().act(np.array(each, np.float32)) for each in observations]
@@ -79,7 +79,7 @@ def test_sampled_decisions_are_those_of_a_session_with_the_same_seed(client: Pol
         assert session.act(OBSERVATION, deterministic=False).action == again.act(OBSERVATION, deterministic=False)
 
 
-def test_requests_that_come_together_are_decided_together_and_each_gets_its_own(url: str) -> None:
+def test_concurrent_requests_form_one_batch_and_each_gets_its_own_response(url: str) -> None:
     observations = cartpole_observations(16 * 20)
     expected = [PolicyBundle(cartpole()).session().act(each) for each in observations]
 
@@ -202,7 +202,7 @@ def test_sessions_end_expire_and_are_bounded() -> None:
         with pytest.raises(ServerError, match=r"not used for 0\.3 s"):
             sessions[1].act(OBSERVATION)
         assert metrics_of(httpx.get(f"{url}/metrics").text)['maze_events_total{event="expired_session"}'] == 2
-        sessions[2].close()  # has ended by itself, which is no error
+        sessions[2].close()  # has ended by itself, which is not an error
 
 
 # -- several policies -------------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def test_a_canary_gets_its_share_and_sessions_stay_with_their_policy() -> None:
             client.act(OBSERVATION, policy="canari")
 
 
-def test_a_shadow_decides_and_is_never_answered() -> None:
+def test_a_shadow_policy_acts_and_its_action_is_never_returned() -> None:
     bundles = {"champion": always(0), "shadow": always(1)}
     with served(bundles, shadows=("shadow",)) as (url, _), PolicyClient(url) as client:
         assert {client.act(OBSERVATION).action for _ in range(20)} == {0}
@@ -263,8 +263,8 @@ def test_a_swapped_bundle_decides_from_then_on_and_sessions_keep_their_bundle(tm
 @pytest.mark.parametrize(
     ("content", "status", "says"),
     [
-        (lambda: b"", 422, "no whole policy bundle"),
-        (lambda: b"PK\x03\x04 and nothing else", 422, "no whole policy bundle"),
+        (lambda: b"", 422, "not a complete policy bundle"),
+        (lambda: b"PK\x03\x04 and nothing else", 422, "not a complete policy bundle"),
         (lambda: always(1)[:5000] + b"\x00" + always(1)[5001:], 422, "damaged or was changed"),
         (pendulum, 409, "differ from those of policy 'p'"),
     ],
@@ -311,7 +311,7 @@ def test_shares_are_changed_while_requests_come() -> None:
         ("Bearer boss", 200, 200),
     ],
 )
-def test_tokens(header: str | None, may_act: int, may_change: int) -> None:
+def test_requests_require_the_configured_token(header: str | None, may_act: int, may_change: int) -> None:
     tokens = Tokens(["user", "second"], ["boss"])
     with served({"p": always(0)}, tokens=tokens) as (url, _):
         headers = {} if header is None else {"authorization": header}
@@ -524,7 +524,7 @@ def test_the_openapi_description_agrees_with_the_responses(url: str) -> None:
     assert set(schema["required"]) <= set(answer) <= set(schema["properties"])
 
 
-def test_two_requests_at_once_in_one_session_are_not_mixed_up(client: PolicyClient, url: str) -> None:
+def test_concurrent_requests_of_one_session_are_separate(client: PolicyClient, url: str) -> None:
     identifier = client.session().id
     answers: list[int] = []
 

@@ -156,7 +156,7 @@ class Turned(ActionWrapper[Any]):
         return self.action(action)
 
 
-def test_code_of_ones_own_is_named_and_has_to_be_provided(exported):
+def test_user_code_is_named_and_must_be_provided(exported):
     env = Turned(Twice(GymMazeEnv("CartPole-v1")))
     bundle = PolicyBundle(exported(env))
     pieces = {piece["name"]: piece for piece in bundle.card["code"]}
@@ -182,7 +182,7 @@ class Alternating(Wrapper[Any]):
         return self._env_step({"action": 1 - action["action"]})
 
 
-def test_a_wrapper_of_unknown_effect_is_the_environment(exported):
+def test_a_wrapper_of_unknown_effect_is_exported_as_part_of_the_environment(exported):
     env = RewardScalingWrapper(Alternating(GymMazeEnv("CartPole-v1")), scale=2.0)
     bundle = PolicyBundle(exported(env))
     assert [(piece["name"], piece["is_required"]) for piece in bundle.card["code"]] == [("Alternating", False)]

@@ -182,13 +182,13 @@ def test_the_runs_of_a_sweep_are_grouped(tmp_path: Path) -> None:
     assert [tracker.calls[-1][:2] for tracker in trackers] == [("end", "finished")] * 2
 
 
-def test_a_tracker_that_there_is_not_and_an_axis_that_there_is_not_are_refused(
+def test_an_unknown_tracker_and_an_unknown_axis_are_refused(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     assert main([*TRAINING, "tracking=wandbb"]) == 2
     assert "wandb" in capfd.readouterr().err
     assert main([*TRAINING, "tracking.tensorboard.x_axis=hours"]) == 1
-    assert "x_axis: expected env_steps or epochs, got 'hours'" in capfd.readouterr().err
+    assert "x_axis: expected env_steps or epochs, found 'hours'" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("axis", "positions"), [("env_steps", (0, 80)), ("epochs", (1, 2))])

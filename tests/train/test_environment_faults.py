@@ -122,9 +122,9 @@ ENDS: dict[str, str] = {
     "raise in observation conversion": LOST,
     "raise in action conversion": LOST,
     "three values": r"FaultyCoreEnv.step: expected four values .*, found 3",
-    "reward none": r"FaultyCoreEnv.step\(\) must return one number as the reward, got None",
-    "reward text": r"FaultyCoreEnv.step\(\) must return one number as the reward, got 'much'",
-    "reward array": r"FaultyCoreEnv.step\(\) must return one number as the reward, got array",
+    "reward none": r"FaultyCoreEnv.step\(\) must return one number as the reward, found None",
+    "reward text": r"FaultyCoreEnv.step\(\) must return one number as the reward, found 'much'",
+    "reward array": r"FaultyCoreEnv.step\(\) must return one number as the reward, found array",
     "observation none": "sub-step 0: .*NoneType|sub-step 0: .*None",
     "observation list": "sub-step 0: .*(list|dictionary)",
     "observation shape": r"sub-step 0.*`position`: expected.*\(3,\).*\(5,\)",
@@ -277,12 +277,16 @@ IN_PROCESSES = [
 
 
 @pytest.mark.parametrize(("name", "fault"), IN_PROCESS)
-def test_in_process(name: str, fault: str, monkeypatch: Any, tmp_path: Path, caplog: Any) -> None:
+def test_environment_faults_end_a_run_in_process_with_their_place(
+    name: str, fault: str, monkeypatch: Any, tmp_path: Path, caplog: Any
+) -> None:
     check(name, "dev", fault, monkeypatch, tmp_path, caplog)
 
 
 @pytest.mark.parametrize(("name", "fault"), IN_PROCESSES)
-def test_in_processes(name: str, fault: str, monkeypatch: Any, tmp_path: Path, caplog: Any) -> None:
+def test_environment_faults_end_a_run_in_worker_processes_with_their_place(
+    name: str, fault: str, monkeypatch: Any, tmp_path: Path, caplog: Any
+) -> None:
     check(name, "local", fault, monkeypatch, tmp_path, caplog)
 
 
@@ -316,7 +320,9 @@ REST = [
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "runner", "fault"), REST)
-def test_everywhere(name: str, runner: str, fault: str, monkeypatch: Any, tmp_path: Path, caplog: Any) -> None:
+def test_an_environment_fault_ends_the_run_with_its_place_for_every_algorithm_and_runner(
+    name: str, runner: str, fault: str, monkeypatch: Any, tmp_path: Path, caplog: Any
+) -> None:
     check(name, runner, fault, monkeypatch, tmp_path, caplog)
 
 
@@ -347,7 +353,7 @@ def test_a_mask_without_a_permitted_action_names_its_environment(vector_env: Any
         env.close()
 
 
-def test_a_failure_says_where_the_training_is_safe(monkeypatch: Any, tmp_path: Path) -> None:
+def test_a_failure_names_the_file_of_the_last_saved_epoch(monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     overrides = ("algorithm.n_epochs=3", "algorithm.n_rollout_steps=8", "algorithm.rollout_evaluator=null")
     monkeypatch.setitem(TRAININGS, "longer", (*TRAININGS["a2c"], *overrides))
@@ -356,7 +362,7 @@ def test_a_failure_says_where_the_training_is_safe(monkeypatch: Any, tmp_path: P
     assert load_state("latest.pt")["epoch"] == 1
 
 
-def test_an_episode_without_end_is_named_before_anybody_waits_for_ever(monkeypatch: Any, caplog: Any) -> None:
+def test_an_endless_episode_is_reported_and_stopped(monkeypatch: Any, caplog: Any) -> None:
     monkeypatch.setattr(batched_acting, "LONG_EPISODE", 50)
     monkeypatch.setattr(faults, "LONG_EPISODE", 50)
     monkeypatch.setattr(faults, "ENDLESS_EPISODE", 200)

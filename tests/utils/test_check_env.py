@@ -233,12 +233,12 @@ def test_steps_that_are_never_complete_are_found_with_their_consequence():
     assert {finding.check for finding in report.findings} >= {"substep-order"}
 
 
-def test_findings_can_be_raised_as_one_error():
+def test_checker_findings_are_raised_as_one_error():
     with pytest.raises(EnvironmentContractError, match=r"1 finding.*\n.*\[mask-legal\] MazeEnv, sub-step 'choose'"):
         check_env(partial(drawer_env, "mask-legal"), raise_on_findings=True)
 
 
-def test_new_futures_of_copies_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_with_new_seeds_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_env(LostSalesEnv, n_steps=60).has_chance
     assert not check_env(drawer_env, n_steps=60).has_chance
     monkeypatch.setattr(SingleCoreEnv, "new_future", lambda self, seed: self.seed(secrets.randbits(60)))

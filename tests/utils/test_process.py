@@ -54,7 +54,7 @@ def started(target, *args, **kwargs):
     return process
 
 
-def test_results_come_back_whatever_their_size():
+def test_results_of_any_size_are_returned():
     assert started(add, 1, b=2).result() == 3
     process = started(much)
     assert len(process.result()) == 5_000_000
@@ -113,7 +113,7 @@ def test_a_block_within_its_limit_leaves_timer_and_handler_as_they_were():
 
 
 @pytest.mark.parametrize(("outer", "inner", "first"), [(0.05, 5, "outer"), (5, 0.05, "inner")])
-def test_of_nested_time_limits_the_one_that_ends_first_counts(outer, inner, first):
+def test_the_shortest_of_nested_time_limits_applies(outer, inner, first):
     with pytest.raises(TimeoutError, match=first), Timeout(outer, "outer"), Timeout(inner, "inner"):
         time.sleep(4)
 
@@ -145,6 +145,6 @@ def test_a_time_limit_outside_the_main_thread_is_a_clear_error():
     assert "main thread" in errors[0]
 
 
-def test_coloured_text_ends_with_the_default_colour(capsys):
+def test_coloured_text_resets_the_colour_at_its_end(capsys):
     BColors.print_colored("careful", BColors.WARNING)
     assert capsys.readouterr().out == "\033[93mcareful\033[0m\n"

@@ -286,7 +286,7 @@ class UnknownObjectiveError(ConfigError):
 
 
 class ObjectiveRecorder(LogStatsWriter):
-    """Records a statistic of a run.
+    """Record a statistic of a run.
 
     :param name: The statistic, as TensorBoard (`eval_BaseEnvEvents/reward/mean`) or the console
         (`eval BaseEnvEvents reward mean`) shows it.

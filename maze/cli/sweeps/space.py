@@ -43,7 +43,7 @@ class ScalarParameter:
         if not is_inside or (self.step is not None and self.step <= 0) or (self.log and any(v <= 0 for v in known)):
             raise UsageError(
                 f"{PARAMETRIZATION}: {self.key}: expected lower < upper, init between them, a positive step, and "
-                f"positive values on a logarithmic scale; got {vars(self)}."
+                f"positive values on a logarithmic scale; found {vars(self)}."
             )
 
     def text(self, value: float) -> str:
@@ -220,7 +220,7 @@ def _from_config(key: str, entry: Any, parser: OverridesParser) -> Parameter:
             return _from_override(key, override)
     raise UsageError(
         f"{PARAMETRIZATION}: {key}: expected bounds ({{lower: 0.1, upper: 1}}), a list of values, or a text such as "
-        f"interval(0.1, 1) or choice(a, b); got {entry!r}. A constant value belongs into the configuration."
+        f"interval(0.1, 1) or choice(a, b); found {entry!r}. A constant value belongs into the configuration."
     )
 
 
@@ -230,7 +230,7 @@ def _scalar_from_mapping(key: str, entry: Mapping[str, Any]) -> ScalarParameter:
         if name not in SCALAR_FIELDS:
             raise UsageError(f"{where}: unknown key {name!r}.{suggestion(str(name), SCALAR_FIELDS)}")
         if name in ("integer", "log") and not isinstance(value, bool):
-            raise UsageError(f"{where}.{name}: expected true or false, got {value!r}.")
+            raise UsageError(f"{where}.{name}: expected true or false, found {value!r}.")
     numbers = {name: _number(f"{where}.{name}", entry.get(name)) for name in ("lower", "upper", "init", "step")}
     return ScalarParameter(key, **numbers, integer=entry.get("integer", False), log=entry.get("log", False))
 
@@ -243,7 +243,7 @@ def _number(where: str, value: Any) -> float | None:
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        raise UsageError(f"{where}: expected a number, got {value!r}.")
+        raise UsageError(f"{where}: expected a number, found {value!r}.")
     return number
 
 

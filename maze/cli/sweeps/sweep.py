@@ -66,7 +66,7 @@ class BatchedJobs:
         self._waiting.append((number, overrides))
 
     def stop(self, number: int) -> None:
-        """Batches are not pruned."""
+        """Do nothing: batches are not pruned."""
 
     def wait(self, timeout: float | None = None) -> list[FinishedJob]:
         batch, self._waiting = self._waiting, []
@@ -285,7 +285,7 @@ def _ended(run: SweepRun, job_return: JobReturn, needs_objective: bool) -> Sweep
         return replace(run, status=COMPLETED, objective=float(value), violation=score.violation, minimized=minimized)
     if value is None and not needs_objective:
         return replace(run, status=COMPLETED)
-    what = "nothing was evaluated" if value is None else f"got {value!r}"
+    what = "nothing was evaluated" if value is None else f"found {value!r}"
     return replace(run, status=FAILED, error=f"The run has no objective: {what}.")
 
 

@@ -34,7 +34,7 @@ class SweepFailedError(MazeError):
 
 
 class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
-    """Runs the trials of a plan with all seeds and records them.
+    """Run the trials of a plan with all seeds and record them.
 
     :param objective: Statistic by which trials are compared; None: the statistic that selects a run's best
         evaluation, the mean reward unless its configuration names another one.
@@ -67,10 +67,10 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
         seeds: Any = self.given_seeds
         _check_number("n_seeds", self.n_seeds)
         if seeds is not None and not (isinstance(seeds, list) and seeds and all(type(seed) is int for seed in seeds)):
-            raise UsageError(f"hydra.sweeper.seeds: expected a list of whole numbers, got {seeds!r}.")
+            raise UsageError(f"hydra.sweeper.seeds: expected a list of whole numbers, found {seeds!r}.")
         if self.objective_step not in STEPS:
             raise UsageError(
-                f"hydra.sweeper.objective_step: expected one of {', '.join(STEPS)}, got {self.objective_step!r}."
+                f"hydra.sweeper.objective_step: expected one of {', '.join(STEPS)}, found {self.objective_step!r}."
             )
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
@@ -213,7 +213,7 @@ class SearchSweep(MazeSweeper):
         for name in ("maximize", "noisy"):
             value = self.optim.get(name, False)
             if not isinstance(value, bool):
-                raise UsageError(f"hydra.sweeper.optim.{name}: expected true or false, got {value!r}.")
+                raise UsageError(f"hydra.sweeper.optim.{name}: expected true or false, found {value!r}.")
 
     @override(MazeSweeper)
     def make_plan(self, arguments: list[str], parser: OverridesParser, seed: int) -> Plan:
@@ -240,7 +240,7 @@ class OptunaSweep(SearchSweep):
 
 def _check_number(name: str, value: Any) -> None:
     if type(value) is not int or value < 1:
-        raise UsageError(f"hydra.sweeper.{name}: expected a whole number of at least 1, got {value!r}.")
+        raise UsageError(f"hydra.sweeper.{name}: expected a whole number of at least 1, found {value!r}.")
 
 
 def _plain(node: Any) -> Any:

@@ -153,7 +153,7 @@ class Actor:
         states: dict[str, np.ndarray] | None = None,
         temperature: float = 1.0,
     ) -> dict[str, np.ndarray]:
-        """Actions `[n_envs, ...]`, see :meth:`maze.core.agent.torch_policy.TorchPolicy.compute_actions`."""
+        """Return actions `[n_envs, ...]`, see :meth:`maze.core.agent.torch_policy.TorchPolicy.compute_actions`."""
         network = self._in_numpy
         if network is not None and not network.is_current():
             network = self._in_numpy = self._compiled()

@@ -1,4 +1,4 @@
-"""Joins flat policies to a structured one."""
+"""Join flat policies to a structured one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class DefaultPolicy(Policy):
-    """Asks the flat policy that belongs to the acting sub-step.
+    """Query the flat policy that belongs to the acting sub-step.
 
     :param policies: Flat policies, or configurations of them, by step key (a list: keys 0, 1, ...).
     :raises ConfigError: There is none.

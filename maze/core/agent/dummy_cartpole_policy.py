@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class DummyCartPolePolicy(Policy):
-    """Balances the pole by pushing towards the side to which it is about to fall, and drifts back to the centre."""
+    """Balance the pole by pushing towards the side to which it is about to fall, and drift back to the centre."""
 
     def __init__(self) -> None:
         # of cart position, cart velocity, pole angle, pole angular velocity

@@ -53,7 +53,7 @@ class FlatAdam:
             network.gradient.zero_()
 
     def gradient_norms(self) -> dict[Any, Tensor]:
-        """Euclidean norm of the gradient of each network, scalars `[]`."""
+        """Return the Euclidean norm of the gradient of each network, scalars `[]`."""
         return {name: torch.linalg.vector_norm(network.gradient) for name, network in self._networks.items()}
 
     def scale_gradients(self, factor: float) -> None:
@@ -90,7 +90,7 @@ class FlatAdam:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Moments and step counts by position of the network; loads with `weights_only=True`."""
+        """Return moments and step counts by position of the network; loads with `weights_only=True`."""
         return {
             str(index): {name: getattr(network, name).clone() for name in _ADAM_STATE}
             for index, network in enumerate(self._networks.values())

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class FlatPolicy(ABC):
-    """Chooses the actions of one sub-step; :class:`~maze.core.agent.default_policy.DefaultPolicy` joins several.
+    """Choose the actions of one sub-step; :class:`~maze.core.agent.default_policy.DefaultPolicy` joins several.
 
     A flat policy that draws random numbers may implement `seed(seed: int) -> None`; `DefaultPolicy.seed` calls it.
     """

@@ -15,7 +15,7 @@ from maze.core.errors import CheckpointError, ConfigError
 
 
 def as_float_tensors(observation: Mapping[str, Any], device: str) -> dict[str, torch.Tensor]:
-    """Network inputs: tensors of torch's default floating type on `device`, without a copy where they already are.
+    """Return network inputs: tensors of torch's default floating type on `device`, copied only where necessary.
 
     Integer and boolean observations become floating numbers too; a network with an index embedding casts back.
 
@@ -34,7 +34,7 @@ def as_float_tensors(observation: Mapping[str, Any], device: str) -> dict[str, t
 def check_networks(networks: Any, what: str) -> dict[Any, nn.Module]:
     """Return a plain dictionary of the networks, all of which are modules.
 
-    :raises ConfigError: There are none, or one is no module.
+    :raises ConfigError: There are none, or one is not a module.
     """
     if not isinstance(networks, Mapping) or not networks:
         raise ConfigError(f"{what}: expected a mapping from step keys to networks, found {networks!r}.")
@@ -45,7 +45,7 @@ def check_networks(networks: Any, what: str) -> dict[Any, nn.Module]:
 
 
 def network_weights(networks: Mapping[Any, nn.Module]) -> dict[Any, dict[str, torch.Tensor]]:
-    """State dictionaries of all networks by their keys (references to the live tensors, as torch's own)."""
+    """Return the state dictionaries of all networks by their keys (references to the live tensors, as torch's own)."""
     return {key: dict(network.state_dict()) for key, network in networks.items()}
 
 

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Policy(ABC):
-    """Chooses the actions of all actors of a structured environment.
+    """Choose the actions of all actors of a structured environment.
 
     Observations and actions are those of one environment: dictionaries of arrays without a batch dimension.
     A policy draws from generators of its own, which :meth:`seed` sets, and never from a global one.

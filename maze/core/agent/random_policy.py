@@ -1,4 +1,4 @@
-"""Acts at random."""
+"""Act at random."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Sampler = Callable[[np.random.Generator], Any]
 
 
 class RandomPolicy(Policy):
-    """Draws all actions uniformly from the action spaces (unbounded ones: as gymnasium does).
+    """Draw all actions uniformly from the action spaces (unbounded ones: as gymnasium does).
 
     `Discrete` heads with an action mask among the observations are sampled from the actions that it allows (positive).
     The mask of a head is the observation whose name ends with `mask` and that has as many entries as the head has
@@ -71,7 +71,7 @@ class RandomPolicy(Policy):
         env: BaseEnv | None,
         actor_id: ActorID | None = None,
     ) -> tuple[Sequence[ActionType], Sequence[float]]:
-        """Random candidates (one, if their number is left open), all equally likely."""
+        """Return random candidates (one, if their number is left open), all equally likely."""
         n_candidates = 1 if num_candidates is None else num_candidates
         actions = [self.compute_action(observation, actor_id=actor_id) for _ in range(n_candidates)]
         return actions, [1.0 / n_candidates] * n_candidates
@@ -133,7 +133,7 @@ CANDIDATES_SUFFIX = "candidates"
 def candidates_of(
     action_spaces_dict: Mapping[StepKeyType, spaces.Dict], observation_spaces_dict: Mapping[StepKeyType, spaces.Dict]
 ) -> dict[str, str]:
-    """For `Discrete` action heads that choose one of a varying number of candidates, the observation that shows them.
+    """Return, for `Discrete` heads that choose one of a varying number of candidates, the observation of these.
 
     It is `<head>_candidates` `[n, features]`, a row for each choice. Which rows there are is in
     `<head>_candidates_mask` `[n]`, which of them may be chosen in `<head>_mask` `[n]`. Nothing that is learned about
@@ -153,7 +153,7 @@ def candidates_of(
 def masked_heads(
     observation_shapes: Mapping[str, tuple[int, ...]], action_space: spaces.Dict, masks: Mapping[str, str]
 ) -> tuple[dict[str, str], list[str]]:
-    """Masks with the `Discrete` action heads that they are for.
+    """Return masks with the `Discrete` action heads that they are for.
 
     An observation whose name ends with `mask` is the mask of the one head that has as many choices; where several have,
     `<head>_mask` is that of its head. `<head>_candidates_mask` marks which choices exist, not which are allowed.

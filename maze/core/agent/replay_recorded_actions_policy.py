@@ -1,4 +1,4 @@
-"""Runs recorded episodes again."""
+"""Replay recorded episodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ReplayRecordedActionsPolicy(Policy):
-    """Takes the actions that were recorded of an episode.
+    """Take the actions that were recorded of an episode.
 
     Episodes are matched by the environment's episode id, which depends on its seed only. What
     does not follow the record (another actor's turn, an episode that is longer) is an error.

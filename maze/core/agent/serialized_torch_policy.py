@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class SerializedTorchPolicy(TorchPolicy):
-    """Builds the policy of a model configuration and loads its weights. Nothing in the files is executed.
+    """Build the policy of a model configuration and load its weights. Nothing in the files is executed.
 
     Networks are in evaluation mode.
 
@@ -29,7 +29,7 @@ class SerializedTorchPolicy(TorchPolicy):
     :param device: `cpu` or `cuda`.
     :param temperature: Temperature of sampled actions: below 1 sharpens, above 1 flattens the distributions, which
         the best of many samples (`runner.best_of`) can profit from. Deterministic actions stay the same.
-    :raises ConfigError: The model configuration has no policy, or the temperature is no number above 0.
+    :raises ConfigError: The model configuration has no policy, or the temperature is not a number above 0.
     :raises CheckpointError: The weights cannot be read, or do not fit.
     """
 

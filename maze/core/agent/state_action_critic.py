@@ -8,7 +8,7 @@ import torch
 
 
 class StateActionCritic(ABC):
-    """Predicts how much discounted reward is still to come when an action is taken in a state."""
+    """Predict how much discounted reward is still to come when an action is taken in a state."""
 
     @abstractmethod
     def predict_q_values(
@@ -17,7 +17,7 @@ class StateActionCritic(ABC):
         actions: dict[str | int, dict[str, torch.Tensor]],
         gather_output: bool,
     ) -> dict[str | int, list[torch.Tensor | dict[str, torch.Tensor]]]:
-        """Values of state-action pairs, by all networks of each critic.
+        """Return values of state-action pairs, by all networks of each critic.
 
         :param observations: Observations `[..., *shape]` by step key.
         :param actions: Actions `[..., *shape]` by step key and action head.

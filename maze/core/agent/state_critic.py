@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 
 
 class StateCritic(ABC):
-    """Predicts how much discounted reward is still to come from a state."""
+    """Predict how much discounted reward is still to come from a state."""
 
     @abstractmethod
     def predict_values(self, critic_input: StateCriticInput) -> StateCriticOutput:
-        """Values of the observations of one environment step's sub-steps, with any leading batch dimensions."""
+        """Return values of the observations of one environment step's sub-steps, with any leading batch dimensions."""
 
     @abstractmethod
     def predict_value(self, observation: ObservationType, critic_id: int | str) -> Any:
-        """Value of the observations of a single sub-step.
+        """Return the value of the observations of a single sub-step.
 
         :param critic_id: Key of the critic: the step key.
         """

@@ -41,7 +41,7 @@ class Observed(Protocol):
 
 
 class TorchActorCritic(TorchModel):
-    """Joins a policy and a critic, which may share modules.
+    """Join a policy and a critic, which may share modules.
 
     :param policy: The policy.
     :param critic: Its critic, of states or of state-action pairs.
@@ -84,7 +84,7 @@ class TorchActorCritic(TorchModel):
 
     @override(TorchModel)
     def state_dict(self) -> dict[str, Any]:
-        """Weights of the policy and of the critic, side by side."""
+        """Return weights of the policy and of the critic, side by side."""
         return {**self.policy.state_dict(), **self.critic.state_dict()}
 
     @override(TorchModel)
@@ -96,7 +96,7 @@ class TorchActorCritic(TorchModel):
     def compute_actor_critic_output(
         self, record: StructuredSpacesRecord, temperature: float = 1.0, runs: ModelRuns | None = None
     ) -> tuple[PolicyOutput, StateCriticOutput]:
-        """Outputs of policy and critic for all sub-steps of a record; shared embeddings are computed once.
+        """Return outputs of policy and critic for all sub-steps of a record; shared embeddings are computed once.
 
         :param record: Observations are tensors (or arrays), with any leading batch dimensions the networks take.
         :param temperature: See :meth:`TorchPolicy.compute_substep_policy_output`.
@@ -137,7 +137,7 @@ class TorchActorCritic(TorchModel):
         position: int = 0,
         runs: ModelRuns | None = None,
     ) -> torch.Tensor:
-        """Values, without gradients, of observations after which nothing is recorded.
+        """Return values, without gradients, of observations after which nothing is recorded.
 
         See :meth:`TorchStateCritic.bootstrap_values`; embeddings that the critic shares are computed by the policy.
 

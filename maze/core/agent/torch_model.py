@@ -49,7 +49,7 @@ def resolve_device(device: str, key: str = "device", default: str = "") -> str:
 
 
 def unique_parameters(networks: Iterable[nn.Module]) -> list[torch.Tensor]:
-    """Parameters of all networks, each one once although networks may share modules.
+    """Return parameters of all networks, each one once although networks may share modules.
 
     :return: Each with the shape that it has in its network, `[...]`.
     """
@@ -61,7 +61,7 @@ def unique_parameters(networks: Iterable[nn.Module]) -> list[torch.Tensor]:
 
 
 class TorchModel(ABC):
-    """Holds torch networks without being an `nn.Module` itself.
+    """Hold torch networks without being an `nn.Module` itself.
 
     :param device: Device of the networks, e.g. `cpu` or `cuda`.
     """
@@ -103,7 +103,7 @@ class TorchModel(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Weights of all networks; loads with `torch.load(..., weights_only=True)`."""
+        """Return weights of all networks; loads with `torch.load(..., weights_only=True)`."""
 
     @abstractmethod
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -132,7 +132,7 @@ class NetworksModel(TorchModel):
         self._move_networks()
 
     def running(self, key: Any, run: Run | None) -> AbstractContextManager[None]:
-        """Context in which a recurrent network takes its hidden states from a run.
+        """Return a context in which a recurrent network takes its hidden states from a run.
 
         :param key: Key of the network.
         :param run: The run; `None`: the network carries nothing.

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from torch import nn
 
 from maze.core.agent.acting import ActionHeads, Actor
-from maze.core.agent.hidden_states import EpisodeMemories, StatesOfActor
+from maze.core.agent.hidden_states import HiddenStatesByEnvironment, StatesOfActor
 from maze.core.agent.networks import as_float_tensors
 from maze.core.agent.policy import Policy
 from maze.core.agent.torch_model import NetworksModel
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class TorchPolicy(NetworksModel, Policy):
-    """Maps an actor to a network, and the network's logits to actions.
+    """Map an actor to a network, and the network's logits to actions.
 
     Where a network has a :class:`~maze.perception.blocks.recurrent.recurrent_cell.RecurrentCellBlock`, each actor of
     each environment has a hidden state of its own, which begins at zero with each episode.
@@ -66,7 +66,7 @@ class TorchPolicy(NetworksModel, Policy):
         self._rng = np.random.default_rng()
         self._torch_generator = torch.Generator()
         self._torch_generator.manual_seed(int(self._rng.integers(2**63)))
-        self._memories = EpisodeMemories()
+        self._hidden_states = HiddenStatesByEnvironment()
 
     # -- randomness ---------------------------------------------------------------------------------------------------
 
@@ -76,7 +76,7 @@ class TorchPolicy(NetworksModel, Policy):
         self._torch_generator.manual_seed(int(self._rng.integers(2**63)))
 
     def rng_state(self) -> dict[str, Any]:
-        """State of the policy's generators, of integers and tensors only (loads with `weights_only=True`)."""
+        """Return the state of the policy's generators: integers and tensors, which load with `weights_only=True`."""
         bits = self._rng.bit_generator.state
         return {
             "numpy": {
@@ -119,7 +119,7 @@ class TorchPolicy(NetworksModel, Policy):
         deterministic: bool = False,
     ) -> ActionType:
         batch = {key: np.asarray(value)[np.newaxis] for key, value in observation.items()}
-        states = self._memories.now(self, env, actor_id) if self.is_recurrent else None
+        states = self._hidden_states.now(self, env, actor_id) if self.is_recurrent else None
         actions = self.compute_actions(batch, actor_id, deterministic, states=states)
         return {head: action[0] for head, action in actions.items()}
 
@@ -160,12 +160,12 @@ class TorchPolicy(NetworksModel, Policy):
         return actor.act(observation, deterministic, out, logits_out, states, self.temperature)
 
     def state_sizes(self, actor_id: ActorID | None) -> dict[str, int]:
-        """Sizes of the hidden states of an actor, by state key; empty where its network carries none."""
+        """Return sizes of the hidden states of an actor, by state key; empty where its network carries none."""
         return {key: cell.state_size for key, cell in self._cells[self.network_key(actor_id)].items()}
 
     @contextmanager
     def remembering(self, env: Any, actor_id: ActorID | None) -> Iterator[None]:
-        """Context in which the network of an actor is evaluated once, for its observation in an environment.
+        """Return a context in which the network of an actor is evaluated once, for its observation in an environment.
 
         A recurrent network continues from its hidden state there. Repeated calls at the same step start from the same
         state.
@@ -176,7 +176,7 @@ class TorchPolicy(NetworksModel, Policy):
         if not self.is_recurrent:
             yield
             return
-        states = self._memories.now(self, env, actor_id)
+        states = self._hidden_states.now(self, env, actor_id)
         run = StepRun(as_float_tensors({key: array.copy() for key, array in states.items()}, self._device))
         with self.running_for(actor_id, run):
             yield
@@ -202,7 +202,7 @@ class TorchPolicy(NetworksModel, Policy):
     def compute_substep_policy_output(
         self, observation: ObservationType, actor_id: ActorID | None = None, temperature: float = 1.0
     ) -> PolicySubStepOutput:
-        """Logits and distributions, with gradients.
+        """Return logits and distributions, with gradients.
 
         :param observation: Tensors (or arrays) with any leading batch dimensions that the network takes.
         :param actor_id: The acting actor.
@@ -234,7 +234,7 @@ class TorchPolicy(NetworksModel, Policy):
     def compute_policy_output(
         self, record: StructuredSpacesRecord, temperature: float = 1.0, runs: Sequence[Run] | None = None
     ) -> PolicyOutput:
-        """Outputs for all sub-steps of a record whose observations are tensors (or arrays).
+        """Return outputs for all sub-steps of a record whose observations are tensors (or arrays).
 
         :param record: The record.
         :param temperature: See :meth:`compute_substep_policy_output`.
@@ -257,7 +257,7 @@ class TorchPolicy(NetworksModel, Policy):
         return self.networks[self.network_key(actor_id)]
 
     def running_for(self, actor_id: ActorID | None, run: Run | None) -> AbstractContextManager[None]:
-        """Context in which the network of an actor takes its hidden states from a run (`None`: it carries none)."""
+        """Return a context in which an actor's network takes its hidden states from a run (`None`: it carries none)."""
         return self.running(self.network_key(actor_id), run)
 
     def shares_networks_with(self, other: TorchPolicy) -> bool:
@@ -288,7 +288,7 @@ class TorchPolicy(NetworksModel, Policy):
         """Without compiled networks (they alias this process' parameters) and what was seen in environments of this
         process; generators by their states."""
         state = dict(self.__dict__)
-        del state["_actors"], state["_rng"], state["_torch_generator"], state["_memories"]
+        del state["_actors"], state["_rng"], state["_torch_generator"], state["_hidden_states"]
         state["rng_state"] = self.rng_state()
         return state
 
@@ -296,7 +296,7 @@ class TorchPolicy(NetworksModel, Policy):
         rng_state = state.pop("rng_state")
         self.__dict__.update(state)
         self._actors = {}
-        self._memories = EpisodeMemories()
+        self._hidden_states = HiddenStatesByEnvironment()
         self._rng = np.random.default_rng(0)
         self._torch_generator = torch.Generator()
         self.set_rng_state(rng_state)
@@ -314,7 +314,7 @@ def top_candidates(
     :raises ConfigError: A head is not discrete, or `num_candidates` is less than 1.
     """
     if num_candidates is not None and num_candidates < 1:
-        raise ConfigError(f"`num_candidates` must be at least 1 or None, got {num_candidates}.")
+        raise ConfigError(f"`num_candidates` must be at least 1 or None, found {num_candidates}.")
     factors: list[np.ndarray] = []
     for head, head_logits in logits.items():
         space = distribution_mapper.action_space.spaces[head]
@@ -344,7 +344,7 @@ class InitialPolicy:
     def divergence(
         self, current: DictProbabilityDistribution, observation: Mapping[str, Any], actor_id: ActorID | None
     ) -> torch.Tensor:
-        """KL(current || initial) of the joint actions, one value per observation, with the current policy's gradient.
+        """Return KL(current || initial) of joint actions for each observation, with the current policy's gradient.
 
         :param current: Action distributions of the policy that is trained.
         :param observation: Its observations, tensors `[B, ...]`, action masks included.

@@ -56,7 +56,7 @@ class PolicyOutput(Substeps[PolicySubStepOutput]):
     """Outputs for the sub-steps of one environment step, in their order."""
 
     def actor_ids(self) -> list[ActorID | None]:
-        """The actor of each sub-step."""
+        """Return the actor of each sub-step."""
         return [output.actor_id for output in self._items]
 
     @property
@@ -94,14 +94,14 @@ class PolicyOutput(Substeps[PolicySubStepOutput]):
         return [output.embedding_logits for output in self._items]
 
     def log_probs_for_actions(self, actions: list[dict[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
-        """Log-probability of each action head, for each sub-step.
+        """Return the log-probability of each action head, for each sub-step.
 
         :return: Each `[...]`, the batch.
         """
         return [dist.log_prob(action) for dist, action in self._pairs(actions)]
 
     def joint_log_probs_for_actions(self, actions: list[dict[str, torch.Tensor]]) -> list[torch.Tensor]:
-        """Log-probability of the whole dictionary action (sum over its heads), for each sub-step.
+        """Return the log-probability of the whole dictionary action (sum over its heads), for each sub-step.
 
         :return: Each `[...]`, the batch.
         """

@@ -98,7 +98,7 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
     def compute_state_action_value_step(
         self, observation: TensorDict, action: TensorDict, critic_id: str | int | tuple[Any, ...]
     ) -> list[torch.Tensor]:
-        """Values of joint actions by both networks of a critic.
+        """Return values of joint actions by both networks of a critic.
 
         :param observation: Observations `[..., *shape]`.
         :param action: Actions `[..., *shape]` by head; gradients pass through those of `Box` heads.
@@ -110,7 +110,7 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
     def compute_state_action_values_step(
         self, observation: TensorDict, critic_id: str | int | tuple[Any, ...]
     ) -> list[TensorDict]:
-        """Values of all actions of all (discrete) heads by both networks of a critic.
+        """Return values of all actions of all (discrete) heads by both networks of a critic.
 
         :return: Two dictionaries from action heads to tensors `[..., n_actions]`.
         """
@@ -133,7 +133,7 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
         next_actions_log_probs: StepTensors,
         alpha: dict[str | int, torch.Tensor],
     ) -> NextQValues:
-        """Soft values of the next states by the target networks, without gradients.
+        """Return soft values of the next states by the target networks, without gradients.
 
         Where all heads are discrete it is the expectation of `min(Q1, Q2) - alpha * log p` over the policy, for each
         head (Christodoulou 2019, eq. 10), and otherwise the sampled joint action's. The logits are the masked ones that
@@ -167,7 +167,7 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
     # -- learning -----------------------------------------------------------------------------------------------------
 
     def per_critic_parameters(self) -> list[list[torch.Tensor]]:
-        """Parameters of each critic (both of its networks), each one once.
+        """Return parameters of each critic (both of its networks), each one once.
 
         :return: Each with the shape that it has in its network, `[...]`.
         """
@@ -225,7 +225,7 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
     # -- computation --------------------------------------------------------------------------------------------------
 
     def _by_critic(self, by_step: StepTensors) -> StepTensors:
-        """Tensors of each critic, from those of each sub-step."""
+        """Return tensors of each critic, from those of each sub-step."""
         return by_step
 
     def _steps(self, key: Any) -> Sequence[Any]:
@@ -233,7 +233,7 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
         return [key]
 
     def _action_space(self, key: Any) -> spaces.Dict:
-        """Action heads that a critic judges."""
+        """Return the action heads that a critic judges."""
         return self.action_spaces_dict[key]
 
     def _q_values(self, key: Any, observation: TensorDict, action: TensorDict, gather_output: bool) -> list[Any]:
@@ -284,7 +284,7 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
     def _soft_values_by_head(
         self, key: Any, observation: TensorDict, logits: TensorDict, alpha: Mapping[str, Any]
     ) -> TensorDict:
-        """Expected soft value of each discrete head."""
+        """Return the expected soft value of each discrete head."""
         first, second = self._values_of_all_actions(self._pair(self.target_networks, key), observation, key)
         return {
             head: expected_soft_value(
@@ -296,7 +296,7 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
     def _soft_joint_value(
         self, key: Any, observation: TensorDict, action: TensorDict, entropy_cost: torch.Tensor
     ) -> torch.Tensor:
-        """Soft value of a sampled joint action.
+        """Return the soft value of a sampled joint action.
 
         :param entropy_cost: Sum of `alpha * log_prob` over heads and sub-steps.
         """
@@ -373,7 +373,7 @@ def encoded_size(space: spaces.Space[Any], head: str) -> int:
 
 
 def encode_action(space: spaces.Space[Any], action: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Choices as one-hot vectors, numbers as they are (with their gradients).
+    """Return choices as one-hot vectors, numbers as they are (with their gradients).
 
     >>> encode_action(spaces.MultiDiscrete([2, 3]), torch.tensor([1, 0]), torch.float32)
     tensor([0., 1., 1., 0., 0.])
@@ -395,7 +395,7 @@ def encode_action(space: spaces.Space[Any], action: torch.Tensor, dtype: torch.d
 
 
 def q_values_key(head: str) -> str:
-    """Under which key a network returns the values of all actions of a discrete head."""
+    """Return the key under which a network returns the values of all actions of a discrete head."""
     return f"{head}_q_values"
 
 
@@ -418,7 +418,7 @@ def merged_action_space(action_spaces_dict: Mapping[Any, spaces.Dict]) -> spaces
 
 
 def masked_log_probs(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities, 0 where an action is masked so that `p * log p` is 0 as well, and probabilities.
+    """Return log-probabilities, 0 where an action is masked so that `p * log p` is 0 as well, and probabilities.
 
     :param logits: `[..., n_actions]`; masked actions have the dtype's minimum, or minus infinity.
     """
@@ -430,7 +430,7 @@ def masked_log_probs(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def expected_soft_value(
     q_values: torch.Tensor, logits: torch.Tensor, alpha: torch.Tensor | float, where: str = "critic"
 ) -> torch.Tensor:
-    """Expectation of `Q - alpha * log p` over a categorical policy.
+    """Return the expectation of `Q - alpha * log p` over a categorical policy.
 
     :param q_values: `[..., n_actions]`
     :param logits: `[..., n_actions]`; masked actions have the dtype's minimum, or minus infinity.

@@ -43,6 +43,8 @@ class TorchStateCritic(NetworksModel, StateCritic):
 
     state_group = "critics"
     networks: dict[Any, nn.Module]
+    n_quantiles: int = 0
+    """Number of quantiles of each value, which are its last dimension; 0: values are scalars."""
 
     def __init__(
         self,
@@ -65,7 +67,7 @@ class TorchStateCritic(NetworksModel, StateCritic):
 
     @override(StateCritic)
     def predict_value(self, observation: ObservationType, critic_id: int | str) -> Any:
-        """Value of the observations of one sub-step.
+        """Return the value of the observations of one sub-step.
 
         :param critic_id: Key of the network.
         :return: The network's outputs, `value` among them; a shared or delta critic returns the values themselves.
@@ -80,7 +82,7 @@ class TorchStateCritic(NetworksModel, StateCritic):
         known_substeps: Sequence[Mapping[str, Any]] | None = None,
         position: int = 0,
     ) -> torch.Tensor:
-        """Values, without gradients, of observations after which no complete environment step is recorded.
+        """Return values, without gradients, of observations after which no complete environment step is recorded.
 
         :param observation: Observations `[..., *shape]` of the actor that would act next.
         :param actor_id: The next actor.
@@ -110,7 +112,7 @@ class TorchStateCritic(NetworksModel, StateCritic):
         truncated: torch.Tensor | None = None,
         next_values: list[torch.Tensor] | None = None,
     ) -> list[torch.Tensor]:
-        """Targets of the values of a sequence of environment steps with the same sub-steps.
+        """Return targets of the values of a sequence of environment steps with the same sub-steps.
 
         :param gamma: Discount for each environment step.
         :param gae_lambda: 0: one-step targets, 1: discounted returns.
@@ -139,7 +141,7 @@ class TorchStateCritic(NetworksModel, StateCritic):
         return targets * (len(rewards) // len(streams))
 
     def _predicted_rewards(self, rewards: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Rewards whose return is predicted: those of each sub-step, or their sum."""
+        """Return rewards whose return is predicted: those of each sub-step, or their sum."""
         return rewards
 
     def compute_return(
@@ -154,7 +156,7 @@ class TorchStateCritic(NetworksModel, StateCritic):
         truncated: torch.Tensor | None = None,
         next_values: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Targets of one output: generalised advantages plus values.
+        """Return targets of one output: generalised advantages plus values.
 
         :param deltas: Predicted differences of a later sub-step's value from `values`. They leave its target as it
             is: all sub-steps of a step lead to the same next one.
@@ -172,11 +174,11 @@ class TorchStateCritic(NetworksModel, StateCritic):
     # -- networks -----------------------------------------------------------------------------------------------------
 
     def network_key(self, actor_id: ActorID | None) -> Any:
-        """Key of the network that values what an actor observes."""
+        """Return the key of the network that values what an actor observes."""
         return next(iter(self.networks)) if actor_id is None else actor_id[0]
 
     def state_sizes(self, actor_id: ActorID | None) -> dict[str, int]:
-        """Sizes of the hidden states of the network that values what an actor observes, by state key."""
+        """Return sizes of the hidden states of the network that values what an actor observes, by state key."""
         return {key: cell.state_size for key, cell in self._cells[self.network_key(actor_id)].items()}
 
     def _network(self, key: int | str) -> nn.Module:
@@ -195,7 +197,10 @@ class TorchStateCritic(NetworksModel, StateCritic):
     ) -> torch.Tensor:
         if self.is_recurrent:
             self._check_running(key)
-        return self._one_value(network(tensors), "value", batch_shape, key)
+        outputs = network(tensors)
+        if self.n_quantiles:
+            return outputs["value"].reshape(*batch_shape, self.n_quantiles)  # type: ignore[no-any-return]
+        return self._one_value(outputs, "value", batch_shape, key)
 
 
 class _JointReturnCritic(TorchStateCritic):
@@ -249,7 +254,7 @@ class TorchSharedStateCritic(_JointReturnCritic):
 
     @override(StateCritic)
     def predict_value(self, observation: ObservationType, critic_id: int | str) -> torch.Tensor:
-        """Value of the observations of a single sub-step, in the shape of the batch."""
+        """Return the value of the observations of a single sub-step, in the shape of the batch."""
         return self._merged_value([as_float_tensors(observation, self._device)])
 
     @override(TorchStateCritic)

@@ -301,7 +301,7 @@ class AgentDeployment:
     def get_stats_value(
         self, event: Callable[..., Any], level: LogStatsLevel = LogStatsLevel.EPOCH, name: str | None = None
     ) -> Any:
-        """One statistic.
+        """Return one statistic.
 
         :param event: Interface method of the event, such as `BaseEnvEvents.reward`.
         :param level: Of the last episode, or over the latest ones (epoch).
@@ -337,7 +337,8 @@ class AgentDeployment:
             return self._only_actor
         if not isinstance(actor_id, tuple) or len(actor_id) != 2 or actor_id[0] not in self._step_keys:
             raise EnvironmentContractError(
-                f"act: `actor_id` must be ActorID(step_key, agent_id) with one of the step keys {self._step_keys}, got "
+                f"act: `actor_id` must be ActorID(step_key, agent_id) with one of the step keys {self._step_keys}, "
+                "found "
                 f"{actor_id!r}."
             )
         return ActorID(*actor_id)
@@ -405,7 +406,7 @@ class DeploymentStats(LogStatsConsumer):
         self._episodes.append(stat)
 
     def aggregator(self, level: LogStatsLevel) -> LogStatsAggregator:
-        """Statistics of the last episode, or over the latest ones (epoch)."""
+        """Return statistics of the last episode, or over the latest ones (epoch)."""
         aggregator = LogStatsAggregator(level)
         if level is LogStatsLevel.EPISODE:
             aggregator.last_stats = dict(self._episodes[-1]) if self._episodes else {}

@@ -160,7 +160,7 @@ class ExternalCoreEnv(CoreEnv):
         )
 
     def _summed(self, reward: Any) -> Any:
-        """The step's reward; an array has one reward for each actor."""
+        """Return the step's reward; an array has one reward for each actor."""
         has_shares = isinstance(reward, np.ndarray) and reward.size > 1
         self._actor_rewards = reward if has_shares else None
         return float(reward.sum()) if has_shares else reward
@@ -241,11 +241,11 @@ def checked_update(
     if info is None:
         info = {}
     elif not isinstance(info, Mapping):
-        raise EnvironmentContractError(f"{where}: `info` must be a mapping or None, got {info!r}.")
+        raise EnvironmentContractError(f"{where}: `info` must be a mapping or None, found {info!r}.")
     for event in events or ():
         if not isinstance(event, EventRecord):
             raise EnvironmentContractError(
-                f"{where}: `events` must hold EventRecords, got {event!r}. Create them by EventRecord(Interface, "
+                f"{where}: `events` must hold EventRecords, found {event!r}. Create them by EventRecord(Interface, "
                 f"Interface.event, attributes)."
             )
     return StateUpdate(maze_state, reward, done, info, events or (), is_step_complete, is_last)
@@ -261,7 +261,7 @@ def _check_reward(reward: Any, where: str) -> None:
         except TypeError:
             raise EnvironmentContractError(
                 f"{where}: `reward` must be a number, the reward of the last action (only the first state of an "
-                f"episode has none), got {reward!r}."
+                f"episode has none), found {reward!r}."
             ) from None
     if not is_finite:
         raise NonFiniteError(f"{where}: `reward` is {reward}.")

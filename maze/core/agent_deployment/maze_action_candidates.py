@@ -29,7 +29,7 @@ class ActionCandidates(Mapping[str, Any]):
         self.candidates, self.probabilities = candidates_and_probabilities
         if not self.candidates or len(self.candidates) != len(self.probabilities):
             raise EnvironmentContractError(
-                f"Candidates: expected at least one action and a probability for each, got {len(self.candidates)} "
+                f"Candidates: expected at least one action and a probability for each, found {len(self.candidates)} "
                 f"actions and {len(self.probabilities)} probabilities. `compute_top_action_candidates` of the policy "
                 f"has to return both in the same order."
             )

@@ -51,11 +51,11 @@ def _mix(words: np.ndarray) -> np.ndarray:
 
 
 def scenario_seed(seed: int, scenario: int) -> int:
-    """The seed of a scenario, 31 bits, for generators of single environments."""
+    """Return the seed of a scenario, 31 bits, for generators of single environments."""
     return _mixed(_mixed(int(seed) % 2**64) + int(scenario) * int(_STRIDE) & _WORD) >> 33
 
 
-class RowStreams:
+class RowGenerators:
     """Uniform random numbers for vectorised simulations.
 
     The numbers of a row depend on its seed and on the number of values taken only, not on other rows. `new_futures`
@@ -108,7 +108,7 @@ class RowStreams:
             self._counters |= _DRAWS_OF_STEP
             self._counters += np.uint64(1)
 
-    def copy(self, source: RowStreams, rows: np.ndarray, into: np.ndarray | slice) -> None:
+    def copy(self, source: RowGenerators, rows: np.ndarray, into: np.ndarray | slice) -> None:
         """Take over streams: the rows `into` draw what `rows` of another object would draw."""
         self._has_scenarios = self._has_scenarios or source._has_scenarios
         for name in ("_seeds", "_blocks", "_positions", "_numbers", "_is_scenario", "_keys", "_counters"):
@@ -257,7 +257,7 @@ class BatchedCoreEnv(ABC):
         """Position in `step_keys` of the sub-step that is taken next."""
         self.elapsed = np.zeros(n_envs, np.int64)
         """Steps of the running episodes."""
-        self.random = RowStreams(n_envs)
+        self.random = RowGenerators(n_envs)
         self.instance_set: InstanceSet | None = None
         """Instances that episodes play, see :meth:`use_instances`; `None`: there are none."""
         self.instance = np.full(n_envs, -1)
@@ -500,7 +500,8 @@ class BatchedCoreEnv(ABC):
             raise EnvironmentContractError(f"{type(source).__name__} cannot be copied: {problem}.")
         if not self.seeds_rows and source.n_envs > 1:
             raise EnvironmentContractError(
-                f"{type(self).__name__} cannot be copied by rows: its simulations share one state; take single ones."
+                f"{type(self).__name__} cannot be copied by rows: its simulations share one state. Copy "
+                "single environments instead."
             )
         self.substep = source.substep
         if type(self).row_state is not BatchedCoreEnv.row_state:  # there is more to its state than arrays

@@ -41,7 +41,7 @@ class EnvironmentContext:
 
     @property
     def episode_id(self) -> str:
-        """Identifies the current episode.
+        """Identify the current episode.
 
         Derived from the environment's seed and the number of episodes since it was seeded; without a seed it is
         random.

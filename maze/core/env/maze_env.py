@@ -159,7 +159,7 @@ class MazeEnv(
             return ActorID(*actor)
         except TypeError:
             raise EnvironmentContractError(
-                f"{type(self.env).__name__}.actor_id() must return ActorID(step_key, agent_id), got {actor!r}."
+                f"{type(self.env).__name__}.actor_id() must return ActorID(step_key, agent_id), found {actor!r}."
             ) from None
 
     @override(StructuredEnv)
@@ -178,7 +178,7 @@ class MazeEnv(
             return dict.fromkeys(self.action_conversion_dict, 1)
         raise EnvironmentContractError(
             f"{type(self.env).__name__}.agent_counts_dict must return the number of agents (or -1) for each of the "
-            f"sub-steps {sorted(map(str, self.action_conversion_dict))}, got None."
+            f"sub-steps {sorted(map(str, self.action_conversion_dict))}, found None."
         )
 
     @override(StructuredEnv)
@@ -331,7 +331,7 @@ class _StepPath:
         return bounds.clip(action) if bounds else action
 
     def place(self) -> str:
-        """Environment and sub-step, for messages."""
+        """Return the environment and sub-step, for messages."""
         step_key = self.core_env.actor_id()[0] if self.only_key is None else self.only_key
         return f"{type(self.env).__name__} ({type(self.core_env).__name__}), sub-step {step_key!r}"
 
@@ -339,7 +339,7 @@ class _StepPath:
         """Return the error of a step after the end of an episode."""
         return EnvironmentContractError(
             f"{self.place()}: the episode is over after {self.context.step_id} environment steps; expected `reset`, "
-            "got `step`."
+            "found `step`."
         )
 
     def reset(self) -> ObservationType:
@@ -392,7 +392,7 @@ def _scalar_reward(reward: Any, core_env: CoreEnv) -> float:
         return float(reward.item() if isinstance(reward, np.ndarray) else reward)
     except (TypeError, ValueError):
         raise EnvironmentContractError(
-            f"{type(core_env).__name__}.step() must return one number as the reward, got {reward!r}. Return the sum, "
+            f"{type(core_env).__name__}.step() must return one number as the reward, found {reward!r}. Return the sum, "
             f"and per-actor rewards from `get_actor_rewards()`."
         ) from None
 
@@ -410,10 +410,10 @@ def _check_conversions(
         if not is_mapping or not conversions or not all(isinstance(each, interface) for each in conversions.values()):
             raise ConfigError(
                 f"{env_name}: `{name}` must map each sub-step key to a {interface.__name__}, as {{0: conversion}}; "
-                f"got {conversions!r}."
+                f"found {conversions!r}."
             )
     if actions.keys() != observations.keys():
         raise ConfigError(
             f"{env_name}: action and observation conversions must have the same sub-step keys, "
-            f"got {list(actions)} and {list(observations)}."
+            f"found {list(actions)} and {list(observations)}."
         )

@@ -34,7 +34,7 @@ class SimulatedEnvMixin(ABC):
     def renew_future(self, future: Future) -> None:
         """Complete :meth:`clone_from`: draw a new future if it is wanted."""
         if future not in ("same", "new"):
-            raise ConfigError(f"clone_from: `future` must be 'same' or 'new', got {future!r}.")
+            raise ConfigError(f"clone_from: `future` must be 'same' or 'new', found {future!r}.")
         if future == "new":
             self.new_future(secrets.randbits(63))
 

@@ -268,7 +268,7 @@ def check_in_space(observation: Any, space: spaces.Space[Any], env_name: str, st
 
 
 def action_problem(action: Any, space: spaces.Space[Any]) -> str | None:
-    """Return why an action is no element of its space; `None`: it is one.
+    """Return why an action is not an element of its space; `None`: it is one.
 
     :param action: The action; arrays of one number are accepted as numbers.
     :param space: The action space of the actor.
@@ -276,16 +276,16 @@ def action_problem(action: Any, space: spaces.Space[Any]) -> str | None:
     if not isinstance(space, spaces.Dict):
         return _entry_problem(action, space)
     if not isinstance(action, Mapping):
-        return f"an action must be a dictionary with the keys {list(space)}, got {action!r}"
+        return f"an action must be a dictionary with the keys {list(space)}, found {action!r}"
     missing = [key for key in space if key not in action]
     if missing:
-        return f"an action must have the keys {list(space)}, got the keys {list(action)}"
+        return f"an action must have the keys {list(space)}, found the keys {list(action)}"
     problems = ((key, _entry_problem(action[key], entry)) for key, entry in space.items())
     return next((f"action `{key}`: {problem}" for key, problem in problems if problem is not None), None)
 
 
 def _entry_problem(value: Any, space: spaces.Space[Any]) -> str | None:
-    expected = f"expected an element of {space}, got {value!r}"
+    expected = f"expected an element of {space}, found {value!r}"
     if isinstance(space, spaces.Dict):
         return action_problem(value, space)
     if space.shape is None or space.dtype is None:

@@ -33,7 +33,7 @@ class EventRecord:
         return f"{self.interface_class.__name__}.{self.interface_method.__name__}"
 
     def __getattr__(self, name: str) -> Any:
-        # Called for names that are no slots, and by copies before slots are set.
+        # Called for names that are not slots, and by copies before slots are set.
         if name in EventRecord.__slots__ or name.startswith("__"):
             raise AttributeError(name)
         try:

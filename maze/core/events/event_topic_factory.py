@@ -44,7 +44,7 @@ def event_methods(interface_class: type[Any]) -> dict[str, Callable[..., Any]]:
 @cache
 def _topic_class(interface_class: Any) -> type[Any]:
     if not isinstance(interface_class, type):
-        raise TypeError(f"An event topic needs an interface class, got {interface_class!r}.")
+        raise TypeError(f"An event topic needs an interface class, found {interface_class!r}.")
     members: dict[str, Any] = {
         name: _compile_event(interface_class, name, method) for name, method in event_methods(interface_class).items()
     }
@@ -67,7 +67,7 @@ def _compile_event(interface_class: type[Any], name: str, method: Callable[..., 
         for parameter in parameters
     )
     bare = Signature([p.replace(annotation=Parameter.empty, default=Parameter.empty) for p in signature])
-    # Globals of the generated function have names that are no parameters.
+    # Globals of the generated function have names that are not parameters.
     source = (
         f"def {name}{bare}:\n    {this}._notify(__maze_record(__maze_interface, __maze_method, {{{attributes}}}))\n"
     )

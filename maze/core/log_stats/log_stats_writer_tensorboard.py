@@ -47,7 +47,7 @@ class LogStatsWriterTensorboard(LogStatsWriter):
 
     def __init__(self, log_dir: str | Path, tensorboard_render_figure: bool, x_axis: str = ENV_STEPS) -> None:
         if x_axis not in X_AXES:
-            raise ConfigError(f"x_axis: expected {' or '.join(X_AXES)}, got {x_axis!r}.")
+            raise ConfigError(f"x_axis: expected {' or '.join(X_AXES)}, found {x_axis!r}.")
         self.log_dir = str(log_dir)
         self.tensorboard_render_figure = tensorboard_render_figure
         self.x_axis = x_axis

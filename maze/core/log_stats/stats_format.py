@@ -66,7 +66,7 @@ def _without_zeros(text: str) -> str:
 def sample_values(value: Any) -> np.ndarray[Any, Any] | None:
     """Return the values of a distribution (a histogram, possibly with its number of categories) as one array.
 
-    `None`: the value is no distribution.
+    `None`: the value is not a distribution.
     """
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], list):
         value = value[0]
@@ -82,7 +82,7 @@ def sample_values(value: Any) -> np.ndarray[Any, Any] | None:
 
 
 def scalar_value(value: Any) -> float | None:
-    """Return the value as a number; `None`: it is no number."""
+    """Return the value as a number; `None`: it is not a number."""
     if isinstance(value, (bool, int, float, np.number)):
         return float(value)
     item = getattr(value, "item", None)
@@ -128,7 +128,7 @@ def _n_categories(value: Any) -> int:
 
 
 def _vectors(value: Any) -> np.ndarray[Any, Any] | None:
-    """Return samples `[n_samples, n_components]`; `None`: they are no short vectors of the same length."""
+    """Return samples `[n_samples, n_components]`; `None`: they are not short vectors of the same length."""
     if not isinstance(value, (list, tuple)) or np.ndim(value[0]) != 1:
         return None
     kept = value[:: -(-len(value) // MOST_SAMPLES)]

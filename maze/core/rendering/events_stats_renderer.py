@@ -178,7 +178,7 @@ def _apply(series: pd.Series[Any], function: Function) -> Any:
         return function(series)
     method = getattr(series, function, None)
     if method is None:
-        raise ConfigError(f"`{function}` is no method of pandas' series; use for instance `cumsum` or a function.")
+        raise ConfigError(f"`{function}` is not a method of a pandas series; use for instance `cumsum` or a function.")
     return method()
 
 

@@ -74,7 +74,7 @@ class RecordedFramesRenderer(Renderer):
 
 @contextmanager
 def offscreen() -> Iterator[Any]:
-    """Context in which pyplot draws into memory; functions that show, await or refresh windows do nothing.
+    """Return a context in which pyplot draws into memory; functions that show, await or refresh windows do nothing.
 
     Figures created before are not accessible, those created inside are closed. `plt.draw` does nothing, because figures
     are rendered when their pixels are read.

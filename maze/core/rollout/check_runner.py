@@ -1,4 +1,4 @@
-"""Checks an environment from the command line."""
+"""Check an environment from the command line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class CheckRunner(Runner):
-    """Checks the configured environment with its wrappers and prints the findings.
+    """Check the configured environment with its wrappers and print the findings.
 
     :param n_steps: Sub-steps to take.
     :param masks: Action head of each mask, where sizes are ambiguous.

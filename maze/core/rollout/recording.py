@@ -66,7 +66,7 @@ class EpisodeStatsReport(NamedTuple):
 
 
 class EpisodeRecorder(LogStatsConsumer, LogEventsWriter):
-    """Keeps statistics and event log of the last episode until they are fetched.
+    """Keep statistics and event log of the last episode until they are fetched.
 
     :param env: The environment; counts truncated episodes where there is a step limit.
     """
@@ -88,7 +88,7 @@ class EpisodeRecorder(LogStatsConsumer, LogEventsWriter):
         self.last_event_log = episode_event_log
 
     def get_last_episode_data(self) -> EpisodeStatsReport:
-        """Statistics and event log of the last finished episode."""
+        """Return statistics and event log of the last finished episode."""
         assert self.last_stats is not None, "no episode has finished"
         before, self._n_cut_off = self._n_cut_off, self._cut_off_so_far()
         return EpisodeStatsReport(self.last_stats, self.last_event_log, self._n_cut_off > before)
@@ -99,7 +99,7 @@ class EpisodeRecorder(LogStatsConsumer, LogEventsWriter):
 
 @contextmanager
 def _same_listeners(listeners: list[Any]) -> Iterator[None]:
-    """Context that removes the listeners added in it, so that an environment can be rolled out repeatedly."""
+    """Return a context that removes the listeners added in it, so that an environment can be rolled out repeatedly."""
     known = list(listeners)
     try:
         yield
@@ -116,7 +116,7 @@ def recorded(
     record_pages: int = 0,
     record_parquet: bool = False,
 ) -> Iterator[tuple[MazeEnv[Any], EpisodeRecorder]]:
-    """Context with an environment that records its episodes and writes each record when the episode ends.
+    """Return a context with an environment that records its episodes and writes each record when the episode ends.
 
     :param env: A Maze environment.
     :param record_pages: Write a page of each episode, with a picture of every so many steps; 0: no pages.
@@ -156,7 +156,7 @@ def recorded(
 
 
 class RolloutReport:
-    """Collects the reports of all episodes, in their order; prints the statistics once, at the end.
+    """Collect the reports of all episodes, in their order; print the statistics once, at the end.
 
     :param record_event_logs: Write the event logs.
     :param cfg: Configuration of the job, written to the logs with the statistics.
@@ -221,7 +221,7 @@ def has_display() -> bool:
 
 
 class StepRenderer:
-    """Draws an environment's current state with its renderer, in a window.
+    """Draw an environment's current state with its renderer, in a window.
 
     :param env: Environment to draw; it is not yet reset.
     """

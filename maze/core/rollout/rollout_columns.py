@@ -46,7 +46,7 @@ class _NonFiniteNumber(NamedTuple):
     value: Any
 
 
-class RolloutMemory(NamedTuple):
+class InitialHiddenStates(NamedTuple):
     """Hidden states of a recurrent policy at the begin of a rollout.
 
     :param begins: The environments that began an episode with the first tick, bool `[n_envs]`.
@@ -128,14 +128,14 @@ class RolloutColumns:
         """Their observations: rows `[n_envs, ...]` by sub-step key."""
         self.actor_sequence: list[ActorID] | None = None
         """The actors of every environment step, in order; None if environments or steps differ in them."""
-        self.memory: RolloutMemory | None = None
+        self.hidden_states: InitialHiddenStates | None = None
         """Hidden states of a recurrent policy before the first tick."""
         self.infos: list[list[dict[Any, Any]]] | None = None
         """Per tick the infos of all environments; recorded if this is a list."""
 
     @classmethod
     def for_env(cls, env: Any, n_steps: int, logits_shapes: LogitsShapes | None = None) -> RolloutColumns:
-        """Columns for rollouts in a vector environment.
+        """Return columns for rollouts in a vector environment.
 
         :param env: The vector environment.
         :param n_steps: Number of environment steps.
@@ -235,7 +235,7 @@ class RolloutColumns:
         self.actor_done = None
         self.final_observations = []
         self.terminal_observations = []
-        self.memory = None
+        self.hidden_states = None
         if self.infos is not None:
             self.infos = []
 
@@ -290,7 +290,8 @@ class RolloutColumns:
         """
         if self.actor_sequence is None:
             raise ValueError(
-                "The actors of this rollout differ between environments or steps: it is no batch of structured steps. "
+                "The actors of this rollout differ between environments or steps: it is not a batch of structured "
+                "steps. "
                 "Use `substeps` with their `entries()`, or `to_record()`."
             )
         n_actors = len(self.actor_sequence)
@@ -332,7 +333,7 @@ class RolloutColumns:
         return trajectory
 
     def _rewards_of_actors(self) -> np.ndarray:
-        """Per-actor rewards where the environment reports them and the step is complete, else the rewards."""
+        """Return per-actor rewards where the environment reports them and the step is complete, else the rewards."""
         if self.actor_rewards is None:
             return self.rewards
         return np.where(has_known_reward(self.step_complete), self.actor_rewards, self.rewards)
@@ -490,7 +491,7 @@ class RolloutColumns:
 
 
 def substeps_per_step(agent_counts_dict: Mapping[StepKeyType, int]) -> int:
-    """Sub-steps of an environment step in which each agent acts once; 1 where numbers of agents vary (-1).
+    """Return sub-steps of an environment step in which each agent acts once; 1 where numbers of agents vary (-1).
 
     It is the initial capacity for each step. Steps of hierarchies have fewer sub-steps, steps with more agents more.
     """
@@ -640,14 +641,14 @@ class SubstepColumns:
         return {**copies, "agent_ids": self.agent_ids.copy(), "ticks": self.ticks.copy()}
 
     def entries(self) -> tuple[np.ndarray, np.ndarray]:
-        """Row and environment index of all valid entries, in the order of time: `arrays[key][rows, env_indices]`."""
+        """Return row and environment index of all valid entries in time order: `arrays[key][rows, env_indices]`."""
         n_envs = self.agent_ids.shape[1]
         valid = self.valid if self.valid is not None else np.ones((self.n_rows, n_envs), np.bool_)
         rows, env_indices = np.nonzero(valid)
         return rows, env_indices
 
     def entries_by_actor(self, are_separate: bool = True) -> Iterator[tuple[ActorID, tuple[np.ndarray, np.ndarray]]]:
-        """The entries of each actor that acted.
+        """Return the entries of each actor that acted.
 
         :param are_separate: Whether agents are distinguished; otherwise the first one stands for all.
         :return: Each actor with its rows and environments, both `[n_entries]`.
@@ -663,7 +664,7 @@ class SubstepColumns:
 
 
 def _masks(observation_space: spaces.Dict, action_space: spaces.Dict) -> dict[str, list[int]]:
-    """Action masks by their names: `<head>_mask`, or `action_mask` if there is one head."""
+    """Return the action masks by their names: `<head>_mask`, or `action_mask` if there is one head."""
     masks = {}
     for head, space in action_space.spaces.items():
         sizes = [int(n) for n in np.ravel(getattr(space, "nvec", getattr(space, "n", 0)))]

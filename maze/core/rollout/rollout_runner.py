@@ -50,7 +50,7 @@ _ACTING = "compute_action"
 
 
 class RolloutRunner(Runner, ABC):
-    """Runs rollouts of any agent in any environment; where and how the episodes run is up to subclasses.
+    """Run rollouts of any agent in any environment; where and how the episodes run is up to subclasses.
 
     Each episode has seeds of its own. Results depend on them only, not on the process an episode happens to run in.
 
@@ -189,7 +189,7 @@ class RolloutRunner(Runner, ABC):
         :param trusted_packages: Packages whose classes and functions the stored configuration may name.
         :param device: Device of the networks.
         :param state_dict_file: File of the weights.
-        :raises CheckpointError: The directory is no training run, or its files cannot be read.
+        :raises CheckpointError: The directory is not a training run, or its files cannot be read.
         """
         with imports_guarded():
             run = StoredRun(run_dir, trusted_packages).deployed(device, state_dict_file)
@@ -281,7 +281,7 @@ class RolloutRunner(Runner, ABC):
             return agent, episode_seeds
         if not search.clairvoyant and _is_chancy(env):
             raise ConfigError(
-                f"runner.best_of={best_of}: there is chance in the environment, so that the best of several plays of "
+                f"runner.best_of={best_of}: the environment is stochastic, so that the best of several plays of "
                 "the same seed is chosen with hindsight. Use policy=rollout to plan, or runner.clairvoyant=true for "
                 "the upper bound."
             )
@@ -291,7 +291,8 @@ class RolloutRunner(Runner, ABC):
             raise ConfigError(
                 "runner.starts: expected an environment with a vectorised simulation (a BatchedMazeEnv) without "
                 f"wrappers, a policy that acts on observations alone, and no runner.concurrency=1; found "
-                f"{type(env).__name__} and {type(agent).__name__}. Use runner.best_of, which needs none of them."
+                f"{type(env).__name__} and {type(agent).__name__}. Use runner.best_of, which has none of these "
+                "requirements."
             )
         best = []
         for env_seed, agent_seed in episode_seeds:
@@ -311,7 +312,7 @@ class RolloutRunner(Runner, ABC):
         if self.search.best_of > 1 or self.search.starts:
             mark = " Clairvoyant: where there is chance, this is an upper bound." if self.search.clairvoyant else ""
             times = "with each first action" if self.search.starts else f"{self.search.best_of} times"
-            print(f"Each episode is played {times} before it is recorded as it went best.{mark}", flush=True)
+            print(f"Each episode is played {times}; the play with the highest return is recorded.{mark}", flush=True)
 
     def draw_episode_seeds(self, env: ConfigType = None) -> list[tuple[int, int]]:
         """Return the seeds of all episodes, in their order.

@@ -12,7 +12,7 @@ from maze.core.wrappers.recording_wrapper import can_be_drawn
 
 
 class SequentialRolloutRunner(RolloutRunner):
-    """Runs all episodes in this process, which makes rendering and debugging possible.
+    """Run all episodes in this process, which makes rendering and debugging possible.
 
     :param render: Show the environment after each step in a window; without a display or a library for drawing,
         `record_pages` takes its place.
@@ -66,7 +66,7 @@ class SequentialRolloutRunner(RolloutRunner):
         record_pages = self.record_pages or int(self.render and not can_render)
         if self.render and not can_render:
             print(
-                "No display or library for drawing was found; each episode is written as a page for a browser.",
+                "No display or drawing library was found; each episode is written as an HTML page.",
                 flush=True,
             )
         self._announce(agent)
@@ -94,7 +94,7 @@ class SequentialRolloutRunner(RolloutRunner):
             )
         self.stats, self.n_cut_off = self._report.publish(), self._report.n_cut_off
         for page in self._recorder.pages:
-            print(f"An episode to look at in a browser: {page.absolute()}", flush=True)
+            print(f"Open the episode in a browser: {page.absolute()}", flush=True)
 
     def update_progress(self) -> None:
         """Add the report of the finished episode, and update the progress bar."""

@@ -140,7 +140,7 @@ def solve(
         raise ConfigError("solve: there are no instances; pass an instance set as `instances`.")
     if (search.best_of > 1 or starts) and not search.clairvoyant and has_chance(built):
         raise ConfigError(
-            f"n_samples={n_samples}: there is chance in the environment, so that the best of several plays is chosen "
+            f"n_samples={n_samples}: the environment is stochastic, so that the best of several plays is chosen "
             "with hindsight. Use policy=rollout to plan, or clairvoyant=True for the upper bound."
         )
     player = BatchPlayer(make, policy, batched[1])
@@ -161,7 +161,7 @@ def solve(
 
 
 class BatchPlayer:
-    """Plays episodes side by side, several from each beginning.
+    """Play episodes side by side, several from each beginning.
 
     :param make: Makes the simulation for a number of environments.
     :param policy: The policy; evaluated for all at once where it has `compute_actions`.
@@ -206,7 +206,7 @@ class BatchPlayer:
     def _first_actions(
         self, begin: Callable[[BatchedCoreEnv, np.ndarray, np.ndarray], None], numbers: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """The candidates of the first decision of an episode, `[n_candidates, ...]` by head; the greedy one first."""
+        """Return candidates of an episode's first decision, `[n_candidates, ...]` by head; the greedy one first."""
         simulation, row = self._simulation(1), np.zeros(1, np.int64)
         simulation.substep = 0
         begin(simulation, row, numbers)
@@ -284,7 +284,7 @@ class BatchPlayer:
 
 
 class BestPlays(Policy):
-    """Repeats in each episode the best of several plays, which are tried in a batch when the episode is seeded.
+    """Repeat in each episode the best of several plays, which are tried in a batch when the episode is seeded.
 
     :param env: Vectorised simulation of the environment, and its time limit.
     :param policy: The policy whose plays are tried.
@@ -358,7 +358,7 @@ class _Batch:
 
 
 def _environment(env: Any, instances: Any) -> Any:
-    """The environment, made for the instances where it is not there yet."""
+    """Return the environment, made for the instances where it is not there yet."""
     if isinstance(env, BatchedMazeEnv):
         return copy.deepcopy(env)
     given = {} if instances is None else {"instances": instances}
@@ -368,7 +368,7 @@ def _environment(env: Any, instances: Any) -> Any:
 
 
 def _policy(run_or_policy: Policy | str | Path, env: Any, trusted_packages: Sequence[str]) -> Policy:
-    """The policy, loaded where it is a run or a bundle."""
+    """Return the policy, loaded where it is a run or a bundle."""
     if not isinstance(run_or_policy, str | Path):
         return run_or_policy
     path = Path(run_or_policy)

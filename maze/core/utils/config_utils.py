@@ -46,7 +46,7 @@ def read_config(path: Path | str) -> dict[Any, Any]:
     except Exception as error:
         if isinstance(error, ConfigError) or type(error).__module__.split(".")[0] not in ("yaml", "omegaconf"):
             raise
-        raise ConfigError(f"`{path}` is no valid YAML file: {error}") from error
+        raise ConfigError(f"`{path}` is not valid YAML file: {error}") from error
     if not isinstance(config, dict):
         raise ConfigError(f"`{path}` must contain a mapping, but contains a {type(config).__name__}.")
     return config
@@ -58,10 +58,10 @@ def whole_number(key: str, value: Any, at_least: int) -> int:
     :param key: Its key.
     :param value: The number.
     :param at_least: Smallest value allowed.
-    :raises ConfigError: It is no whole number, or too small.
+    :raises ConfigError: It is not a whole number, or too small.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
-        raise ConfigValueError(f"{key}: expected a whole number of at least {at_least}, got {value!r}.")
+        raise ConfigValueError(f"{key}: expected a whole number of at least {at_least}, found {value!r}.")
     return value
 
 
@@ -70,10 +70,10 @@ def positive_number(key: str, value: Any) -> float:
 
     :param key: Its key.
     :param value: The number.
-    :raises ConfigError: It is no number, or not above 0 and finite.
+    :raises ConfigError: It is not a number, or not above 0 and finite.
     """
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0.0 < value < math.inf:
-        raise ConfigValueError(f"{key}: expected a number above 0, got {value!r}.")
+        raise ConfigValueError(f"{key}: expected a number above 0, found {value!r}.")
     return value
 
 
@@ -111,13 +111,13 @@ class CheckedConfig:
         """Return the configuration itself, or build one from a mapping such as a section of a composed config.
 
         :param config: Field names and values; missing fields keep their defaults.
-        :raises ConfigError: It is no mapping, or has an unknown field.
+        :raises ConfigError: It is not a mapping, or has an unknown field.
         """
         if isinstance(config, cls):
             return config
         if not isinstance(config, Mapping):
             raise ConfigError(
-                f"{cls.section}: expected a {cls.__name__} or a mapping of its fields, got {type(config).__name__}."
+                f"{cls.section}: expected a {cls.__name__} or a mapping of its fields, found {type(config).__name__}."
             )
         values = {str(key): value for key, value in config.items() if key != TARGET_KEY}
         known = [field.name for field in dataclasses.fields(cls)]
@@ -152,14 +152,14 @@ class CheckedConfig:
         if not is_number:
             lower = f"{'above' if above else 'of at least'} {minimum:g}"
             upper = "" if maximum == math.inf else f" and {'below' if below else 'at most'} {maximum:g}"
-            raise ConfigValueError(f"{self.section}.{name}: expected a number {lower}{upper}, got {value!r}.")
+            raise ConfigValueError(f"{self.section}.{name}: expected a number {lower}{upper}, found {value!r}.")
 
     def require_choice(self, name: str, choices: Collection[Any]) -> None:
         """Raise a `ConfigError` unless the field is one of `choices`."""
         value = getattr(self, name)
         if value not in choices:
             known = ", ".join(map(str, choices))
-            raise ConfigValueError(f"{self.section}.{name}: expected one of {known}, got {value!r}.")
+            raise ConfigValueError(f"{self.section}.{name}: expected one of {known}, found {value!r}.")
 
 
 def list_to_dict(list_or_dict: list[Any] | Mapping[Any, Any]) -> Mapping[Any, Any]:

@@ -54,7 +54,7 @@ class Factory(Generic[BaseType]):
             return cast(BaseType, config)
         found = f"a mapping with the keys {list(config)}" if isinstance(config, Mapping) else repr(config)
         raise ConfigError(
-            f"{_prefix(config_path)}expected a {self._type_name} or a mapping with `{TARGET_KEY}`, got {found}."
+            f"{_prefix(config_path)}expected a {self._type_name} or a mapping with `{TARGET_KEY}`, found {found}."
         )
 
     def instantiate_collection(
@@ -80,11 +80,11 @@ class Factory(Generic[BaseType]):
 
         :param name: Dotted path, or a class, which is only checked.
         :param config_path: Key of the configuration, for messages.
-        :raises ConfigError: There is none, or it is no class.
+        :raises ConfigError: There is none, or it is not a class.
         """
         found = locate(name, config_path) if isinstance(name, str) else name
         if not isinstance(found, type):
-            raise ConfigError(f"{_prefix(config_path)}`{name}` is no class.")
+            raise ConfigError(f"{_prefix(config_path)}`{name}` is not a class.")
         self._check_class(found, str(name), config_path)
         return found
 
@@ -101,7 +101,7 @@ class Factory(Generic[BaseType]):
     def _check_class(self, found: type, name: str, config_path: str) -> None:
         is_checkable: Any = isinstance(self.base_type, type)  # it may be a typing construct
         if is_checkable and not issubclass(found, self.base_type):
-            raise ConfigError(f"{_prefix(config_path)}`{name}` is no {self._type_name}.")
+            raise ConfigError(f"{_prefix(config_path)}`{name}` is not a subclass of {self._type_name}.")
 
     def _build(self, config: Mapping[str, Any], config_path: str, kwargs: dict[str, Any]) -> BaseType:
         arguments = {key: value for key, value in config.items() if key not in _IGNORED_KEYS}
@@ -130,7 +130,7 @@ class Factory(Generic[BaseType]):
     def _resolve(self, target: Any, config_path: str) -> Callable[..., Any]:
         found = self.type_or_function(target, config_path) if isinstance(target, str) else target
         if not callable(found):
-            raise ConfigError(f"{_prefix(config_path)}`{TARGET_KEY}` must name a class or function, got {target!r}.")
+            raise ConfigError(f"{_prefix(config_path)}`{TARGET_KEY}` must name a class or function, found {target!r}.")
         return cast(Callable[..., Any], found)
 
     def type_or_function(self, name: str, config_path: str = "") -> Any:
@@ -214,7 +214,7 @@ def _items(config: Any, config_path: str) -> list[tuple[Any, Any]]:
         return list(config.items())
     if isinstance(config, Sequence) and not isinstance(config, str):
         return list(enumerate(config))
-    raise ConfigError(f"{_prefix(config_path)}expected a list or a mapping of configurations, got {config!r}.")
+    raise ConfigError(f"{_prefix(config_path)}expected a list or a mapping of configurations, found {config!r}.")
 
 
 def _join(config_path: str, key: Any) -> str:

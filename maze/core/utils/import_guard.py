@@ -45,7 +45,7 @@ class ForeignModuleError(CheckpointError, ModuleNotFoundError):
 
 
 class ImportGuard:
-    """Allows imports of Maze, its declared dependencies, the standard library and trusted packages.
+    """Allow imports of Maze, its declared dependencies, the standard library and trusted packages.
 
     Imports by other code are allowed: it is the user's code, which runs already. The guard is active in the context
     (thread, task) that enters it, and in the environments that are made there. It can be sent to other processes.
@@ -76,7 +76,7 @@ class ImportGuard:
 
     @contextmanager
     def active(self) -> Iterator[ImportGuard]:
-        """Context in which the guard is active.
+        """Return a context in which the guard is active.
 
         :raises ForeignModuleError: A required import was refused.
         """
@@ -115,7 +115,7 @@ class ImportGuard:
             return None
         spec = PathFinder.find_spec(name, [place for place in sys.path if place not in near])
         if spec is None and PathFinder.find_spec(name, near) is not None:
-            raise self._refusal(name, "it is in the working directory, and is no installed library")
+            raise self._refusal(name, "it is in the working directory, and not an installed library")
         return spec
 
     def _is_near(self, place: str) -> bool:
@@ -148,7 +148,7 @@ def current_guard() -> ImportGuard | None:
 
 @contextmanager
 def imports_guarded(guard: ImportGuard | None = None) -> Iterator[ImportGuard]:
-    """Context with an import guard, for stored configurations that are read before or in it.
+    """Return a context with an import guard, for stored configurations that are read before or in it.
 
     :param guard: The guard; `None`: the one of the surrounding context, or a new one.
     """

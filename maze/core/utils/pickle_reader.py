@@ -115,7 +115,7 @@ class _Reader:
             elif name in _OPERATIONS:
                 _OPERATIONS[name](self, argument)
             else:
-                raise ValueError(f"the opcode {name} is none of data")
+                raise ValueError(f"the opcode {name} is not one for data")
         if len(stack) != 1 or self.marks:
             raise ValueError("it ends in the middle of a value")
         self._check_expansion()
@@ -140,7 +140,7 @@ class _Reader:
 
     def name(self, module: Any, qualified_name: Any) -> None:
         if not (type(module) is str and type(qualified_name) is str):
-            raise refuse("it holds a name that is no text")
+            raise refuse("it holds a name that is not a text")
         key = (_RENAMED_MODULES.get(module, module), qualified_name)
         rule = self._named.get(key)
         if rule is None:

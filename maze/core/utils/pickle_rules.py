@@ -165,7 +165,7 @@ def _of_plain(of: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_members(of: Callable[..., Any]) -> Callable[..., Any]:
-    """Protocols below 4 write sets as lists; other iterables, such as a long range, could fill the memory."""
+    """Accept lists, which stand for sets below protocol 4, but no ranges, which could fill the memory."""
 
     def is_permitted(*given: Any) -> bool:
         return len(given) < 2 and all(

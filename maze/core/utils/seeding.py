@@ -103,5 +103,5 @@ def _checked(seed: Any, name: str) -> int:
     if seed is None:
         return secrets.randbelow(_LARGEST_SEED - 1) + 1
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= int(seed) < 2**32:
-        raise ConfigError(f"seeding.{name} must be a whole number from 0 to 2**32 - 1, or null; got {seed!r}.")
+        raise ConfigError(f"seeding.{name} must be a whole number from 0 to 2**32 - 1, or null; found {seed!r}.")
     return int(seed)

@@ -204,7 +204,7 @@ def working_copy(url: str, below: Path, key: str) -> Uploads:
 
 @contextmanager
 def uploaded(uploads: Uploads | None) -> Iterator[None]:
-    """Context of a run on shared storage, which uploads all files at its end.
+    """Return a context of a run on shared storage, which uploads all files at its end.
 
     Files of a run that failed before its first checkpoint are not uploaded.
 

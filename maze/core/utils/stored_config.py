@@ -101,7 +101,7 @@ _NOTHING: Any = object()
 
 
 class StoredText(NamedTuple):
-    """A key, or a value that is no container."""
+    """A key, or a value that is not a container."""
 
     key: str
     """Its position."""
@@ -163,7 +163,7 @@ def read_yaml(path: Path) -> Any:
         n_values = depth = 0
         for event in yaml.parse(content, _Loader):
             if isinstance(event, yaml.AliasEvent):
-                raise CheckpointError(f"{path} holds YAML aliases, which no run writes.")
+                raise CheckpointError(f"{path} holds YAML aliases, which stored configurations must not have.")
             n_values += isinstance(event, yaml.NodeEvent)
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if n_values > _MOST_VALUES or depth > _DEEPEST:
@@ -186,7 +186,7 @@ class _Loader(SafeLoader):
 
 
 def _refused_kind(loader: Any, node: yaml.Node) -> Any:
-    raise ValueError(f"{node.tag} is no value of a configuration")
+    raise ValueError(f"{node.tag} is not a value of a configuration")
 
 
 def _short_int(loader: Any, node: yaml.ScalarNode) -> Any:
@@ -216,7 +216,7 @@ def read_stored_config(path: Path, way_out: str = "") -> StoredConfig:
 
     :param path: The file.
     :param way_out: Alternative for messages.
-    :raises CheckpointError: It is no configuration, or has interpolations with other functions.
+    :raises CheckpointError: It is not a configuration, or has interpolations with other functions.
     """
     try:
         plain = read_yaml(path)
@@ -304,7 +304,7 @@ class _Resolution:
         text = "".join(str(value) for value in values)
         self._length_left -= len(text)
         if "${" in text or any(isinstance(value, (dict, list)) for value in values):
-            raise self._error(key, f"holds `{node[:200]}`, which is no text")
+            raise self._error(key, f"holds `{node[:200]}`, which is not a text")
         return text
 
     def _referred(self, interpolation: str, key: _Key) -> Any:
@@ -356,7 +356,7 @@ def _objection(text: StoredText, trusted: tuple[str, ...], can_be_imported: Call
     """Return why a text must not reach the code that builds the configuration; empty: it may."""
     value = text.value
     if not isinstance(value, str):
-        return "is no name" if text.use == TARGET_KEY or (text.use == _IMPORTS and value is not None) else ""
+        return "is not a name" if text.use == TARGET_KEY or (text.use == _IMPORTS and value is not None) else ""
     if "${" in value:
         return "would be resolved after this check"
     if text.use == _IMPORTS:
@@ -380,7 +380,7 @@ def _objection_to_path(
     path: str, is_target: bool, trusted: tuple[str, ...], can_be_imported: Callable[[str], bool]
 ) -> str:
     if not is_module_name(path):  # nothing is imported by such a name
-        return "is no dotted path to a class" if is_target else ""
+        return "is not a dotted path to a class" if is_target else ""
     package = path.partition(".")[0]
     if package not in (*_LIBRARIES, *trusted):
         return "is part of neither" if is_target or can_be_imported(package) else ""
@@ -392,7 +392,7 @@ def _objection_to_path(
 
 def _objection_to(found: Any, path: str, trusted: tuple[str, ...]) -> str:
     if isinstance(found, ModuleType) or not callable(found):
-        return "is no class"
+        return "is not a class"
     own_path = _own_path(found)
     package = own_path.partition(".")[0]
     if package != path.partition(".")[0]:

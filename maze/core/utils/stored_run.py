@@ -81,7 +81,7 @@ class StoredRun:
 
         :param device: Device of the networks.
         :param state_dict_file: File of the weights.
-        :raises CheckpointError: It is no directory of a training run, or its configuration cannot be used.
+        :raises CheckpointError: It is not a directory of a training run, or its configuration cannot be used.
         """
         for name in (str(STORED_CONFIG), state_dict_file, SPACES_FILE):
             if not (self.directory / name).is_file():
@@ -129,7 +129,7 @@ _NAMED: ContextVar[tuple[str, ...]] = ContextVar("maze_trusted_packages", defaul
 
 @contextmanager
 def trusting(packages: Sequence[str]) -> Iterator[None]:
-    """Context in which stored configurations may name classes and functions of packages.
+    """Return a context in which stored configurations may name classes and functions of packages.
 
     :param packages: The packages.
     """

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def flat_structured_space(structured_space_dict: Mapping[StepKeyType, spaces.Dict]) -> spaces.Dict:
-    """All sub-steps' spaces in one dictionary space.
+    """Return all sub-steps' spaces in one dictionary space.
 
     :param structured_space_dict: Dictionary space of each sub-step. Entries of the same name must be equal.
     """
@@ -24,7 +24,7 @@ def flat_structured_space(structured_space_dict: Mapping[StepKeyType, spaces.Dic
 def flat_structured_shapes(
     shapes: Mapping[StepKeyType, Mapping[str, Sequence[int]]],
 ) -> dict[str, Sequence[int]]:
-    """All sub-steps' shapes in one dictionary.
+    """Return all sub-steps' shapes in one dictionary.
 
     :param shapes: Shapes of each sub-step by name. Entries of the same name must be equal.
     """

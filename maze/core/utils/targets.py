@@ -46,10 +46,10 @@ def named_module(name: str, where: str) -> ModuleType:
 
     :param name: Dotted name.
     :param where: Key of the configuration, for messages.
-    :raises ConfigError: It is no name of a module, or cannot be imported.
+    :raises ConfigError: It is not the name of a module, or cannot be imported.
     """
     if not is_module_name(name):
-        raise ConfigError(f"{_prefix(where)}`{name}` is no name of a module.")
+        raise ConfigError(f"{_prefix(where)}`{name}` is not the name of a module.")
     try:
         return importlib.import_module(name)
     except ForeignModuleError:
@@ -68,7 +68,7 @@ def locate(path: str, where: str = "") -> Any:
     refuse_forbidden_path(path, where)
     parts = path.split(".")
     if len(parts) < 2 or not is_module_name(path):
-        raise ConfigError(f"{_prefix(where)}`{path}` is no dotted path to a class or function.")
+        raise ConfigError(f"{_prefix(where)}`{path}` is not a dotted path to a class or function.")
     module, depth = _import_deepest_module(parts, path, where)
     found: Any = module
     for index, name in enumerate(parts[depth:], depth):
@@ -141,7 +141,7 @@ def _import_deepest_module(parts: list[str], path: str, where: str) -> tuple[Mod
         except ForeignModuleError:
             raise
         except ModuleNotFoundError as error:
-            # either this is no module, or the module exists and one of its imports does not
+            # either this is not a module, or the module exists and one of its imports does not
             if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
                 raise ConfigImportError(
                     f"{_prefix(where)}`{path}`: importing `{name}` failed, it needs the package `{error.name}`."

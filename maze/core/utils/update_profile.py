@@ -100,7 +100,7 @@ class UpdateProfile:
 
     @contextmanager
     def one_update(self, number: int) -> Iterator[None]:
-        """Context of an update.
+        """Return a context of an update.
 
         :param number: Number of the update in the run, from 1.
         """

@@ -147,7 +147,7 @@ class NoDictSpacesWrapper(NoDictActionWrapper):
 def _only_key(space: Any, what: str) -> str:
     """Return the key of a dictionary space's only entry.
 
-    :raises EnvironmentContractError: The space is no dictionary with one entry.
+    :raises EnvironmentContractError: The space is not a dictionary with one entry.
     """
     if not isinstance(space, spaces.Dict) or len(space.spaces) != 1:
         raise EnvironmentContractError(

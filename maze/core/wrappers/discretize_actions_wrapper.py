@@ -45,7 +45,7 @@ class DiscretizeActionsWrapper(SubstepActionWrapper):
     def __init__(self, env: MazeEnv[Any], discretization_config: dict[str, dict[str, Any]]) -> None:
         super().__init__(env)
         if not isinstance(discretization_config, Mapping):
-            raise ConfigValueError(f"discretization_config: expected a mapping, got {discretization_config!r}.")
+            raise ConfigValueError(f"discretization_config: expected a mapping, found {discretization_config!r}.")
         step_spaces = {key: dict(space.spaces) for key, space in env.action_spaces_dict.items()}
         self.grids: dict[str, _Grid] = {}
         """The values of each discretised action."""
@@ -92,17 +92,17 @@ def _grid(space: spaces.Space[Any], config: Any, where: str) -> _Grid:
     high = _per_entry(_or_default(config.get("high"), space.high), size, f"{where}.high")
     if not (counts == counts.astype(np.int64)).all() or (counts < 2).any():
         raise ConfigValueError(
-            f"{where}.num_actions: expected whole numbers of at least 2, got {config['num_actions']!r}."
+            f"{where}.num_actions: expected whole numbers of at least 2, found {config['num_actions']!r}."
         )
     if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
         raise ConfigValueError(
-            f"{where}: `low` and `high` must be finite and ascend, got {low.tolist()} and {high.tolist()}. Give them "
+            f"{where}: `low` and `high` must be finite and ascend, found {low.tolist()} and {high.tolist()}. Give them "
             "where the action space has no bounds."
         )
     smallest, largest = space.low.reshape(-1), space.high.reshape(-1)
     if (low.astype(space.dtype) < smallest).any() or (high.astype(space.dtype) > largest).any():
         raise ConfigValueError(
-            f"{where}: `low` and `high` must lie within the action space {space}, got {low.tolist()} and "
+            f"{where}: `low` and `high` must lie within the action space {space}, found {low.tolist()} and "
             f"{high.tolist()}."
         )
     values = [
@@ -121,10 +121,10 @@ def _per_entry(value: Any, size: int, where: str) -> np.ndarray:
     try:
         numbers = np.asarray(value, dtype=np.float64).reshape(-1)
     except (TypeError, ValueError) as error:
-        raise ConfigValueError(f"{where}: expected a number or a list of numbers, got {value!r}.") from error
+        raise ConfigValueError(f"{where}: expected a number or a list of numbers, found {value!r}.") from error
     if len(numbers) not in (1, size):
         raise ConfigValueError(
-            f"{where}: expected a number, or one for each of the action's {size} entries; got {value!r}."
+            f"{where}: expected a number, or one for each of the action's {size} entries; found {value!r}."
         )
     return np.broadcast_to(numbers, (size,))
 

@@ -40,7 +40,7 @@ def adapted(env: Any, drop: Sequence[str] = (), encode: Mapping[str, int] | None
     :param env: The environment.
     :param drop: Observations to leave out.
     :param encode: See :class:`ArrayObservations`.
-    :raises ConfigError: It is no environment of gymnasium.
+    :raises ConfigError: It is not an environment of gymnasium.
     """
     if not isinstance(env, gymnasium.Env):
         if drop or encode:
@@ -58,7 +58,7 @@ def refuse_vector_env(env: Any) -> None:
     """Raise a :class:`ConfigError` for an environment of gymnasium that steps several copies at once."""
     if isinstance(env, gymnasium.vector.VectorEnv):
         raise ConfigError(
-            f"env: expected a single environment, such as gymnasium.make(...) or its id; got {env}. "
+            f"env: expected a single environment, such as gymnasium.make(...) or its id; found {env}. "
             "RunContext(env=...) and `env._target_` take vector environments, and functions that make them."
         )
 
@@ -91,7 +91,7 @@ class CurrentApi(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Return the first observation and an `info`."""
         if options:
-            raise EnvironmentContractError(f"`reset` of {self.unwrapped} takes no options, got {options}.")
+            raise EnvironmentContractError(f"`reset` of {self.unwrapped} takes no options, found {options}.")
         if seed is not None:
             gymnasium.Env.reset(self.unwrapped, seed=seed)  # its generator `np_random`
             if callable(method := getattr(self.unwrapped, "seed", None)):
@@ -221,13 +221,13 @@ class ArrayObservations(gymnasium.ObservationWrapper[Any, Any, Any], RecordConst
         if left_out:
             names = ", ".join(left_out)
             warnings.warn(
-                f"Observations that are no numbers are left out: {names}. env.drop=[{names}] suppresses this warning; "
+                f"Observations that are not numbers are left out: {names}. env.drop=[{names}] suppresses this warning; "
                 "env.encode={<text>: <n>} keeps the first n characters of a text.",
                 UserWarning,
                 stacklevel=4,
             )
         if not entries:
-            raise ConfigError("env: no observation is left, all are dropped.")
+            raise ConfigError("env: no observation is left, all are dropped. Remove entries of `env.drop`.")
         self.observation_space = spaces.Dict(entries)
 
     def observation(self, observation: Any) -> dict[str, Any]:
@@ -605,7 +605,7 @@ def _check_leaf(space: Any, where: str) -> None:
         advice = "Nested containers are not supported: move each entry to the outermost Dict."
     elif not isinstance(space, spaces.Space):
         advice = (
-            "It is no gymnasium space. An environment of the older `gym` package can be converted by the package "
+            "It is not a gymnasium space. An environment of the older `gym` package can be converted by the package "
             "`shimmy` first."
         )
     raise ConfigError(f"The {where} is {space!r}, which Maze cannot use. {_SUPPORTED}. {advice}")

@@ -55,7 +55,8 @@ def make_gymnasium_env(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
     except TypeError as error:
         if "gymnasium.Env" in str(error):  # the entry point returns something else
             raise ConfigError(
-                f"Environment `{name}` is none of gymnasium. Environments of the older package `gym` need gymnasium's "
+                f"Environment `{name}` is not registered in gymnasium. Environments of the older package `gym` need "
+                "gymnasium's "
                 "compatibility package shimmy."
             ) from error
         if not kwargs or "argument" not in str(error):
@@ -81,12 +82,12 @@ def gym_wrapped(env: gymnasium.Env[Any, Any], wrappers: Sequence[str | Mapping[s
     :param env: The environment.
     :param wrappers: For each the path of a class or function, a name in `gymnasium.wrappers`, or one of both mapped
         to its arguments, of which lists are given as tuples.
-    :raises ConfigError: An entry is no wrapper with its arguments, or cannot wrap the environment.
+    :raises ConfigError: An entry is not a wrapper with its arguments, or cannot wrap the environment.
     """
     for index, entry in enumerate(wrappers):
         where = f"env.gym_wrappers[{index}]"
         if isinstance(entry, Mapping) and len(entry) != 1:
-            raise ConfigError(f"{where}: expected one wrapper mapped to its arguments, got {dict(entry)!r}.")
+            raise ConfigError(f"{where}: expected one wrapper mapped to its arguments, found {dict(entry)!r}.")
         path, arguments = next(iter(entry.items())) if isinstance(entry, Mapping) else (entry, None)
         wrapper = locate(path if "." in path else f"gymnasium.wrappers.{path}", where)
         try:

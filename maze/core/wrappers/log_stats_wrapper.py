@@ -96,7 +96,7 @@ class EpisodeRecorder:
             for name, _, append in heads:
                 append(int(action[name]))
         except (KeyError, TypeError, ValueError):
-            pass  # the action is no element of the action space: no statistics of it
+            pass  # the action is not an element of the action space: no statistics of it
         self.is_done = result[2]
         if not context.is_step_complete:
             self._pending_reward += result[1]

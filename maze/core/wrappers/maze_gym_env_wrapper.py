@@ -1,4 +1,4 @@
-"""Turns any gymnasium environment into a Maze environment."""
+"""Turn any gymnasium environment into a Maze environment."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class GymMazeEnv(MazeEnv["GymCoreEnv"], RenderEnvMixin):
         if isinstance(env, str):
             env = make_gymnasium_env(env, **kwargs)
         elif kwargs:
-            raise ConfigError(f"GymMazeEnv: arguments {sorted(kwargs)} need the id of an environment, got {env!r}.")
+            raise ConfigError(f"GymMazeEnv: arguments {sorted(kwargs)} need the id of an environment, found {env!r}.")
         refuse_vector_env(env)
         gym_env = adapted(with_action_mask(env, action_mask))
         super().__init__(
@@ -362,7 +362,7 @@ class GymActionConversion(ActionConversionInterface):
         except (KeyError, IndexError, TypeError) as error:
             raise EnvironmentContractError(
                 f"An action must be a dictionary with the keys {list(self.leaves)}, element of {self._space}; "
-                f"got {action!r}."
+                f"found {action!r}."
             ) from error
         return packed(self.kind, parts)
 

@@ -152,6 +152,6 @@ def _check_entry(entry: Any, where: str) -> None:
     if is_mask(name):
         raise ConfigValueError(f"{where}: `{name}` is an action mask; masks are never stacked.")
     if isinstance(n_steps, bool) or not isinstance(n_steps, int) or n_steps < 1:
-        raise ConfigValueError(f"{where}: `stack_steps` must be a positive integer, got {n_steps!r}.")
+        raise ConfigValueError(f"{where}: `stack_steps` must be a positive integer, found {n_steps!r}.")
     if entry.get("keep_original") and not entry.get("tag"):
         raise ConfigValueError(f"{where}: `keep_original: true` needs a `tag` to tell the stack from the original.")

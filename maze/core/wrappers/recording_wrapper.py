@@ -146,10 +146,11 @@ class FrameRecordingWrapper(Wrapper[MazeEnv[Any]]):
 
     def __init__(self, env: MazeEnv[Any], every_k_steps: int = 1, is_optional: bool = False) -> None:
         if every_k_steps < 1:
-            raise ConfigError(f"FrameRecordingWrapper: `every_k_steps` must be at least 1, got {every_k_steps}.")
+            raise ConfigError(f"FrameRecordingWrapper: `every_k_steps` must be at least 1, found {every_k_steps}.")
         if not isinstance(env.get_renderer(), GymRenderer):
             raise ConfigError(
-                f"FrameRecordingWrapper: expected a gymnasium environment, got {env!r}, whose renderer draws recorded "
+                f"FrameRecordingWrapper: expected a gymnasium environment, found {env!r}, whose renderer draws "
+                "recorded "
                 f"states; frames are not needed."
             )
         self.every_k_steps = every_k_steps

@@ -152,9 +152,9 @@ class ReturnNormalizationRewardWrapper(RewardWrapper[MazeEnv[Any]], RunningStati
 
     def __init__(self, env: MazeEnv[Any], gamma: float, epsilon: float) -> None:
         if not 0.0 <= gamma <= 1.0:
-            raise ConfigError(f"ReturnNormalizationRewardWrapper: `gamma` must lie in [0, 1], got {gamma}.")
+            raise ConfigError(f"ReturnNormalizationRewardWrapper: `gamma` must lie in [0, 1], found {gamma}.")
         if epsilon < 0.0:
-            raise ConfigError(f"ReturnNormalizationRewardWrapper: `epsilon` must not be negative, got {epsilon}.")
+            raise ConfigError(f"ReturnNormalizationRewardWrapper: `epsilon` must not be negative, found {epsilon}.")
         self.gamma = gamma
         self.epsilon = epsilon
         self.is_frozen = False

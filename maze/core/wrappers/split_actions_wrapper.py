@@ -47,7 +47,7 @@ class SplitActionsWrapper(SubstepActionWrapper):
     def __init__(self, env: MazeEnv[Any], split_config: dict[str, dict[str, dict[str, Any]]]) -> None:
         super().__init__(env)
         if not isinstance(split_config, Mapping):
-            raise ConfigValueError(f"split_config: expected a mapping from names of actions, got {split_config!r}.")
+            raise ConfigValueError(f"split_config: expected a mapping from names of actions, found {split_config!r}.")
         step_spaces = {key: dict(space.spaces) for key, space in env.action_spaces_dict.items()}
         self.splits: dict[str, _Split] = {}
         """The parts of each split action."""
@@ -98,7 +98,7 @@ class SplitActionsWrapper(SubstepActionWrapper):
         if any(other.shape != space.shape or other.dtype != space.dtype for other in step_spaces):
             raise ConfigValueError(f"{where}: the action has different shapes or types in different sub-steps.")
         if not isinstance(parts, Mapping):
-            raise ConfigValueError(f"{where}: expected {{<new name>: {{indices: [...]}}, ...}}, got {parts!r}.")
+            raise ConfigValueError(f"{where}: expected {{<new name>: {{indices: [...]}}, ...}}, found {parts!r}.")
         indices = {
             str(part): [int(index) for index in checked_entry(entry, f"{where}.{part}", ("indices",))["indices"]]
             for part, entry in parts.items()

@@ -145,10 +145,10 @@ def checked_list(value: Any, name: str) -> Sequence[Any]:
 
     :param value: The list.
     :param name: Name of the argument.
-    :raises ConfigError: It is no list.
+    :raises ConfigError: It is not a list.
     """
     if not isinstance(value, list | tuple):
-        raise ConfigValueError(f"{name}: expected a list of mappings, got {value!r}.")
+        raise ConfigValueError(f"{name}: expected a list of mappings, found {value!r}.")
     return value
 
 
@@ -161,12 +161,12 @@ def checked_entry(
     :param where: Key of the configuration.
     :param required: Keys that it must have.
     :param optional: Further keys that it may have.
-    :raises ConfigError: It is no mapping, lacks a key, or has an unknown one.
+    :raises ConfigError: It is not a mapping, lacks a key, or has an unknown one.
     """
     known = [*required, *optional]
     if not isinstance(entry, Mapping) or any(key not in entry for key in required):
         expected = f"`{'`, `'.join(required)}`" if required else f"keys among {known}"
-        raise ConfigValueError(f"{where}: expected a mapping with {expected}, got {entry!r}.")
+        raise ConfigValueError(f"{where}: expected a mapping with {expected}, found {entry!r}.")
     for key in entry:
         if key not in known:
             raise ConfigValueError(f"{where}: unknown key `{key}`.{did_you_mean(key, known)} Known: {known}.")

@@ -1,4 +1,4 @@
-"""Limits the length of episodes."""
+"""Limit the length of episodes."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class TimeLimitWrapper(Wrapper[Any], BaseEnv):
         """
         if max_episode_steps is not None and max_episode_steps < 0:
             raise ConfigValueError(
-                f"TimeLimitWrapper: `max_episode_steps` must not be negative, got {max_episode_steps}."
+                f"TimeLimitWrapper: `max_episode_steps` must not be negative, found {max_episode_steps}."
             )
         self._max_episode_steps = max_episode_steps or None
 
     def remaining_steps(self) -> int | None:
-        """Environment steps until the episode is cut off; None: there is no limit."""
+        """Return the environment steps until the episode is cut off; None: there is no limit."""
         return None if self._max_episode_steps is None else self._max_episode_steps - self._elapsed()
 
     def _elapsed(self) -> int:
@@ -149,5 +149,5 @@ def checked_time_limit(name: str, seconds: Any) -> float | None:
     if seconds is None:
         return None
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
-        raise ConfigError(f"{name}: expected a positive number of seconds, or null for no limit; got {seconds!r}.")
+        raise ConfigError(f"{name}: expected a positive number of seconds, or null for no limit; found {seconds!r}.")
     return float(seconds)

@@ -23,7 +23,7 @@ from maze.core.errors import EnvironmentContractError
 class WrapperMeta(ABCMeta):
     """Metaclass of wrappers, whose `repr` names the export to gymnasium.
 
-    Other libraries reject objects that are no gymnasium environment with a message that shows their class only.
+    Other libraries reject objects that are not gymnasium environments with a message that shows their class only.
     """
 
     def __repr__(cls) -> str:
@@ -210,7 +210,7 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
         if type(env) is not type(self):
             raise EnvironmentContractError(
                 f"{type(self).__name__}.clone_from: expected an environment with the same wrappers, "
-                f"got {type(env).__name__}."
+                f"found {type(env).__name__}."
             )
         inner: Any = self.env
         inner.clone_from(env.env)

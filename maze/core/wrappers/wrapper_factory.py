@@ -72,14 +72,14 @@ def _wrappers(config: Any) -> Iterator[tuple[Any, Any, str]]:
         for name, arguments in config.items():
             config_path = f"wrappers.{getattr(name, '__name__', name)}"
             if arguments is not None and not isinstance(arguments, Mapping):
-                raise ConfigError(f"{config_path}: expected a mapping of arguments, got {arguments!r}.")
+                raise ConfigError(f"{config_path}: expected a mapping of arguments, found {arguments!r}.")
             if arguments is not None and TARGET_KEY in arguments:
                 yield *_split_target(arguments), config_path
             else:
                 yield name, arguments, config_path
         return
     if not isinstance(config, Sequence) or isinstance(config, str):
-        raise ConfigError(f"wrappers: expected a mapping or a list, got {config!r}.")
+        raise ConfigError(f"wrappers: expected a mapping or a list, found {config!r}.")
     for index, entry in enumerate(config):
         if isinstance(entry, Mapping) and TARGET_KEY in entry:
             yield *_split_target(entry), f"wrappers[{index}]"
@@ -88,7 +88,7 @@ def _wrappers(config: Any) -> Iterator[tuple[Any, Any, str]]:
         elif isinstance(entry, (str, type)):
             yield entry, None, f"wrappers[{index}]"
         else:
-            raise ConfigError(f"wrappers[{index}]: expected a mapping with `{TARGET_KEY}`, got {entry!r}.")
+            raise ConfigError(f"wrappers[{index}]: expected a mapping with `{TARGET_KEY}`, found {entry!r}.")
 
 
 def _split_target(entry: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:

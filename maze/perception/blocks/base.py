@@ -200,7 +200,7 @@ class ChainBlock(PerceptionBlock):
 
 @contextmanager
 def without_side_effects(network: nn.Module, cuda_devices: Sequence[torch.device] = ()) -> Iterator[None]:
-    """Context without gradients and in evaluation mode, which restores modes and random states.
+    """Return a context without gradients and in evaluation mode, which restores modes and random states.
 
     :param network: The network that is evaluated.
     :param cuda_devices: CUDA devices whose random states are restored.

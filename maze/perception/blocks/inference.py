@@ -73,11 +73,11 @@ class InferenceBlock(PerceptionBlock):
         return [self._tensor_shapes[key] for key in self.out_keys]
 
     def tensor_shapes(self) -> dict[str, Sequence[int]]:
-        """The shapes (without batch) of all tensors of the graph: inputs, intermediate results and outputs."""
+        """Return the shapes (without batch) of all tensors of the graph: inputs, intermediate results and outputs."""
         return dict(self._tensor_shapes)
 
     def _needed_blocks(self, blocks: Mapping[str, PerceptionBlock]) -> dict[str, PerceptionBlock]:
-        """The blocks that the outputs depend on, each after those that it depends on."""
+        """Return the blocks that the outputs depend on, each after those that it depends on."""
         producers: dict[str, str] = {}
         for name, block in blocks.items():
             for key in block.out_keys:

@@ -22,7 +22,7 @@ class ConcatModelBuilder(BaseModelBuilder):
     The arguments are those of :class:`BaseModelBuilder`. The tensors are called `<observation>_ScalingBlock` (if there
     is a factor), `<observation>_RunningNormalizationBlock` (if it is normalized), `<observation>_<block>` (such as
     `observation_DenseBlock`), `concat`, `hidden` and `recurrence`; an underscore is appended to the name of an
-    observation. Features that are no vectors are flattened. With a recurrence the first dimension of all observations
+    observation. Features that are not vectors are flattened. With a recurrence the first dimension of all observations
     holds the time steps (see `ObservationStackWrapper`) and stays, unless the recurrence is a `RecurrentCellBlock`,
     which carries its hidden state from step to step instead.
     """

@@ -61,7 +61,7 @@ class AutoModelComposer(TemplateModelComposer):
       any number of candidates, in any order;
     * with an observation `<name>_adjacency` of shape `[n, n]` they are graphs;
     * `<head>_mask`, `action_mask` if a sub-step has one action head, and others called `...mask` that have the size of
-      exactly one discrete head, mask actions, and are no features.
+      exactly one discrete head, mask actions, and are not features.
 
     The template is written to `model.yaml` by :meth:`save_models`.
 
@@ -274,7 +274,7 @@ def model_builder_config(
 
     :param action_spaces_dict: Action spaces by step key.
     :param observation_spaces_dict: Observation spaces by step key.
-    :param masks: Observations that mask action heads, by head; they are no features.
+    :param masks: Observations that mask action heads, by head; they are not features.
     :param hidden_units: Width of dense layers.
     :param non_lin: Activation of dense layers.
     :param recurrence: Whether an LSTM follows, over stacked observations (true) or from step to step (`carried`).

@@ -32,7 +32,7 @@ class FlattenConcatModelComposer(BaseModelComposer):
 
     Otherwise, if the networks are those of `flatten_concat`, an
     :class:`~maze.perception.models.auto_model_composer.AutoModelComposer` replaces them, with their widths and
-    activation, and with a critic for each sub-step: if observations are no flat vectors, if one of them is an action
+    activation, and with a critic for each sub-step: if observations are not flat vectors, if one of them is an action
     mask, or if sub-steps have no network. :meth:`save_models` reports it.
 
     :param action_spaces_dict: Action spaces by step key.
@@ -97,7 +97,7 @@ def _more_than_flat(
         for key, space in step.spaces.items():
             if not is_flat({step_key: spaces.Dict({key: space})}):
                 shape = f" of the shape {space.shape}" if isinstance(space, spaces.Box) else ""
-                return f"`{key}` is no flat vector but a {type(space).__name__}{shape}"
+                return f"`{key}` is not a flat vector but a {type(space).__name__}{shape}"
     if masks := recognised_masks(action_spaces_dict, observation_spaces_dict):
         head, mask = next(iter(masks.items()))
         return f"`{mask}` masks the action `{head}`"

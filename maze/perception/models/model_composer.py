@@ -133,7 +133,7 @@ class BaseModelComposer(ABC):
             )
         if critic_kind is not None and isinstance(critic, TorchStateActionCritic) != (critic_kind == "state-action"):
             raise ConfigError(
-                f"model.critic: {trainer} needs {SUITABLE_CRITICS[critic_kind]}; got a {type(critic).__name__}."
+                f"model.critic: {trainer} needs {SUITABLE_CRITICS[critic_kind]}; found a {type(critic).__name__}."
             )
         return policy, critic
 
@@ -209,7 +209,7 @@ def check_keys(composer: type[BaseModelComposer], model_config: Any, parts: Mapp
     :param composer: Class of the composer.
     :param model_config: The configuration.
     :param parts: Keys that a part of the configuration needs, if it is a mapping.
-    :raises ConfigError: It is no mapping, or a key is unknown or missing; names the key.
+    :raises ConfigError: It is not a mapping, or a key is unknown or missing; names the key.
     """
     if not isinstance(model_config, Mapping):
         raise ConfigError(f"model: expected a mapping, found {model_config!r}.")

@@ -82,7 +82,7 @@ _BATCH_SIZE = 2  # so that a network that drops axes of size one does not drop t
 def embedding_spaces(
     policy: TorchPolicy, observation_spaces_dict: Mapping[Any, spaces.Dict]
 ) -> dict[Any, dict[str, spaces.Space[Any]]]:
-    """Spaces of the outputs that are not action heads, by step key.
+    """Return spaces of the outputs that are not action heads, by step key.
 
     :raises ConfigError: A network cannot process the observations, or does not return a dictionary.
     """

@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 from maze.core.agent.random_policy import MASK_SUFFIX, candidates_of
 from maze.core.errors import CheckpointError, ConfigError
-from maze.core.utils.files import open_seal, write_sealed
+from maze.core.utils.files import verify_checksum, write_with_checksum
 from maze.core.utils.pickle_reader import Rule, read_pickle, refuse
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class SpacesConfig:
     agent_counts_dict: dict[StepKeyType, int]
 
     def differences(self, env: Any) -> list[str]:
-        """What keeps a model of these spaces from acting in an environment; empty: nothing.
+        """Return what keeps a model of these spaces from acting in an environment; empty: nothing.
 
         Observations that the environment has beyond these do no harm, nor do other bounds of observations, nor does
         another number of candidates (see :func:`~maze.core.agent.random_policy.candidates_of`).
@@ -75,7 +75,7 @@ class SpacesConfig:
             )
 
     def save(self, dump_file_path: str | Path) -> None:
-        """Writes the file; a crash leaves the previous one untouched.
+        """Write the file; a crash leaves the previous one untouched.
 
         :raises ConfigError: A space is of a type that cannot be described.
         """
@@ -85,23 +85,23 @@ class SpacesConfig:
             "observation_spaces": {key: _describe(space) for key, space in self.observation_spaces_dict.items()},
             "agent_counts": {key: int(count) for key, count in self.agent_counts_dict.items()},
         }
-        write_sealed(dump_file_path, pickle.dumps(content, protocol=4))
+        write_with_checksum(dump_file_path, pickle.dumps(content, protocol=4))
 
     @classmethod
     def load(cls, in_file_path: str | Path) -> SpacesConfig:
-        """Reads the file.
+        """Read the file.
 
         :raises CheckpointError: The file is missing, damaged, or something else.
         """
         path = Path(in_file_path)
         if not path.is_file():
             raise CheckpointError(
-                f"{path}: there is no such file. A training writes `spaces_config.pkl` into its run directory."
+                f"{path}: there is no such file. A training run writes `spaces_config.pkl` into its directory."
             )
         try:
-            content = read_pickle(open_seal(path.read_bytes(), str(path)), _no_rule)
+            content = read_pickle(verify_checksum(path.read_bytes(), str(path)), _no_rule)
             if not isinstance(content, dict) or content.get("format") != _FORMAT:
-                raise ValueError("it holds something else")
+                raise ValueError("it does not hold spaces")
             return cls(
                 action_spaces_dict={key: _dict_space(text) for key, text in content["action_spaces"].items()},
                 observation_spaces_dict={key: _dict_space(text) for key, text in content["observation_spaces"].items()},
@@ -128,7 +128,7 @@ def _fit(one: Any, other: Any, bounds: bool, any_number: bool = False) -> bool:
 
 
 def _no_rule(module_name: str, global_name: str) -> Rule:
-    raise refuse(f"it names the type {module_name}.{global_name}, which a file of spaces never does")
+    raise refuse(f"it names the type {module_name}.{global_name}, which a file of spaces must not contain")
 
 
 _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
@@ -141,7 +141,7 @@ _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 
 
 def _describe(space: spaces.Space[Any]) -> dict[str, Any]:
-    """A description of the space in plain values."""
+    """Return a description of the space in plain values."""
     name = type(space).__name__
     if type(space) is spaces.Dict:
         return {"type": name, "spaces": [[key, _describe(sub)] for key, sub in space.spaces.items()]}

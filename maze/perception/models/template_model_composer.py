@@ -55,7 +55,7 @@ class TemplateModelComposer(BaseModelComposer):
     :param policy: A policy composer, or its configuration; `None`: there is no policy.
     :param critic: A critic composer, or its configuration; `None`: there is no critic.
     :param action_masks: Observation with the mask of an action head, by head: positive for valid actions, zero for
-        others. It is no feature of the networks unless it is also mapped to a modality.
+        others. It is not a feature of the networks unless it is also mapped to a modality.
     :param action_items: For `Discrete` action heads that choose one of the items of an observation `[n, features]`:
         `observations` (the items, and further vectors that the choice depends on), `hidden_units` and `non_lin` of the
         layers that score each item; `by_place: false` if the logits are these scores only.

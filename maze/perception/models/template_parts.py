@@ -171,7 +171,7 @@ class ActionHeads:
     :param state_dependent_std: Whether the standard deviations of normal distributions depend on the observation.
     :param initial_std: Initial standard deviation, above 0 and in the unit of the action (before squashing).
     :raises ConfigError: An option for normal distributions is set, but there are none, or standard deviations that do
-        not depend on the observation are set for an action that is no vector.
+        not depend on the observation are set for an action that is not a vector.
     """
 
     def __init__(

@@ -130,7 +130,7 @@ class Program:
 
 
 class ProgramReader:
-    """Records the operations of modules; those without a description raise an error for :func:`read_program`."""
+    """Record the operations of modules; those without a description raise an error for :func:`read_program`."""
 
     def __init__(self) -> None:
         self.inputs = _Inputs(self._new_place)
@@ -169,7 +169,7 @@ class ProgramReader:
         return source if len(shape) == 1 else self.apply(Unflatten(tuple(shape)), source)
 
     def concatenate(self, sources: Sequence[Place], axis: int) -> Place:
-        """Several tensors joined along an axis, which is negative."""
+        """Return several tensors joined along an axis, which is negative."""
         return sources[0] if len(sources) == 1 else self.apply(Concatenate(axis), *sources)
 
     def apply(self, function: Function, *sources: Place) -> Place:

@@ -56,7 +56,7 @@ class NumpyNetwork:
         return self._addresses_now() == self._addresses and self._modules.are_unchanged()
 
     def _addresses_now(self) -> list[int]:
-        """Where the parameters are; 0: there is none. The memory is held here, so that nothing else can come there."""
+        """Return the addresses of the parameters (0: none), and keep their memory, so that it is not reused."""
         parameters: Iterator[Any] = chain.from_iterable(self._parameters)
         try:
             return list(map(torch.Tensor.data_ptr, parameters))  # called for every batch
@@ -253,4 +253,4 @@ def _activation(layer: nn.Module) -> ArrayFunction:
             return lambda x: np.where(x > 0.0, x, alpha * np.expm1(np.minimum(x, 0.0)))
         case nn.SELU():
             return lambda x: _SELU_SCALE * np.where(x > 0.0, x, _SELU_ALPHA * np.expm1(np.minimum(x, 0.0)))
-    raise NotImplementedError(f"{type(layer).__name__} is no activation of programs.")
+    raise NotImplementedError(f"{type(layer).__name__} is not an activation of programs.")

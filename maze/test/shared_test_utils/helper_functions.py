@@ -11,5 +11,5 @@ from maze.test.shared_test_utils.dummy_env.dummy_core_env import (
 
 
 def build_dummy_maze_env() -> MazeEnv[DummyCoreEnv]:
-    """An environment that shows a number and wants it named."""
+    """Return an environment that shows a number, which the agent has to name."""
     return MazeEnv(DummyCoreEnv(), {0: DummyActionConversion()}, {0: DummyObservationConversion()})

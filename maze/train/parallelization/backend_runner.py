@@ -38,7 +38,7 @@ MIN_CONCURRENCY = 8
 
 
 class BackendRunner(Runner):
-    """Makes environments with an execution backend, seeds and closes them."""
+    """Make environments with an execution backend, seed and close them."""
 
     placement: Any
     """A :class:`~maze.train.parallelization.placement.Placement`; before :meth:`setup`, its configuration."""

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class BroadcastingContainer:
-    """Holds the newest policy; its version is 0 before the first one is set.
+    """Hold the newest policy; its version is 0 before the first one is set.
 
     Thread-safe. Other processes access it through a :class:`BroadcastingManager`; the actors of this package receive
     their weights through shared memory instead.

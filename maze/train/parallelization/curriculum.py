@@ -61,7 +61,7 @@ class Curriculum:
     def of(cls, run: TrainingRunner) -> Curriculum | None:
         """Return the configured curriculum of a run; `None`: there is none.
 
-        :raises ConfigError: The configuration is no list of stages.
+        :raises ConfigError: The configuration is not a list of stages.
         """
         config = run.cfg.get("curriculum")
         if not config:

@@ -35,7 +35,7 @@ in it is an entry of the archive, which takes its time."""
 def to_plain(value: Any) -> Any:
     """Replace values of NumPy and Maze by plain values and tensors, at any depth.
 
-    :raises TypeError: A value is no number, text, array, tensor or container of them.
+    :raises TypeError: A value is not a number, text, array, tensor or container of them.
     """
     plain: Any = value
     if value is None or type(value) in _PLAIN:
@@ -146,7 +146,7 @@ def statistics_from_plain(aggregator: LogStatsAggregator, state: Mapping[str, An
 
 
 def global_generators_state() -> dict[str, Any]:
-    """State of the global generators of Python, NumPy and torch, which user code may draw from."""
+    """Return the state of the global generators of Python, NumPy and torch, which user code may draw from."""
     return {
         "python": random.getstate(),
         "numpy": to_plain(np.random.get_state()),  # noqa: NPY002 (the global generator is the point)

@@ -83,7 +83,7 @@ _KEPT = {_MMAP_THRESHOLD: 2**28, _TRIM_THRESHOLD: 2**30}
 
 @contextmanager
 def freed_memory_kept() -> Iterator[None]:
-    """Context in which the process does not give large freed memory back, and gives it back in the end.
+    """Return a context in which the process does not give large freed memory back, and gives it back in the end.
 
     Large minibatches free and allocate the same dozens of megabytes again and again. The operating system, which gets
     them back each time otherwise, hands out empty pages one by one: with images, or many candidates, that took as long

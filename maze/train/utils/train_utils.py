@@ -22,7 +22,7 @@ def stack_numpy_dict_list(dict_list: Sequence[dict[str, np.ndarray]]) -> dict[st
 
 
 def unstack_numpy_list_dict(list_dict: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-    """Inverse of :func:`stack_numpy_dict_list`: one dictionary (of views) per entry of the first dimension.
+    """Return the inverse of :func:`stack_numpy_dict_list`: one dictionary (of views) per entry of the first dimension.
 
     :param list_dict: Arrays `[n, ...]` with a common first dimension.
     :raises ValueError: The arrays are not of the same length.
@@ -35,7 +35,7 @@ def unstack_numpy_list_dict(list_dict: dict[str, np.ndarray]) -> list[dict[str, 
 
 
 def compute_gradient_norm(params: Iterable[torch.Tensor]) -> float:
-    """Euclidean norm of all gradients together; parameters without a gradient count as zero.
+    """Return the Euclidean norm of all gradients together; parameters without a gradient count as zero.
 
     :param params: Of any shape `[...]`.
     """

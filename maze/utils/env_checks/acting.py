@@ -315,7 +315,7 @@ def check_cloning(subject: Subject) -> bool:
 
 
 def check_futures(subject: Subject) -> None:
-    """Copies with the same new future take the same course; notes whether other futures bring other courses."""
+    """Check that copies with the same new future are equal, and note whether other futures differ."""
     (env, observation), one, other, report = subject.begun(), subject.other(), subject.other(), subject.report
 
     def difference_of(first: int, second: int) -> str | None:
@@ -344,7 +344,7 @@ def check_futures(subject: Subject) -> None:
 
 
 def has_chance(env: Any, seed: int = 1, n_steps: int = 50) -> bool:
-    """Whether episodes take another course under the same actions when their random numbers are replaced.
+    """Return whether episodes take another course under the same actions when their random numbers are replaced.
 
     :param env: The environment; random actions are taken in it.
     :param seed: Seed of the episode and its actions.
@@ -361,7 +361,7 @@ def has_chance(env: Any, seed: int = 1, n_steps: int = 50) -> bool:
 
 
 def _is_chance_hidden(subject: Subject) -> bool:
-    """Whether episodes that begin with the same observation differ later under the same actions."""
+    """Return whether episodes that begin with the same observation differ later under the same actions."""
     env = subject.make_env()
     courses: list[tuple[Any, list[Transition]]] = []
     for episode in range(_N_FUTURES):

@@ -198,7 +198,7 @@ def check_declarations(report: CheckReport, env: Any) -> bool:
     for step_key in actions:
         for name, space in (("action", actions[step_key]), ("observation", observations[step_key])):
             if not isinstance(space, spaces.Dict):
-                report.add("spaces", f"sub-step {step_key!r}", f"the {name} space is no Dict space, but {space}.")
+                report.add("spaces", f"sub-step {step_key!r}", f"the {name} space is not a Dict space, but {space}.")
                 return False
     is_complete = isinstance(counts, Mapping) and set(counts) == set(actions)
     if not is_complete or not all(_is_whole(n) and (n == -1 or n > 0) for n in counts.values()):

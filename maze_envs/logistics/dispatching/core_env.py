@@ -34,7 +34,7 @@ class DispatchingCoreEnv(CoreEnv):
 
     @abstractmethod
     def _begin_step(self) -> None:
-        """Prepares the next decisions."""
+        """Prepare the next decisions."""
 
     @override(CoreEnv)
     def reset(self) -> dict[str, Any]:
@@ -44,7 +44,7 @@ class DispatchingCoreEnv(CoreEnv):
         return maze_state
 
     def orders_seen_by(self, vehicle: Vehicle) -> np.ndarray:
-        """For each slot: whether there is an order, its distance, and how long it can wait, all from 0 to 1."""
+        """Return for each slot whether there is an order, its distance, and how long it can wait, all from 0 to 1."""
         simulation = self.simulation
         seen = np.zeros((simulation.n_slots, 3), dtype=np.float32)
         for slot, order in enumerate(simulation.orders):
@@ -55,13 +55,13 @@ class DispatchingCoreEnv(CoreEnv):
         return seen
 
     def time_left_of(self, vehicle: Vehicle) -> list[float]:
-        """Remaining parts of the vehicle's shift and of the day."""
+        """Return the remaining parts of the vehicle's shift and of the day."""
         simulation = self.simulation
         shift = max(0, vehicle.shift_end - simulation.time) / simulation.shift_length
         return [min(1.0, shift), max(0, simulation.horizon - simulation.time) / simulation.horizon]
 
     def drawing(self) -> dict[str, list[tuple[int, int]]]:
-        """Positions for the renderer."""
+        """Return positions for the renderer."""
         simulation = self.simulation
         idle = [vehicle.position for vehicle in simulation.idle_vehicles()]
         busy = [vehicle.position for vehicle in simulation.vehicles if vehicle.idle_from > simulation.time]
@@ -179,7 +179,7 @@ class FlatDispatchingCoreEnv(DispatchingCoreEnv):
 
     @override(DispatchingCoreEnv)
     def _begin_step(self) -> None:
-        """All idle vehicles are decided for at once."""
+        """Return all idle vehicles are decided for at once."""
 
     @override(CoreEnv)
     def step(self, maze_action: dict[str, int]) -> tuple[dict[str, Any], float, bool, dict[Any, Any]]:

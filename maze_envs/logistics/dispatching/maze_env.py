@@ -14,7 +14,7 @@ from maze_envs.logistics.dispatching.simulation import DispatchingSimulation
 
 
 def dispatching_env(**kwargs: Any) -> MazeEnv[MultiAgentDispatchingCoreEnv]:
-    """Dispatching with an actor for each vehicle; they share a policy.
+    """Return dispatching with an actor for each vehicle; they share a policy.
 
     :param kwargs: Parameters of :class:`DispatchingSimulation`.
     """
@@ -37,7 +37,7 @@ def dispatching_env(**kwargs: Any) -> MazeEnv[MultiAgentDispatchingCoreEnv]:
 
 
 def flat_dispatching_env(**kwargs: Any) -> MazeEnv[FlatDispatchingCoreEnv]:
-    """Dispatching with one actor that chooses for all vehicles at once.
+    """Return dispatching with one actor that chooses for all vehicles at once.
 
     :param kwargs: Parameters of :class:`DispatchingSimulation`.
     """

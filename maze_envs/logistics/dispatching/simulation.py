@@ -61,7 +61,7 @@ class DispatchingSimulation:
     ) -> None:
         for name, value in (("n_vehicles", n_vehicles), ("n_slots", n_slots), ("size", size), ("horizon", horizon)):
             if value < 1:
-                raise ConfigError(f"env.{name}: must be at least 1, got {value}.")
+                raise ConfigError(f"env.{name}: must be at least 1, found {value}.")
         self.n_vehicles = n_vehicles
         self.n_slots = n_slots
         self.size = size
@@ -77,7 +77,7 @@ class DispatchingSimulation:
         self.n_hired = 0
 
     def reset(self) -> None:
-        """Begins a day: all vehicles are at the depot, some orders are open."""
+        """Begin a day: all vehicles are at the depot, some orders are open."""
         self.time = 0
         self.n_hired = 0
         self.vehicles = []
@@ -89,19 +89,19 @@ class DispatchingSimulation:
             self._accept_order()
 
     def idle_vehicles(self) -> list[Vehicle]:
-        """Vehicles that can be sent somewhere now."""
+        """Return the vehicles that can be sent to an order now."""
         return [vehicle for vehicle in self.vehicles if vehicle.idle_from <= self.time]
 
     def has_open_orders(self) -> bool:
-        """Whether there is anything to do."""
+        """Return whether there is anything to do."""
         return any(order is not None for order in self.orders)
 
     def distance(self, vehicle: Vehicle, order: Order) -> int:
-        """Cells between them."""
+        """Return the number of cells between them."""
         return abs(vehicle.position[0] - order.position[0]) + abs(vehicle.position[1] - order.position[1])
 
     def assign(self, vehicle: Vehicle, slot: int, events: DispatchingEvents) -> float | None:
-        """Sends a vehicle to an order.
+        """Send a vehicle to an order.
 
         :return: What it earns; None: there is no such order.
         """
@@ -117,7 +117,7 @@ class DispatchingSimulation:
         return 1.0 - self.distance_cost * distance
 
     def advance(self, events: DispatchingEvents) -> list[int]:
-        """Lets time pass until something is to be decided, or the day is over.
+        """Let time pass until something is to be decided, or the day is over.
 
         :return: Identities of the vehicles that went home.
         """
@@ -132,7 +132,7 @@ class DispatchingSimulation:
                 return left
 
     def is_over(self) -> bool:
-        """Whether the day is over."""
+        """Return whether the day is over."""
         return self.time >= self.horizon
 
     def _hired(self, shift_length: int) -> Vehicle:

@@ -37,7 +37,7 @@ class PickAndPlaceCoreEnv(CoreEnv):
         if size < 2 or n_orientations < 1 or horizon < 1:
             raise ConfigError(
                 "env: expected size >= 2, n_orientations >= 1 and horizon >= 1, "
-                f"got {size}, {n_orientations} and {horizon}."
+                f"found {size}, {n_orientations} and {horizon}."
             )
         self.size = size
         self.n_orientations = n_orientations
@@ -59,7 +59,7 @@ class PickAndPlaceCoreEnv(CoreEnv):
         return self.get_maze_state()
 
     def task(self) -> str:
-        """The task that is on."""
+        """Return the current task."""
         if self.holds_object:
             return PLACE if self.robot == self.target else MOVE
         return GRASP if self.robot == self.object else REACH
@@ -84,7 +84,7 @@ class PickAndPlaceCoreEnv(CoreEnv):
                 self.object = self.robot
 
     def _grip(self, orientation: int) -> float:
-        """Grasps or places, if the gripper is turned the right way."""
+        """Grasp or place, if the gripper is turned the right way."""
         task = self.task()
         wanted = {GRASP: self.object_orientation, PLACE: self.target_orientation}.get(task)
         if orientation != wanted:

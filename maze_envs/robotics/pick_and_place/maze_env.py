@@ -23,7 +23,7 @@ from maze_envs.robotics.pick_and_place.core_env import (
 
 
 def pick_and_place_env(**kwargs: Any) -> MazeEnv[PickAndPlaceCoreEnv]:
-    """Four policies, one for each task; each sees what matters for it.
+    """Return an environment with four policies, one for each task; each sees what matters for it.
 
     :param kwargs: Parameters of :class:`PickAndPlaceCoreEnv`.
     """
@@ -42,7 +42,7 @@ def pick_and_place_env(**kwargs: Any) -> MazeEnv[PickAndPlaceCoreEnv]:
 
 
 def flat_pick_and_place_env(**kwargs: Any) -> MazeEnv[FlatPickAndPlaceCoreEnv]:
-    """One policy that sees everything, the task included, and always decides on everything.
+    """Return an environment with one policy that sees everything, the task included, and always decides on everything.
 
     :param kwargs: Parameters of :class:`PickAndPlaceCoreEnv`.
     """

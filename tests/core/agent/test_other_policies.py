@@ -80,7 +80,7 @@ class Constant(FlatPolicy):
         return [{"action": self.value}], [1.0]
 
 
-def test_a_default_policy_asks_the_flat_policy_of_the_substep():
+def test_a_default_policy_calls_the_flat_policy_of_the_substep():
     policy = DefaultPolicy({"select": Constant(1), "cut": {"_target_": f"{__name__}.Constant", "value": 2}})
     assert policy.compute_action(None, actor_id=ActorID("select", 0)) == {"action": 1}
     assert policy.compute_action(None, actor_id=ActorID("cut", 3)) == {"action": 2}

@@ -63,7 +63,7 @@ def varied(policy):
     return policy
 
 
-def test_in_an_environment_a_policy_begins_each_episode_without_a_memory():
+def test_in_an_environment_a_policy_starts_each_episode_with_a_zero_state():
     env = counting()
     policy = varied(policy_for(env))
     expected = by_hand(policy)
@@ -85,7 +85,7 @@ def test_copies_have_no_hidden_states_and_act_equally(way):
     assert by_hand(twin) == expected
 
 
-def test_asked_again_about_the_same_step_a_policy_gives_the_same_answer():
+def test_a_policy_repeats_its_action_for_the_same_step():
     env = counting()
     policy = varied(policy_for(env))
 
@@ -101,7 +101,7 @@ def test_asked_again_about_the_same_step_a_policy_gives_the_same_answer():
     assert [int(action["move"]) for action in played(env, act_thrice, 8)] == by_hand(policy)
 
 
-def test_environments_do_not_get_into_each_others_way():
+def test_hidden_states_of_two_environments_are_separate():
     first, second = counting(), counting()
     policy = varied(policy_for(first))
     expected = by_hand(policy)
@@ -141,7 +141,7 @@ def test_deployment_keeps_hidden_states_within_an_episode_only():
     assert actions == by_hand(policy)
 
 
-def test_others_carry_the_state_between_predictions():
+def test_models_of_other_libraries_carry_the_recurrent_state_between_predictions():
     env = counting()
     policy = varied(policy_for(env))
     shapes = {key: tuple(space.shape or ()) for key, space in env.observation_space.spaces.items()}
@@ -169,7 +169,7 @@ def test_decisions_can_be_inspected():
     assert not any(step[0]["others"][0]["differs"] for step in episode.decisions)
 
 
-def test_without_hidden_states_nothing_is_answered():
+def test_responses_of_feed_forward_policies_contain_no_hidden_states():
     env = counting()
     model = recurrent_model(env)
     observation = {key: np.asarray(value)[None] for key, value in env.reset().items()}
@@ -190,7 +190,7 @@ def test_each_sub_step_has_a_memory_of_its_own():
     for step_key in ("choose", "cut", "choose"):
         action = policy.compute_action(observation, env=env, actor_id=ActorID(step_key, 0))
         observation = env.step(action)[0]
-    (memory,) = policy._memories.by_context.values()
+    (memory,) = policy._hidden_states.by_context.values()
     states = memory.copied()
     assert set(states) == {ActorID("choose", 0), ActorID("cut", 0)}
     assert all(array.any() for of_actor in states.values() for array in of_actor.values())

@@ -91,7 +91,7 @@ def test_lambda_zero_is_the_temporal_difference_error(rollout, gamma):
 
 @settings(max_examples=50, deadline=None)
 @given(rollout=rollouts(), boundary=st.integers(0, 10), kind=st.sampled_from(["terminated", "truncated"]))
-def test_nothing_leaks_over_an_episode_boundary(rollout, boundary, kind):
+def test_no_value_leaks_across_an_episode_boundary(rollout, boundary, kind):
     rewards, values, next_values, terminated, truncated = rollout
     boundary = min(boundary, len(values) - 1)
     (terminated if kind == "terminated" else truncated)[boundary] = True

@@ -104,7 +104,7 @@ def test_one_flat_observation_goes_through_numpy_as_well():
     np.testing.assert_allclose(logits_of(policy, observation)["action"], expected, atol=1e-5)
 
 
-def test_acting_sees_every_change_of_the_weights():
+def test_acting_uses_every_change_of_the_weights():
     policy = flatten_concat()
     observation = observations(3)
     logits_of(policy, observation)

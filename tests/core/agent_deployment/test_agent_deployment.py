@@ -71,7 +71,7 @@ def test_the_documented_example_runs() -> None:
     assert agent_deployment.get_stats_value(BaseEnvEvents.reward, name="mean") == 10
 
 
-def test_it_is_built_from_objects_or_configurations_or_both() -> None:
+def test_a_deployment_is_built_from_objects_configurations_or_both() -> None:
     cfg = read_hydra_config(config_module="maze.conf", config_name="conf_rollout", env="gym_env")
     cfg.env.name = "CartPole-v1"
     objects = {"policy": DummyCartPolePolicy(), "env": GymMazeEnv("CartPole-v1"), "wrappers": None}
@@ -82,7 +82,7 @@ def test_it_is_built_from_objects_or_configurations_or_both() -> None:
                 assert deployment.act(STATE, 0, False, {}) in (0, 1)
 
 
-def test_the_documented_dummies_are_there() -> None:
+def test_the_documented_dummy_classes_exist() -> None:
     with AgentDeployment(policy=DummyGreedyPolicy(), env=build_dummy_maze_env()) as deployment:
         assert [deployment.act({"step": 0, "target": number}, 0, False, {}) for number in (2, 0, 1)] == [2, 0, 1]
 
@@ -116,7 +116,7 @@ def test_statistics_cover_the_latest_episodes() -> None:
         assert deployment.get_stats_value(BaseEnvEvents.reward, name="total_episode_count") == 2
 
 
-def test_after_closing_the_environment_has_the_statistics_as_well() -> None:
+def test_after_close_the_environment_holds_the_statistics() -> None:
     deployment = cartpole()
     run_episode(deployment, 3)
     deployment.act(STATE, 0, False, {})
@@ -261,12 +261,12 @@ def test_candidates_that_a_wrapper_loses_are_an_error() -> None:
 
 
 def test_candidates_need_as_many_probabilities() -> None:
-    with pytest.raises(EnvironmentContractError, match="got 2 actions and 1 probabilities"):
+    with pytest.raises(EnvironmentContractError, match="found 2 actions and 1 probabilities"):
         ActionCandidates(([{"action": 0}, {"action": 1}], [1.0]))
 
 
 @pytest.mark.parametrize("number", [0, -1, 1.5, "two", True, None])
-def test_a_number_of_candidates_that_is_none_is_refused(number: Any) -> None:
+def test_an_invalid_number_of_candidates_is_refused(number: Any) -> None:
     with pytest.raises(ConfigError, match="num_candidates: expected a whole number of at least 1"):
         cartpole(num_candidates=number)
 
@@ -289,9 +289,9 @@ WRONG_ARGUMENTS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"reward": "1"}, EnvironmentContractError, "`reward` must be a number"),
     ({"reward": float("nan")}, NonFiniteError, "after 1 actions of the episode: `reward` is nan"),
     ({"info": [1]}, EnvironmentContractError, "`info` must be a mapping or None"),
-    ({"events": ["cut"]}, EnvironmentContractError, "`events` must hold EventRecords, got 'cut'"),
+    ({"events": ["cut"]}, EnvironmentContractError, "`events` must hold EventRecords, found 'cut'"),
     ({"actor_id": 1}, EnvironmentContractError, "`actor_id` must be ActorID"),
-    ({"actor_id": ActorID("cut", 0)}, EnvironmentContractError, r"one of the step keys \[0\], got .*'cut'"),
+    ({"actor_id": ActorID("cut", 0)}, EnvironmentContractError, r"one of the step keys \[0\], found .*'cut'"),
 ]
 
 

@@ -80,7 +80,7 @@ def test_each_sub_step_has_its_own_bounds():
     assert wait == [np.float32(0.1)] * 3
 
 
-def test_a_number_that_is_none_stays_one_so_that_it_is_noticed():
+def test_nan_is_not_clipped_so_that_the_environment_reports_it():
     env = recording_env()
     env.reset()
     env.step({"push": np.array([np.nan, 9.0, np.inf], np.float32), "free": np.zeros(2), "gear": 0})
@@ -94,7 +94,7 @@ def test_plain_numbers_and_lists_are_clipped_in_their_shape(value):
     assert float(np.ravel(clipped)[0]) == 1.0
 
 
-def test_where_nothing_is_bounded_the_action_itself_is_passed_on():
+def test_an_unbounded_action_is_passed_on_unchanged():
     unbounded = spaces.Dict({"free": HEADS["free"], "gear": HEADS["gear"]})
     env = recording_env(unbounded, unbounded)
     env.reset()
@@ -104,7 +104,7 @@ def test_where_nothing_is_bounded_the_action_itself_is_passed_on():
 
 
 @pytest.mark.parametrize("action", [7, {"push": np.zeros(2, np.float32)}])
-def test_what_is_no_action_at_all_is_still_refused_by_name(action):
+def test_invalid_actions_are_refused_by_name(action):
     class Strict(PassOn):
         def space_to_maze(self, action, maze_state):
             return action["push"] + np.zeros(3)

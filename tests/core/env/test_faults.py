@@ -20,7 +20,7 @@ PLACE = Place("environment 3", ActorID("cut", 1), 17, Seeding(1927, 612))
         (Place("environment 3"), "environment 3"),
     ],
 )  # fmt: skip
-def test_a_place_says_what_is_known(place: Place, expected: str) -> None:
+def test_an_error_place_contains_the_known_coordinates(place: Place, expected: str) -> None:
     assert str(place) == expected
 
 
@@ -53,7 +53,7 @@ def test_exceptions_of_user_code_become_one_error() -> None:
     assert failure(error, Place("environment 4"), "step") is error  # named where it happened
 
 
-def test_errors_of_ours_keep_their_type_and_name_the_environment_once() -> None:
+def test_maze_errors_keep_their_type_and_name_the_environment_once() -> None:
     when = f"({PLACE.when})"
     error = failure(EnvironmentContractError("GymMazeEnv, sub-step 0: no mask."), PLACE, "step")
     assert type(error) is EnvironmentContractError
@@ -70,16 +70,14 @@ def test_errors_of_ours_keep_their_type_and_name_the_environment_once() -> None:
         ({"a": np.array([[1.0, 2.0], [3.0, None]])}, "`a` (index [1]) is NaN or None"),
     ],
 )
-def test_a_policy_without_an_answer_is_traced_to_the_observation(
-    observation: dict[str, np.ndarray], expected: str
-) -> None:
+def test_non_finite_logits_are_traced_to_the_observation(observation: dict[str, np.ndarray], expected: str) -> None:
     error = NonFiniteError("policy.networks[0]: the logits ... are not finite in row 0.")
     named = failure_of_acting(error, observation, lambda row: PLACE._replace(name=f"environment {row}"))
     assert isinstance(named, NonFiniteError)
     assert str(named).startswith(f"{PLACE._replace(name='environment 1')}: observation {expected}.")
 
 
-def test_a_row_of_the_policy_names_its_environment() -> None:
+def test_an_error_in_a_batch_row_names_its_environment() -> None:
     for kind in (NonFiniteError, EnvironmentContractError):
         error: MazeError = kind("head `cut`: broken.")
         assert failure_of_acting(error, {"a": np.zeros(3)}, lambda _: PLACE) is error

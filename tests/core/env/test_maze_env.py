@@ -150,7 +150,7 @@ def relay_env(**kwargs):
     )
 
 
-def test_a_step_is_complete_when_it_is_the_first_actors_turn_again_and_observations_are_the_next_actors():
+def test_a_step_is_complete_when_the_first_actor_is_next_and_observations_belong_to_the_next_actor():
     env = relay_env()
     env.reset()
     seen = [(env.step({"number": 0})[0]["turn"].item(), env.get_env_time()) for _ in range(6)]
@@ -327,7 +327,7 @@ class CountdownEnv(CoreEnv):
     left = 3
 
     def seed(self, seed):
-        """Nothing is random here."""
+        """Do nothing: nothing is random here."""
 
     def reset(self):
         self.left = 3

@@ -57,6 +57,6 @@ def test_a_cast_keeps_numbers(dtype, value):
         (np.bool_, np.array([2]), "2"),
     ],
 )
-def test_a_value_that_would_become_another_one_is_refused(dtype, value, found):
+def test_a_value_that_conversion_would_change_is_refused(dtype, value, found):
     with pytest.raises(EnvironmentContractError, match=rf"here: expected values of dtype .*{found}"):
         Cast(np.dtype(dtype), "here")(value)

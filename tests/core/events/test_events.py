@@ -185,7 +185,7 @@ def test_two_brokers_of_one_service_do_not_get_each_others_events_unless_they_sh
     assert len(service.records) == 2
 
 
-def test_asking_again_for_a_topic_gives_the_same_one_and_notifies_once():
+def test_requesting_a_topic_twice_returns_the_same_topic_and_notifies_once():
     service = EventService()
     pubsub = Pubsub(service)
     subscriber = Counter(Machine)

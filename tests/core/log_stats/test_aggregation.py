@@ -457,7 +457,7 @@ def test_no_statistic_ever_replaces_another(stats):
         assert name == output_name or declared.count(output_name) > 1  # not renamed without need
 
 
-def test_an_aggregator_continues_from_its_state_as_if_it_had_never_stopped():
+def test_an_aggregator_restored_from_its_state_continues_exactly():
     def play(levels, n):
         for index in range(n):
             if index % 2:

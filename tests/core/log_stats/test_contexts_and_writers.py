@@ -73,7 +73,7 @@ def test_statistics_are_written_with_the_number_of_the_log_step():
     assert writer.is_closed
 
 
-def test_nested_contexts_do_not_meet():
+def test_nested_statistics_contexts_are_separate():
     with StatsContext() as outer:
         outer_writer = Kept()
         register_log_stats_writer(outer_writer)
@@ -90,7 +90,7 @@ def test_nested_contexts_do_not_meet():
     assert [(path, step) for path, step, _ in outer_writer.written] == [("outer", 2)]
 
 
-def test_two_runs_in_two_threads_do_not_meet():
+def test_runs_in_two_threads_do_not_share_statistics():
     barrier = threading.Barrier(2)
     written = {}
 
@@ -337,7 +337,7 @@ def test_an_empty_or_foreign_event_file_gives_an_empty_table(tmp_path, content, 
 
 
 @pytest.mark.parametrize("fault", ["full disk", "no directory"])
-def test_a_disk_that_takes_nothing_is_one_warning_and_never_an_error(tmp_path, caplog, monkeypatch, fault):
+def test_a_full_disk_causes_one_warning_and_never_an_error(tmp_path, caplog, monkeypatch, fault):
     directory = tmp_path / "file" / "logs"
     if fault == "full disk":
         if not Path("/dev/full").exists():
@@ -382,7 +382,7 @@ def test_event_logs_on_a_full_disk_are_one_warning(tmp_path, caplog):
     assert len(caplog.records) == 1
 
 
-def test_errors_that_are_not_the_disks_are_not_hidden():
+def test_errors_unrelated_to_the_disk_are_raised():
     class Broken(LogStatsWriter):
         def write(self, path, step, stats):
             raise ValueError("a bug")

@@ -57,7 +57,7 @@ def test_values_are_flat_and_readable() -> None:
     }
 
 
-def test_a_training_states_its_values_and_follows_its_reward(tmp_path: Path) -> None:
+def test_the_hyperparameter_tab_holds_the_settings_and_the_reward_of_a_run(tmp_path: Path) -> None:
     with StatsContext():
         setup_logging(OmegaConf.create(CONFIG), log_dir=tmp_path)
         log_stats({REWARD: 1.0}, "train")  # before the first evaluation

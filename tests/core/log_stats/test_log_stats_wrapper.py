@@ -241,7 +241,7 @@ def test_without_kpis_and_writers_no_event_log_is_kept():
 
 
 @pytest.mark.parametrize("is_flat", [True, False])
-def test_after_its_last_step_the_log_of_an_episode_is_complete_and_looking_changes_nothing(is_flat):
+def test_after_its_last_step_the_log_of_an_episode_is_complete_and_reading_does_not_change_it(is_flat):
     def content(log):
         return [(time, record.interface_method, record.attributes) for time, record in log.timed_events()]
 
@@ -285,7 +285,7 @@ def test_log_requested_during_an_episode_contains_the_whole_last_step():
     assert [step.env_time for step in env.get_episode_event_log().step_event_logs] == [1, 2]
 
 
-def test_in_the_middle_of_a_step_its_reward_is_not_known_yet():
+def test_the_reward_of_an_incomplete_step_is_unknown():
     env = LogStatsWrapper(cutting_env(is_flat=False))
     env.reset()
     for action in FOUR_STRUCTURED_STEPS[:3]:
@@ -363,7 +363,7 @@ def test_the_wrapper_shows_what_it_wraps():
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
-def test_a_copied_environment_continues_the_episode_and_its_statistics_on_its_own(copied):
+def test_a_copied_environment_continues_the_episode_and_its_statistics_independently(copied):
     env = LogStatsWrapper(cutting_env())
     run_episode(env, FOUR_STEPS[:2])
     twin = copied(env)

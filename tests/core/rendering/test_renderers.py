@@ -82,7 +82,7 @@ def test_unknown_events_attributes_and_functions_are_named_with_those_that_there
         renderer.render_current_episode_stats(log, "A.b")
     with pytest.raises(ConfigError, match="no attribute `weight`; it has: piece, size"):
         renderer.render_current_episode_stats(log, "CutEvents.cut", metric_name="weight")
-    with pytest.raises(ConfigError, match="`cumsun` is no method"):
+    with pytest.raises(ConfigError, match="`cumsun` is not a method"):
         renderer.render_current_episode_stats(log, post_processing_func="cumsun")
 
 
@@ -154,7 +154,7 @@ def test_keys_move_through_the_episode_and_stop_at_its_ends(viewer, capsys):
     assert plt.get_fignums() == []
 
 
-def test_an_index_from_the_end_is_understood():
+def test_a_negative_index_counts_from_the_end():
     assert KeyboardControlledTrajectoryViewer(episode(), CountRenderer(), initial_step_index=-1).step_index == 3
 
 

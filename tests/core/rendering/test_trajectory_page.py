@@ -35,7 +35,7 @@ def content(path):
     return json.loads(found[1]), page.replace(found[1], "")
 
 
-def test_a_page_holds_pictures_rewards_actions_and_events_of_every_step(tmp_path):
+def test_a_player_page_contains_frames_rewards_actions_and_events_of_every_step(tmp_path):
     data, page = content(write_trajectory_page(episode(CountRenderer()), tmp_path / "page.html"))
     assert len(data["steps"]) == 4
     assert [step["reward"] for step in data["steps"]] == ["1", "2", "3", ""]
@@ -48,7 +48,7 @@ def test_a_page_holds_pictures_rewards_actions_and_events_of_every_step(tmp_path
     assert "Episode an episode" in page
 
 
-def test_a_page_needs_nothing_from_elsewhere(tmp_path):
+def test_a_page_loads_no_external_resources(tmp_path):
     _, page = content(write_trajectory_page(episode(CountRenderer()), tmp_path / "page.html"))
     assert not re.search(r"(src|href)\s*=|https?://|@import|\$[A-Z_]+\b", page.replace('"picture").src = "data:', ""))
 
@@ -96,7 +96,7 @@ def test_a_cut_off_episode_is_shown_as_truncated(tmp_path):
     assert "FrameRecordingWrapper" in page
 
 
-def test_what_has_no_states_is_refused(tmp_path):
+def test_trajectories_without_states_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="SpacesTrajectoryRecord"):
         write_trajectory_page(SpacesTrajectoryRecord("a"), tmp_path / "page.html")
     with pytest.raises(ConfigError, match="has no steps"):

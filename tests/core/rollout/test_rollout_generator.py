@@ -160,7 +160,7 @@ def test_columns_hold_exactly_what_each_environment_went_through(name, policy):
 
 
 @pytest.mark.parametrize("name", FACTORIES)
-def test_rollouts_continue_one_another_whatever_becomes_of_the_columns(name):
+def test_rollouts_continue_each_other_independently_of_changes_to_the_columns(name):
     env = SequentialVectorEnv([FACTORIES[name]] * 2)
     env.seed([5, 6])
     generator = RolloutGenerator(env)
@@ -487,7 +487,7 @@ def test_policies_that_need_the_state_or_the_environment_get_it_where_they_can()
     subproc.close()
 
 
-def test_what_cannot_be_recorded_is_refused():
+def test_invalid_rollout_requests_are_refused():
     env = SequentialVectorEnv([random_walk_env])
     with pytest.raises(ValueError, match="belong to a single environment"):
         RolloutGenerator(env, terminate_on_done=True)

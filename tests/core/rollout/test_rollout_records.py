@@ -200,7 +200,7 @@ def test_only_the_episode_after_seeding_knows_its_seed() -> None:
 @pytest.mark.parametrize("content", [b"", b"{", b'{"episode_id": 1}', b"\xff\xfe", b"[1, 2]"])
 def test_a_damaged_record_is_named(content: bytes) -> None:
     Path("record.json").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"record\.json is no valid record of actions"):
+    with pytest.raises(CheckpointError, match=r"record\.json is not a valid record of actions"):
         ActionRecord.load("record.json")
 
 

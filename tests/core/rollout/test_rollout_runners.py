@@ -128,7 +128,7 @@ def test_the_best_of_several_plays_is_what_is_recorded() -> None:
     assert returns(parallel(3, 4, best_of=8)) == best
 
 
-def test_a_best_of_is_refused_where_it_would_be_hindsight() -> None:
+def test_best_of_sampling_is_refused_in_stochastic_environments() -> None:
     env = {"_target_": "maze_envs.inventory.lost_sales.LostSalesEnv", "max_episode_steps": 5}
     agent = {"_target_": "maze.core.agent.random_policy.RandomPolicy"}
     with pytest.raises(ConfigError, match="chosen with hindsight"):
@@ -136,7 +136,7 @@ def test_a_best_of_is_refused_where_it_would_be_hindsight() -> None:
     sequential(1, best_of=3, clairvoyant=True).run_with(env, {}, agent)
 
 
-def test_a_best_of_needs_samples() -> None:
+def test_best_of_sampling_requires_a_number_of_samples() -> None:
     with pytest.raises(ConfigError, match=r"runner.best_of=4 chooses among samples .* runner.deterministic=true"):
         sequential(1, best_of=4, deterministic=True)
 
@@ -189,10 +189,10 @@ def test_episodes_without_a_limit_run_until_they_end() -> None:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("kill", r"worker \d \(pid \d+\) was killed by signal 9 \(SIGKILL\) in episode"),
-        ("exit", r"worker \d \(pid \d+\) exited with code 3 in episode"),
-        ("raise", r"worker \d .* raised ValueError: the simulator broke .* in episode \d"),
-        ("unpicklable", r"worker \d .* raised LocalError.* in episode \d"),
+        ("kill", r"worker \d \(pid \d+\) was killed by signal 9 \(SIGKILL\) during `play_slice` of episodes"),
+        ("exit", r"worker \d \(pid \d+\) exited with code 3 during `play_slice` of episodes"),
+        ("raise", r"worker \d .* raised ValueError: the simulator broke .*seeded with \d+.* of episodes \d to"),
+        ("unpicklable", r"worker \d .* raised LocalError.* of episodes \d to"),
     ],
 )
 def test_a_worker_that_fails_is_named(fault: str, message: str) -> None:
@@ -202,13 +202,13 @@ def test_a_worker_that_fails_is_named(fault: str, message: str) -> None:
     assert time.monotonic() - start < 5
 
 
-def test_an_error_of_ours_comes_through_as_it_is() -> None:
+def test_a_maze_error_passes_through_unchanged() -> None:
     with pytest.raises(ConfigError, match="CartPole-v99"):
         parallel().run_with(env={**ENV, "name": "CartPole-v99"}, wrappers={}, agent=RANDOM)
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "three", True, None])
-def test_a_number_of_episodes_that_is_none_is_refused(value: Any) -> None:
+def test_an_invalid_number_of_episodes_is_refused(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"runner\.n_episodes: expected a whole number of at least 1"):
         sequential(value)
 
@@ -282,4 +282,4 @@ def test_rendering_without_a_display_is_reported_and_runs(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MPLBACKEND", "Agg")
     sequential(1, max_episode_steps=2, render=True).run_with(env=ENV, wrappers={}, agent=RANDOM)
-    assert "No display or library for drawing was found" in capfd.readouterr().out
+    assert "No display or drawing library was found" in capfd.readouterr().out

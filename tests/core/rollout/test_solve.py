@@ -256,7 +256,7 @@ def test_a_batch_finds_what_single_plays_find() -> None:
         RolloutRunner.best_plays(env, Smallest(), seeds, Search(starts="first_action", concurrency=1))
 
 
-def test_hindsight_and_unfit_arguments_are_refused(file: str) -> None:
+def test_hindsight_and_invalid_arguments_are_refused(file: str) -> None:
     env = PicksEnv(file)
     with pytest.raises(ConfigError, match="there are no instances"):
         solve(Smallest(), PicksEnv())

@@ -65,7 +65,7 @@ def cart_pole() -> GymMazeEnv:
 
 
 @pytest.mark.parametrize("data_format", ["arrow", "hdf5"])
-def test_what_minari_collected_is_a_data_set_of_steps(data_format: str) -> None:
+def test_a_minari_data_set_is_read_as_steps(data_format: str) -> None:
     episodes = collected("CartPole-v1", "pole/random-v0", data_format=data_format)
     data = InMemoryDataset("minari:pole/random-v0", cart_pole)
     assert [len(steps) for steps in data.trajectory_references] == [len(episode.rewards) for episode in episodes]
@@ -160,7 +160,7 @@ def test_other_environments_write_and_read_dictionaries() -> None:
     assert again.step_records[0].rewards == [1.0]
 
 
-def test_rollouts_in_terms_of_the_spaces_are_written_as_they_are_seen() -> None:
+def test_rollouts_of_spaces_are_recorded_as_observed() -> None:
     env = cart_pole()
     env.seed(1)
     policy = RandomPolicy(env.action_spaces_dict)
@@ -172,7 +172,7 @@ def test_rollouts_in_terms_of_the_spaces_are_written_as_they_are_seen() -> None:
     assert episode.truncations.tolist() == [False] * 4 + [True], "what was left in the middle counts as cut off"
 
 
-def test_what_does_not_fit_is_refused_and_both_are_named() -> None:
+def test_mismatching_spaces_are_refused_and_both_are_named() -> None:
     collected("CartPole-v1", "pole/random-v0", n_episodes=1)
     with pytest.raises(
         ConfigError, match=r"recorded in another environment.*observations Box\(\[-1.*found Box.*Discrete\(2\)"
@@ -186,13 +186,13 @@ def test_what_does_not_fit_is_refused_and_both_are_named() -> None:
         write_minari("no/steps-v0", [], cart_pole())
 
 
-def test_what_is_not_there_or_damaged_is_named() -> None:
+def test_missing_and_damaged_data_sets_are_named() -> None:
     with pytest.raises(CheckpointError, match=r"minari:pole/none-v0: there is no data set.*MINARI_DATASETS_PATH"):
         InMemoryDataset("minari:pole/none-v0", cart_pole)
     collected("CartPole-v1", "pole/random-v0", n_episodes=1)
     path = minari_path("pole/random-v0")
     (path / "data" / "metadata.json").write_text("{")
-    with pytest.raises(CheckpointError, match="is no readable Minari data set"):
+    with pytest.raises(CheckpointError, match="is not a readable Minari data set"):
         list(read_minari(path))
 
 

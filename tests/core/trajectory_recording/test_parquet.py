@@ -100,7 +100,7 @@ def test_a_table_has_a_row_for_each_sub_step_and_a_column_for_each_entry(tmp_pat
     assert types == {"stock": "list<element: float>", "hour": "int64", "room": "float"}
 
 
-def test_what_a_space_does_not_describe_becomes_text(tmp_path: Path) -> None:
+def test_values_outside_any_space_become_text(tmp_path: Path) -> None:
     seen = {0: spaces.Dict(note=spaces.Text(9), parts=spaces.Sequence(spaces.Discrete(3)))}
     record = SpacesRecord(ActorID(0, 0), {"note": "hot", "parts": (np.int64(1), 2)}, {}, 1.0, False, None)
     path = ParquetColumns(seen, {0: spaces.Dict()}).write(tmp_path / "a.parquet", "a", [SubstepRow(0, 0, record)])
@@ -162,7 +162,7 @@ def test_sub_steps_events_and_kpis_have_separate_tables(tmp_path: Path) -> None:
     assert {name: listed.count(name) for name in counted} == counted
 
 
-def test_an_episode_that_is_left_is_written_without_kpis(tmp_path: Path) -> None:
+def test_an_abandoned_episode_is_written_without_kpis(tmp_path: Path) -> None:
     env = ParquetRecordingWrapper.wrap(BinPackingEnv(n_items=5), output_dir=tmp_path)
     env.seed(1)
     env.reset()
@@ -228,7 +228,7 @@ def test_a_table_is_read_as_episodes(tmp_path: Path) -> None:
     assert data.propensities.tolist() == [1.0, 0.25, 0.5]
     assert data.truncated.tolist() == [True, False, True]
     path.write_bytes(b"PAR1")
-    with pytest.raises(CheckpointError, match="is no readable Parquet file"):
+    with pytest.raises(CheckpointError, match="is not a readable Parquet file"):
         list(read_parquet(path))
     pd.DataFrame({"reward": [1.0]}).to_parquet(path)
     with pytest.raises(CheckpointError, match=r"expected the columns \['episode_id', 'step', 'observation.<entry>'"):

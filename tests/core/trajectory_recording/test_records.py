@@ -49,7 +49,7 @@ def test_stacking_adds_a_dimension_keeps_dtypes_and_key_order():
     assert SpacesRecord.stack([stacked, stacked]).batch_shape == [2, 3]
 
 
-def test_infos_of_a_stack_are_a_list():
+def test_infos_of_stacked_records_are_a_list():
     assert SpacesRecord.stack([record(1, info={"x": 1}), record(2, info={})]).info == [{"x": 1}, {}]
 
 
@@ -63,7 +63,7 @@ def test_infos_of_a_stack_are_a_list():
         ([record(1), SpacesRecord(FIRST, {"b": np.zeros(3)}, {"go": 0}, 1.0, False)], "keys"),
     ],
 )
-def test_what_does_not_belong_together_is_not_stacked(records, expected):
+def test_records_of_different_structure_are_not_stacked(records, expected):
     with pytest.raises(ValueError, match=expected):
         SpacesRecord.stack(records)
 
@@ -96,7 +96,7 @@ def step(value: float) -> StructuredSpacesRecord:
     return StructuredSpacesRecord([record(value), record(value + 0.5, SECOND)])
 
 
-def test_a_structured_record_shows_its_sub_steps_by_order_and_by_key():
+def test_a_structured_record_gives_its_sub_steps_by_order_and_by_key():
     one = step(2)
     assert one.actor_ids == [FIRST, SECOND]
     assert one.substep_keys == ["first", "second"]

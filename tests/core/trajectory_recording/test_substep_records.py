@@ -102,7 +102,7 @@ def test_each_sub_step_is_recorded_with_its_actor_state_action_and_reward():
 
 
 @pytest.mark.parametrize("make_env", ENVS)
-def test_states_and_what_the_actors_saw_agree(make_env):
+def test_recorded_states_and_observations_agree(make_env):
     env = TrajectoryRecordingWrapper.wrap(Watching(make_env()))
     record = finished(env)
     processor = IdentityWithNextObservationTrajectoryProcessor()
@@ -116,7 +116,7 @@ def test_states_and_what_the_actors_saw_agree(make_env):
             np.testing.assert_equal(getattr(step, name), getattr(expected, name))
 
 
-def test_an_environment_of_one_actor_is_recorded_as_ever():
+def test_an_environment_with_one_actor_is_recorded_without_actor_fields():
     env = TrajectoryRecordingWrapper.wrap(two_step_env(2))
     type(env.core_env).agent_counts_dict, counts = {"choose": 1}, type(env.core_env).agent_counts_dict
     try:
@@ -126,7 +126,7 @@ def test_an_environment_of_one_actor_is_recorded_as_ever():
     assert all(set(vars(step)).isdisjoint({"actor_id", "substeps"}) for step in record.step_records)
 
 
-def test_recordings_of_earlier_releases_are_read_and_converted():
+def test_trajectories_of_earlier_releases_are_read_and_converted():
     stored = StateRecord({"time": [4], "choice": [4, 2]}, {"item": 2, "where": np.zeros(2)}, None, 7.0, True, {}, {})
     for name in ("actor_id", "substeps"):
         stored.__dict__.pop(name, None)
@@ -162,7 +162,7 @@ def test_an_episode_cut_off_within_a_step_keeps_the_sub_steps_taken():
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env)), "clone"])
-def test_a_copy_in_mid_step_goes_its_own_way(copied):
+def test_a_copy_made_in_mid_step_continues_independently(copied):
     env = TrajectoryRecordingWrapper.wrap(two_step_env(3))
     env.reset()
     env.step({"item": 3})
@@ -196,7 +196,7 @@ def test_stacked_observations_are_those_of_each_agent():
         np.testing.assert_equal(step.observations, expected.observations)
 
 
-def test_of_repeated_steps_the_decisions_of_the_agents_are_kept():
+def test_agent_actions_of_skipped_steps_are_recorded_once():
     env = TrajectoryRecordingWrapper.wrap(StepSkipWrapper.wrap(depot(), n_steps=2))
     env.seed(1)
     env.reset()

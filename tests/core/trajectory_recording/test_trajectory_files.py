@@ -146,7 +146,7 @@ def test_an_episode_is_written_by_the_environment_that_began_it_and_by_no_copy(r
     assert (file.stem, N_STORED_STEPS[recorder](file)) == (episode_id, n_planned + 1)
 
 
-def test_a_copy_keeps_the_identities_of_its_own_coming_episodes():
+def test_a_copy_keeps_its_own_identities_of_future_episodes():
     env, copied = GymMazeEnv("CartPole-v1"), GymMazeEnv("CartPole-v1")
     ids = set()
     for number, each in enumerate((env, copied)):

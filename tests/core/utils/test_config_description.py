@@ -66,7 +66,7 @@ def test_networks_are_described_by_their_layers() -> None:
     assert any("in_features=4, out_features=2" in line for line in described["_layers_"])
 
 
-def test_whatever_is_described_can_be_written_as_yaml() -> None:
+def test_every_description_is_writable_as_yaml() -> None:
     loop: dict[str, Any] = {"path": Path("a") / "b", "number": np.float64(0.5), "many": {1, 2}, 3: object()}
     loop["self"] = loop
     read = yaml.safe_load(config_to_yaml({"all": loop}))

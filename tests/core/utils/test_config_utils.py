@@ -45,7 +45,7 @@ def test_each_call_of_a_pickled_factory_makes_another_wrapped_environment(env):
     assert (one.get_env_time(), other.get_env_time()) == (1, 0)
 
 
-def test_an_environment_that_is_none_is_named():
+def test_an_object_that_is_no_environment_is_named():
     with pytest.raises(ConfigError, match=r"^env: "):
         EnvFactory(None, None)()
 

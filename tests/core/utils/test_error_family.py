@@ -25,7 +25,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("fault", "known_as", "kind"), FAULTS)
-def test_errors_are_caught_by_what_python_calls_them_and_by_what_maze_calls_them(fault, known_as, kind):
+def test_errors_are_instances_of_their_python_and_maze_classes_after_pickling(fault, known_as, kind):
     for caught_as in (known_as, kind, ConfigError, MazeError):
         with pytest.raises(caught_as) as caught:
             fault()

@@ -41,7 +41,7 @@ def test_functions_are_targets_and_what_they_return_is_checked():
 
 
 def test_a_class_of_the_wrong_type_is_refused_before_it_is_called():
-    with pytest.raises(ConfigError, match=r"`tests.*Studio` is no Shape"):
+    with pytest.raises(ConfigError, match=r"`tests.*Studio` is not a subclass of Shape"):
         Factory(Shape).instantiate({"_target_": f"{HERE}.Studio"})
 
 
@@ -76,7 +76,7 @@ def test_omegaconf_is_accepted_with_its_interpolations_and_its_gaps_are_named():
         (f"{HERE}.Circel", f"Did you mean `{HERE}.Circle`"),
         ("tests.core.utils.factory_target.Circle", "Did you mean `tests.core.utils.factory_targets`"),
         ("gymnasum.Env", "no package `gymnasum`.*Did you mean `gymnasium.Env`"),
-        ("Circle", "no dotted path"),
+        ("Circle", "not a dotted path"),
         ("tests.core.utils.factory_targets", "is a module"),
         (3, "must name a class or function"),
     ],
@@ -186,7 +186,7 @@ def test_wrappers_of_a_user_have_short_names_once_imported_and_name_their_argume
         ({"TimeLimitWrapper": {"max_steps": 3}}, "wrappers.TimeLimitWrapper: unknown argument `max_steps`"),
         ({"TimeLimitWrapper": 3}, "wrappers.TimeLimitWrapper: expected a mapping"),
         ([3], r"wrappers\[0\]: expected"),
-        ({f"{HERE}.Circle": {}}, "is no Wrapper"),
+        ({f"{HERE}.Circle": {}}, "is not a subclass of Wrapper"),
     ],
 )
 def test_faults_of_wrapper_configurations_are_named(config, message):

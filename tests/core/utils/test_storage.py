@@ -77,7 +77,7 @@ class TestUploads:
         assert store.written[2:] == ["latest.pt"]
         assert files_below(tmp_path / "there") == {"latest.pt": b"more weights", "sub/config.yaml": b"a: 1"}
 
-    def test_a_failure_is_logged_and_made_good_the_next_time(
+    def test_a_failed_upload_is_logged_and_repeated_the_next_time(
         self, here: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         store = CountingStore(f"file://{tmp_path}/there")
@@ -88,18 +88,18 @@ class TestUploads:
             store.refused = set()
         assert files_below(tmp_path / "there").keys() == {"latest.pt", "sub/config.yaml"}
 
-    def test_a_run_whose_end_cannot_be_uploaded_names_where_it_is_whole(self, here: Path, tmp_path: Path) -> None:
+    def test_a_run_whose_last_upload_fails_names_the_complete_copy(self, here: Path, tmp_path: Path) -> None:
         store = CountingStore(f"file://{tmp_path}/there")
         store.refused = {"latest.pt"}
         with pytest.raises(CheckpointError, match=rf"The run is complete in {here}"), uploaded(Uploads(here, store)):
             pass
 
-    def test_what_failed_before_its_first_checkpoint_is_not_uploaded(self, here: Path, stored: Store) -> None:
+    def test_a_run_that_failed_before_its_first_checkpoint_is_not_uploaded(self, here: Path, stored: Store) -> None:
         with pytest.raises(KeyError), uploaded(Uploads(here, stored)):
             raise KeyError
         assert stored.names() == {}
 
-    def test_what_failed_after_it_is_uploaded(self, here: Path, stored: Store) -> None:
+    def test_a_checkpoint_is_uploaded_after_a_later_failure(self, here: Path, stored: Store) -> None:
         def train() -> None:
             upload_changes()
             (here / "latest.pt").write_bytes(b"interrupted")
@@ -115,7 +115,9 @@ class TestUploads:
 
 
 class TestFetching:
-    def test_a_copy_holds_what_a_run_needs_and_nothing_that_is_gone(self, stored: Store, tmp_path: Path) -> None:
+    def test_a_local_copy_holds_the_files_a_rollout_needs_without_deleted_ones(
+        self, stored: Store, tmp_path: Path
+    ) -> None:
         for name in ("latest.pt", ".hydra/config.yaml", "trajectory_data/1.pkl", "events.out.tfevents.1"):
             stored.write(name, name.encode())
         stored.fetch(tmp_path / "copy")
@@ -130,7 +132,7 @@ class TestFetching:
         assert len({working_directory(url, tmp_path) for url in urls}) == 4
         assert all(directory.parent == tmp_path for directory in map(working_directory, urls, [tmp_path] * 4))
 
-    def test_a_local_directory_is_what_it_is(self, tmp_path: Path) -> None:
+    def test_a_local_directory_is_used_without_a_copy(self, tmp_path: Path) -> None:
         assert local_copy("outputs/x", "input_dir") == "outputs/x"
         assert local_copy(f"file://{tmp_path}/a%20b", "input_dir") == f"{tmp_path}/a b"
 
@@ -178,7 +180,7 @@ class TestRunsWithFiles:
         assert main([*TINY, "--multirun", "algorithm.lr=0.1,0.2", f"hydra.sweep.dir=file://{tmp_path}/s"]) == 1
         assert "only the directory of a single run can be a URL" in capfd.readouterr().err
 
-    def test_run_context_takes_urls(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_run_context_accepts_urls(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         url = f"file://{tmp_path}/there"
         small = {"algorithm.epoch_length": 1, "algorithm.n_rollout_steps": 5, "algorithm.rollout_evaluator": None}
@@ -233,7 +235,9 @@ class TestBuckets:
         }
         assert Store(bucket.format("a/r"), "run_dir").names() == {}
 
-    def test_objects_are_whole_or_not_there(self, server: S3Server, bucket: str, tmp_path: Path) -> None:
+    def test_an_object_uploaded_during_a_write_has_one_of_its_two_contents(
+        self, server: S3Server, bucket: str, tmp_path: Path
+    ) -> None:
         """What is uploaded while it is written anew is one of its two contents."""
         store, file = Store(bucket.format("whole"), "run_dir"), tmp_path / "sub" / "large"
         contents = [bytes([number]) * 6_000_000 for number in range(2)]
@@ -274,7 +278,7 @@ class TestBuckets:
             store.names()
 
     @pytest.mark.long
-    def test_an_upload_that_is_cut_off_for_good_leaves_what_was_there_and_is_made_good(
+    def test_an_aborted_upload_keeps_the_previous_object_and_is_repeated(
         self, server: S3Server, bucket: str, here: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         uploads = Uploads(here, Store(bucket.format("run"), "run_dir"))

@@ -118,7 +118,7 @@ def replaced(node: Any, path: tuple[Any, ...], by: Any) -> Any:
 
 
 @pytest.mark.parametrize("exploit", EXPLOITS, ids=str)
-def test_an_exploit_is_refused_wherever_it_stands(exploit):
+def test_an_exploit_is_refused_at_every_position_of_a_file(exploit):
     chooser = random.Random(0)
     everywhere = [path for path in places(MODEL) if path[-1] != "_target_" or isinstance(exploit, str)]
     for path in everywhere:
@@ -143,7 +143,7 @@ def test_classes_of_ones_own_are_built_from_packages_that_are_named():
 
 
 @pytest.mark.parametrize("exploit", EXPLOITS, ids=str)
-def test_a_rollout_does_not_take_over_such_a_model(exploit, tmp_path):
+def test_a_rollout_does_not_use_the_stored_stable_baselines3_model(exploit, tmp_path):
     (tmp_path / ".hydra").mkdir()
     model = replaced(MODEL, ("policy", "networks", 0, "hidden_units"), exploit)
     (tmp_path / ".hydra" / "config.yaml").write_text(yaml.safe_dump({"model": model}))
@@ -217,7 +217,7 @@ def repeated(start: str, line: str, n_lines: int = 29) -> str:
     ],
     ids=lambda text: text[:40],
 )
-def test_small_files_that_unfold_to_much_are_refused(text, tmp_path):
+def test_small_files_that_expand_to_large_objects_are_refused(text, tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(text)
     with pytest.raises(CheckpointError, match=r"config\.yaml"):

@@ -76,7 +76,7 @@ def test_an_action_that_lacks_a_part_is_named():
         env.step({"choice": 0, "levels": [0, 0], "up": [0.0]})
 
 
-def test_choices_are_evenly_spaced_values():
+def test_discretized_choices_are_evenly_spaced_values():
     env = discretized(force={"num_actions": [3, 5], "low": [-1.0, 0.0], "high": [1.0, 1.0]})
     assert env.action_space["force"] == spaces.MultiDiscrete([3, 5])
     assert env.action({"force": [1, 3]})["force"].tolist() == [0.0, 0.75]

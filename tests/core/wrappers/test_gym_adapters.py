@@ -67,7 +67,7 @@ def test_observations_of_any_space_are_elements_of_a_flat_dictionary(space, seed
         assert env.observation_space.contains(observation), (env.observation_space, observation)
 
 
-def test_sequences_by_hand():
+def test_sequences_match_hand_worked_values():
     space = spaces.Dict(items=spaces.Sequence(spaces.Box(0, 9, (2,), np.float32)))
     env = ArrayObservations(Shown(space), [], {"items": 3})
     shown = env.observation({"items": (np.array([1, 2]), np.array([3, 4]))})
@@ -168,7 +168,7 @@ def test_a_mask_is_left_out_or_required():
         EnvFactory({"_target_": TARGET, "key": "legal", "action_mask": True})()
 
 
-def test_what_adapts_an_environment_is_refused_where_there_is_none_of_gymnasium():
+def test_gymnasium_wrappers_are_refused_for_other_environments():
     config = {"_target_": "tests.core.env.tutorial_cutting.cutting_env_factory", "action_mask": True}
     with pytest.raises(ConfigError, match=r"env: settings of single gymnasium .*`action_mask`.*cutting_env_factory"):
         EnvFactory(config)()
@@ -250,7 +250,7 @@ def test_older_api_distinguishes_termination_from_truncation():
     env = CurrentApi(OlderApi())
     env.reset(seed=1)
     assert [env.step(0)[2:4] for _ in range(5)][-1] == (True, False)
-    with pytest.raises(EnvironmentContractError, match=r"takes no options, got \{'start': 2\}"):
+    with pytest.raises(EnvironmentContractError, match=r"takes no options, found \{'start': 2\}"):
         env.reset(options={"start": 2})
 
 
@@ -353,5 +353,5 @@ def test_an_installed_package_that_registers_an_unknown_id_is_imported_without_i
 
 @pytest.mark.parametrize("registered", [object], indirect=True)
 def test_an_entry_point_that_makes_something_else_is_refused(registered):
-    with pytest.raises(ConfigError, match=r"`Registered-v0` is none of gymnasium. .*shimmy"):
+    with pytest.raises(ConfigError, match=r"`Registered-v0` is not registered in gymnasium. .*shimmy"):
         make_gym_maze_env(registered)

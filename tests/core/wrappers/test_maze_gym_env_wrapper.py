@@ -39,7 +39,7 @@ class Echo(gymnasium.Env):
         return self.observation_space.sample(), {}
 
     def step(self, action):
-        assert self.action_space.contains(action), f"{action!r} is no element of {self.action_space}"
+        assert self.action_space.contains(action), f"{action!r} is not an element of {self.action_space}"
         self.actions.append(action)
         return self.observation_space.sample(), 1, *self.end, dict(self.info)
 
@@ -165,7 +165,7 @@ def test_unsupported_actions_are_named_with_what_to_do(space):
         GymMazeEnv(Echo(space))
 
 
-def test_what_is_no_space_is_no_observation():
+def test_entries_that_are_no_spaces_are_not_observations():
     with pytest.raises(ConfigError, match=r"observation space.*(supported)"):
         GymMazeEnv(Echo(spaces.Discrete(2), "no space at all"))
 

@@ -85,7 +85,7 @@ def test_the_statistics_of_an_epoch_hold_every_observation_that_was_acted_on():
     np.testing.assert_array_equal(np.asarray(processed), 2 * np.asarray(original))
 
 
-def test_rewards_before_and_after_the_wrappers():
+def test_original_and_wrapped_rewards_are_reported():
     env = monitored(RewardScalingWrapper.wrap(counting_env(((3, "terminated"),)), scale=10.0))
     run_episode(env, [{"move": 1}] * 3)
     stats = env.epoch_stats.reduce()
@@ -282,7 +282,7 @@ def test_without_a_plot_function_nothing_is_kept():
     assert list(env.get_step_events()) == []
 
 
-def test_what_names_no_function_is_refused():
+def test_targets_that_name_no_function_are_refused():
     with pytest.raises(ConfigError, match=r"numpy\.no_such_function"):
         ObservationVisualizationWrapper.wrap(counting_env(((3, "t"),)), plot_function="numpy.no_such_function")
 
@@ -328,7 +328,7 @@ def test_copies_within_an_episode_continue_like_the_original(wrap, how):
 
 
 @pytest.mark.parametrize("wrap", STACKS)
-def test_observing_wrappers_change_nothing_that_the_agent_sees(wrap):
+def test_observing_wrappers_do_not_change_the_observations_of_the_agent(wrap):
     plain, observed = (counting_env(((3, "truncated"),)) for _ in range(2))
     observed = wrap(observed)
     for env in (plain, observed):

@@ -60,7 +60,7 @@ def mean_of(path):
     return load_statistics(path)["observation"]["mean"].tolist()
 
 
-def test_a_training_keeps_its_statistics_and_a_continued_one_takes_them_over(train, tmp_path):
+def test_a_run_keeps_its_statistics_and_a_resumed_one_takes_them_over(train, tmp_path):
     runner = train("first")
     mean = mean_of(tmp_path / "first" / "statistics.pkl")
     for vector_env in (runner.trainer.rollout_generator.env, runner.trainer.evaluator.eval_env):
@@ -72,7 +72,7 @@ def test_a_training_keeps_its_statistics_and_a_continued_one_takes_them_over(tra
     assert mean_of(tmp_path / "second" / "statistics.pkl") == mean
 
 
-def test_rollouts_observe_as_the_training_did_or_say_what_is_missing(train, tmp_path, monkeypatch):
+def test_rollouts_observe_as_in_training_or_report_what_is_missing(train, tmp_path, monkeypatch):
     runner = train("first")
     policy = {
         "_target_": "maze.core.agent.serialized_torch_policy.SerializedTorchPolicy",
@@ -101,7 +101,7 @@ def test_rollouts_observe_as_the_training_did_or_say_what_is_missing(train, tmp_
         rollout_env().reset()
 
 
-def test_a_training_is_not_continued_without_the_statistics_of_its_model(train, tmp_path):
+def test_a_run_is_not_resumed_without_the_normalization_statistics_of_its_model(train, tmp_path):
     train("first", wrappers={})
     with pytest.raises(CheckpointError, match=r"first/statistics.pkl"):
         train("second", input_dir=tmp_path / "first")
@@ -112,7 +112,7 @@ def learned(state):
     return [of_env["wrappers"] for of_env in state["environments"]]
 
 
-def test_what_reward_normalization_has_learned_is_part_of_the_checkpoint_and_evaluation_learns_nothing(train, tmp_path):
+def test_reward_normalization_statistics_are_in_the_checkpoint_and_evaluation_does_not_update_them(train, tmp_path):
     runner = train("first", wrappers=RETURNS)
     saved = load_state(tmp_path / "first" / "latest.pt")["parts"]["rollouts"]
     assert [state[0]["count"] for state in learned(saved)] == [8, 8]

@@ -190,7 +190,7 @@ ANY_TYPE = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("axis", [0, None])
 @settings(max_examples=50)
 @given(data=st.data())
-def test_whatever_the_samples_were_they_are_normalized(strategy_type, dtype, axis, data):
+def test_generated_samples_are_normalized(strategy_type, dtype, axis, data):
     samples = data.draw(samples_of(dtype))
     space = spaces.Box(-np.inf, np.inf, (2,), dtype)
     strategy = strategy_type(space, (None, None), axis)
@@ -373,7 +373,7 @@ def test_the_same_seed_gives_the_same_statistics():
     assert estimate(3) == estimate(3) != estimate(4)
 
 
-def test_a_policy_that_looks_at_observations_gets_the_original_ones():
+def test_a_policy_that_reads_observations_receives_the_unwrapped_ones():
     class Looking(RandomPolicy):
         seen = []
 
@@ -529,7 +529,7 @@ def test_a_second_normalization_of_the_same_environment_is_refused():
         normalized(normalized())
 
 
-def test_a_sampling_policy_that_is_none_is_named():
+def test_an_invalid_sampling_policy_is_refused_by_its_key():
     with pytest.raises(ConfigError, match="sampling_policy"):
         obtain_normalization_statistics(normalized(simple(), sampling_policy={"_target_": "builtins.dict"}), 5)
 

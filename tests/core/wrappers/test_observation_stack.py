@@ -28,7 +28,7 @@ def test_the_latest_observations_are_stacked_the_oldest_first():
     assert [env.step(ACTION)[0]["observation"].ravel().tolist() for _ in range(3)] == [[0, 0, 1], [0, 1, 2], [1, 2, 3]]
 
 
-def test_nothing_of_the_last_episode_is_left_in_the_next_one():
+def test_no_state_of_an_episode_remains_in_the_next_one():
     env = counting()
     env.reset()
     for _ in range(5):
@@ -45,7 +45,7 @@ def test_the_last_observation_of_a_truncated_episode_is_stacked_like_any_other()
     assert observation["observation"].ravel().tolist() == [0, 1, 2]
 
 
-def test_a_delta_stack_has_differences_and_the_latest_observation():
+def test_a_delta_stack_contains_differences_and_the_latest_observation():
     env = counting(delta=True, tag="delta", keep_original=True)
     assert env.reset()["observation-delta"].ravel().tolist() == [0, 0, 0]
     for _ in range(4):
@@ -62,7 +62,7 @@ def test_differences_of_unsigned_integers_may_be_negative():
     assert env.observation({"image": low})["image"][0].max() == -190.0
 
 
-def test_what_is_given_away_may_be_changed_without_effect_on_later_stacks():
+def test_changing_returned_observations_does_not_affect_later_stacks():
     env = counting()
     env.reset()["observation"][:] = 99
     assert env.step(ACTION)[0]["observation"].ravel().tolist() == [0, 0, 1]

@@ -240,7 +240,7 @@ def test_own_pre_processors_are_tagged_with_the_name_of_their_file():
     np.testing.assert_array_equal(observation[f"vector-{__name__.rpartition('.')[2]}"], expected)
 
 
-def test_the_observations_of_the_wrapped_environment_are_left_alone():
+def test_the_observations_of_the_wrapped_environment_are_not_changed():
     env = PreProcessingWrapper.wrap(
         zoo(), pre_processor_mapping=[{"observation": "category", "_target_": "maze.preprocessors.OneHotPreProcessor"}]
     )

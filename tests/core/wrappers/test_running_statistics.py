@@ -43,7 +43,7 @@ def test_rewards_are_divided_by_the_deviation_of_the_discounted_return():
 
 
 @pytest.mark.parametrize("length", [2, 10**6], ids=["terminated", "truncated"])
-def test_the_return_begins_anew_with_each_episode(length):
+def test_the_discounted_return_restarts_with_each_episode(length):
     env = TimeLimitWrapper.wrap(wrapped(GymMazeEnv(CountingEnv(length))), max_episode_steps=2)
     for _ in range(2):
         env.reset()

@@ -174,7 +174,7 @@ def test_spaces_are_sorted():
 
 
 @given(low=st.integers(0, 4), extra=st.integers(0, 4), length=st.integers(1, 6), seed=st.integers(0, 1000))
-def test_episodes_begin_after_a_random_number_of_steps_and_are_never_over(low, extra, length, seed):
+def test_random_resets_start_episodes_after_random_steps_and_never_at_their_end(low, extra, length, seed):
     env = RandomResetWrapper(GymMazeEnv(CountingEnv(length)), min_skip_steps=low, max_skip_steps=low + extra)
     env.seed(seed)
     steps = [int(env.reset()["observation"].item()) for _ in range(3)]
@@ -225,7 +225,7 @@ def test_all_actors_of_a_step_repeat_their_actions():
     assert skipping.get_env_time() == 3
 
 
-def test_doing_nothing_is_what_the_action_conversion_says():
+def test_the_noop_action_is_that_of_the_action_conversion():
     env = GymMazeEnv(CountingEnv())
     played = []
     env.action_conversion_dict[0].noop_action = lambda: {"action": 1}

@@ -90,7 +90,7 @@ def test_isinstance_works_around_classes_with_slots_and_extension_types():
     assert isinstance(env, TimeEnvMixin)
 
 
-def test_an_exchanged_environment_is_stepped_and_seen():
+def test_a_replaced_environment_is_stepped_and_observed():
     env = TimeLimitWrapper(cart_pole(), max_episode_steps=3)
     env.env = RewardScalingWrapper(cart_pole(), scale=7.0)
     env.reset()

@@ -312,7 +312,7 @@ def test_recorded_states_and_actions_convert_to_what_the_agent_saw_and_did(case)
 
 
 @every_wrapper
-def test_what_was_not_recorded_is_not_converted(case):
+def test_missing_states_and_actions_are_not_converted(case):
     env = seeded(case)
     play(env, 1)
     assert env.get_observation_and_action_dicts(None, env.get_maze_action(), True)[0] is None

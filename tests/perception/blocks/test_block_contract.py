@@ -93,7 +93,7 @@ def test_gradients_reach_all_parameters_and_inputs(case, data):
         for key, tensor in random_input(block, (4,)).items()
     }
     if block.in_keys == ["category"] and not any(True for _ in block.parameters()):
-        return  # unit vectors are no function that one could differentiate
+        return  # unit vectors are not function that one could differentiate
     outputs = block(inputs)
     sum((torch.randn_like(outputs[key]) * outputs[key]).sum() for key in block.out_keys[:1]).backward()
     for name, parameter in block.named_parameters():

@@ -344,7 +344,7 @@ def test_attention_among_the_items_of_a_set_is_that_of_torch(is_masked):
     has_gradients=st.booleans(),
 )
 @few
-def test_images_give_the_same_however_they_lie_in_memory(seed, channels, layout, leading, has_gradients):
+def test_results_are_independent_of_the_memory_layout_of_images(seed, channels, layout, leading, has_gradients):
     torch.manual_seed(seed)
     shape = (channels, 12, 10) if layout == "CHW" else (12, 10, channels)
     block = blocks.ImageDenseBlock(

@@ -85,7 +85,7 @@ def test_an_input_can_also_be_an_output():
     assert block({"x": torch.ones(2), "y": torch.zeros(2)})["x"].tolist() == [1.0, 1.0]
 
 
-def test_an_input_that_nothing_uses_need_not_be_there():
+def test_an_unused_input_may_be_absent():
     block = InferenceBlock(["x", "y"], "z", [(2,), (2,)], {"z": link("y", "z")})
     assert list(block({"y": torch.zeros(2)})) == ["z"]
 

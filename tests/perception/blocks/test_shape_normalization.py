@@ -135,7 +135,7 @@ def test_keys_and_shapes_must_correspond():
         Pair.__base__.__init__(Pair.__new__(Pair), ["a", "a"], "out", [(3,), (3,)], 2, 2)
 
 
-def test_the_bias_of_an_output_is_one_number_or_one_per_unit():
+def test_the_output_bias_is_one_number_or_one_per_unit():
     block = LinearOutputBlock("x", "out", (3,), 2)
     block.set_bias(-1.5)
     assert block.net.bias.tolist() == [-1.5, -1.5]

@@ -237,7 +237,7 @@ INVENTORY = spaces.Dict(
 CUT = spaces.Dict({"piece": spaces.Discrete(80), "turn": spaces.Discrete(2), "first": spaces.Discrete(2)})
 
 
-def test_action_over_items_scores_all_items_with_the_same_weights():
+def test_a_head_over_items_scores_all_items_with_the_same_weights():
     model = composed(INVENTORY, CUT, critic=Q_CRITIC)
     assert model.template["action_items"]["piece"]["observations"] == ["stock", "cut_mask", "order"]
     observation = tensors(some(INVENTORY))
@@ -254,7 +254,7 @@ def test_action_over_items_scores_all_items_with_the_same_weights():
         torch.testing.assert_close(network(mixed)[key].detach(), scores[:, order])
 
 
-def test_which_item_holds_an_order_is_learned_within_150_updates():
+def test_the_item_that_holds_an_order_is_learned_within_150_updates():
     """What decides is the comparison of an item with a vector; sizes differ by a few percent of their bounds."""
     n_slots, rng = 20, np.random.default_rng(0)
     observations = spaces.Dict(
@@ -309,7 +309,7 @@ def test_large_sets_do_without_attention_and_act_in_numpy():
         np.testing.assert_allclose(found[head], expected[head].detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_bounded_by_large_numbers_is_scaled_to_ten():
+def test_features_with_large_bounds_are_scaled_to_ten():
     config = composed(INVENTORY, CUT).template["model_builder"]
     assert config["observation_scales"] == {"stock": [0.2, 1.0], "order": 0.05}
     open_ended = spaces.Dict({"x": spaces.Box(-np.inf, np.inf, (3,)), "y": spaces.Box(-8.0, 8.0, (2,))})
@@ -394,7 +394,7 @@ CRITICS = {
     shared=st.booleans(),
 )
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
-def test_whatever_spaces_there_are_a_model_acts_values_and_learns(observations, heads, critic, shared):
+def test_a_model_acts_values_and_learns_for_generated_spaces(observations, heads, critic, shared):
     sees_actions = critic.startswith("StateAction")
     is_embedding_shared = shared and not sees_actions
     has_q_values = all(isinstance(space, spaces.Discrete) for space in heads.values())
@@ -439,7 +439,7 @@ def test_whatever_spaces_there_are_a_model_acts_values_and_learns(observations, 
     assert all(gradient.isfinite().all() for gradient in gradients)
 
 
-def test_an_environment_that_shows_only_masks_is_named():
+def test_an_environment_that_observes_masks_only_is_named():
     observations = spaces.Dict({"action_mask": spaces.Box(0, 1, (2,))})
     with pytest.raises(ConfigError, match="expected an observation other than masks"):
         composed(observations, ACTIONS_ONE)

@@ -109,7 +109,7 @@ def test_padding_makes_no_difference_and_more_candidates_need_no_other_network(a
     assert all(40 <= action["order"] < 60 for action in best)
 
 
-def test_the_mask_of_what_may_be_chosen_is_seen_by_policy_and_critic():
+def test_the_candidate_mask_is_an_input_of_policy_and_critic():
     model = composed(6)
     few, many = some(6, 6, 2), some(6, 6, 5)
     for network, key in [*networks_of(model)[0], *networks_of(model)[1]]:
@@ -150,7 +150,7 @@ def test_only_the_number_of_candidates_may_differ_from_the_training():
     assert len(trained.differences(without)) == 3
 
 
-def test_a_head_is_no_choice_among_candidates_unless_there_is_one_for_each_of_its_actions():
+def test_a_candidate_head_requires_one_candidate_for_each_action():
     actions, observations = spaces_of(5)
     assert candidates_of({0: spaces.Dict(order=spaces.Discrete(6))}, observations) == {}
     assert candidates_of({0: spaces.Dict(item=spaces.Discrete(5))}, observations) == {}
@@ -159,7 +159,7 @@ def test_a_head_is_no_choice_among_candidates_unless_there_is_one_for_each_of_it
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), attention=st.booleans(), leading=st.sampled_from([(), (2,)]))
-def test_large_batches_are_computed_without_the_rows_that_no_set_has(data, attention, leading):
+def test_large_batches_are_computed_without_padding_rows(data, attention, leading):
     """Outputs and gradients are those of all rows, wherever those that exist lie, whatever stands in the others."""
     n, batch = 12, 6
     model = composed(n, attention=attention)
@@ -189,7 +189,7 @@ def test_large_batches_are_computed_without_the_rows_that_no_set_has(data, atten
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_rows_that_no_set_has_cost_nothing(monkeypatch):
+def test_padding_rows_are_not_computed(monkeypatch):
     monkeypatch.setattr(template_parts, "_MANY_ROWS", 1)
     model = composed(50)
     seen = []

@@ -86,17 +86,21 @@ def test_flat_vectors_keep_flatten_and_concatenate(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("observations", "actions", "reason"),
     [
-        ({"cell": spaces.Discrete(16)}, CHOICE, "`cell` is no flat vector but a Discrete"),
-        ({**FLAT.spaces, "hand": spaces.MultiDiscrete([3, 2])}, CHOICE, "`hand` is no flat vector but a MultiDiscrete"),
+        ({"cell": spaces.Discrete(16)}, CHOICE, "`cell` is not a flat vector but a Discrete"),
+        (
+            {**FLAT.spaces, "hand": spaces.MultiDiscrete([3, 2])},
+            CHOICE,
+            "`hand` is not a flat vector but a MultiDiscrete",
+        ),
         (
             {**FLAT.spaces, "grid": spaces.Box(0, 1, (4, 2))},
             CHOICE,
-            "`grid` is no flat vector but a Box of the shape (4, 2)",
+            "`grid` is not a flat vector but a Box of the shape (4, 2)",
         ),
         ({**FLAT.spaces, "action_mask": spaces.Box(0, 1, (4,))}, CHOICE, "`action_mask` masks the action `choice`"),
     ],
 )
-def test_what_is_more_than_flat_vectors_is_handed_over_in_one_line(observations, actions, reason, tmp_path, capsys):
+def test_flatten_concat_hands_structured_spaces_over_to_the_auto_model(observations, actions, reason, tmp_path, capsys):
     space = spaces.Dict(observations)
     model = composed(space, actions)
     model.save_models(tmp_path)

@@ -143,7 +143,7 @@ def test_a_row_without_valid_action_names_substep_and_key(kind):
             act(x, ACTOR)
 
 
-def test_all_bits_may_be_masked():
+def test_every_bit_may_be_masked():
     _, policy = policy_for("multi_binary")
     x = observations("multi_binary", 4)
     x["mask"][:] = 0.0

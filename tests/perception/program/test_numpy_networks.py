@@ -85,12 +85,12 @@ CHANGES = [add_hook, exchange_activation, add_layer, replace_forward, replace_we
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_changes_a_network_is_noticed(change):
+def test_changes_of_a_network_are_detected(change):
     network = policy_net()
     compiled = in_numpy(network)
     assert compiled.is_current()
     with torch.no_grad():
-        network.hidden[0].weight.add_(1.0)  # an optimiser step is no change: the memory is the same
+        network.hidden[0].weight.add_(1.0)  # an optimiser step is not a change: the memory is the same
     assert compiled.is_current()
     change(network)
     assert not compiled.is_current()
@@ -135,7 +135,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("make_network", UNREADABLE.values(), ids=UNREADABLE)
-def test_what_cannot_be_described_is_no_program(make_network):
+def test_networks_that_cannot_be_described_have_no_numpy_form(make_network):
     assert read_program(make_network()) is None
 
 

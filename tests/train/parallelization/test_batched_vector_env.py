@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from maze.api.run_context import RunContext
 from maze.core.env.base_env_events import BaseEnvEvents
-from maze.core.env.batched_core_env import BatchedCoreEnv, RowStreams
+from maze.core.env.batched_core_env import BatchedCoreEnv, RowGenerators
 from maze.core.env.batched_maze_env import BatchedMazeEnv
 from maze.core.env.space_arrays import zeros
 from maze.core.errors import ConfigError, EnvironmentContractError
@@ -142,7 +142,7 @@ def course(env: Any, n_ticks: int, rng: np.random.Generator, observations: Any =
 
 
 @pytest.mark.parametrize("keeps_terminal", [False, True])
-def test_many_at_once_take_the_course_of_single_environments(keeps_terminal):
+def test_batched_environments_reproduce_single_environments(keeps_terminal):
     courses = []
     for env in (SequentialVectorEnv([StockEnv] * 4), BatchedVectorEnv(Stock(4))):
         env.keep_terminal_observations = keeps_terminal
@@ -232,7 +232,7 @@ def test_state_of_single_environments_starts_new_episodes_with_a_warning():
 
 
 def test_streams_depend_on_seed_and_position_alone():
-    streams, other = RowStreams(3), RowStreams(1)
+    streams, other = RowGenerators(3), RowGenerators(1)
     for row in range(3):
         streams.seed(row, row - 1)
     other.seed(0, 1)
@@ -247,7 +247,7 @@ def test_streams_depend_on_seed_and_position_alone():
     assert ((expected >= 0) & (expected < 1)).all()
 
 
-def test_one_environment_of_a_batch_is_an_environment_like_others():
+def test_one_environment_of_a_batch_behaves_like_a_single_environment():
     env = StockEnv()
     assert check_env(env).findings == []
     env.seed(1)
@@ -303,7 +303,7 @@ def test_an_episode_that_ends_in_mid_step_is_an_error():
         ),
     ],
 )
-def test_what_cannot_be_stepped_at_once_is_named(env, wrappers, message):
+def test_environments_that_cannot_be_batched_are_named(env, wrappers, message):
     config = {f"{cls.__module__}.{cls.__name__}": arguments for cls, arguments in (wrappers or {}).items()}
     with pytest.raises(ConfigError, match=message):
         Batched().vector_env(EnvFactory(env, config), 2)

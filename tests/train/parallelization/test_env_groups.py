@@ -27,7 +27,7 @@ def test_the_grouping_decides_what_is_drawn() -> None:
     assert recorded_by(together, "flat") != recorded_by(apart, "flat")
 
 
-def test_a_group_of_one_is_stepped_as_ever() -> None:
+def test_a_single_environment_is_not_grouped() -> None:
     placement = InProcess()
     placement.env_groups = 4
     assert not placement.vector_env(ENVS["flat"], 1).acts

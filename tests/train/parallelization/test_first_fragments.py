@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from maze.train.parallelization.distributed_actors.env_groups import RolloutPlan
-from maze.train.parallelization.on_ray.ray_placement import Fragment, RayVectorEnv
-from maze.train.parallelization.task_pool import Task
+from maze.core.utils.worker_pool import Task
+from maze.train.parallelization.distributed_actors.env_groups import Fragment, RolloutPlan
+from maze.train.parallelization.on_ray.ray_placement import RayVectorEnv
 from maze.train.parallelization.vector_env.vector_env_utils import ActorSpaces
 from tests.train.parallelization.toy_policies import ENVS, make_policy
 
@@ -82,12 +82,12 @@ def collected(n_actors: int, wait_for: float, n_rollouts: int = 60, sigma: float
 
 
 @pytest.mark.parametrize(("n_actors", "ratio"), [(10, 1.15), (16, 1.25), (32, 1.3)])
-def test_the_first_nine_tenths_come_so_many_times_as_fast(n_actors: int, ratio: float) -> None:
+def test_the_first_nine_tenths_of_fragments_arrive_by_the_stated_factor_faster(n_actors: int, ratio: float) -> None:
     every, (first, env) = collected(n_actors, 1.0)[0], collected(n_actors, 0.9)
     assert env.n_rollout_envs / first.now > ratio * n_actors / every.now
 
 
-def test_a_group_that_is_late_begins_again_when_it_delivers() -> None:
+def test_a_late_group_starts_the_next_fragment_when_it_delivers() -> None:
     pool, env = collected(16, 0.9)
     n_late = sum(age > 0 for age in env._ages)
     begun = set(pool.begun)

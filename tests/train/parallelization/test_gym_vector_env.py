@@ -169,7 +169,7 @@ def decisions(columns: Any) -> list[list[Any]]:
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Masked-v0"])
-def test_all_modes_take_the_course_of_single_environments(env_id):
+def test_all_modes_reproduce_single_environments(env_id):
     limit = {"max_episode_steps": 14} if env_id == "CartPole-v1" else {}
     single = SequentialVectorEnv([EnvFactory({"_target_": GYM, "name": env_id, **limit})] * 3)
     courses = []
@@ -232,7 +232,7 @@ def test_all_modes_value_the_same_decisions_equally():
     np.testing.assert_allclose(courses[2], courses[0], rtol=1e-4, atol=1e-5)
 
 
-def test_hidden_states_know_nothing_of_pauses():
+def test_hidden_states_are_unaffected_by_pending_autoresets():
     courses = []
     for mode in MODES:
         env = sync("CartPole-v1", mode)
@@ -378,7 +378,7 @@ def test_a_state_is_continued_exactly(make, n_ticks):
     assert seen_in(other, 60, np.random.default_rng(5)) == seen_in(original, 60, np.random.default_rng(5))
 
 
-def test_what_cannot_be_kept_begins_new_episodes_and_says_why():
+def test_environments_that_cannot_be_saved_start_new_episodes_with_a_reason():
     envs = [BatchedVectorEnv(GymBatch(Counters(2))) for _ in range(3)]
     for env in envs:
         env.seed([1, 2])
@@ -386,7 +386,10 @@ def test_what_cannot_be_kept_begins_new_episodes_and_says_why():
     opaque, sharing, other = envs
     opaque.simulation.env.physics = object()  # type: ignore[attr-defined]
     sharing.simulation.env.view = sharing.simulation.env.count[:1]  # type: ignore[attr-defined]
-    for env, reason in ((opaque, "attribute `physics` of Counters is a object"), (sharing, "share their content")):
+    for env, reason in (
+        (opaque, "attribute `physics` of Counters is a object that cannot be stored"),
+        (sharing, "share their content"),
+    ):
         problems = other.load_state_dict(env.state_dict())
         assert list(problems) == [0, 1]
         assert reason in problems[1]
@@ -514,7 +517,7 @@ class Misshapen(Counters):
         return seen, rewards[:1], *flags
 
 
-def test_what_a_vector_environment_does_not_keep_to_is_named():
+def test_contract_violations_of_a_vector_environment_are_named():
     with pytest.raises(
         ConfigError, match=r"expected metadata\['autoreset_mode'\] to be one of .*NEXT_STEP.*found None"
     ):
@@ -567,8 +570,5 @@ def test_a_single_environment_has_the_spaces_of_its_vector_environment():
         def batch(self, n_envs: int) -> Any:
             return GymBatch(Counters(n_envs))
 
-    with pytest.raises(
-        ConfigError,
-        match=r"the action spaces of a single environment, .* differ from those",
-    ):
+    with pytest.raises(EnvironmentContractError, match=r"runner\.placement=batched: .* same `observation_spaces_dict`"):
         Batched().vector_env(lambda: Wider("CartPole-v1"), 2)

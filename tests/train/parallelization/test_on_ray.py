@@ -30,6 +30,7 @@ from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.config_utils import EnvFactory
 from maze.core.utils.pickling import unpicklable
+from maze.core.utils.worker_pool import ClusterEvents
 from maze.core.wrappers.log_stats_wrapper import stats_value
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.maze_cli import main
@@ -38,7 +39,6 @@ from maze.train.parallelization.on_ray.actor_pool import ActorPool
 from maze.train.parallelization.on_ray.ray_placement import OnRay
 from maze.train.parallelization.on_ray.session import ray_session, require_ray
 from maze.train.parallelization.placement import InProcess
-from maze.train.parallelization.task_pool import ClusterEvents
 from tests.cli.sweep_stub import write_root_config
 from tests.s3_server import S3Server, StoredObject
 from tests.train.parallelization.placements import differing, recorded_by, trained
@@ -211,7 +211,7 @@ class TestSameResults:
             nothing = [f"input_dir={url.replace('trained', 'nothing')}", f"hydra.run.dir={tmp_path / 'nothing'}"]
             assert main([*common, "runner=ray", "runner.address=auto", *nothing]) == 1
 
-    def test_run_context_takes_it_and_environments_of_a_script(self, cluster: Any, tmp_path: Path) -> None:
+    def test_run_context_accepts_ray_and_environments_defined_in_a_script(self, cluster: Any, tmp_path: Path) -> None:
         class OfAScript(GymMazeEnv):
             pass
 
@@ -262,7 +262,7 @@ class TestFirstFragments:
         output = {str(key.event.__name__): value for key, value in env.epoch_stats.last_stats.items()}
         assert output["fragments_dropped"] == (len(late) if max_age == 0 else 0)
 
-    def test_ppo_learns_from_them(self, cluster: Any, tmp_path: Path) -> None:
+    def test_ppo_learns_from_the_first_fragments(self, cluster: Any, tmp_path: Path) -> None:
         where = ["runner=ray", "runner.env_groups=3", "runner.address=auto", "runner.placement.wait_for=0.6"]
         trained(tmp_path, "algorithm=ppo", *SMALL["ppo"], *where)
         with open(tmp_path / "progress.csv", newline="") as file:
@@ -305,7 +305,7 @@ class TestFailures:
         assert f"Actor 1 (pid {victim} on " in caplog.text
         assert victim not in pids_of(pool)
 
-    def test_an_environment_that_fails_again_and_again_ends_the_run_with_its_place(
+    def test_an_environment_that_fails_repeatedly_ends_the_run_with_its_place(
         self, placement: Callable[..., OnRay]
     ) -> None:
         there = placement(env_groups=1, max_restarts=1, restart_pause=0.1)
@@ -332,13 +332,13 @@ class TestFailures:
             env.roll_out(make_policy(counting_env), columns, begins=True)
         assert there.actor_pool(1).n_restarts == 0
 
-    def test_actors_that_find_no_place_are_counted(self, cluster: Any) -> None:
+    def test_actors_without_resources_are_counted(self, cluster: Any) -> None:
         pool = ActorPool(OnRay(start_timeout=1.0))
         expected = r"of 9 actors have not started yet; each needs 1 CPUs, and the Ray cluster has 4 CPUs"
         with closing(pool), pytest.raises(ConfigError, match=expected):
             pool.grow(9)
 
-    def test_a_lost_machine_is_survived(self, cluster: Any, placement: Callable[..., OnRay]) -> None:
+    def test_a_lost_node_does_not_end_the_run(self, cluster: Any, placement: Callable[..., OnRay]) -> None:
         extra = cluster.add_node(num_cpus=2, object_store_memory=200 * 2**20)
         there = placement(env_groups=4)
         env = there.vector_env(random_walk_env, 4)
@@ -351,9 +351,7 @@ class TestFailures:
             generator.collect(policy, columns)
         assert (columns.rewards[-1] != 0).all()
 
-    def test_a_machine_that_joins_takes_the_place_of_a_lost_one(
-        self, cluster: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_node_that_joins_replaces_a_lost_one(self, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("maze.train.parallelization.on_ray.actor_pool._WAIT_LOG_SECONDS", 1.0)
         machine = {"num_cpus": 2, "object_store_memory": 200 * 2**20}
         extra = cluster.add_node(**machine)
@@ -444,7 +442,7 @@ class TestMachinesThatJoin:
             if node in cluster.worker_nodes:
                 cluster.remove_node(node)
 
-    def test_they_take_pieces_up_to_the_limit_and_others_do_the_work_of_one_that_is_lost(
+    def test_added_actors_take_work_up_to_the_limit_and_others_redo_the_work_of_a_lost_actor(
         self, pool_of_all: ActorPool, machine: Any
     ) -> None:
         pool = pool_of_all
@@ -471,7 +469,7 @@ class TestMachinesThatJoin:
         assert len(set(done)) == 40
         assert work_of(pool, ClusterEvents.actors_there) == 2
 
-    def test_impala_takes_what_they_collect(
+    def test_impala_uses_rollouts_of_actors_added_later(
         self, cluster: Any, machine: Any, placement: Callable[..., OnRay], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("maze.train.parallelization.on_ray.actor_pool._WAIT_LOG_SECONDS", 0.2)
@@ -628,6 +626,6 @@ class Simulator:
         self.settings = {"speed": 1, "lock": threading.Lock()}
 
 
-def test_what_cannot_be_sent_is_named() -> None:
+def test_unpicklable_parts_are_named() -> None:
     assert unpicklable(partial(np.add, Simulator())) != ""
     assert unpicklable({"env": Simulator()}) == "['env'].settings['lock'] (lock)"

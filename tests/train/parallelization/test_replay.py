@@ -83,7 +83,7 @@ def continued(env, state):
 
 @pytest.mark.parametrize("n_before", [0, 1, 5, 30])
 @pytest.mark.parametrize("name", FACTORIES)
-def test_what_follows_is_what_would_have_followed(name, n_before, reseed_often):
+def test_restored_environments_continue_as_the_original(name, n_before, reseed_often):
     original = SequentialVectorEnv([FACTORIES[name]] * 3)
     original.seed([1, 2, 3])
     out, rng = begun(original), np.random.default_rng(3)
@@ -127,7 +127,7 @@ def test_a_state_of_processes_can_be_continued_in_this_one_and_the_other_way_rou
         second.close()
 
 
-def test_a_continued_environment_can_be_saved_and_continued_again(reseed_often):
+def test_a_restored_environment_can_be_saved_and_restored_again(reseed_often):
     factory = FACTORIES["gymnasium"]
     expected_env = SequentialVectorEnv([factory] * 2)
     expected_env.seed([5, 6])
@@ -312,7 +312,7 @@ def test_an_episode_without_end_does_not_fill_the_memory(monkeypatch):
 @pytest.mark.parametrize("ticks_ago", [1, 4, 20])
 @pytest.mark.parametrize("kind", [SequentialVectorEnv, partial(SubprocVectorEnv, start_method="fork")])
 @pytest.mark.parametrize("name", ["continuous", "gymnasium"])
-def test_the_seed_of_an_earlier_tick_leads_there_again(name, kind, ticks_ago, reseed_often):
+def test_the_seed_of_an_earlier_tick_reproduces_it(name, kind, ticks_ago, reseed_often):
     env = kind([FACTORIES[name]] * 3)
     env.seed([1, 2, 3])
     out, rng = begun(env), np.random.default_rng(3)
@@ -335,7 +335,7 @@ def test_the_seed_of_an_earlier_tick_leads_there_again(name, kind, ticks_ago, re
         assert reward == rewards[tick][index]
 
 
-def test_the_seed_is_known_in_an_environment_that_was_brought_back(reseed_often):
+def test_the_seed_is_known_in_a_restored_environment(reseed_often):
     original = SequentialVectorEnv([random_walk_env] * 2)
     original.seed([1, 2])
     play(original, begun(original), np.random.default_rng(3), 30)
@@ -344,7 +344,7 @@ def test_the_seed_is_known_in_an_environment_that_was_brought_back(reseed_often)
     assert [other.seeding_at(index, 1) for index in range(2)] == [original.seeding_at(index, 1) for index in range(2)]
 
 
-def test_seeds_are_not_mentioned_if_there_are_none():
+def test_absent_seeds_are_not_mentioned():
     env = SequentialVectorEnv([random_walk_env])
     play(env, begun(env), np.random.default_rng(3), 5)
     assert env.seeding_at(0, 1) is None

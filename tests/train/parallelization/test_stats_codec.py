@@ -32,7 +32,7 @@ def test_statistics_are_the_same_after_the_transfer():
     assert decode_stats(send(encode_stats(stats))) == stats
 
 
-def test_events_that_only_the_sender_knows_travel_by_value():
+def test_event_classes_unknown_to_the_receiver_are_sent_by_value():
     def local(value):
         """An event of an interface made in a function."""
 

@@ -112,7 +112,7 @@ def test_final_observations_of_terminated_episodes_are_kept_on_request():
     np.testing.assert_array_equal(env.final_observations[0].observation["count"], [2, 0])
 
 
-def test_what_a_step_returns_is_not_overwritten_by_the_next():
+def test_returned_arrays_are_not_overwritten_by_the_next_step():
     env = SequentialVectorEnv([counting_env])
     env.reset()
     observations, rewards, dones, _ = env.step(moves(0))
@@ -409,7 +409,7 @@ def test_sub_policies_are_chosen_by_each_environment_for_itself():
     assert len(differing) > 10
 
 
-def test_agents_come_and_go():
+def test_the_number_of_agents_varies_within_an_episode():
     results = trajectory(SequentialVectorEnv([coming_and_going_env] * 2), 60)
     agents = {actor.agent_id for actors, *_ in results[:60] for actor in actors}
     assert agents == {0, 1, 2, 3}

@@ -46,7 +46,7 @@ def encoded(array: np.ndarray[Any, Any]) -> dict[str, Any]:
 
 
 def decoded(entry: Mapping[str, Any]) -> np.ndarray[Any, Any]:
-    """The encoded array, in its shape.
+    """Return the encoded array, in its shape.
 
     :raises ValueError: The entry describes no array of numbers.
     """
@@ -59,7 +59,7 @@ def decoded(entry: Mapping[str, Any]) -> np.ndarray[Any, Any]:
 
 
 def log_files(path: Path) -> list[Path]:
-    """The files of a log, oldest first.
+    """Return the files of a log, oldest first.
 
     :param path: Its directory, or one of its files.
     """
@@ -82,7 +82,7 @@ def read_lines(path: Path, damaged: list[str] | None = None) -> Iterator[tuple[s
     files = log_files(path)
     if not files:
         raise CheckpointError(
-            f"{path} is no decision log: it is neither a file nor a directory with decisions-*.jsonl."
+            f"{path} is not a decision log: it is neither a file nor a directory with decisions-*.jsonl."
         )
     for file in files:
         lines = file.read_bytes().split(b"\n")
@@ -100,11 +100,11 @@ def read_lines(path: Path, damaged: list[str] | None = None) -> Iterator[tuple[s
                 if damaged is not None and number > 1:
                     damaged.append(f"{file.name}:{number}")
                     continue
-                raise CheckpointError(f"{file}:{number} is no entry of a decision log: {error}.") from error
+                raise CheckpointError(f"{file}:{number} is not an entry of a decision log: {error}.") from error
             if number == 1:
                 if entry.get("format") != FORMAT:
                     raise CheckpointError(
-                        f"{file} is no decision log of this version: expected the format {FORMAT!r}, found "
+                        f"{file} is not a decision log of this version: expected the format {FORMAT!r}, found "
                         f"{entry.get('format')!r}."
                     )
                 continue
@@ -188,7 +188,7 @@ def join_decision_log(path: str | Path, step_keys: Mapping[str, StepKeyType] | N
             found = [] if line["kind"] == "outcome" else _decisions(where, line, step_keys)
             outcome = None if found else _outcome(line)
         except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
-            _LOGGER.warning("%s is no entry of a decision log (%s: %s).", where, type(error).__name__, error)
+            _LOGGER.warning("%s is not an entry of a decision log (%s: %s).", where, type(error).__name__, error)
             damaged.append(where)
             continue
         for name, identifier, decision in found:
@@ -238,7 +238,7 @@ def _add_outcome(outcomes: dict[str, _Outcome], where: str, identifier: str, val
 def _decisions(
     where: str, line: Mapping[str, Any], step_keys: Mapping[str, StepKeyType] | None
 ) -> list[tuple[str, str, _Decision]]:
-    """Episode, identifier and decision of each row of a line."""
+    """Return the episode, identifier and decision of each row of a line."""
     text = str(line["step"])
     key = (step_keys or {}).get(text, int(text) if text.isdecimal() else text)
     is_decided = line["kind"] == "decided"
@@ -268,7 +268,7 @@ def _decisions(
 def _joined(
     episode: Mapping[str, _Decision], outcomes: Mapping[str, _Outcome], left_out: Counter[str]
 ) -> list[StructuredSpacesRecord]:
-    """The steps of an episode with their rewards; empty where it is incomplete."""
+    """Return the steps of an episode with their rewards; empty where it is incomplete."""
     ordered = sorted(episode.items(), key=lambda item: item[1].n)
     numbers = [decision.n for _, decision in ordered]
     reason = next((decision.reason for _, decision in ordered if decision.reason), "")
@@ -280,7 +280,7 @@ def _joined(
         reason = reason or "in episodes with contradicting outcomes"
     if any(later.time < earlier.time for (_, earlier), (_, later) in pairwise(ordered)):
         _LOGGER.warning(
-            "%s: the clock ran backwards in this episode; its decisions count by number.", ordered[0][1].where
+            "%s: the clock ran backwards in this episode; its decisions are ordered by number.", ordered[0][1].where
         )
     if reason:
         left_out[reason] += len(ordered)

@@ -86,7 +86,7 @@ class LoggedSteps:
         return np.diff(self.episode_starts)
 
     def positions(self, step_key: StepKeyType) -> Array:
-        """Decisions of a step key, in the order of its table's rows, `[n_actions]`."""
+        """Return decisions of a step key, in the order of its table's rows, `[n_actions]`."""
         if step_key not in self._positions:
             found = np.array([index for index, key in enumerate(self.step_keys) if key == step_key], np.int64)
             self._positions[step_key] = found[np.argsort(self.rows[found], kind="stable")]
@@ -99,7 +99,7 @@ class LoggedSteps:
         return np.asarray(self.terminated | (self.next_rows >= 0))
 
     def followed_by(self, step_key: StepKeyType) -> Array:
-        """Decisions that an observation of a step key follows, `[n]`."""
+        """Return decisions that an observation of a step key follows, `[n]`."""
         is_key = np.fromiter((key == step_key for key in self.next_step_keys), np.bool_, len(self))
         return np.flatnonzero(is_key & (self.next_rows >= 0))
 
@@ -113,11 +113,11 @@ class LoggedSteps:
         return np.where(self.terminated, 0.0, np.where(same_step, 1.0, gamma))
 
     def returns(self, gamma: float = 1.0) -> Array:
-        """Discounted sum of the rewards of each episode, `[n_episodes]`."""
+        """Return the discounted sum of the rewards of each episode, `[n_episodes]`."""
         return np.add.reduceat(self.rewards * gamma**self.steps, self.episode_starts[:-1])
 
     def padded(self, values: Array, fill: float) -> Array:
-        """Values of decisions by episode.
+        """Return values of decisions by episode.
 
         :param values: `[n_decisions]`.
         :param fill: What stands behind the end of shorter episodes.
@@ -166,7 +166,7 @@ class LoggedSteps:
 
     @classmethod
     def of_dataset(cls, dataset: InMemoryDataset) -> LoggedSteps:
-        """Decisions of recorded trajectories, Minari data sets and the other sources of a data set.
+        """Return decisions of recorded trajectories, Minari data sets and the other sources of a data set.
 
         :param dataset: Its steps need rewards and done flags; `info["propensity"]` is read where there is one.
         :raises ConfigError: A step has no reward, or there are no steps.
@@ -177,7 +177,7 @@ class LoggedSteps:
 
     @classmethod
     def of_episodes(cls, episodes: Iterable[Sequence[tuple[int, SpacesRecord]]]) -> LoggedSteps:
-        """Decisions from records of sub-steps.
+        """Return decisions from records of sub-steps.
 
         :param episodes: For each episode, in their order, the number of the environment step and the record of each
             sub-step.
@@ -203,7 +203,7 @@ def _split(dataset: InMemoryDataset, indices: Iterable[int]) -> Iterable[list[tu
 
 
 class _Builder:
-    """Collects records, and stacks them once."""
+    """Collect records and stack them once."""
 
     def __init__(self) -> None:
         self._observations: dict[StepKeyType, list[Mapping[str, Any]]] = {}

@@ -69,7 +69,7 @@ def read_minari(path: str | Path, env: MazeEnv[Any] | None = None) -> Iterator[T
 
     :param path: Directory of the data set.
     :param env: The environment; `None`: observations and actions, with the entries `observation` and `action` if these
-        are no dictionaries.
+        are not dictionaries.
     :raises ConfigError: It was recorded in an environment with other spaces.
     :raises CheckpointError: It cannot be read.
     """
@@ -78,7 +78,7 @@ def read_minari(path: str | Path, env: MazeEnv[Any] | None = None) -> Iterator[T
         dataset = minari.MinariDataset(Path(path) / _DATA)
         recorded = (dataset.observation_space, dataset.action_space)
     except Exception as error:  # damaged files raise various types
-        raise CheckpointError(f"{path}: is no readable Minari data set ({type(error).__name__}: {error}).") from error
+        raise CheckpointError(f"{path} is not a readable Minari data set ({type(error).__name__}: {error}).") from error
     of_states = env is not None and _fit(recorded, _gym_spaces(env))
     step_key: Any = 0
     if env is not None and not of_states:

@@ -81,7 +81,9 @@ class DeadEndClippingTrajectoryProcessor(TrajectoryProcessor):
 
     def __post_init__(self) -> None:
         if self.clip_k < 0:
-            raise ConfigError(f"DeadEndClippingTrajectoryProcessor: `clip_k` must not be negative, got {self.clip_k}.")
+            raise ConfigError(
+                f"DeadEndClippingTrajectoryProcessor: `clip_k` must not be negative, found {self.clip_k}."
+            )
 
     @override(TrajectoryProcessor)
     def pre_process(self, trajectory: TrajectoryRecord[Any]) -> TrajectoryRecord[Any]:
@@ -180,7 +182,7 @@ def _with_steps(trajectory: TrajectoryRecord[Any], steps: list[Any]) -> Trajecto
 def _checked_env(trajectory: TrajectoryRecord[Any], conversion_env: MazeEnv[Any] | None) -> MazeEnv[Any]:
     if not isinstance(trajectory, StateTrajectoryRecord):
         raise ConfigError(
-            f"Trajectory {trajectory.id}: expected a state or spaces trajectory record, got a "
+            f"Trajectory {trajectory.id}: expected a state or spaces trajectory record, found a "
             f"{type(trajectory).__name__}."
         )
     if conversion_env is None:

@@ -11,10 +11,10 @@ import numpy as np
 
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import CheckpointError, EnvironmentContractError
-from maze.core.utils.files import open_json, seal_json, write_whole
+from maze.core.utils.files import json_with_checksum, open_json, write_whole
 
 _SINGLE_ACTION = ""
-"""Name of an action that is no dictionary."""
+"""Name of an action that is not a dictionary."""
 _MAX_ITEM_SIZE = 1 << 16
 
 
@@ -58,14 +58,14 @@ class ActionRecord:
         }
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / f"{self.episode_id}.json"
-        write_whole(path, seal_json(json.dumps(content).encode()))
+        write_whole(path, json_with_checksum(json.dumps(content).encode()))
         return path
 
     @classmethod
     def load(cls, path: Path | str) -> ActionRecord:
         """Read a file of :meth:`save`.
 
-        :raises CheckpointError: The file cannot be read, or is no record of actions.
+        :raises CheckpointError: The file cannot be read, or is not a record of actions.
         """
         try:
             content = json.loads(open_json(Path(path).read_bytes(), str(path)).decode())
@@ -76,14 +76,14 @@ class ActionRecord:
             raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, MemoryError) as error:
             raise CheckpointError(
-                f"{path} is no valid record of actions ({type(error).__name__}: {error}). Rollouts with "
+                f"{path} is not a valid record of actions ({type(error).__name__}: {error}). Rollouts with "
                 f"runner.record_actions=true write them."
             ) from error
         return record
 
 
 def plain_seed(seed: Any) -> int | None:
-    """Return a seed as an integer; `None`: it is no integer."""
+    """Return a seed as an integer; `None`: it is not an integer."""
     return int(seed) if isinstance(seed, (int, np.integer)) else None
 
 
@@ -94,7 +94,7 @@ def _plain(action: Any) -> dict[str, list[Any]]:
         array = np.asarray(value)
         if array.dtype.hasobject:
             raise EnvironmentContractError(
-                f"Action `{name}` cannot be recorded: expected numbers or arrays, got {type(value).__name__}."
+                f"Action `{name}` cannot be recorded: expected numbers or arrays, found {type(value).__name__}."
             )
         plain[str(name)] = [array.dtype.str, array.tolist()]
     return plain

@@ -60,7 +60,7 @@ class ParquetColumns:
     `episode_id`, `step`, `substep`, `step_key` and `agent_id` identify row and actor (numbers from 0);
     `observation.<entry>` and `action.<entry>` hold a number, or the list of an array's numbers in C order; `reward`,
     `done` and `truncated` are those of the sub-step. `event.<Interface>.<event>` is the number of its events,
-    `event.<Interface>.<event>.<argument>` the sum of an argument over them (null: there are none, or it is no number),
+    `event.<Interface>.<event>.<argument>` the sum of an argument over them (null without events or numbers),
     and `events` lists all with their attributes as JSON. `kpi.<name>`, in the last row of an episode, are its key
     performance indicators.
 
@@ -155,7 +155,7 @@ def read_parquet(path: str | Path, env: MazeEnv[Any] | None = None) -> Iterator[
     try:
         table = pq.read_table(path)
     except (pa.ArrowException, OSError) as error:
-        raise CheckpointError(f"{path}: is no readable Parquet file ({error}).") from error
+        raise CheckpointError(f"{path} is not a readable Parquet file ({error}).") from error
     missing = [name for name in ("episode_id", "step", "reward") if name not in table.column_names]
     fields = {kind: [name for name in table.column_names if name.startswith(f"{kind}.")] for kind in _FIELDS}
     missing += [f"{kind}.<entry>" for kind, names in fields.items() if not names]
@@ -220,7 +220,7 @@ def _shape(parts: Sequence[spaces.Space[Any]]) -> tuple[int, ...] | None:
 
 
 def _column(name: str, values: Sequence[Any], parts: Sequence[spaces.Space[Any]]) -> pa.Array:
-    """Return the column of an entry: numbers, lists of numbers in C order, or texts where its spaces are no arrays."""
+    """Return the column of an entry: numbers, lists of numbers in C order, or texts where its spaces are not arrays."""
     import pyarrow as pa
 
     if not all(isinstance(part, _ARRAYS) for part in parts):

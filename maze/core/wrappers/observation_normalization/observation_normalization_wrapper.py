@@ -202,7 +202,7 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
         """Return the policy that acts while statistics are estimated.
 
         :param action_spaces_dict: Action spaces of the environment, for policies that take them as an argument.
-        :raises ConfigError: The configured object is no policy.
+        :raises ConfigError: The configured object is not a policy.
         """
         config, where = self.sampling_policy, f"{_PLACE}: sampling_policy"
         arguments = {}
@@ -215,7 +215,7 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
         if not hasattr(policy, "compute_action"):
             raise ConfigError(
                 f"{where}: expected a policy or its configuration, for instance "
-                f"{{_target_: maze.core.agent.random_policy.RandomPolicy}}, got {config!r}."
+                f"{{_target_: maze.core.agent.random_policy.RandomPolicy}}, found {config!r}."
             )
         self._seed_policy(policy)
         return policy
@@ -416,7 +416,7 @@ def estimate_observation_normalization_statistics(env: Any, n_samples: int) -> N
     :raises ConfigError: The number of samples is not positive.
     """
     if type(n_samples) is not int or n_samples < 1:
-        raise ConfigError(f"The number of samples for normalization statistics must be positive, got {n_samples!r}.")
+        raise ConfigError(f"The number of samples for normalization statistics must be positive, found {n_samples!r}.")
     policy = env.build_sampling_policy(env.action_spaces_dict)
     names = ", ".join(env.names_to_estimate())
     print(

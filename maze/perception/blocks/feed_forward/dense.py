@@ -39,7 +39,7 @@ class DenseBlock(ShapeNormalizationBlock):
         self.net = nn.Sequential(self.build_layer_dict())
 
     def build_layer_dict(self) -> OrderedDict[str, nn.Module]:
-        """The layers in order, by name."""
+        """Return the layers in order, by name."""
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         widths = [self.input_units, *self.hidden_units]
         for index, (n_in, n_out) in enumerate(pairwise(widths)):

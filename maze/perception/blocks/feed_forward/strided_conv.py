@@ -68,7 +68,7 @@ class StridedConvolutionBlock(ShapeNormalizationBlock):
         self.net = nn.Sequential(self.build_layer_dict())
 
     def build_layer_dict(self) -> OrderedDict[str, nn.Module]:
-        """The layers in order, by name."""
+        """Return the layers in order, by name."""
         convolution: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[self.convolution_dimension - 1]
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         n_in = self.input_channels
@@ -87,7 +87,7 @@ class StridedConvolutionBlock(ShapeNormalizationBlock):
         return layers
 
     def in_fastest_layout(self, images: Tensor) -> Tensor:
-        """Inputs in the memory layout in which the layers, with their gradients, take a processor the least time.
+        """Return inputs in the memory layout in which layers and gradients take the least time on this processor.
 
         Gradients of large kernels over more than three channels are computed up to three times as fast where channels
         are innermost; of others, and without gradients, the usual layout is faster. Graphics processors choose for
@@ -106,7 +106,7 @@ class StridedConvolutionBlock(ShapeNormalizationBlock):
         return {self.out_keys[0]: self.net(self.in_fastest_layout(block_input[self.in_keys[0]]))}
 
     def _sizes(self, name: str, sizes: Sequence[Size] | None, default: int) -> list[tuple[int, ...]]:
-        """One tuple with the size in each spatial dimension for each layer."""
+        """Return one tuple with the size in each spatial dimension for each layer."""
         per_layer = [default] * len(self.hidden_channels) if sizes is None else list(sizes)
         n_dims = self.convolution_dimension
         tuples = [(size,) * n_dims if isinstance(size, int) else tuple(size) for size in per_layer]

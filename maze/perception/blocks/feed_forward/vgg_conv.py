@@ -35,7 +35,7 @@ class VGGConvolutionBlock(ShapeNormalizationBlock):
         self.net = nn.Sequential(self.build_layer_dict())
 
     def build_layer_dict(self) -> OrderedDict[str, nn.Module]:
-        """The layers in order, by name."""
+        """Return the layers in order, by name."""
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         channels = [self.input_channels, *self.hidden_channels]
         for stage, (n_in, n_out) in enumerate(pairwise(channels)):

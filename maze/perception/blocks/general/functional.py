@@ -21,7 +21,7 @@ class FunctionalBlock(PerceptionBlock):
     :param func: Takes the input tensor, or with several `in_keys` the list of tensors. A function whose arguments
         have the names of the `in_keys` is called by these; another one that cannot be called with one argument gets
         one argument per tensor. Returns one tensor per output key.
-    :raises ConfigError: It is no function.
+    :raises ConfigError: It is not a function.
     """
 
     def __init__(self, in_keys: Keys, out_keys: Keys, in_shapes: Shapes, func: Callable[..., Any]) -> None:

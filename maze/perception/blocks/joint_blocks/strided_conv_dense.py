@@ -69,7 +69,7 @@ class ImageDenseBlock(PerceptionBlock):
     :param hidden_padding: Padding of each convolution; `None`: none.
     :param hidden_units: Width of each dense layer.
     :param non_lin: Activation after each layer.
-    :raises ConfigError: There is no such layout, or the input is no image.
+    :raises ConfigError: There is no such layout, or the input is not an image.
     """
 
     def __init__(

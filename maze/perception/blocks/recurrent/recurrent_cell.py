@@ -373,7 +373,7 @@ def recurrent_cells(network: nn.Module) -> dict[str, RecurrentCellBlock]:
 
 @contextmanager
 def running(cells: Iterable[RecurrentCellBlock], run: Run | None) -> Iterator[None]:
-    """Context in which cells take their states from a run, and store the final ones in it.
+    """Return a context in which cells take their states from a run, and store the final ones in it.
 
     :param cells: The cells of a network.
     :param run: The run; `None`: nothing changes.

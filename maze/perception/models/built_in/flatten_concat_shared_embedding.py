@@ -20,7 +20,7 @@ EMBEDDING = "latent"
 
 
 class FlattenConcatSharedEmbeddingPolicyNet(nn.Module):
-    """Returns the latent representation next to the logits, each of which is computed by layers of its own from it.
+    """Return the latent representation next to the logits, each of which is computed by layers of its own from it.
 
     :param obs_shapes: Shapes of the observations, without batch dimensions.
     :param action_logits_shapes: Shapes of the logits by action head.
@@ -49,7 +49,7 @@ class FlattenConcatSharedEmbeddingPolicyNet(nn.Module):
         )
 
     def forward(self, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Logits by action head, and the latent representation.
+        """Return logits by action head, and the latent representation.
 
         :param x: Observations `[batch, ...]`.
         """

@@ -87,7 +87,7 @@ class BaseStateActionCriticComposer(CriticComposerInterface):
 def q_network_shapes(
     obs_shapes: Mapping[str, Sequence[int]], action_space: spaces.Dict, where: str = NETWORKS
 ) -> tuple[dict[str, Sequence[int]], dict[str, Sequence[int]]]:
-    """Shapes, without batch, of the inputs and outputs of a network of state-action values.
+    """Return shapes, without batch, of the inputs and outputs of a network of state-action values.
 
     :raises ConfigError: An action head is called like an observation, or cannot be encoded.
     """

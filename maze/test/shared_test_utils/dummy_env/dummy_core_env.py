@@ -20,7 +20,7 @@ N_STEPS = 10
 
 
 class DummyRenderer(Renderer):
-    """Prints the state."""
+    """Print the state."""
 
     @override(Renderer)
     def render(
@@ -30,7 +30,7 @@ class DummyRenderer(Renderer):
 
 
 class DummyCoreEnv(CoreEnv):
-    """Shows a number in each of ten steps; naming it earns 1."""
+    """Show a number in each of ten steps; naming it has the reward 1."""
 
     def __init__(self) -> None:
         super().__init__()

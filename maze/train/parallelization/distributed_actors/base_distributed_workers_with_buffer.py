@@ -31,7 +31,7 @@ class BaseDistributedWorkersWithBuffer(EpisodeCollector, ABC):
     :param split_rollouts_into_transitions: Whether the items of the buffer are single steps instead of rollouts.
     :param env_instance_seeds: A seed for each environment.
     :param replay_buffer: The replay buffer.
-    :raises ConfigError: The number of seeds is wrong, or `replay_buffer` is no replay buffer.
+    :raises ConfigError: The number of seeds is wrong, or `replay_buffer` is not a replay buffer.
     """
 
     def __init__(
@@ -47,7 +47,9 @@ class BaseDistributedWorkersWithBuffer(EpisodeCollector, ABC):
         replay_buffer: BaseReplayBuffer,
     ) -> None:
         if len(env_instance_seeds) != n_workers:
-            raise ConfigError(f"Expected one seed for each of the {n_workers} workers, got {len(env_instance_seeds)}.")
+            raise ConfigError(
+                f"Expected one seed for each of the {n_workers} workers, found {len(env_instance_seeds)}."
+            )
         if not isinstance(replay_buffer, BaseReplayBuffer):
             raise ConfigError(f"replay_buffer: expected a BaseReplayBuffer, found {type(replay_buffer).__name__}.")
         self.env_factory = env_factory

@@ -34,7 +34,7 @@ _QUIET = {
 def ray_session(
     ray_config: Mapping[str, Any] | None, n_cpus: float, log_level: str = "WARN", key: str = "runner.ray_config"
 ) -> Iterator[None]:
-    """Context in which Ray runs: the running instance of this process, the cluster of an address, or a local instance.
+    """Return a context in which Ray runs: this process' instance, the cluster of an address, or a local instance.
 
     A cluster is joined only if its address is given, here or in the environment variable RAY_ADDRESS. On exit, only
     what this context has started is shut down.

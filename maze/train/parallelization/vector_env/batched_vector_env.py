@@ -33,7 +33,7 @@ _IN_STATS: Mapping[int, LogStats] = MappingProxyType({})
 
 
 class BatchedVectorEnv(StructuredVectorEnv):
-    """Steps a :class:`~maze.core.env.batched_core_env.BatchedCoreEnv`.
+    """Step a :class:`~maze.core.env.batched_core_env.BatchedCoreEnv`.
 
     Seeds, episodes and statistics equal those of single environments of the same problem.
 

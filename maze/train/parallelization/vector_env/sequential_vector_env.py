@@ -57,7 +57,7 @@ Their dtypes are checked always (:class:`~maze.core.env.space_arrays.Cast`)."""
 
 
 class SequentialVectorEnv(StructuredVectorEnv):
-    """Steps its environments one after another in this process: the fastest choice for cheap environments.
+    """Step its environments one after another in this process: the fastest choice for cheap environments.
 
     :param env_factories: Each makes one environment. Environments without statistics are wrapped.
     :param logging_prefix: Prefix of the epoch statistics (`train`, `eval`); None: they are not logged.
@@ -465,7 +465,7 @@ class SequentialVectorEnv(StructuredVectorEnv):
 
 
 class _EpisodeReport(LogStatsConsumer):
-    """Receives the episode statistics of one environment.
+    """Receive the episode statistics of one environment.
 
     :param vector_env: The vector environment.
     :param index: Index of the environment.
@@ -487,3 +487,8 @@ def vectorized(generator: Any) -> Any:
     if generator.is_vectorized:
         return generator
     return RolloutGenerator(SequentialVectorEnv([lambda: generator.env], logging_prefix="train"))
+
+
+def in_sequence(env_factory: Callable[[], Any], n_envs: int, logging_prefix: str | None = None) -> SequentialVectorEnv:
+    """Make a :class:`SequentialVectorEnv` of equal environments."""
+    return SequentialVectorEnv([env_factory] * n_envs, logging_prefix)

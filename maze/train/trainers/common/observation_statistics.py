@@ -46,7 +46,7 @@ class ObservedRows:
         return any(self._sums.values())
 
     def begin(self, row: int) -> None:
-        """An episode begins."""
+        """Begin an episode."""
         for sums in self._all():
             for array in sums.arrays:
                 array[row] = 0
@@ -62,13 +62,13 @@ class ObservedRows:
             sums.add(observation[name], rows)
 
     def move(self, source: int, target: int) -> None:
-        """An episode is another row from now on."""
+        """Move an episode to another row."""
         for sums in self._all():
             for array in sums.arrays:
                 array[target] = array[source]
 
     def of(self, row: int) -> Moments | None:
-        """Statistics of an episode; `None` where nothing was to be noted."""
+        """Return statistics of an episode; `None` where nothing was to be noted."""
         parts = [
             {name: sums.moments(row) for name, sums in of_step.items() if sums.count[row]}
             for of_step in self._sums.values()
@@ -83,7 +83,7 @@ class ObservedRows:
 
 
 def merged(observed: Iterable[Moments]) -> dict[str, CumulativeMovingMeanStd]:
-    """Statistics of several episodes by name, merged in their order.
+    """Return statistics of several episodes by name, merged in their order.
 
     :param observed: Those of each.
     """
@@ -154,12 +154,12 @@ class ObservationStatistics:
         return any(not bool(block.count) for blocks in self._blocks.values() for block in blocks)
 
     def acting_buffers(self) -> list[torch.Tensor]:
-        """Offset and scale of each block, `[*shape]` each."""
+        """Return the offset and scale of each block, `[*shape]` each."""
         return [buffer for blocks in self._blocks.values() for each in blocks for buffer in (each.offset, each.scale)]
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Context in which the model's weights are replaced, and its statistics stay what they are."""
+        """Return a context in which the model's weights are replaced, and its statistics stay what they are."""
         buffers = [buffer for blocks in self._blocks.values() for each in blocks for buffer in each.buffers()]
         before = [buffer.clone() for buffer in buffers]
         try:
@@ -180,7 +180,7 @@ class ObservationStatistics:
         """Take observations into account.
 
         :param observations: Arrays `[n, *shape]` by name, each observation in one of them.
-        :raises ConfigError: A network normalizes something that is no observation.
+        :raises ConfigError: A network normalizes something that is not an observation.
         """
         if not self._blocks:
             return
@@ -217,7 +217,7 @@ class ObservationStatistics:
                 block.learn(found[key])
 
     def require_learned(self, learner: str) -> None:
-        """For algorithms that learn no statistics.
+        """Refuse networks without statistics, for algorithms that learn none.
 
         :param learner: Their name.
         :raises ConfigError: There are none yet.
@@ -231,7 +231,7 @@ class ObservationStatistics:
 
 
 def _observations(columns: RolloutColumns) -> Iterable[Mapping[str, np.ndarray]]:
-    """Observations with an action, by sub-step; without those after the last step, which begin the next rollout."""
+    """Return observations with an action, by sub-step, without those after the last step."""
     for substep in columns.substeps.values():
         entries: Any = (slice(None, substep.n_rows),) if substep.valid is None else substep.entries()
         yield {

@@ -62,7 +62,7 @@ def fill_replay_buffer(
     assert run.env_factory is not None, "setup comes first"
     if demonstrations is None:
         n_steps = config.initial_buffer_size * item_length
-        print(f"-> collecting {n_steps:,} environment steps to begin with ...", flush=True)
+        print(f"-> collecting {n_steps:,} environment steps before the first update ...", flush=True)
         return fill_by_policy(
             replay_buffer,
             config.initial_sampling_policy if sampling_policy is None else sampling_policy,
@@ -164,7 +164,7 @@ ALWAYS_SAVED_BYTES = 1 << 26
 
 
 class ReplayTrainer(EpochTrainer, ABC):
-    """Collects transitions into a replay buffer and learns from batches of it.
+    """Collect transitions into a replay buffer and learn from batches of it.
 
     An update collects `rollouts_per_iteration * n_rollout_steps` environment steps and learns from
     `num_batches_per_iter` batches. An algorithm learns from a batch in :meth:`_learn_from`, and lists
@@ -328,7 +328,7 @@ class ReplayTrainer(EpochTrainer, ABC):
         return waiting
 
     def _prepare_acting(self, worker_policy: TorchPolicy) -> None:
-        """Comes before rollouts are collected, or begun; while they are, the policy that acts is left alone.
+        """Prepare the acting policy before rollouts are collected or begun; while they are, it does not change.
 
         :param worker_policy: That policy; it gets the weights that were learned.
         """

@@ -71,7 +71,7 @@ _PROGRESS = (
 
 
 class Trainer(ABC):
-    """Trains a model.
+    """Train a model.
 
     :param algorithm_config: Hyperparameters.
     :param model: The model to train.
@@ -145,7 +145,7 @@ class EpisodeSource(Protocol):
 
 
 class EpochTrainer(Trainer, ABC):
-    """Trains epoch after epoch. An epoch has a number of updates; its end is logged, evaluated and saved.
+    """Train epoch after epoch. An epoch has a number of updates; its end is logged, evaluated and saved.
 
     An algorithm is a subclass that names the class of its configuration (:attr:`config_class`) and of its events
     (:attr:`events_class`), and says
@@ -262,7 +262,7 @@ class EpochTrainer(Trainer, ABC):
         """Collect or draw data and learn from it."""
 
     def latest_data(self) -> dict[str, Any]:
-        """Data of the latest update that the state does not contain; tensors and plain values."""
+        """Return the data of the latest update that the state does not contain; tensors and plain values."""
         return {}
 
     def n_updates_per_epoch(self) -> int:
@@ -273,18 +273,18 @@ class EpochTrainer(Trainer, ABC):
         return 0
 
     def work_of_an_epoch(self) -> str:
-        """Description of an epoch, printed before the first one."""
+        """Return the description of an epoch, printed before the first one."""
         steps = f"collecting {self.steps_per_epoch:,} environment steps, " if self.steps_per_epoch else ""
         return f"{steps}{self.n_updates_per_epoch():,} updates"
 
     def _begin_training(self, n_epochs: int) -> None:
-        """Comes first in each call of :meth:`train`.
+        """Begin a call of :meth:`train`.
 
         :param n_epochs: Number of epochs; 0: not fixed.
         """
 
     def _end_training(self) -> None:
-        """Hook after the last epoch of a run that ends by itself."""
+        """Finish a run that ends by itself; called after its last epoch."""
 
     def _write_epoch_stats(self) -> None:
         """Log the statistics of the epoch that has just been completed."""
@@ -295,7 +295,7 @@ class EpochTrainer(Trainer, ABC):
             episodes.write_epoch_stats()
 
     def _parts(self) -> dict[str, Part]:
-        """Stateful parts besides the model, by name.
+        """Return the stateful parts besides the model, by name.
 
         All of them are saved with the run, and restored in this order. The policy's generators, statistics,
         evaluator, best model, progress and the global generators need no mention.
@@ -319,11 +319,11 @@ class EpochTrainer(Trainer, ABC):
             )
 
     def episode_source(self) -> EpisodeSource | None:
-        """Source of the training episodes."""
+        """Return the source of the training episodes."""
         return None
 
     def _aggregators(self) -> dict[str, LogStatsAggregator]:
-        """Statistics of the current epoch, by names of their own."""
+        """Return statistics of the current epoch, by names of their own."""
         episodes = self.episode_source()
         return {"updates": self.train_stats, **({} if episodes is None else {"episodes": episodes.epoch_stats})}
 
@@ -395,7 +395,7 @@ class EpochTrainer(Trainer, ABC):
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        """Context of a whole run: progress display, signals, and the record of a run that fails."""
+        """Return a context of a whole run: progress display, signals, and the record of a run that fails."""
         display = self._display = TrainingProgress(self._n_epochs, self.n_updates_per_epoch(), self.steps_per_update())
         self._write_record(RUNNING)
         if self.model_selection is not None:
@@ -462,7 +462,7 @@ class EpochTrainer(Trainer, ABC):
         self.save()
 
     def _stop_if_requested(self) -> None:
-        """After a signal, save everything and end the run."""
+        """Save everything and end the run after a signal."""
         signum = self._interrupt.signum
         if signum is None:
             return
@@ -546,7 +546,7 @@ class EpochTrainer(Trainer, ABC):
         self._display.steps_per_update = n_steps
 
     def _mean_training_reward(self) -> float:
-        """Mean reward of the episodes that ended in this epoch; NaN if there are none."""
+        """Return the mean reward of the episodes that ended in this epoch; NaN if there are none."""
         episodes = self.episode_source()
         stats = self.train_stats if episodes is None else episodes.epoch_stats
         for key, value in stats.last_stats.items():
@@ -689,7 +689,7 @@ class EpochTrainer(Trainer, ABC):
 
     def _report(self, problems: list[str], origin: str | Path) -> None:
         if problems:
-            logger.warning("`%s` is not continued exactly: %s.", origin, "; ".join(problems))
+            logger.warning("`%s` is not resumed exactly: %s.", origin, "; ".join(problems))
 
     @override(Trainer)
     def load_state(self, file_path: str | Path | BinaryIO) -> None:

@@ -46,7 +46,7 @@ SEED_KEYS = ("env_base_seed", "agent_base_seed")
 
 @dataclass
 class TrainingRunner(BackendRunner):
-    """Trains any algorithm: builds what it asks for from the configuration, where the placement says, and runs it.
+    """Train any algorithm: build its parts from the configuration, with the configured placement, and run it.
 
     The algorithm's configuration names the trainer, and :meth:`~maze.train.trainers.common.trainer.Trainer.build` asks
     the runner for its parts. Subclasses exist for arguments of single algorithms only.
@@ -122,7 +122,7 @@ class TrainingRunner(BackendRunner):
             return  # a user's runner builds the trainer
         if cfg.get("curriculum") and not getattr(self.trainer_type, "follows_curriculum", False):
             raise ConfigError(
-                f"curriculum: {self.trainer_type.__name__} learns in the same environments all the time. Use "
+                f"curriculum: {self.trainer_type.__name__} supports no curriculum. Use "
                 "algorithm=ppo or algorithm=a2c, or leave it empty."
             )
         try:
@@ -177,7 +177,7 @@ class TrainingRunner(BackendRunner):
 
     @property
     def model_composer(self) -> BaseModelComposer:
-        """Builds policies and critics; available after :meth:`setup`."""
+        """Build policies and critics; available after :meth:`setup`."""
         return self._after_setup(self._model_composer)
 
     @property
@@ -313,7 +313,7 @@ def stored_training(cfg: Mapping[str, Any]) -> dict[str, Any] | None:
     if not resume:
         return None
     if resume is not True:
-        raise ConfigError(f"resume: expected true or false, got {resume!r}.")
+        raise ConfigError(f"resume: expected true or false, found {resume!r}.")
     if not input_dir:
         raise ConfigError(
             "resume: true resumes the run in `input_dir`, but no input_dir is given. Name the directory of that run, "

@@ -23,11 +23,11 @@ class ValueTransform(ABC):
 
     @abstractmethod
     def transform_value_inv(self, x: ValueType) -> ValueType:
-        """Inverse of :meth:`transform_value`."""
+        """Return the inverse of :meth:`transform_value`."""
 
 
 class ReduceScaleValueTransform(ValueTransform):
-    """Compresses large values like a square root: `sign(x) * (sqrt(|x| + 1) - 1) + epsilon * x`.
+    """Compress large values like a square root: `sign(x) * (sqrt(|x| + 1) - 1) + epsilon * x`.
 
     Pohlen et al. 2018, "Observe and Look Further", proposition A.2.
 
@@ -37,7 +37,7 @@ class ReduceScaleValueTransform(ValueTransform):
 
     def __init__(self, epsilon: float) -> None:
         if epsilon < 0:
-            raise ValueError(f"`epsilon` must not be negative, got {epsilon}.")
+            raise ValueError(f"`epsilon` must not be negative, found {epsilon}.")
         self.epsilon = epsilon
 
     @override(ValueTransform)
@@ -66,7 +66,7 @@ def support_to_scalar(logits: Tensor, support_range: tuple[int, int]) -> Tensor:
     low, high = _checked_range(support_range)
     support = torch.arange(low, high + 1, dtype=logits.dtype, device=logits.device)
     if logits.shape[-1] != len(support):
-        raise ValueError(f"A support from {low} to {high} needs {len(support)} logits, got {logits.shape[-1]}.")
+        raise ValueError(f"A support from {low} to {high} needs {len(support)} logits, found {logits.shape[-1]}.")
     return (torch.softmax(logits, dim=-1) * support).sum(dim=-1)
 
 
@@ -92,5 +92,5 @@ def scalar_to_support(scalar: Tensor, support_range: tuple[int, int]) -> Tensor:
 def _checked_range(support_range: tuple[int, int]) -> tuple[int, int]:
     low, high = support_range
     if low > high:
-        raise ValueError(f"`support_range` must be (low, high), got {support_range}.")
+        raise ValueError(f"`support_range` must be (low, high), found {support_range}.")
     return low, high

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class ESMasterRunner(TrainingRunner):
-    """Trains by evaluating perturbed policies.
+    """Train by evaluating perturbed policies.
 
     :param shared_noise_table_size: Size of the noise table; perturbations are slices of it.
     :param n_eval_rollouts: Number of episodes of the evaluation of the policy before each update.
@@ -84,12 +84,12 @@ class ESMasterRunner(TrainingRunner):
 
 @dataclass
 class ESDevRunner(ESMasterRunner):
-    """Evaluates the perturbed policies in the training process: the fastest choice for cheap environments."""
+    """Evaluate the perturbed policies in the training process: the fastest choice for cheap environments."""
 
 
 @dataclass
 class ESLocalRunner(ESMasterRunner):
-    """Evaluates the perturbed policies in worker processes; results equal those of `dev` with the same seeds.
+    """Evaluate the perturbed policies in worker processes; results equal those of `dev` with the same seeds.
 
     :param n_train_workers: Number of processes; 0: one for each CPU core.
     :param n_eval_workers: Number of further processes; all processes play episodes of all kinds.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from maze.core.errors import ConfigError
-from maze.core.utils.worker_pool import map_memory
+from maze.core.utils.worker_process import map_memory
 
 _CHUNK = 8192
 """Number of values drawn at once, large enough to amortise the set-up of the generator."""
@@ -27,7 +27,7 @@ class SharedNoiseTable:
 
     def __init__(self, count: int = 250000000, *, seed: int = 0, fd: int | None = None) -> None:
         if count < 1:
-            raise ConfigError(f"runner.shared_noise_table_size: expected an integer of at least 1, got {count!r}.")
+            raise ConfigError(f"runner.shared_noise_table_size: expected an integer of at least 1, found {count!r}.")
         self.count = count
         self.seed = seed
         n_chunks = -(-count // _CHUNK)
@@ -51,7 +51,7 @@ class SharedNoiseTable:
         if dim > self.count:
             raise ConfigError(
                 f"runner.shared_noise_table_size: a perturbation of {dim} parameters does not fit into a table of "
-                f"{self.count} numbers; make the table several times larger than the model."
+                f"{self.count} numbers. Make the table several times larger than the model."
             )
         if not 0 <= i < self.count:
             raise IndexError(f"Position {i} is outside of the noise table, which has {self.count} numbers.")

@@ -9,7 +9,7 @@ from maze.train.trainers.common.config_classes import AlgorithmConfig
 
 
 def default_optimizer() -> dict[str, Any]:
-    """Configuration of the optimizer."""
+    """Return the configuration of the optimizer."""
     return {"_target_": "torch.optim.Adam", "lr": 0.001}
 
 

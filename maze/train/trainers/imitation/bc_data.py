@@ -38,7 +38,7 @@ class _ActorColumns(NamedTuple):
 
 
 class StepBatches:
-    """Iterates over the steps of a data set in minibatches; a pass has all of them.
+    """Iterate over the steps of a data set in minibatches; a pass has all of them.
 
     The sub-steps of a minibatch are grouped by actor, so that steps need not all have the same actors.
 
@@ -125,7 +125,7 @@ def check_fits(
     observation_spaces_dict: Mapping[StepKeyType, spaces.Dict],
     action_spaces_dict: Mapping[StepKeyType, spaces.Dict],
 ) -> None:
-    """Raises a `ConfigError` if a data set is empty, was recorded in another environment, or cannot be learned from.
+    """Raise a `ConfigError` if a data set is empty, was recorded in another environment, or cannot be learned from.
 
     :param dataset: Steps as observations, actions and actors of their sub-steps.
     :param observation_spaces_dict: The environment's observation spaces.
@@ -175,7 +175,7 @@ MIN_TRAJECTORIES_TO_SEPARATE = 10
 
 
 def load_dataset(config: ConfigType, env_factory: Callable[[], Any] | None) -> Any:
-    """The data set; relative paths are those of where the command was started.
+    """Return the data set; relative paths are those of where the command was started.
 
     :param config: The data set or its configuration.
     :param env_factory: Makes an environment that converts states and actions.
@@ -193,7 +193,7 @@ def load_dataset(config: ConfigType, env_factory: Callable[[], Any] | None) -> A
 
 
 def split_dataset(dataset: Any, config: BCAlgorithmConfig, next_seed: Callable[[], int]) -> tuple[Any, Any]:
-    """Training and validation data: whole episodes where there are enough of them, else single steps.
+    """Return the training and validation data: whole episodes where there are enough of them, else single steps.
 
     Of a handful of episodes, half would show too little of the task to learn it.
 
@@ -228,7 +228,7 @@ def time_limited(env_factory: Callable[[], Any], max_episode_steps: int) -> Any:
 
 
 def _from_working_directory(path: Any) -> Any:
-    """Relative paths, one or a list, as seen from where the command was started; runs work in their own directories."""
+    """Return paths relative to the directory in which the command was started; runs change their working directory."""
     if isinstance(path, list):
         return [_from_working_directory(each) for each in path]
     if not isinstance(path, str) or path.startswith(PREFIX) or Path(path).exists():

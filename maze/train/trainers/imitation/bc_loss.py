@@ -56,7 +56,7 @@ class BCLoss:
         events: ImitationEvents,
         weights: Sequence[Tensor] | None = None,
     ) -> Tensor:
-        """The loss of a minibatch.
+        """Return the loss of a minibatch.
 
         :param policy: The policy.
         :param observations: For each sub-step, tensors `[batch, ...]`.
@@ -137,7 +137,7 @@ class BCLoss:
 
 
 def _weighted(loss: LossFunction, predicted: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
-    """Mean loss of a batch; with weights, the mean of the weighted losses of its rows."""
+    """Return the mean loss of a batch; with weights, the mean of the weighted losses of its rows."""
     if weight is None:
         return loss(predicted, target)
     of_rows = loss(predicted, target, reduction="none").reshape(len(weight), -1).mean(-1)
@@ -145,7 +145,7 @@ def _weighted(loss: LossFunction, predicted: Tensor, target: Tensor, weight: Ten
 
 
 def _accuracies(logits: Tensor, choice: Tensor) -> Statistics:
-    """Share of choices among the k most probable ones, for each k that leaves something out."""
+    """Return the share of choices among the k most probable ones, for each k that leaves something out."""
     n_choices = logits.shape[-1]
     largest = max(k for k in _TOP_K if k == 1 or k < n_choices)
     hits = logits.detach().topk(largest, dim=-1).indices == choice.unsqueeze(-1)

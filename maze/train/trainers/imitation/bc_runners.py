@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class BCRunner(TrainingRunner):
-    """Trains on recorded trajectories, a part of which is kept for validation.
+    """Train on recorded trajectories, a part of which is kept for validation.
 
     :param dataset: Configuration of the data set; it gets `conversion_env_factory`.
     """
@@ -48,7 +48,7 @@ class BCRunner(TrainingRunner):
         eval_every_k_iterations: int | None = None,
         **train_kwargs: Any,
     ) -> None:
-        """Trains.
+        """Train.
 
         :param n_epochs: Number of epochs; `None` takes the configuration's.
         :param evaluator: Evaluates the policy; `None`: what was configured.
@@ -60,7 +60,7 @@ class BCRunner(TrainingRunner):
     def create_distributed_eval_env(
         cls, env_factory: Callable[[], Any], eval_concurrency: int, logging_prefix: str
     ) -> StructuredVectorEnv:
-        """Builds the vector environment for evaluation rollouts.
+        """Build the vector environment for evaluation rollouts.
 
         :param env_factory: Makes one environment.
         :param eval_concurrency: Number of environments.
@@ -80,11 +80,11 @@ class BCRunner(TrainingRunner):
 
 @dataclass
 class BCDevRunner(BCRunner):
-    """Evaluates in the process of the training."""
+    """Evaluate in the process of the training."""
 
 
 @dataclass
 class BCLocalRunner(BCRunner):
-    """Evaluates in worker processes."""
+    """Evaluate in worker processes."""
 
     default_placement: ClassVar[str] = "processes"

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class BCTrainer(EpochTrainer):
-    """Trains a policy to act as recorded trajectories show.
+    """Train a policy to act as recorded trajectories show.
 
     :param algorithm_config: Hyperparameters.
     :param data_loader: Minibatches of observations, actions and actors, such as `StepBatches` or a torch DataLoader.
@@ -89,7 +89,7 @@ class BCTrainer(EpochTrainer):
     @classmethod
     @override(Trainer)
     def build(cls, run: TrainingRunner, dataset: ConfigType = None) -> BCTrainer:
-        """Builds the trainer of a run.
+        """Build the trainer of a run.
 
         :param run: The runner.
         :param dataset: The trajectories: a data set or its configuration, which gets `conversion_env_factory`.
@@ -137,7 +137,7 @@ class BCTrainer(EpochTrainer):
         n_epochs: int | None = None,
         eval_every_k_iterations: int | None = None,
     ) -> None:
-        """Trains until the number of epochs is reached, or a signal ends the training.
+        """Train until the number of epochs is reached, or a signal ends the training.
 
         After a training that has come to its end, another call trains on; after an interrupted one (in this process or
         one whose state was loaded), it does what was left.
@@ -198,7 +198,7 @@ class BCTrainer(EpochTrainer):
         if not math.isfinite(sum(norms.values(), value)):
             raise NonFiniteError(
                 f"the loss is {value}, the gradient norms are {list(norms.values())}; the step was not applied. "
-                "Look for extreme values in the data, or lower the learning rate."
+                "Check the data for extreme values, or lower the learning rate."
             )
         self.optimizer.step()
         for actor, network in networks.items():
@@ -272,7 +272,7 @@ class _Minibatches:
         return {"n_minibatches": len(self._data_loader), **sizes}
 
     def next(self, n_done: int) -> Any:
-        """The next minibatch; the first one draws the order of the epoch, the same again after an interruption.
+        """Return the next minibatch; the first one draws the order of the epoch, the same again after an interruption.
 
         :param n_done: Number of minibatches of the epoch that were learned from.
         """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class BCValidationEvaluator(Evaluator):
-    """Calculates the loss on validation data; the smaller it is, the better the model.
+    """Calculate the loss on validation data; the smaller it is, the better the model.
 
     :param loss: The loss; its entropy bonus is for training alone and left out here.
     :param model_selection: Receives the negative mean loss; `None`: there is none.
@@ -61,7 +61,7 @@ class BCValidationEvaluator(Evaluator):
         self.eval_stats.reduce()
         if not math.isfinite(total):
             raise NonFiniteError(
-                f"the loss on the validation data is {total / n_steps}. Look for extreme values in the data, or lower "
+                f"the loss on the validation data is {total / n_steps}. Check the data for extreme values, or lower "
                 "the learning rate (algorithm.optimizer.lr)."
             )
         if self.model_selection is not None:

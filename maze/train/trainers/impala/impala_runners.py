@@ -13,7 +13,7 @@ from maze.train.trainers.common.training_runner import TrainingRunner
 
 @dataclass
 class ImpalaRunner(TrainingRunner):
-    """Trains on rollouts that actors collect with slightly older policies."""
+    """Train on rollouts that actors collect with slightly older policies."""
 
     eval_concurrency: int = 0
 

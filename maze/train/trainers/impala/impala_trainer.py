@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class IMPALA(ActorCritic):
-    """Learns from rollouts that actors collect with slightly older policies (Espeholt et al. 2018).
+    """Learn from rollouts that actors collect with slightly older policies (Espeholt et al. 2018).
 
     :param algorithm_config: Hyperparameters.
     :param rollout_generator: The actors; the trainer starts and stops them.
@@ -86,7 +86,7 @@ class IMPALA(ActorCritic):
 
     @override(ActorCritic)
     def _update(self) -> None:
-        """Takes a batch from the actors, learns from it and hands out the new policy."""
+        """Take a batch from the actors, learn from it and distribute the new policy."""
         self._schedule_lr()
         start = time.perf_counter()
         batch = self.rollout_generator.collect_batch()

@@ -100,7 +100,7 @@ class DCL(LabellingTrainer):
             self.labelled.clear()
 
     def _time_spent(self) -> float:
-        """Share of the generation's time that is spent."""
+        """Return the share of the generation's time that is spent."""
         assert self._started is not None
         seconds = self.config.generation_seconds
         return 0.0 if seconds is None else (time.monotonic() - self._started) / seconds
@@ -141,7 +141,7 @@ class DCL(LabellingTrainer):
                 self._progress.longest = length
 
     def _explored(self, group: Group, act: Callable[[Group], Actions] | None) -> Actions:
-        """The actions of the policy, some of them replaced by random ones."""
+        """Return the actions of the policy, some of them replaced by random ones."""
         n_rows = len(group.rows)
         is_random = self.rng.random(n_rows) < (1.0 if act is None else self.config.exploration)
         chosen: list[Mapping[str, Any]] = [{}] * n_rows if act is None else _each(act(group), n_rows)
@@ -214,7 +214,7 @@ class _Progress:
 
 
 def label_weight(differences: np.ndarray) -> float:
-    """Weight of a label: the difference of its value, the largest one, from the mean value of the other candidates."""
+    """Return the weight of a label: its value, the largest, minus the mean value of the other candidates."""
     others = np.delete(differences, differences.argmax())
     return float(differences.max() - others.mean())
 
@@ -243,7 +243,7 @@ def _planned(
 
 
 def _each(actions: Actions, n_rows: int) -> list[Mapping[str, Any]]:
-    """Actions of a group, one by one."""
+    """Return actions of a group, one by one."""
     if not isinstance(actions, Mapping):
         return list(actions)
     return [{head: array[index] for head, array in actions.items()} for index in range(n_rows)]

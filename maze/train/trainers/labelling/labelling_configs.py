@@ -127,7 +127,11 @@ class SelfLabellingConfig(LabellingConfig):
     n_passes: int = 1
     """Number of passes over the best solutions of an update."""
 
+    lr_schedule: str = "constant"
+    """How the learning rate develops: `constant`, or `linear` or `cosine` to zero at the end of `n_epochs`."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require_integer("instances", "n_passes", minimum=1)
+        self.require_choice("lr_schedule", ("constant", "linear", "cosine"))
         self.require_integer("samples", minimum=2)

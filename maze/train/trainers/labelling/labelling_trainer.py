@@ -90,7 +90,7 @@ class LabelledDecisions:
         self._columns.clear()
 
     def observations(self) -> Iterator[dict[str, np.ndarray]]:
-        """Observations as they were added."""
+        """Return observations as they were added."""
         for parts in self._columns.values():
             for observations, *_ in parts:
                 yield observations
@@ -194,7 +194,7 @@ class Copies:
 
 
 class LabellingTrainer(EpochTrainer, ABC):
-    """Labels decisions by simulation, and imitates the labels with the loss of behavioural cloning.
+    """Label decisions by simulation, and imitate the labels with the loss of behavioural cloning.
 
     Labels are made in the process of the trainer; evaluations are where the placement says.
 

@@ -77,7 +77,7 @@ class DecisionBatch:
     following: list[tuple[ActorID, Tensor, TensorDict]]
 
     def targets(self, value_of: Callable[[ActorID, TensorDict], Tensor]) -> Tensor:
-        """Rewards plus discounted values of what followed, `[B]`.
+        """Return rewards plus discounted values of what followed, `[B]`.
 
         :param value_of: Values `[n]` of observations of an actor.
         """
@@ -88,7 +88,7 @@ class DecisionBatch:
 
 
 class LoggedBatches:
-    """Draws batches of logged decisions.
+    """Draw batches of logged decisions.
 
     Decisions whose episode was cut off without a recorded observation after it are left out: their targets are unknown.
 
@@ -185,13 +185,13 @@ class LoggedBatches:
 
 
 def scaled(space: spaces.Box, actions: Tensor) -> Tensor:
-    """Actions scaled to [-1, 1] by the bounds of their space, `[B, *shape]`."""
+    """Return actions scaled to [-1, 1] by the bounds of their space, `[B, *shape]`."""
     low, high = space_bounds(space, actions)
     return 2.0 * (actions - low) / (high - low) - 1.0
 
 
 def _encoded(head: str, space: spaces.Space[object], actions: Array) -> Tensor:
-    """Continuous actions are scaled to [-1, 1], choices are integers."""
+    """Return continuous actions scaled to [-1, 1], and choices as integers."""
     if not isinstance(space, spaces.Box):
         return torch.as_tensor(actions.astype(np.int64))
     if not space.is_bounded() or not (space.low < space.high).all():
@@ -256,7 +256,7 @@ class OfflineLosses(Losses):
 
 
 class OfflineTrainer(EpochTrainer):
-    """Learns a policy from logged decisions, without taking environment steps.
+    """Learn a policy from logged decisions, without taking environment steps.
 
     The trained and saved model is the policy, so that PPO and SAC can start with its weights. Critics and target
     networks are parts of the state of the run.
@@ -392,7 +392,7 @@ class OfflineTrainer(EpochTrainer):
 def joint_action_values(
     pair: nn.ModuleList, action_space: spaces.Dict, observations: TensorDict, actions: TensorDict
 ) -> list[Tensor]:
-    """Values of joint actions by each network of a critic, `[B]`; of discrete heads the mean over the heads.
+    """Return values of joint actions by each network of a critic, `[B]`; of discrete heads the mean over the heads.
 
     :param pair: The networks.
     :param action_space: The heads.
@@ -414,7 +414,7 @@ def joint_action_values(
 
 
 def unscaled(space: spaces.Box, actions: Tensor) -> Tensor:
-    """Actions in the unit of their space.
+    """Return actions in the unit of their space.
 
     :param actions: `[B, *shape]`, scaled to [-1, 1].
     """
@@ -423,7 +423,7 @@ def unscaled(space: spaces.Box, actions: Tensor) -> Tensor:
 
 
 def conservative_loss(values: Sequence[Tensor], taken: Tensor) -> Tensor:
-    """Log-sum-exp of the values of the allowed actions minus the value of the logged one (Kumar et al. 2020, eq. 4).
+    """Return log-sum-exp of allowed actions' values minus the logged one's value (Kumar et al. 2020, eq. 4).
 
     :param values: Values of all actions of each factor, `[B, n]`; those of masked actions are at the minimum.
     :param taken: Values of the logged actions, `[B, n_factors]`.
@@ -483,7 +483,7 @@ class CQL(OfflineTrainer):
 
 
 def expectile_loss(difference: Tensor, expectile: float) -> Tensor:
-    """Asymmetric squared error `|expectile - 1(difference < 0)| * difference**2` (Kostrikov et al. 2021, eq. 5).
+    """Return the squared error `|expectile - 1(difference < 0)| * difference**2` (Kostrikov et al. 2021, eq. 5).
 
     :param difference: Action values minus state values, `[B]`.
     :return: The mean, `[]`.
@@ -492,7 +492,7 @@ def expectile_loss(difference: Tensor, expectile: float) -> Tensor:
 
 
 def advantage_weights(advantages: Tensor, inverse_temperature: float, max_weight: float) -> Tensor:
-    """Weights `exp(inverse_temperature * advantage)` of the regression of the policy (eq. 7), limited, `[B]`."""
+    """Return weights `exp(inverse_temperature * advantage)` of the regression of the policy (eq. 7), limited, `[B]`."""
     return (inverse_temperature * advantages).exp().clamp(max=max_weight)
 
 
@@ -511,7 +511,7 @@ class StateValueNetwork(nn.Module):
 
     @override(nn.Module)
     def forward(self, observations: TensorDict) -> Tensor:
-        """Values, `[B]`."""
+        """Return values, `[B]`."""
         outputs = self.policy(observations)
         logits = torch.cat([outputs[head].flatten(1) for head in self._heads], -1)
         values: Tensor = self.value(logits.masked_fill(~is_allowed(logits), 0.0))
@@ -681,7 +681,7 @@ class TD3BC(OfflineTrainer):
         return torch.minimum(*joint_action_values(pair, self.action_spaces[key], observations, actions))
 
     def _actions(self, policy: TorchPolicy, actor: ActorID, observations: TensorDict) -> TensorDict:
-        """Deterministic actions, scaled to [-1, 1]."""
+        """Return the deterministic actions, scaled to [-1, 1]."""
         heads: Any = self.action_spaces[actor.step_key].spaces
         chosen = policy.compute_substep_policy_output(observations, actor).prob_dist.deterministic_sample()
         return {head: scaled(space, chosen[head]) for head, space in heads.items()}
@@ -693,7 +693,7 @@ class TD3BC(OfflineTrainer):
 
 @dataclass
 class OfflineRunner(TrainingRunner):
-    """Trains on logged decisions.
+    """Train on logged decisions.
 
     :param dataset: Configuration of the data set; it gets `conversion_env_factory`.
     """

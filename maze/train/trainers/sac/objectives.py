@@ -40,7 +40,7 @@ def soft_bellman_target(reward: Tensor, next_value: Tensor, ended: Tensor, disco
 
 
 def critic_loss(q_values: Sequence[Tensor], target: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Half the mean squared error (equation 5), summed over the networks of a critic.
+    """Return half the mean squared error (equation 5), summed over the networks of a critic.
 
     :param weight: 0 or 1 for each element; `None`: all of them count.
     :param target: `[batch]`, as values and weight.
@@ -62,7 +62,7 @@ def continuous_policy_loss(log_prob: Tensor, q_value: Tensor, alpha: Tensor, wei
 
 
 def discrete_policy_loss(logits: Tensor, q_values: Tensor, alpha: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Expectation of `alpha * log p - Q` over all actions, averaged over the batch; masked actions have no part.
+    """Return the expectation of `alpha * log p - Q` over all allowed actions, averaged over the batch.
 
     :param logits: `[..., n]`; those of masked actions are the minimum of their type, or minus infinity.
     :param q_values: `[..., n]`, the smaller values of both networks; no gradient passes through them.
@@ -74,7 +74,7 @@ def discrete_policy_loss(logits: Tensor, q_values: Tensor, alpha: Tensor, weight
 def entropy_coef_loss(
     log_alpha: Tensor, log_prob: Tensor, target_entropy: Tensor | float, weight: Tensor | None = None
 ) -> Tensor:
-    """Its gradient raises alpha where the entropy is below its target, and lowers it where it is above.
+    """Return the loss of the entropy coefficient: it rises where the entropy is below its target, and falls above.
 
     :param log_alpha: Logarithm of the entropy coefficient (scalar).
     :param log_prob: (Expected) log-probabilities of the policy's actions.
@@ -87,7 +87,7 @@ def entropy_coef_loss(
 
 
 def target_entropy(action_space: spaces.Dict, logits: Mapping[str, Tensor], multiplier: float) -> Tensor | float:
-    """Target for the joint entropy of a sub-step's actions: a number, or `[B]` where action masks differ.
+    """Return the target for the joint entropy of a sub-step's actions: a number, or `[B]` where action masks differ.
 
     That of continuous actions is a density of the action in its own unit.
 
@@ -109,7 +109,7 @@ def target_entropy(action_space: spaces.Dict, logits: Mapping[str, Tensor], mult
 
 
 def choice_logits(space: spaces.Space[Any], logits: Tensor) -> list[Tensor]:
-    """Logits `[..., n]` of each choice that makes up a head's action."""
+    """Return logits `[..., n]` of each choice that makes up a head's action."""
     if isinstance(space, spaces.Discrete):
         return [logits]
     if isinstance(space, spaces.MultiDiscrete):
@@ -127,7 +127,7 @@ JointValue = Callable[[dict[str, Tensor]], Tensor]
 def choice_values(
     action_space: spaces.Dict, logits: Mapping[str, Tensor], actions: Mapping[str, Tensor], joint_value: JointValue
 ) -> Tensor | None:
-    """For each choice the expected value of its alternatives, everything else being as it was drawn; summed.
+    """Return the sum over choices of the expected value of their alternatives, all else being as it was drawn.
 
     The gradient with respect to the logits is an unbiased estimate of that of the expected value of the joint action:
     choices are independent of one another given the state, and alternatives are weighted with their probabilities
@@ -234,7 +234,7 @@ def check_distributions(action_space: spaces.Dict, mapper: DistributionMapper) -
 
 
 def _as_the_environment_sees_it(action: Tensor, space: spaces.Box, distribution: Any) -> Tensor:
-    """Clipped to the bounds, as actions in the buffer are; a squashed one lies within them already."""
+    """Clip actions to the bounds, as those in the buffer are; squashed ones lie within them already."""
     if isinstance(distribution, SquashedGaussianProbabilityDistribution):
         return action
     if space.bounded_below.any() or space.bounded_above.any():

@@ -11,7 +11,7 @@ from maze.train.trainers.common.evaluators.evaluator import default_rollout_eval
 
 
 def default_sampling_policy() -> dict[str, Any]:
-    """Configuration of the policy that fills the replay buffer at first; the runner adds the action spaces."""
+    """Return the configuration of the policy that first fills the replay buffer, without the action spaces."""
     return {"_target_": "maze.core.agent.random_policy.RandomPolicy"}
 
 

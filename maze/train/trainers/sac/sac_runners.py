@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class SACRunner(TrainingRunner):
-    """Trains on a replay buffer, which may start with demonstrations.
+    """Train on a replay buffer, which may start with demonstrations.
 
     :param initial_demonstration_trajectories: Data set that fills the replay buffer to begin with, or its
         configuration; `None`: `algorithm.initial_sampling_policy` does.
@@ -112,11 +112,11 @@ class SACRunner(TrainingRunner):
 
 @dataclass
 class SACDevRunner(SACRunner):
-    """Steps all environments in the training process, unless the placement is configured."""
+    """Step all environments in the training process, unless the placement is configured."""
 
 
 @dataclass
 class SACLocalRunner(SACRunner):
-    """Steps the environments in worker processes; with the same seeds the results are those of `dev`."""
+    """Step the environments in worker processes; with the same seeds the results are those of `dev`."""
 
     default_placement: ClassVar[str] = "processes"

@@ -91,7 +91,7 @@ Report = list[tuple[Losses, dict[Name, Tensor]]]
 
 
 class SACLearner:
-    """Updates the networks of an actor-critic whose actors act in a fixed order.
+    """Update the networks of an actor-critic whose actors act in a fixed order.
 
     :param model: Policy and state-action critic, on their device.
     :param config: Hyperparameters.
@@ -188,7 +188,7 @@ class SACLearner:
         return report
 
     def draw(self, position: int, observation: TensorDict) -> ActionDraw:
-        """Actions of an actor, with gradients."""
+        """Return actions of an actor, with gradients."""
         output = self.model.policy.compute_substep_policy_output(observation, self.actors[position])
         return draw_actions(output, self.spaces[position], self.generator, not self._all_discrete[position])
 
@@ -228,7 +228,7 @@ class SACLearner:
         return losses
 
     def critic_targets(self, batch: TransitionBatch, draws: list[ActionDraw]) -> list[CriticTarget]:
-        """Values and targets of all outputs of the critic.
+        """Return values and targets of all outputs of the critic.
 
         :param batch: Transitions.
         :param draws: Actions for the observations of the batch, by actor.
@@ -270,7 +270,7 @@ class SACLearner:
     def _soft_value(
         self, positions: Sequence[int], observations: Sequence[TensorDict], draws: Sequence[ActionDraw]
     ) -> Tensor:
-        """Value of states by the target networks, with the entropy of all action heads, `[B]`."""
+        """Return the value of states by the target networks, with the entropy of all action heads, `[B]`."""
         keys = [self.actors[position].step_key for position in positions]
 
         def by_key(values: Sequence[TensorDict]) -> dict[Key, TensorDict]:
@@ -302,7 +302,7 @@ class SACLearner:
     def _policy_losses(
         self, batch: TransitionBatch, draws: list[ActionDraw], initial_policy: InitialPolicy | None, kl_coef: float
     ) -> PolicyLosses:
-        """Policy and entropy coefficients learn from the same draws; neither has a part in the other's loss."""
+        """Return losses of policy and entropy coefficients, which learn from the same draws but not from each other."""
         losses = PolicyLosses(torch.zeros((), device=self.model.device))
         positions = range(len(self.actors))
         for group in [positions] if self.is_shared else [[position] for position in positions]:
@@ -331,7 +331,7 @@ class SACLearner:
     def _discrete_losses(
         self, batch: TransitionBatch, draws: list[ActionDraw], positions: Sequence[int]
     ) -> list[Tensor]:
-        """Losses by actor where a critic values all actions at once."""
+        """Return losses by actor where a critic values all actions at once."""
         observations = self._by_key(positions, batch.observations)
         with torch.no_grad():
             values: Any = self.critic.predict_q_values(observations, {key: {} for key in observations}, False)
@@ -352,7 +352,7 @@ class SACLearner:
         ]
 
     def _joint_losses(self, batch: TransitionBatch, draws: list[ActionDraw], positions: Sequence[int]) -> list[Tensor]:
-        """Losses by actor where a critic values the drawn joint action; it counts for the first of the sub-steps."""
+        """Return losses by actor where a critic values the drawn joint action; it counts for the first sub-step."""
         observations = self._by_key(positions, batch.observations)
         drawn = self._by_key(positions, [draw.actions for draw in draws])
 
@@ -419,7 +419,7 @@ class SACLearner:
 
 
 def _counts(weight: Tensor | None) -> bool:
-    """Return whether any row does; a mean over none is no number to report."""
+    """Return whether any row does; a mean over none is not a number to report."""
     return weight is None or bool(weight.any())
 
 
@@ -432,7 +432,7 @@ def _total(losses: list[Tensor]) -> Tensor:
 
 
 class SAC(ReplayTrainer):
-    """Collects transitions into a replay buffer and learns from batches of it.
+    """Collect transitions into a replay buffer and learn from batches of it.
 
     :param algorithm_config: Hyperparameters.
     :param learner_model: Policy and state-action critic.

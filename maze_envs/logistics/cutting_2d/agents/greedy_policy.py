@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class GreedyPolicy(Policy):
-    """Cuts each order from the smallest piece that it fits into, so that the largest remainder is as large as possible.
+    """Cut each order from the smallest piece that it fits into, so that the largest remainder is as large as possible.
 
     Ranks the other pieces and cuts likewise, for policies that plan. Understands the observations of the flat
     environment and those of its two sub-steps.
@@ -79,7 +79,7 @@ def _size(lengths: Any) -> Size:
 
 
 def _fitting(pieces: np.ndarray, order: Size) -> list[int]:
-    """Indices of the pieces that the order fits into, the smallest first, one of each size; the first piece if there
+    """Return indices of the pieces that the order fits into, smallest first, one of each size; the first piece if there
     are none."""
     is_fitting = (pieces.min(axis=1) >= min(order)) & (pieces.max(axis=1) >= max(order))
     areas = np.where(is_fitting, pieces.prod(axis=1), np.inf)
@@ -88,7 +88,7 @@ def _fitting(pieces: np.ndarray, order: Size) -> list[int]:
 
 
 def _cuts(piece: Size, order: Size) -> list[dict[str, np.int64]]:
-    """The possible cuts, that of the largest remainder first."""
+    """Return the possible cuts, that of the largest remainder first."""
     ranked = [
         (max((w * h for w, h in residuals(piece, turned, bool(cutting_order))), default=0), -rotation, -cutting_order)
         for rotation, turned in enumerate((order, order[::-1]))

@@ -11,19 +11,19 @@ from maze_envs.logistics.cutting_2d.env.sizes import Size
 
 
 class DemandGenerator(ABC):
-    """Says which piece is ordered in each step. Draws from a generator of its own."""
+    """State which piece is ordered in each step. Draw from a generator of its own."""
 
     def __init__(self) -> None:
         self.rng = np.random.default_rng()
 
     def seed(self, seed: Any) -> None:
-        """Restarts the random generator."""
+        """Restart the random generator."""
         self.rng = np.random.default_rng(seed)
 
     @abstractmethod
     def reset(self) -> None:
-        """Begins a new episode."""
+        """Begin a new episode."""
 
     @abstractmethod
     def next_order(self) -> Size:
-        """The order of the coming step."""
+        """Return the order of the coming step."""

@@ -35,7 +35,7 @@ class _DemandGeneratorFactory(Factory[DemandGenerator]):
 
 
 def build_demand_generator(config: DemandGenerator | ConfigType, raw_piece_size: Size) -> DemandGenerator:
-    """Builds a demand generator.
+    """Build a demand generator.
 
     :param config: The object, or its configuration with a short name (`mixed_periodic`, `static`, `uniform`) or a
         dotted path as `_target_`.

@@ -11,7 +11,7 @@ from maze_envs.logistics.cutting_2d.env.sizes import Size
 
 
 class MixedPeriodicDemandGenerator(DemandGenerator):
-    """Repeats a set of orders that exactly fills a number of raw pieces, mixed anew in each period.
+    """Repeat a set of orders that exactly fills a number of raw pieces, mixed anew in each period.
 
     At the beginning of an episode `n_raw_pieces` raw pieces are divided at random by guillotine cuts into
     `m_demanded_pieces` pieces. These are ordered in every period of as many steps, each time in another sequence. No
@@ -28,7 +28,7 @@ class MixedPeriodicDemandGenerator(DemandGenerator):
     ) -> None:
         super().__init__()
         if n_raw_pieces < 1:
-            raise ConfigError(f"core_env.demand_generator.n_raw_pieces: must be at least 1, got {n_raw_pieces}.")
+            raise ConfigError(f"core_env.demand_generator.n_raw_pieces: must be at least 1, found {n_raw_pieces}.")
         if not n_raw_pieces <= m_demanded_pieces <= n_raw_pieces * raw_piece_size[0] * raw_piece_size[1]:
             raise ConfigError(
                 f"core_env.demand_generator.m_demanded_pieces: {n_raw_pieces} raw pieces of size {raw_piece_size} "

@@ -11,7 +11,7 @@ from maze_envs.logistics.cutting_2d.env.sizes import Size, as_size, fits
 
 
 class StaticDemandGenerator(DemandGenerator):
-    """Repeats the same orders in the same sequence.
+    """Repeat the same orders in the same sequence.
 
     :param raw_piece_size: Size of a raw piece.
     :param orders: Sizes of the orders.
@@ -22,7 +22,7 @@ class StaticDemandGenerator(DemandGenerator):
         where = "core_env.demand_generator.orders"
         self.orders = [as_size(order, f"{where}[{index}]") for index, order in enumerate(orders)]
         if not self.orders:
-            raise ConfigError(f"{where}: expected at least one order, got none.")
+            raise ConfigError(f"{where}: expected at least one order, found none.")
         for order in self.orders:
             if not fits(order, raw_piece_size) and not fits(order[::-1], raw_piece_size):
                 raise ConfigError(f"{where}: {order} does not fit into a raw piece of size {raw_piece_size}.")

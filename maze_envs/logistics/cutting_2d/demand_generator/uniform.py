@@ -9,7 +9,7 @@ from maze_envs.logistics.cutting_2d.env.sizes import Size, as_size, fits
 
 
 class UniformDemandGenerator(DemandGenerator):
-    """Draws both extents of each order uniformly, independently of all others.
+    """Draw both extents of each order uniformly, independently of all others.
 
     :param raw_piece_size: Size of a raw piece.
     :param min_size: Smallest order.
@@ -24,12 +24,12 @@ class UniformDemandGenerator(DemandGenerator):
         if not fits(self.min_size, self.max_size) or not fits(self.max_size, raw_piece_size):
             raise ConfigError(
                 f"{where}: expected min_size <= max_size <= raw_piece_size in both directions, "
-                f"got {self.min_size}, {self.max_size} and {raw_piece_size}."
+                f"found {self.min_size}, {self.max_size} and {raw_piece_size}."
             )
 
     @override(DemandGenerator)
     def reset(self) -> None:
-        """Orders do not depend on those before."""
+        """Do nothing: orders do not depend on those before."""
 
     @override(DemandGenerator)
     def next_order(self) -> Size:

@@ -22,7 +22,7 @@ from maze_envs.logistics.cutting_2d.env.sizes import Size, as_size
 
 
 class Cutting2DCoreEnvironment(CoreEnv):
-    """Fulfils one order per step by cutting a piece on stock.
+    """Fulfil one order per step by cutting a piece on stock.
 
     There is always a raw piece on stock: when it is cut, another one is delivered. What is left of a piece goes back to
     the stock. An attempt that is not possible changes nothing; the order is lost.

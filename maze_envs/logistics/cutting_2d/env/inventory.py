@@ -19,30 +19,30 @@ class Inventory:
 
     def __init__(self, max_pieces_in_inventory: int, raw_piece_size: Size, inventory_events: InventoryEvents) -> None:
         if max_pieces_in_inventory < 1:
-            raise ConfigError(f"core_env.max_pieces_in_inventory: must be at least 1, got {max_pieces_in_inventory}.")
+            raise ConfigError(f"core_env.max_pieces_in_inventory: must be at least 1, found {max_pieces_in_inventory}.")
         self.max_pieces_in_inventory = max_pieces_in_inventory
         self.raw_piece_size = raw_piece_size
         self.inventory_events = inventory_events
         self.pieces: list[Size] = []
 
     def size(self) -> int:
-        """Number of pieces."""
+        """Return the number of pieces."""
         return len(self.pieces)
 
     def store_piece(self, piece: Size) -> None:
-        """Adds a piece."""
+        """Add a piece."""
         if len(self.pieces) >= self.max_pieces_in_inventory:
             oldest = next((index for index, other in enumerate(self.pieces) if other != self.raw_piece_size), 0)
             self.inventory_events.piece_discarded(piece=self.pieces.pop(oldest))
         self.pieces.append(piece)
 
     def replenish_piece(self) -> None:
-        """Has a raw piece delivered."""
+        """Have a raw piece delivered."""
         self.store_piece(self.raw_piece_size)
         self.inventory_events.piece_replenished()
 
     def cut(self, maze_action: Cutting2DMazeAction, order: Size) -> bool:
-        """Cuts an order from a piece and stores what is left.
+        """Cut an order from a piece and store what is left.
 
         :param maze_action: Which piece, and how.
         :param order: Size to cut.
@@ -60,12 +60,12 @@ class Inventory:
         return True
 
     def log_step_statistics(self) -> None:
-        """Reports the number of pieces; called once per step."""
+        """Report the number of pieces; called once per step."""
         self.inventory_events.pieces_in_inventory(value=len(self.pieces))
 
 
 def residuals(piece: Size, order: Size, reverse_cutting_order: bool) -> list[Size]:
-    """What two guillotine cuts leave: the first goes through the whole piece, the second through the strip cut off.
+    """Return what two guillotine cuts leave: one through the whole piece, one through the strip that was cut off.
 
     :param piece: The piece.
     :param order: What is cut from it; it fits.

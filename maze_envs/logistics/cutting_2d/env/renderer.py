@@ -1,4 +1,4 @@
-"""Draws cuts and stocks."""
+"""Draw cuts and stocks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BACKENDS_WITHOUT_WINDOW = frozenset({"agg", "cairo", "pdf", "pgf", "ps", "svg",
 
 
 class Cutting2DRenderer(Renderer):
-    """Draws the selected piece with its cut on the left, and the stock on the right."""
+    """Draw the selected piece with its cut on the left, and the stock on the right."""
 
     @override(Renderer)
     def render(
@@ -93,7 +93,7 @@ def _draw_piece(axes: Axes, piece: Size, color: tuple[float, float, float]) -> N
 
 
 def _draw_cutting_lines(axes: Axes, order: Size, piece: Size, is_horizontal_first: bool) -> None:
-    """The first cut goes through the whole piece, the second one ends at the first."""
+    """Draw cutting lines: the first cut goes through the whole piece, the second one ends at the first."""
     length, height = (piece[0], order[1]) if is_horizontal_first else (order[0], piece[1])
     axes.plot((0, length), (order[1], order[1]), color="black", linestyle="--")
     axes.plot((order[0], order[0]), (0, height), color="black", linestyle="--")

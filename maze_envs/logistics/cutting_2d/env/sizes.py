@@ -12,17 +12,17 @@ Size = tuple[int, int]
 
 
 def as_size(value: Sequence[Any], where: str) -> Size:
-    """Checks a size from a configuration.
+    """Check a size from a configuration.
 
     :param value: Two positive whole numbers.
     :param where: Configuration key, for messages.
     """
     is_pair = not isinstance(value, str) and len(value) == 2
     if not is_pair or any(int(length) != length or length < 1 for length in value):
-        raise ConfigError(f"{where}: expected two positive whole numbers, such as [100, 100], got {value!r}.")
+        raise ConfigError(f"{where}: expected two positive whole numbers, such as [100, 100], found {value!r}.")
     return int(value[0]), int(value[1])
 
 
 def fits(order: Size, piece: Size) -> bool:
-    """Whether the order fits into the piece as it is, without being turned."""
+    """Return whether the order fits into the piece as it is, without being turned."""
     return order[0] <= piece[0] and order[1] <= piece[1]

@@ -1,4 +1,4 @@
-"""Penalises what should not happen."""
+"""Penalise what should not happen."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from maze_envs.logistics.cutting_2d.env.events import CuttingEvents, InventoryEv
 
 
 class DefaultRewardAggregator(RewardAggregatorInterface):
-    """Penalises deliveries of raw pieces and attempts that are not possible.
+    """Penalise deliveries of raw pieces and attempts that are not possible.
 
     :param invalid_action_penalty: Reward (usually negative) for selecting nothing or a piece that is too small.
     :param raw_piece_usage_penalty: Reward (usually negative) for the delivery of a raw piece.

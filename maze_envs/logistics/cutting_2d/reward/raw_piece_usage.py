@@ -1,4 +1,4 @@
-"""Counts raw pieces and nothing else."""
+"""Count raw pieces and nothing else."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from maze_envs.logistics.cutting_2d.env.events import InventoryEvents
 
 
 class RawPieceUsageRewardAggregator(RewardAggregatorInterface):
-    """Penalises deliveries of raw pieces; impossible attempts cost nothing.
+    """Penalise deliveries of raw pieces; impossible attempts cost nothing.
 
     :param reward_scale: What a delivery costs.
     """

@@ -56,7 +56,7 @@ def weights(runner):
     return [parameter.detach().clone() for parameter in runner.trainer.model.parameters()]
 
 
-def test_a_run_trains_and_writes_what_it_should(start, in_run_directory, capsys):
+def test_a_run_trains_and_writes_the_documented_files(start, in_run_directory, capsys):
     runner = start(composed())
     assert isinstance(runner, Runner)
     runner.run()
@@ -143,7 +143,10 @@ def test_a_model_without_critic_is_refused(start):
     [
         ({"concurrency": -1}, r"runner\.concurrency"),
         ({"eval_concurrency": 1.5}, r"runner\.eval_concurrency"),
-        ({"trainer_class": "maze.runner.Runner"}, r"runner\.trainer_class: `maze.runner.Runner` is no Trainer"),
+        (
+            {"trainer_class": "maze.runner.Runner"},
+            r"runner\.trainer_class: `maze.runner.Runner` is not a subclass of Trainer",
+        ),
         ({"trainer_class": BCTrainer}, r"runner\.trainer_class: BCTrainer does not train a PPOAlgorithmConfig"),
         ({"placement": "procesess"}, r"runner\.placement: expected one of in_process, processes"),
     ],
@@ -186,7 +189,7 @@ def test_documented_runner_keys_take_precedence_over_the_algorithm(start):
 
 
 def test_episodes_to_evaluate_need_an_evaluator(start):
-    with pytest.raises(ConfigError, match=r"runner\.eval_repeats: there is no evaluator configured"):
+    with pytest.raises(ConfigError, match=r"runner\.eval_repeats: expected a configured evaluator"):
         start(composed("a2c", algorithm__rollout_evaluator=None), trainer_class=A2C, eval_repeats=3)
 
 
@@ -210,7 +213,7 @@ def test_numbers_of_environments_that_would_have_no_effect_are_refused_with_what
         runner_class(**{name: 2})
 
 
-def test_a_command_gives_back_what_its_runner_holds(tmp_path, monkeypatch):
+def test_a_command_releases_the_resources_of_its_runner(tmp_path, monkeypatch):
     closed = []
     monkeypatch.setattr(InProcess, "close", lambda self: closed.append(type(self)))
     few = ["algorithm.n_epochs=1", "algorithm.epoch_length=1", "algorithm.rollout_evaluator.n_episodes=1"]

@@ -74,13 +74,13 @@ def test_configuration_is_built_from_a_composed_mapping(config_class):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"n_epochs": -1}, "algorithm.n_epochs: expected a whole number of at least 0, got -1"),
+        ({"n_epochs": -1}, "algorithm.n_epochs: expected a whole number of at least 0, found -1"),
         ({"n_epochs": 1.5}, "algorithm.n_epochs"),
         ({"n_epochs": True}, "algorithm.n_epochs"),
         ({"epoch_length": 0}, "algorithm.epoch_length"),
         ({"n_rollout_steps": "many"}, "algorithm.n_rollout_steps"),
-        ({"lr": -0.1}, "algorithm.lr: expected a number of at least 0, got -0.1"),
-        ({"optimizer_eps": 0.0}, "algorithm.optimizer_eps: expected a number above 0, got 0.0"),
+        ({"lr": -0.1}, "algorithm.lr: expected a number of at least 0, found -0.1"),
+        ({"optimizer_eps": 0.0}, "algorithm.optimizer_eps: expected a number above 0, found 0.0"),
         ({"kl_to_initial_coef": -1.0}, "algorithm.kl_to_initial_coef"),
         ({"kl_to_initial_decay": 1.1}, "algorithm.kl_to_initial_decay"),
         ({"lr": "fast"}, "algorithm.lr"),

@@ -34,7 +34,7 @@ def test_the_best_model_is_announced_written_and_restored_exactly(tmp_path, caps
     assert torch.equal(model.weight, torch.ones(1, 2))
 
 
-def test_nan_is_never_the_best_and_warned_about(caplog):
+def test_a_nan_score_is_never_the_best_and_causes_a_warning(caplog):
     selection = BestModelSelection(None, None)
     selection.update(math.nan)
     assert selection.best_reward == -math.inf
@@ -83,7 +83,7 @@ def test_weights_are_written_in_intervals(tmp_path):
     assert load_state(tmp_path / "state_dict.pt")["weight"].item() == 1.0
 
 
-def test_a_training_says_which_epochs_there_are_however_often_it_evaluates(tmp_path):
+def test_weights_are_dumped_by_epoch_for_every_evaluation_interval(tmp_path):
     model = nn.Linear(1, 1)
     selection = BestModelSelection(str(tmp_path / "state_dict.pt"), model, dump_interval=2)
     selection.training_started()

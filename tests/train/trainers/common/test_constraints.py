@@ -19,9 +19,9 @@ from maze.core.log_stats.event_decorators import (
 )
 from maze.core.log_stats.log_stats import LogStatsKey
 from maze.core.rollout.rollout_generator import RolloutGenerator
-from maze.train.parallelization.distributed_actors.env_groups import LocalGroups
+from maze.train.parallelization.distributed_actors.env_groups import in_groups
 from maze.train.parallelization.vector_env.batched_vector_env import BatchedVectorEnv
-from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv, in_sequence
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
 from maze.train.trainers.a2c.a2c_trainer import A2C
 from maze.train.trainers.common.actor_critic.constraints import (
@@ -147,7 +147,7 @@ def test_a_statistic_is_found_among_values_of_steps_or_episodes():
     assert (share.at_end, share) == (True, statistic_source("kpi/mean/share"))
     assert wear.of({LogStatsKey(MachineEvents.wear, None, None): 3.0}) == 3.0
     assert wear.of({LogStatsKey(MachineEvents.fault, None, None): 3.0}) == 0.0
-    with pytest.raises(ConfigError, match="'peak' is no mean over episodes"):
+    with pytest.raises(ConfigError, match="'peak' is not a mean over episodes"):
         statistic_source("peak")
 
 
@@ -164,7 +164,7 @@ NAMES = ("wear", "fault", "share", "reward")
 PLACEMENTS = {
     "in process": lambda: SequentialVectorEnv([machine_env] * 4),
     "processes": lambda: SubprocVectorEnv([machine_env] * 4, n_workers=2),
-    "groups": lambda: LocalGroups([SequentialVectorEnv([machine_env] * 2) for _ in range(2)], None),
+    "groups": lambda: in_groups(2, machine_env, 4, None, in_sequence),
     "batched": lambda: BatchedVectorEnv(Machine(4)),
 }
 
@@ -226,7 +226,7 @@ def test_a_policy_earns_as_much_as_its_constraint_allows(trainer_class, constrai
     assert logged[LogStatsKey(REWARD, "mean", None)] > 2.4, "3 is the most without a fault"
 
 
-def test_without_violation_nothing_is_given_up():
+def test_satisfied_constraints_do_not_change_the_objective():
     trainer = machine_trainer(PPO, ["wear >= 0.1", "fault <= 20"], 50)
     trainer.train()
     assert [one.multiplier for one in trainer._constraints.each] == [0.0, 0.0]

@@ -70,14 +70,14 @@ def test_epochs_in_which_no_episode_ends_are_no_evaluations(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("evaluation", [None, {"n_episodes": 2}])
-def test_a_training_that_has_found_a_best_model_keeps_that_one(tmp_path, caplog, evaluation):
+def test_a_run_with_a_best_model_restores_it(tmp_path, caplog, evaluation):
     trainer = build_trainer(directory=tmp_path, evaluation=evaluation)
     trainer.train()
     assert trainer.model_selection.best_reward > 0
     assert not caplog.records
 
 
-def test_what_is_learned_does_not_depend_on_how_it_is_evaluated():
+def test_learning_is_independent_of_the_evaluation():
     found = []
     for evaluation in (
         None,

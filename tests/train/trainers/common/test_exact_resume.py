@@ -53,7 +53,7 @@ OFFLINE = (
 RECURRENT = (
     *("algorithm=ppo", "model=auto", "model.recurrence=carried", "critic=template_state", *ACTOR_CRITIC[1:]),
     *("algorithm.sequence_length=5", "runner.concurrency=2", "algorithm.batch_size=8"),
-    *("algorithm.constraints=['reward <= 15']", "algorithm.reward_scaling=true"),
+    *("algorithm.constraints=['reward <= 15']", "algorithm.reward_scaling=true", "algorithm.risk=cvar:0.5"),
 )
 NORMALIZED = (
     "model=auto",
@@ -67,6 +67,7 @@ TRAININGS = {
     "a2c": ("algorithm=a2c", *ACTOR_CRITIC, "runner.concurrency=2"),
     "ppo": ("algorithm=ppo", *PPO),
     "ppo-constrained": ("algorithm=ppo", *PPO, "algorithm.constraints=['reward <= 15']"),
+    "ppo-risk": ("algorithm=ppo", *PPO, "algorithm.risk=0.5*mean+0.5*cvar:0.4", "algorithm.gae_lambda=0.9"),
     "ppo-processes": ("algorithm=ppo", *PPO, "runner=local"),
     "ppo-recurrent": (*RECURRENT, "runner=dev"),
     "ppo-recurrent-processes": (*RECURRENT, "runner=local"),
@@ -82,6 +83,7 @@ TRAININGS = {
     "sac-processes": ("algorithm=sac", *SAC, *NORMALIZED_SAC, "algorithm.initial_buffer_size=20", "runner=local"),
     "sacfd": ("algorithm=sacfd", *SAC, "algorithm.initial_buffer_size=20"),
     "dqn": ("algorithm=dqn", *DQN),
+    "dqn-risk": ("algorithm=dqn", *DQN, "algorithm.risk=cvar:0.3", "algorithm.prioritized=true"),
     "dqn-prioritized": (
         "algorithm=dqn",
         *DQN,
@@ -258,10 +260,10 @@ def check(expected, first, resumed):
 
 
 @pytest.mark.parametrize("name", TRAININGS)
-def test_a_training_for_two_epochs_and_then_for_two_more_equals_one_of_four(name, tmp_path, uninterrupted, caplog):
+def test_two_epochs_and_two_resumed_epochs_equal_four_epochs(name, tmp_path, uninterrupted, caplog):
     first = Run(name, tmp_path / "first", n_epochs=2)
     resumed = Run(name, tmp_path / "second", input_dir=str(tmp_path / "first"), resume=True)
-    assert "not continued exactly" not in caplog.text
+    assert "not resumed exactly" not in caplog.text
     check(uninterrupted(name), first, resumed)
 
 
@@ -284,7 +286,7 @@ def test_a_training_stopped_by_a_signal_and_resumed_equals_the_uninterrupted_one
     first = Run(name, tmp_path / "first", prepare=signal_after(N_UPDATES.get(name, 5)))
     assert first.interrupted
     resumed = Run(name, tmp_path / "second", input_dir=str(tmp_path / "first"), resume=True)
-    assert "not continued exactly" not in caplog.text
+    assert "not resumed exactly" not in caplog.text
     check(uninterrupted(name), first, resumed)
 
 
@@ -311,7 +313,7 @@ def test_an_evaluation_that_a_signal_ends_is_repeated_by_the_resumed_run(name, t
         assert first.interrupted
         origin = {"input_dir": str(tmp_path / f"first {n_steps}"), "resume": True}
         resumed = Run(name, tmp_path / f"second {n_steps}", **origin)
-        assert "not continued exactly" not in caplog.text
+        assert "not resumed exactly" not in caplog.text
         check(expected, first, resumed)
 
 
@@ -364,7 +366,7 @@ def test_resuming_with_nothing_left_changes_nothing(name, tmp_path, uninterrupte
         assert differing(first.result, idle.result) == []
         assert not idle.recorder.rows
     resumed = Run(name, tmp_path / "last", input_dir=str(tmp_path / "2"), resume=True)
-    assert "not continued exactly" not in caplog.text
+    assert "not resumed exactly" not in caplog.text
     check(uninterrupted(name), first, resumed)
 
 
@@ -382,7 +384,7 @@ def test_a_signal_before_the_first_update_loses_nothing(begins, name, tmp_path, 
         rows += run.recorder.rows
         origin = {"input_dir": str(tmp_path / f"{index}"), "resume": True}
     resumed = Run(name, tmp_path / "last", **origin)
-    assert "not continued exactly" not in caplog.text
+    assert "not resumed exactly" not in caplog.text
     assert differing(uninterrupted(name).result, resumed.result) == []
     assert rows + resumed.recorder.rows == uninterrupted(name).recorder.rows
 
@@ -402,7 +404,7 @@ def test_hidden_states_of_environments_in_processes_can_be_carried_on_in_this_on
     assert differing(expected, uninterrupted("ppo-recurrent-processes").result) == []
 
 
-def test_where_environments_are_stepped_makes_no_difference_to_a_replay_buffer_and_what_is_learned(uninterrupted):
+def test_replay_buffer_and_learned_weights_are_independent_of_the_placement(uninterrupted):
     assert differing(uninterrupted("sac-ahead").result, uninterrupted("sac-processes").result) == []
 
 
@@ -417,7 +419,7 @@ def test_seeds_are_taken_over_and_the_best_model_is_in_the_new_directory(tmp_pat
         Run("es", tmp_path / "third", input_dir=str(second), resume=True, seeding__env_base_seed=12)
 
 
-def test_a_buffer_too_large_for_every_epoch_is_named_as_lost(tmp_path, monkeypatch, caplog):
+def test_a_buffer_too_large_to_save_every_epoch_is_reported_as_lost(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("maze.train.trainers.common.replay_trainer.ALWAYS_SAVED_BYTES", 10)
     Run("sac", tmp_path / "first", prepare=killed_after_saving(2))
     resumed = Run("sac", tmp_path / "second", input_dir=str(tmp_path / "first"), resume=True)
@@ -519,7 +521,7 @@ def test_another_model_cannot_resume(tmp_path):
 
 
 def test_resume_is_yes_or_no(tmp_path):
-    with pytest.raises(ConfigError, match=r"resume: expected true or false, got 'latest'"):
+    with pytest.raises(ConfigError, match=r"resume: expected true or false, found 'latest'"):
         Run("ppo", tmp_path / "refused", resume="latest", input_dir=str(tmp_path))
 
 

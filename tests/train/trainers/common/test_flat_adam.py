@@ -89,7 +89,7 @@ def test_frozen_networks_stay_exactly_as_they_are():
     assert not any(torch.equal(value, before[1][name]) for name, value in critic.state_dict().items())
 
 
-def test_a_continued_optimizer_takes_the_same_steps(tmp_path):
+def test_a_restored_optimizer_takes_the_same_steps(tmp_path):
     network = build()
     optimizer = FlatAdam({"policy": network}, lr=0.01, eps=1e-5)
     step(optimizer, network)

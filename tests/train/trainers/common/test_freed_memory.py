@@ -28,13 +28,13 @@ def resident_mebibytes() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
 
 
-def test_what_is_freed_is_used_again():
+def test_freed_memory_is_reused():
     with freed_memory_kept():
         pages_handed_out(5)  # until there is room for all that is there at the same time
         assert pages_handed_out(10) < 2 * 2**26 / resource.getpagesize()
 
 
-def test_it_is_given_back_in_the_end_even_after_an_error():
+def test_memory_is_returned_to_the_system_at_the_end_even_after_an_error():
     pages_handed_out(1)
     before = resident_mebibytes()
 

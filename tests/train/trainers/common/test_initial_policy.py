@@ -53,7 +53,7 @@ def divergence(heads, current, initial, box=BETA):
     return reference.divergence(output.prob_dist, OBSERVATION, ACTOR), policy, reference
 
 
-def test_divergence_of_choices_is_their_relative_entropy_with_a_gradient_for_the_current_policy_only():
+def test_divergence_of_discrete_actions_is_the_relative_entropy_with_gradient_for_the_current_policy_only():
     logits = [math.log(3.0), 0.0]  # probabilities 3/4, 1/4
     kl, policy, reference = divergence({"a": spaces.Discrete(2)}, {"a": logits}, {"a": [0.0, 0.0]})
     expected = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
@@ -63,7 +63,7 @@ def test_divergence_of_choices_is_their_relative_entropy_with_a_gradient_for_the
     assert all(parameter.grad is None for parameter in reference.policy.parameters())
 
 
-def test_masked_actions_have_no_part_in_it():
+def test_masked_actions_do_not_enter_the_divergence():
     heads = {"a": spaces.Discrete(3)}
     kl, policy, _ = divergence(heads, {"a": [math.log(3.0), 0.0, MASKED]}, {"a": [0.0, 0.0, MASKED]})
     assert kl[0].item() == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5))
@@ -127,7 +127,7 @@ def test_without_a_weight_nothing_is_kept_or_computed():
     assert trainer.training_state()["initial_policy"] is None
 
 
-def test_a_weight_of_nearly_zero_changes_nothing_but_what_is_reported():
+def test_a_weight_close_to_zero_changes_reported_statistics_only():
     results = []
     for coef in (0.0, 1e-30):
         trainer = make_trainer(PPO, kl_to_initial_coef=coef)
@@ -148,7 +148,7 @@ def test_a_resumed_training_stays_close_to_the_same_policy(tmp_path):
     assert same(weights(resumed._initial_policy.policy), initial)
 
 
-def test_other_weights_are_a_new_start():
+def test_loaded_weights_become_the_initial_policy():
     trainer = make_trainer(PPO, kl_to_initial_coef=0.1)
     trainer.train()
     other = make_model(seed=3).policy

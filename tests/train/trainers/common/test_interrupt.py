@@ -13,7 +13,7 @@ def send(signum):
 
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_first_signal_is_noted_and_handlers_come_back(signum, status):
+def test_the_first_signal_is_recorded_and_handlers_are_restored(signum, status):
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     received = []
     with InterruptGuard(received.append) as guard:

@@ -100,7 +100,7 @@ def test_frozen_networks_stay_exactly_as_they_are():
 
 
 @pytest.mark.parametrize("is_named", [True, False])
-def test_what_is_not_finite_is_named_and_nothing_moves(is_named):
+def test_non_finite_values_are_named_and_no_parameter_changes(is_named):
     networks = two_networks()
     optimizer, before = make_optimizer(networks), weights(networks)
     losses = toy_losses(networks)

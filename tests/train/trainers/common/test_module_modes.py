@@ -27,7 +27,7 @@ class Inherits(AsksForMode):
 
 
 @pytest.mark.parametrize("network", [nn.Sequential(nn.Linear(2, 2), nn.ReLU()), Plain(), nn.Sequential(Plain())])
-def test_most_networks_do_not(network):
+def test_most_networks_do_not_depend_on_the_mode(network):
     assert not depends_on_mode([network])
 
 
@@ -41,5 +41,5 @@ def test_most_networks_do_not(network):
         nn.Sequential(Inherits()),
     ],
 )
-def test_some_do(network):
+def test_networks_that_depend_on_the_mode_are_recognised(network):
     assert depends_on_mode([nn.Linear(2, 2), network])

@@ -131,7 +131,7 @@ def test_entries_that_do_not_vary_are_shifted_and_large_values_clipped():
     assert block({"vector": torch.full((3,), -1e6)})[block.out_keys[0]].tolist() == [-10.0] * 3
 
 
-def test_acting_sees_new_statistics_at_once_and_in_numpy():
+def test_acting_uses_new_statistics_immediately_and_in_numpy():
     model = model_of(composed())
     policy, seen = model.policy, sample(2)
     batch = {**{key: array[0] for key, array in seen.items()}, "direction": np.zeros(2, np.int64)}
@@ -152,7 +152,7 @@ def test_networks_that_normalize_something_else_than_an_observation_are_refused(
         ObservationStatistics(model).learn(rollout(sample(3)))
 
 
-def test_there_has_to_be_something_to_normalize():
+def test_normalization_requires_a_numeric_observation():
     with pytest.raises(ConfigError, match=r"normalize_observations.*category"):
         composed({0: spaces.Dict({"direction": spaces.Discrete(4)})})
 

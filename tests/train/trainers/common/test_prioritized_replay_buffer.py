@@ -37,7 +37,7 @@ def rows(first: int, rewards, terminated, follows) -> TransitionRows:
     st.lists(st.floats(0.0, 100.0), min_size=1, max_size=40),
     st.lists(st.tuples(st.integers(0, 39), st.floats(0.0, 10.0)), max_size=20),
 )
-def test_a_sum_tree_finds_what_a_running_total_finds(values, changes):
+def test_a_sum_tree_finds_the_index_that_a_cumulative_sum_finds(values, changes):
     tree = SumTree(len(values))
     tree.set(np.arange(len(values)), np.array(values))
     for index, value in changes:
@@ -70,7 +70,7 @@ def test_steps_are_drawn_in_proportion_to_the_power_of_their_errors_with_weights
     assert max(weights.values()) == pytest.approx(1.0)
 
 
-def test_new_steps_are_as_likely_as_the_most_surprising_and_replace_the_oldest():
+def test_new_steps_have_the_highest_priority_and_replace_the_oldest():
     buffer = PrioritizedReplayBuffer(4, seed=0, alpha=1.0)
     buffer.allocate([ACTOR], OBSERVATIONS, ACTIONS)
     buffer.add_rows(rows(0, [0.0] * 4, [False] * 4, [-1] * 4))
@@ -95,7 +95,7 @@ def test_a_restored_buffer_draws_the_same():
         assert torch.equal(one.weights, other.weights)
 
 
-def test_returns_over_several_steps_by_hand():
+def test_n_step_returns_match_hand_worked_values():
     columns = TransitionColumns.for_spaces(8, [ACTOR], OBSERVATIONS, ACTIONS)
     # two episodes: 0 1 2 ends, 3 4 is cut off after 4, and 5 begins anew
     columns.add(rows(0, [1, 2, 3, 4, 5, 6], [False, False, True, False, False, False], [-1, 0, 1, -1, 3, -1]))

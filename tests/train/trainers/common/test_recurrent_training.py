@@ -80,7 +80,7 @@ def test_unrolled_policy_gives_the_logits_of_acting(kind, length):
 
 
 @every_kind
-def test_what_a_recurrent_policy_does_depends_on_what_it_has_seen(kind):
+def test_actions_of_a_recurrent_policy_depend_on_earlier_observations(kind):
     """The law above would hold for a policy that forgets everything."""
     generator = generator_of(kind)
     model = recurrent_model(generator.env)
@@ -127,7 +127,7 @@ class Recorded(GAE):
         return super().__call__(streams)
 
 
-def test_a_truncated_episode_is_valued_with_what_was_seen_in_it():
+def test_a_truncated_episode_is_bootstrapped_from_its_own_last_observation():
     generator = generator_of("flat", 1)
     model = recurrent_model(generator.env)
     columns = generator.allocate(14, model.policy)
@@ -242,7 +242,7 @@ def test_worker_processes_learn_the_same(kind):
     assert torch.equal(in_processes, trained(PPO, SequentialVectorEnv([ENVS[kind]] * 2), **PPO_SETTINGS))
 
 
-def test_what_cannot_be_learned_is_refused_in_one_sentence():
+def test_unsupported_training_setups_are_refused_in_one_sentence():
     env = SequentialVectorEnv([ENVS["flat"]] * 2)
     with pytest.raises(ConfigError, match="IMPALA does not learn networks that carry hidden states"):
         IMPALA({"n_epochs": 1}, RolloutGenerator(env), None, recurrent_model(env), None)

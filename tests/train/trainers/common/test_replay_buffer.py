@@ -125,7 +125,7 @@ def test_truncation_is_no_termination_in_records():
     assert everything(buffer).terminated.tolist() == [False, True, False]
 
 
-def test_what_followed_a_step_is_taken_from_the_step_after():
+def test_next_observations_are_taken_from_the_following_step():
     buffer = UniformReplayBuffer(4, seed=0)
     buffer.add_rollout([step(0, with_next=False), step(4)])
     assert everything(buffer).next_observations[0]["x"].flatten().tolist() == [4.0, 5.0]
@@ -217,7 +217,7 @@ def test_episode_truncated_within_a_step_keeps_the_observation_of_the_next_actor
     assert torch.equal(batch.observations[1]["choice"][cut_off, 1], batch.actions[0]["item"][cut_off].float())
 
 
-def test_items_hold_the_sub_steps_that_were_taken():
+def test_buffer_items_contain_the_taken_sub_steps():
     buffer = filled_from_env(partial(two_step_env, breaks_at=1), 1, 5, 2)
     taken = {len(item.substep_records) for item in buffer.sample_batch(60, "cpu")}
     assert taken == {1, 2}
@@ -278,7 +278,7 @@ def two_agents_env():
 
 
 @pytest.mark.parametrize(("make_env", "key"), [(stays_env, "time"), (two_agents_env, "self")])
-def test_what_another_actor_saw_at_the_end_of_an_episode_is_not_taken_for_the_next_ones(make_env, key, caplog):
+def test_a_final_observation_of_another_actor_is_not_used_for_bootstrapping(make_env, key, caplog):
     buffer = filled_from_env(make_env, 2, 6, 3)
     batch = everything(buffer)
     time, following = batch.observations[0][key][:, 0], batch.next_observations[0][key]
@@ -304,7 +304,7 @@ def structured(numbers, after, truncated):
     )  # fmt: skip
 
 
-def test_a_recorded_observation_of_another_actor_is_refused_where_it_counts():
+def test_a_recorded_observation_of_another_actor_is_refused_where_it_is_evaluated():
     buffer = UniformReplayBuffer(4, seed=0)
     with pytest.raises(EnvironmentContractError, match=r"Step 0 .*keys \['y'\], expected .*'a'.*\['x'\]"):
         buffer.add_transition(structured((1, 2), {"y": np.float32([9])}, truncated=True))
@@ -360,7 +360,7 @@ def test_an_action_that_is_no_number_is_refused(make_buffer):
         make_buffer().add_rollout([step_with_actions(), step_with_actions(push=np.float32([0, np.nan]))])
 
 
-def test_what_a_terminated_step_observed_last_is_nothing_to_evaluate():
+def test_the_last_observation_of_a_terminated_episode_is_not_evaluated():
     """It may be that no action is allowed there."""
     buffer = UniformReplayBuffer(4, seed=0)
     buffer.add_rollout([step(0), step(1, done=True), step(5, done=True, truncated=True)])
@@ -454,7 +454,7 @@ def test_rows_that_wait_survive_saving():
     assert number > 12
 
 
-def test_an_actor_that_saw_nothing_gets_an_observation_that_its_space_allows():
+def test_an_actor_without_observation_gets_an_element_of_its_space():
     """Nobody learns from it, but networks evaluate it: a mask without any valid action would stop the training."""
     observation_spaces = {
         "a": spaces.Dict({"x": spaces.Box(0, 1, (1,), np.float32)}),

@@ -41,7 +41,7 @@ def run(directory, *arguments):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 143)])
-def test_a_killed_command_is_resumed_and_ends_as_the_one_that_was_not(signum, status, tmp_path, monkeypatch, capfd):
+def test_a_killed_command_resumes_to_the_result_of_an_uninterrupted_one(signum, status, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     first = tmp_path / "first"
     command = [sys.executable, "-m", "maze.maze_cli", *COMMAND, f"hydra.run.dir={first}", "algorithm.n_epochs=0"]

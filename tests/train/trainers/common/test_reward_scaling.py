@@ -47,7 +47,7 @@ def test_rewards_are_divided_by_the_deviation_of_the_discounted_return():
 
 
 @pytest.mark.parametrize("end", ["terminated", "truncated"])
-def test_a_return_begins_anew_with_each_episode_of_its_own_environment(end):
+def test_the_discounted_return_restarts_with_each_episode_of_each_environment(end):
     scaling = RewardScaling(gamma=0.5)
     scaled(scaling, [[1, 1], [1, 1], [1, 1]], **{end: [(1, 0)]})
     assert scaling.state_dict()["mean"] == pytest.approx(np.mean([1, 1.5, 1, 1, 1.5, 1.75]))
@@ -88,7 +88,7 @@ def test_per_actor_rewards_are_scaled_equally():
     np.testing.assert_array_equal(columns.actor_rewards, columns.rewards)
 
 
-def test_of_rewards_that_are_not_finite_nothing_is_learned():
+def test_non_finite_rewards_do_not_enter_the_reward_statistics():
     scaling = RewardScaling(gamma=0.5)
     assert np.isnan(scaled(scaling, [[1], [float("nan")]])[1, 0])
     assert scaling.state_dict()["count"] == 0

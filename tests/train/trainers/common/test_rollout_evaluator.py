@@ -99,7 +99,7 @@ def test_mean_reward_is_reported_to_the_model_selection():
     assert selection.best_reward == pytest.approx(reward_stats(env))
 
 
-def test_the_evaluator_says_which_model_is_kept():
+def test_the_evaluator_reports_which_model_is_kept():
     env = SequentialVectorEnv([make_env] * 2)
     for keep in ("best", "latest"):
         selection = BestModelSelection(None, None)

@@ -91,7 +91,7 @@ def stats(reward=3.0, **kpis):
         ("invalid_cut/mean_episode_total", 2.0),
         ("stock/step_max", 9.0),
         ("kpi/waste", None),
-        ("action", None),  # a distribution is no number
+        ("action", None),  # a distribution is not a number
     ],
 )
 def test_statistics_are_found_by_their_names_in_the_logs_and_by_short_ones(name, value):
@@ -234,7 +234,7 @@ def test_the_best_model_fulfils_the_constraints_as_soon_as_one_does(capsys):
         max_size=12,
     )
 )
-def test_whatever_comes_the_best_is_finite_and_no_other_fulfils_more(evaluations):
+def test_the_best_score_is_finite_and_no_other_satisfies_more_constraints(evaluations):
     selection = BestModelSelection(None, None)
     for reward, violation in evaluations:
         selection.update_constrained(reward, violation)
@@ -282,7 +282,7 @@ def test_a_selection_with_constraints_continues_from_its_state():
     assert (continued.best_reward, continued.best_violation) == (4.0, 1.0)
 
 
-def test_a_selection_that_knows_no_constraints_never_hears_of_scores_that_break_one():
+def test_a_selection_without_constraints_receives_no_scores_that_violate_one():
     scores = []
 
     class Recording(ModelSelectionBase):

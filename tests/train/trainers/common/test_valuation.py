@@ -362,7 +362,7 @@ def test_the_average_is_that_of_environment_steps_and_of_each_reward_that_is_pre
     assert [advantage.tolist() for advantage in part.advantages] == [[0.0, 1.0], [0.0, 3.0]]
 
 
-def test_rewards_of_episodes_that_end_are_not_centred():
+def test_rewards_of_terminating_episodes_are_not_centred():
     columns = build_columns(FLAT_TICKS, (FLAT, 0.0), terminated=(2,))
     with pytest.raises(ConfigError, match=r"algorithm.reward_centering: .* but an episode ended by itself"):
         value_rollout(build_model([0]), columns, CentredReturns(GAE(GAMMA, LAMBDA), rate=0.1))

@@ -53,5 +53,5 @@ def test_expectation_of_the_support_is_the_scalar(values):
 
 
 def test_logits_that_do_not_match_the_support_are_refused():
-    with pytest.raises(ValueError, match="needs 5 logits, got 4"):
+    with pytest.raises(ValueError, match="needs 5 logits, found 4"):
         support_to_scalar(torch.zeros(3, 4), (-2, 2))

@@ -62,12 +62,12 @@ def cloned(entropy_coef):
     return probabilities
 
 
-def test_a_clone_does_what_it_has_seen():
+def test_a_cloned_policy_reproduces_the_demonstrated_actions():
     assert cloned(0.0)[2] > 0.99
 
 
 @pytest.mark.parametrize("coefficient", [0.2, 0.5])
-def test_what_was_never_done_keeps_the_probability_that_maximizes_likelihood_and_entropy(coefficient):
+def test_actions_that_were_never_taken_keep_the_probability_of_the_entropy_regularised_optimum(coefficient):
     # where the gradient of log p[2] + coefficient * entropy vanishes: p[other] / p[2] = exp(-1 / (coefficient * p[2]))
     probabilities = cloned(coefficient)
     expected = np.exp(-1 / (coefficient * probabilities[2]))

@@ -48,7 +48,7 @@ from tests.train.parallelization.toy_envs import Observe, PassOn, ToyCoreEnv
 MASKED = torch.finfo(torch.float32).min
 
 
-def test_duelling_values_by_hand_with_and_without_a_mask():
+def test_dueling_values_match_hand_worked_values_with_and_without_mask():
     value = torch.tensor([[10.0], [10.0]])
     advantages = torch.tensor([[1.0, 2.0, 6.0], [1.0, MASKED, 6.0]])
     found = dueling(value, advantages)
@@ -70,7 +70,7 @@ def test_factors_of_actions():
         factors_of(spaces.Dict(c=spaces.Box(0, 1, (1,))))
 
 
-def test_what_a_factor_chose_is_a_view_of_the_actions():
+def test_actions_of_a_factor_are_a_view_of_the_actions():
     actions = {"a": np.array([1, 2]), "b": np.array([[0, 3], [1, 2]])}
     single, _, second = factors_of(spaces.Dict(a=spaces.Discrete(3), b=spaces.MultiDiscrete([2, 4])))
     assert single.of(actions).tolist() == [1, 2]
@@ -394,6 +394,8 @@ def trained(directory, monkeypatch, *overrides: str) -> DQN:
         ("algorithm.prioritized=true", "algorithm.n_step_returns=3", "model=auto"),
         ("model=vector_obs", "critic=template_state"),
         ("model=flatten_concat_shared_embedding",),
+        ("algorithm.risk=cvar:0.2", "algorithm.n_step_returns=3", "algorithm.prioritized=true"),
+        ("algorithm.risk=0.5*mean+0.5*cvar:0.1", "algorithm.double=false", "algorithm.dueling=false"),
         ("algorithm.num_actors=2", "algorithm.rollouts_per_iteration=2", "algorithm.num_batches_per_iter=2"),
     ],
 )
@@ -405,6 +407,7 @@ def test_every_combination_trains(overrides, tmp_path, monkeypatch):
 @pytest.mark.parametrize("ahead", ["false", "true"])
 def test_worker_processes_give_the_same_weights(ahead, tmp_path, monkeypatch):
     several = ("env.name=CartPole-v1", "algorithm.num_actors=2", "algorithm.rollouts_per_iteration=2")
+    several = (*several, "algorithm.risk=cvar:0.5")
     several = (*several, f"algorithm.collect_ahead={ahead}")
     one = trained(tmp_path / "dev", monkeypatch, *several, "runner=dev")
     other = trained(tmp_path / "local", monkeypatch, *several, "runner=local")
@@ -457,9 +460,10 @@ def test_exact_values_of_a_small_problem_are_learned(tmp_path, monkeypatch):
 MASKED_CUTTING = ("env=tutorial_cutting_2d_struct_masked", "wrappers=tutorial_cutting_2d", "critic=flatten_concat_step")
 
 
-def test_two_masked_sub_steps_train_without_an_invalid_action(tmp_path, monkeypatch):
+@pytest.mark.parametrize("risk", ["null", "cvar:0.1"])
+def test_two_masked_sub_steps_train_without_an_invalid_action(risk, tmp_path, monkeypatch):
     masks = "model.action_masks={cut_rotation: cutting_mask}"  # two actions have its size
-    trainer = trained(tmp_path / "run", monkeypatch, *MASKED_CUTTING, "model=auto", masks)
+    trainer = trained(tmp_path / "run", monkeypatch, *MASKED_CUTTING, "model=auto", masks, f"algorithm.risk={risk}")
     buffer = trainer.workers.replay_buffer
     columns, n = buffer.columns, len(buffer)
     assert n == 80
@@ -473,7 +477,7 @@ def test_duelling_heads_need_a_value_for_each_sub_step(tmp_path, monkeypatch, ca
     monkeypatch.chdir(tmp_path)
     arguments = [*MASKED_CUTTING[:-1], "critic=flatten_concat_shared"]
     assert main(["-cn", "conf_train", *SHORT, "model=auto", *arguments]) == 1
-    assert "got a TorchSharedStateCritic for 2 sub-steps. Use critic=flatten_concat_step" in capfd.readouterr().err
+    assert "found a TorchSharedStateCritic for 2 sub-steps. Use critic=flatten_concat_step" in capfd.readouterr().err
 
 
 def test_continuous_actions_are_refused_in_one_sentence(tmp_path, monkeypatch, capfd):

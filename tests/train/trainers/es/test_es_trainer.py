@@ -153,7 +153,7 @@ class KeepsWeights(BestModelSelection):
         self.judged.append((reward, get_flat_parameters(self.model)))
 
 
-def test_the_policy_that_the_last_update_led_to_is_evaluated_too():
+def test_the_policy_after_the_last_update_is_evaluated():
     trainer = build_trainer()
     selection = KeepsWeights(trainer.policy)
     trainer.train(rollouts_of(cartpole), n_epochs=2, model_selection=selection)
@@ -270,7 +270,7 @@ def test_the_runner_leaves_the_documented_files_behind(tmp_path, monkeypatch):
     assert torch.equal(get_flat_parameters(runner.trainer.policy), get_flat_parameters(again.trainer.policy))
 
 
-def test_an_interrupt_from_another_thread_is_left_alone():
+def test_training_outside_of_the_main_thread_sets_no_signal_handlers():
     """Outside of the main thread there are no signal handlers; training works all the same."""
     trainer = build_trainer()
     thread = threading.Thread(target=lambda: trainer.train(rollouts_of(cartpole), n_epochs=1))

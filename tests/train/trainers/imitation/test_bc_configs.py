@@ -43,7 +43,10 @@ def test_runners_have_the_documented_defaults(name, n_workers):
         ({"batch_size": 0}, "algorithm.batch_size"),
         ({"eval_every_k_iterations": 0}, "algorithm.eval_every_k_iterations"),
         ({"device": None}, "algorithm.device"),
-        ({"validation_split": "step"}, "algorithm.validation_split: expected one of auto, episodes, steps, got 'step'"),
+        (
+            {"validation_split": "step"},
+            "algorithm.validation_split: expected one of auto, episodes, steps, found 'step'",
+        ),
     ],
 )
 def test_invalid_values_are_refused_by_name(values, message):

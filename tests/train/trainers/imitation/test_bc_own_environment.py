@@ -33,7 +33,7 @@ def test_states_of_the_environments_own_package_need_no_permission(recorded: Pat
     assert Path("clone/state_dict.pt").is_file()
 
 
-def test_in_another_environment_they_are_refused_with_the_way_to_allow_them(
+def test_recorded_states_are_refused_in_another_environment_with_the_option_to_allow_them(
     recorded: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     data = f"runner.dataset.dir_or_file={recorded}"

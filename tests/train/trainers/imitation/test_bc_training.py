@@ -79,7 +79,7 @@ class LossRecorder(Evaluator):
 
 
 @pytest.mark.parametrize("make_env", ENVS)
-def test_cloning_comes_closer_to_the_demonstrations(make_env):
+def test_cloning_reduces_the_distance_to_the_demonstrations(make_env):
     dataset = recorded(make_env)
     trainer = build_trainer(make_env, dataset)
     recorder = LossRecorder(trainer, dataset)
@@ -320,7 +320,7 @@ def test_an_epoch_that_was_interrupted_is_not_resumed_with_other_minibatches(tmp
     assert (resumed.epoch, resumed.total_iterations) == (3, 5)
 
 
-def test_what_was_reached_before_a_number_that_is_not_finite_is_kept(tmp_path):
+def test_progress_before_a_non_finite_value_is_kept(tmp_path):
     dataset = recorded(counting_env)
     trainer = build_trainer(dataset=dataset, checkpoint_file=tmp_path / "latest.pt")
     trainer.model_selection = BestModelSelection(tmp_path / "state_dict.pt", trainer.policy)

@@ -188,7 +188,7 @@ class Recorded(LogStatsWriter):
         pass
 
 
-def test_it_says_where_the_time_goes(capsys):
+def test_impala_reports_the_time_of_its_parts(capsys):
     writer = Recorded()
     register_log_stats_writer(writer)
     make_trainer(counting_env).train()
@@ -285,7 +285,7 @@ def test_runs_of_the_dev_runner_with_the_same_seeds_are_bit_identical(start):
     assert same(*results)
 
 
-def test_a_run_of_the_local_runner_writes_what_it_should(start, in_run_directory, capsys):
+def test_a_run_of_the_local_runner_writes_the_documented_files(start, in_run_directory, capsys):
     runner = start(composed(envs_per_actor=2), ImpalaLocalRunner)
     assert isinstance(runner.trainer.rollout_generator, SubprocDistributedActors)
     assert runner.trainer.rollout_generator.n_envs == 4

@@ -238,7 +238,7 @@ def test_dcl_becomes_better_than_its_heuristic(env: Any, states: int) -> None:
 
 
 @pytest.mark.parametrize("env", [LampsEnv, single_lamps])
-def test_a_generation_ends_when_its_time_is_over(env: Any) -> None:
+def test_a_generation_of_dcl_ends_at_its_time_limit(env: Any) -> None:
     config = DCLConfig(
         base=FirstColour(), horizon=2, generations=2, generation_seconds=1.0, states_per_update=10,
         rollout_evaluator=None,

@@ -253,7 +253,7 @@ def test_a_value_follows_a_truncation_and_not_a_termination() -> None:
         assert batch.actions["valve"].flatten().tolist() == [-0.5] * 4  # 0 between -2 and 6
 
 
-def test_what_cannot_be_learned_is_refused_with_its_place() -> None:
+def test_unsupported_training_setups_are_refused_with_their_key() -> None:
     data = structured_log(3)
     data.tables["pick"].observations["mask"][:] = [1, 0, 0]
     with pytest.raises(ConfigError, match=r"sub-step 'pick': the action masks .* exclude \d+ of"):

@@ -266,7 +266,7 @@ def test_a_frozen_half_stays_while_the_other_one_learns(frozen, entropy_tuning):
     assert restored.alphas() == learner.alphas()
 
 
-def test_the_time_of_the_policys_losses_is_time_of_losses(monkeypatch):
+def test_the_time_of_policy_losses_counts_as_time_of_losses(monkeypatch):
     learner, batch = flat_learner(), flat_batch()
     learner.update(batch)
     learner.seconds_of_losses = learner.seconds_of_gradients = 0.0

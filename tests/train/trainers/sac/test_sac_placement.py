@@ -79,7 +79,7 @@ def test_only_processes_collect_ahead_by_default():
     assert are_equal(learned("local"), ahead)
 
 
-def test_what_is_collected_ahead_is_collected_with_the_policy_of_one_update_ago():
+def test_collect_ahead_uses_the_policy_of_the_previous_update():
     with training("dev", collect_ahead=True) as run:
         run.train(n_epochs=1)  # ends with the rollouts of the next update, which came before the last one
         trainer, before_updates, acted = run.runner.trainer, [], []
@@ -133,7 +133,7 @@ def test_learner_continues_while_rollouts_are_collected():
         ("local", "kill", r"environment worker \d \(environment \d, pid \d+\) was killed by signal 9"),
     ],
 )
-def test_what_goes_wrong_while_it_learns_is_named(runner, fault, message):
+def test_failures_while_learning_are_named(runner, fault, message):
     make_env = functools.partial(counting_env, ((20, "terminated"),), (fault, 7))
     values = {"initial_buffer_size": 1, "n_rollout_steps": 2, "collect_ahead": True}
     with training(runner, make_env, **values) as run, pytest.raises(MazeError, match=message):
@@ -207,6 +207,6 @@ def test_a_buffer_of_single_steps_is_refused_where_steps_have_several_actors():
         trainer_with(ListBuffer(), two_step_env)
 
 
-def test_something_that_is_no_buffer_is_refused():
+def test_an_object_that_is_no_buffer_is_refused():
     with pytest.raises(ConfigError, match="replay_buffer: expected a BaseReplayBuffer, found list"):
         trainer_with([])

@@ -72,7 +72,7 @@ class Cutting2DCoreEnvironment(CoreEnv):
 
     @override(CoreEnv)
     def seed(self, seed: Any) -> None:
-        """Nothing is random here."""
+        """Do nothing: nothing is random here."""
 
     # What follows becomes meaningful in later parts.
 

@@ -16,7 +16,7 @@ class Inventory:
 
     def __init__(self, max_pieces_in_inventory: int, raw_piece_size: Size) -> None:
         if max_pieces_in_inventory < 1:
-            raise ValueError(f"`max_pieces_in_inventory` must be at least 1, got {max_pieces_in_inventory}.")
+            raise ValueError(f"`max_pieces_in_inventory` must be at least 1, found {max_pieces_in_inventory}.")
         self.max_pieces_in_inventory = max_pieces_in_inventory
         self.raw_piece_size = raw_piece_size
         self.pieces: list[Size] = []

@@ -97,7 +97,7 @@ class Cutting2DCoreEnvironment(CoreEnv):
 
     @override(CoreEnv)
     def seed(self, seed: Any) -> None:
-        """Nothing is random here."""
+        """Do nothing: nothing is random here."""
 
     @override(CoreEnv)
     def get_serializable_components(self) -> dict[str, Any]:

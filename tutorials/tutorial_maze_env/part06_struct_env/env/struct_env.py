@@ -153,7 +153,7 @@ class StructuredCutting2DEnvironment(Wrapper[MazeEnv[Any]], StructuredEnv, Struc
         if maze_state is None or maze_action is None:
             raise EnvironmentContractError(
                 f"{type(self).__name__}: state and action are needed together, because the observation of sub-step "
-                f"{CUTTING} depends on the piece selected before it; got {maze_state!r} and {maze_action!r}."
+                f"{CUTTING} depends on the piece selected before it; found {maze_state!r} and {maze_action!r}."
             )
         observations, actions = self.env.get_observation_and_action_dicts(
             maze_state, maze_action, first_step_in_episode

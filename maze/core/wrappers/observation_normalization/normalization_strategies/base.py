@@ -15,7 +15,7 @@ from gymnasium import spaces
 from maze.core.annotations import override
 from maze.core.errors import CheckpointError, ConfigError
 from maze.core.utils.array_conversions import Normalize
-from maze.core.utils.files import write_sealed
+from maze.core.utils.files import write_with_checksum
 from maze.core.utils.safe_pickle import safe_load
 
 StatisticsType = dict[str, np.ndarray]
@@ -43,7 +43,7 @@ class ObservationNormalizationStrategy(ABC):
     :param axis: Axes of the stacked samples `[n_samples, *shape]` over which statistics are taken: 0 keeps apart all
         entries of the observation, `[0, 1, 2]` only the channels of images `(height, width, channels)`; None takes
         one statistic of everything.
-    :raises ConfigError: The observation's space is no `Box`.
+    :raises ConfigError: The observation's space is not a `Box`.
     """
 
     _names: ClassVar[tuple[str, ...]] = ()
@@ -138,7 +138,7 @@ class ObservationNormalizationStrategy(ABC):
             if not fits:
                 raise ConfigError(
                     f"{type(self).__name__}: expected finite numbers that fit the observation's shape {shape} as the "
-                    f"statistic `{name}`, got {value!r}."
+                    f"statistic `{name}`, found {value!r}."
                 )
         return checked
 
@@ -147,7 +147,7 @@ class ObservationNormalizationStrategy(ABC):
         is_valid = len(limits) == 2 and all(limit is None or isinstance(limit, Number) for limit in limits)
         if not is_valid or (None not in limits and limits[0] > limits[1]):
             raise ConfigError(
-                f"{type(self).__name__}: `clip_range` must be two ascending numbers or nulls, got {clip_range!r}."
+                f"{type(self).__name__}: `clip_range` must be two ascending numbers or nulls, found {clip_range!r}."
             )
         # Arrays: NumPy compares them with small observations faster than numbers of its own.
         low, high = (None if limit is None else np.asarray(limit, dtype=np.float32) for limit in limits)
@@ -161,7 +161,7 @@ class ObservationNormalizationStrategy(ABC):
         if not all(isinstance(one, int) and -n_dims <= one < n_dims for one in axes) or not {0, -n_dims} & {*axes}:
             raise ConfigError(
                 f"{type(self).__name__}: `axis` must be null or axes of the {n_dims} dimensions of the stacked samples "
-                f"[n_samples, *shape], 0 among them; got {axis!r}."
+                f"[n_samples, *shape], 0 among them; found {axis!r}."
             )
         return tuple(sorted({one % n_dims for one in axes}))
 
@@ -182,7 +182,8 @@ class LinearNormalizationStrategy(ObservationNormalizationStrategy):
         offset, scale = self._offset_and_scale({k: v.astype(np.float64) for k, v in statistics.items()})
         if not (scale > 0).all():
             raise ConfigError(
-                f"{type(self).__name__}: the scale of {' and '.join(self._names)} must be positive, got {dict(stats)}."
+                f"{type(self).__name__}: the scale of {' and '.join(self._names)} must be positive, found "
+                f"{dict(stats)}."
             )
         self._statistics = statistics
         with np.errstate(all="ignore"):
@@ -294,7 +295,7 @@ def save_statistics(path: Path, statistics: StructuredStatisticsType) -> None:
     content = pickle.dumps(statistics, protocol=4)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_sealed(path, content)
+        write_with_checksum(path, content)
     except OSError as error:
         raise CheckpointError(f"Could not write the normalization statistics `{path}`: {error}.") from error
 
@@ -303,7 +304,7 @@ def load_statistics(path: Path) -> StructuredStatisticsType:
     """Read statistics; no code in the file is executed.
 
     :param path: The file.
-    :raises CheckpointError: There is no such file, or it holds something else.
+    :raises CheckpointError: There is no such file, or it does not hold statistics.
     """
     if not path.is_file():
         raise CheckpointError(f"There are no normalization statistics `{path}`. {_HOW_TO_GET_ONE}")

@@ -101,7 +101,7 @@ def box_of(space: spaces.Space[Any], processor: str) -> spaces.Box:
 
     :param space: Space of an observation.
     :param processor: Name of the pre-processor, for the message.
-    :raises ConfigError: It is no Box.
+    :raises ConfigError: It is not a Box.
     """
     if not isinstance(space, spaces.Box):
         raise ConfigError(f"{processor}: expected an observation with a Box space, found {space}.")
@@ -127,7 +127,7 @@ def checked_axis(axis: int, n_dims: int, what: str) -> int:
     :raises ConfigError: The observation has no such axis.
     """
     if type(axis) is not int or not -n_dims <= axis < n_dims:
-        raise ConfigError(f"{what} must be an axis of the observation's {n_dims} dimensions, got {axis!r}.")
+        raise ConfigError(f"{what} must be an axis of the observation's {n_dims} dimensions, found {axis!r}.")
     return axis % n_dims
 
 
@@ -149,7 +149,7 @@ class FlattenPreProcessor(ConvertingPreProcessor, tag="flatten"):
         if type(num_flatten_dims) is not int or not 1 <= num_flatten_dims <= n_dims:
             raise ConfigError(
                 f"FlattenPreProcessor: `num_flatten_dims` must be a whole number from 1 to the observation's {n_dims} "
-                f"dimensions (shape {space.shape}), got {num_flatten_dims!r}."
+                f"dimensions (shape {space.shape}), found {num_flatten_dims!r}."
             )
         kept = space.shape[: n_dims - num_flatten_dims]
         self._convert_by(Reshape((*kept, int(np.prod(space.shape[len(kept) :])))))
@@ -201,7 +201,7 @@ class ResizeImgPreProcessor(ConvertingPreProcessor, tag="resize_img"):
         `transpose` `(channels, height, width)`.
     :param target_size: Height and width of the result.
     :param transpose: Whether the channels come first, before and after resizing.
-    :raises ConfigError: The observation is no image of that layout, or the size is not two numbers.
+    :raises ConfigError: The observation is not an image of that layout, or the size is not two numbers.
     """
 
     def __init__(self, observation_space: spaces.Box, target_size: Sequence[int], transpose: bool) -> None:
@@ -209,7 +209,7 @@ class ResizeImgPreProcessor(ConvertingPreProcessor, tag="resize_img"):
         space = box_of(observation_space, "ResizeImgPreProcessor")
         size = tuple(target_size)
         if len(size) != 2 or any(type(n) is not int or n < 1 for n in size):
-            raise ConfigError(f"ResizeImgPreProcessor: `target_size` must be [height, width], got {target_size!r}.")
+            raise ConfigError(f"ResizeImgPreProcessor: `target_size` must be [height, width], found {target_size!r}.")
         n_dims = len(space.shape)
         if n_dims not in ((3,) if transpose else (2, 3)):
             wanted = "(channels, height, width)" if transpose else "(height, width) or (height, width, channels)"
@@ -280,7 +280,7 @@ class TransposePreProcessor(ConvertingPreProcessor, tag="transpose"):
 
     :param observation_space: Space of the observation.
     :param axes: For each dimension of the result, the dimension of the observation.
-    :raises ConfigError: The axes are no permutation of the observation's dimensions.
+    :raises ConfigError: The axes are not a permutation of the observation's dimensions.
     """
 
     def __init__(self, observation_space: spaces.Box, axes: Sequence[int]) -> None:
@@ -289,7 +289,8 @@ class TransposePreProcessor(ConvertingPreProcessor, tag="transpose"):
         self.axes = tuple(checked_axis(axis, len(shape), "TransposePreProcessor: `axes`") for axis in axes)
         if sorted(self.axes) != list(range(len(shape))):
             raise ConfigError(
-                f"TransposePreProcessor: `axes` must name each of the observation's {len(shape)} dimensions once, got "
+                f"TransposePreProcessor: `axes` must name each of the observation's {len(shape)} dimensions once, "
+                "found "
                 f"{list(axes)}."
             )
         self._convert_by(Transpose(self.axes))

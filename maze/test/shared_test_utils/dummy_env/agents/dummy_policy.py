@@ -23,7 +23,7 @@ class DummyGreedyPolicy(Policy):
 
     @override(Policy)
     def seed(self, seed: int) -> None:
-        """Nothing is random here."""
+        """Do nothing: nothing is random here."""
 
     @override(Policy)
     def compute_action(

@@ -16,7 +16,7 @@ from maze.train.trainers.common.training_runner import TrainingRunner
 
 @dataclass
 class ACRunner(TrainingRunner):
-    """Trains actor and critic on rollouts.
+    """Train actor and critic on rollouts.
 
     :param trainer_class: The trainer, such as `maze.train.trainers.ppo.ppo_trainer.PPO`.
     :param concurrency: See :class:`TrainingRunner`, as for the others.
@@ -51,7 +51,7 @@ class ACRunner(TrainingRunner):
             evaluator = getattr(config, "rollout_evaluator", None)
             if not isinstance(evaluator, Mapping):
                 raise ConfigError(
-                    "runner.eval_repeats: there is no evaluator configured that could play so many episodes; configure "
+                    "runner.eval_repeats: expected a configured evaluator, found none. Configure "
                     "`algorithm.rollout_evaluator`, or leave `runner.eval_repeats` empty."
                 )
             config = replace(config, rollout_evaluator={**evaluator, "n_episodes": self.eval_repeats})
@@ -60,11 +60,11 @@ class ACRunner(TrainingRunner):
 
 @dataclass
 class ACDevRunner(ACRunner):
-    """Steps all environments in the training process: the fastest choice for cheap environments."""
+    """Step all environments in the training process: the fastest choice for cheap environments."""
 
 
 @dataclass
 class ACLocalRunner(ACRunner):
-    """Steps the environments in worker processes: worth it where a step costs far more than sending an action."""
+    """Step the environments in worker processes: worth it where a step costs far more than sending an action."""
 
     default_placement: ClassVar[str] = "processes"

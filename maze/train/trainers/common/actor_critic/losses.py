@@ -23,7 +23,7 @@ class SurrogateLoss(NamedTuple):
 
 
 def clipped_surrogate(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip_range: float) -> SurrogateLoss:
-    """PPO's clipped objective (Schulman et al. 2017, equation 7).
+    """Return PPO's clipped objective (Schulman et al. 2017, equation 7).
 
     :param log_prob: Joint log-probability of the sampled actions under the current policy.
     :param old_log_prob: The same under the policy that sampled them.
@@ -52,7 +52,7 @@ def policy_gradient_loss(log_prob: Tensor, advantage: Tensor) -> Tensor:
 def value_loss(
     value: Tensor, target: Tensor, old_value: Tensor | None = None, clip_range: float | None = None
 ) -> Tensor:
-    """Mean squared error of the value function, optionally with its step limited as in PPO's first implementation.
+    """Return the mean squared error of the values, optionally with their step limited as in PPO's first implementation.
 
     :param value: Predicted values.
     :param target: Returns to predict, same shape.

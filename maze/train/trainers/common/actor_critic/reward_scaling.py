@@ -27,7 +27,7 @@ _LARGEST = 10.0
 
 
 class RewardScaling:
-    """Divides the rewards that a trainer learns from by the standard deviation of the discounted return so far, and
+    """Divide the rewards that a trainer learns from by the standard deviation of the discounted return so far, and
     clips them to [-10, 10] (Engstrom et al. 2020, Implementation matters in deep policy gradients, "reward scaling").
 
     That return is the discounted sum of the rewards up to a step, from the beginning of its episode on (`R <- gamma * R
@@ -151,7 +151,7 @@ class CentredReturns(ReturnFunction):
 
 
 def _of_decisions(target: Tensor, trajectories: Trajectories) -> Tensor:
-    """Targets of decisions `[n]`, without entries of environments whose autoreset is pending."""
+    """Return targets of decisions `[n]`, without entries of environments whose autoreset is pending."""
     places = [place for place in trajectories.places if place is not None]
     return torch.cat([target[place] for place in places]) if places else target.flatten()
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Evaluator(ABC):
-    """Evaluates policies."""
+    """Evaluate policies."""
 
     deterministic: bool | None = None
     """Whether actions are deterministic; `None`: unknown to this evaluator."""
@@ -31,7 +31,7 @@ class Evaluator(ABC):
 
     @contextmanager
     def choosing(self, deterministic: bool | None) -> Iterator[None]:
-        """Context in which actions are chosen as given.
+        """Return a context in which actions are chosen as given.
 
         :param deterministic: The most probable ones, or drawn ones; `None`: as configured.
         """
@@ -44,7 +44,7 @@ class Evaluator(ABC):
             self.deterministic = configured
 
     def state_dict(self) -> dict[str, Any]:
-        """State that the next evaluations depend on besides the policy, in numbers and arrays."""
+        """Return the state that the next evaluations depend on besides the policy, in numbers and arrays."""
         return {}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> list[str]:
@@ -56,7 +56,7 @@ class Evaluator(ABC):
 
 
 def default_rollout_evaluator() -> dict[str, Any]:
-    """Configuration of the evaluator that selects the best model; the runner adds environments and model selection."""
+    """Return the configuration of the evaluator of the best model, without environments and model selection."""
     return {
         "_target_": "maze.train.trainers.common.evaluators.rollout_evaluator.RolloutEvaluator",
         "deterministic": True,

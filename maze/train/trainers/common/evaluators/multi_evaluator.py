@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class MultiEvaluator(Evaluator):
-    """Runs several evaluators in the given order.
+    """Run several evaluators in the given order.
 
     :param evaluators: The evaluators, each with the statistics prefix and model selection of its own.
     """

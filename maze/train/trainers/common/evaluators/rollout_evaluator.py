@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class RolloutEvaluator(Evaluator):
-    """Rolls a policy out for a number of episodes and reports their mean reward, or another statistic or KPI.
+    """Roll a policy out for a number of episodes and report their mean reward, or another statistic or KPI.
 
     Each environment plays a fixed share of the episodes. Counting the first ones to finish, whichever environment they
     come from, would favour short episodes. Actions are drawn from generators of the evaluator's own, so that training
@@ -68,7 +68,7 @@ class RolloutEvaluator(Evaluator):
         keep: str = "best",
     ) -> None:
         if n_episodes < 1:
-            raise ValueError(f"`n_episodes` must be at least 1, got {n_episodes}.")
+            raise ValueError(f"`n_episodes` must be at least 1, found {n_episodes}.")
         if keep not in ("best", "latest"):
             raise ConfigError(f"rollout_evaluator.keep: expected `best` or `latest`, found {keep!r}.")
         self._n_instances = count_instances(eval_env)
@@ -144,7 +144,7 @@ class RolloutEvaluator(Evaluator):
 
     @contextmanager
     def _own_generators(self, policy: Policy) -> Iterator[None]:
-        """Context in which a policy that is being trained draws from the evaluator's generators."""
+        """Return a context in which a policy that is being trained draws from the evaluator's generators."""
         if not isinstance(policy, TorchPolicy):
             yield
             return
@@ -182,7 +182,7 @@ class RolloutEvaluator(Evaluator):
 
 @contextmanager
 def _evaluation_mode(policy: Policy) -> Iterator[None]:
-    """Switches the networks' dropout and the like off, and afterwards on again where they were."""
+    """Switch the networks' dropout and the like off, and afterwards on again where they were."""
     if not isinstance(policy, TorchPolicy):
         yield
         return

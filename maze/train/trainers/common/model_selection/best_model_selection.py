@@ -1,4 +1,4 @@
-"""Keeps the model with the best evaluation."""
+"""Keep the model with the best evaluation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PROGRESS = ("best_reward", "best_violation", "is_constrained", "maximize", "las
 
 
 class BestModelSelection(ModelSelectionBase):
-    """Writes the model whenever its evaluation is at least as good as all before, and keeps a copy of these weights.
+    """Write the model whenever its evaluation is at least as good as all before, and keep a copy of these weights.
 
     Where there are constraints, an evaluation that fulfils them is better than any that does not; as long as none does,
     the one that comes nearest is the best.
@@ -46,7 +46,7 @@ class BestModelSelection(ModelSelectionBase):
         verbose: bool = False,
     ) -> None:
         if dump_interval is not None and dump_interval < 1:
-            raise ValueError(f"`dump_interval` must be at least 1 or None, got {dump_interval}.")
+            raise ValueError(f"`dump_interval` must be at least 1 or None, found {dump_interval}.")
         self.dump_file = Path(dump_file) if dump_file else None
         self.model = model
         self.dump_interval = dump_interval
@@ -125,11 +125,11 @@ class BestModelSelection(ModelSelectionBase):
         :raises CheckpointError: No evaluation was good enough to be kept.
         """
         if self.model is None or self._best_weights is None:
-            raise CheckpointError("There is no best model to go back to: no evaluation of a model was reported yet.")
+            raise CheckpointError("There is no best model to restore: no evaluation of a model was reported yet.")
         self.model.load_state_dict(copy.deepcopy(self._best_weights))
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to continue the selection."""
+        """Return everything needed to continue the selection."""
         return {**{name: getattr(self, name) for name in _PROGRESS}, "best_weights": self._best_weights}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class ModelSelectionBase(ABC):
-    """Receives the evaluation results of the model being trained."""
+    """Receive the evaluation results of the model being trained."""
 
     maximize: bool = True
     """False: scores are the negated values of a statistic of which less is better."""
@@ -49,7 +49,7 @@ class ModelSelectionBase(ABC):
         return
 
     def state_dict(self) -> dict[str, Any]:
-        """State that the next comparisons depend on; tensors and plain values."""
+        """Return the state that the next comparisons depend on; tensors and plain values."""
         return {}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import math
 import operator
 import re
 import statistics
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -63,7 +65,7 @@ class Constraint(NamedTuple):
     def parse(cls, text: Any) -> Constraint:
         """Read `<statistic> <=, >=, <, > or == <number>`; instead of a statistic `<statistic> per <statistic>`.
 
-        :raises ConfigError: The text is no comparison.
+        :raises ConfigError: The text is not a comparison.
         """
         match = _CONSTRAINT.match(text) if isinstance(text, str) else None
         try:
@@ -88,7 +90,7 @@ class Constraint(NamedTuple):
 
 
 class SelectionCriterion:
-    """Judges evaluations by their epoch statistics.
+    """Judge evaluations by their epoch statistics.
 
     A statistic is named as TensorBoard shows it, with or without the prefix and the interface
     (`eval_BaseEnvEvents/kpi/mean/waste`, `kpi/mean/waste`). The mean, or an event's only statistic, needs no name
@@ -103,9 +105,11 @@ class SelectionCriterion:
 
     def __init__(self, objective: str | None = None, maximize: bool = True, constraints: Sequence[str] = ()) -> None:
         if not isinstance(maximize, bool):
-            raise ConfigError(f"maximize: expected true or false, got {maximize!r}.")
+            raise ConfigError(f"maximize: expected true or false, found {maximize!r}.")
         if isinstance(constraints, str) or not all(isinstance(text, str) for text in constraints):
-            raise ConfigError(f"constraints: expected a list of texts such as 'kpi/waste <= 0.1', got {constraints!r}.")
+            raise ConfigError(
+                f"constraints: expected a list of texts such as 'kpi/waste <= 0.1', found {constraints!r}."
+            )
         self.objective = MEAN_REWARD if objective is None else objective
         self.maximize = maximize
         self.constraints = [Constraint.parse(text) for text in constraints]
@@ -243,18 +247,30 @@ class StatisticSource(NamedTuple):
 
     def of(self, stats: Mapping[LogStatsKey, Any]) -> Any:
         """Return its value in statistics of a step, or of an episode (`at_end`); 0 without the event."""
+        event = _event_method(self.event)
+        if event is not None and not self.group:
+            return stats.get(LogStatsKey(event, self.output_name, None), 0.0)
         for key, value in stats.items():
-            event, group = (key.event.__module__, key.event.__qualname__), tuple(map(str, key.group or ()))
-            if (event, key.output_name, group) == self[:3]:
+            of_event = (key.event.__module__, key.event.__qualname__)
+            if (of_event, key.output_name, tuple(map(str, key.group or ()))) == self[:3]:
                 return value
         return 0.0
+
+
+@functools.cache
+def _event_method(event: tuple[str, str]) -> Callable[..., Any] | None:
+    """Return the interface method with this module and qualified name; `None`: it is defined in a function."""
+    try:
+        return operator.attrgetter(event[1])(sys.modules[event[0]])  # type: ignore[no-any-return]
+    except (AttributeError, KeyError):
+        return None
 
 
 def statistic_source(name: str) -> StatisticSource:
     """Return the source of a statistic in rollouts: of an event of an imported interface, otherwise of a KPI.
 
     :param name: See :class:`SelectionCriterion`.
-    :raises ConfigError: The statistic is no mean over episodes, or several events have this name.
+    :raises ConfigError: The statistic is not a mean over episodes, or several events have this name.
     """
     wanted = _tokens(name)
     found = {source for interface in _all_classes() for source in _sources_of(interface, wanted)}
@@ -293,7 +309,8 @@ def _sources_of(interface: type[Any], wanted: tuple[str, ...]) -> Iterator[Stati
             continue
         if epoch.reduce_function not in _MEANS:
             raise ConfigError(
-                f"constraints: {'/'.join(wanted)!r} is no mean over episodes, which constraints of the training need; "
+                f"constraints: {'/'.join(wanted)!r} is not a mean over episodes, which constraints of a training run "
+                "need; "
                 "expected a statistic `define_epoch_stats(np.mean, ...)`, or a KPI."
             )
         episode = next((stat for stat in definition.episode if stat.output_name == epoch.input_name), None)

@@ -21,7 +21,7 @@ Transition = Union[StructuredSpacesRecord, SpacesTrajectoryRecord]
 
 
 class BaseReplayBuffer(ABC):
-    """Keeps past experience to learn from again.
+    """Keep past experience to learn from again.
 
     It holds items, which are either all single environment steps or all rollouts of one length.
 
@@ -125,7 +125,7 @@ class BaseReplayBuffer(ABC):
         return columns.read(np.arange(n_samples), learner_device)
 
     def state_dict(self, with_content: bool = True) -> dict[str, Any]:
-        """State for checkpoints: plain values and tensors.
+        """Return the state for checkpoints: plain values and tensors.
 
         :param with_content: Whether the items are part of it; without them (`content` is `None`), a training that is
             resumed fills the buffer anew.

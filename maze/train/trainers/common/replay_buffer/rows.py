@@ -73,7 +73,7 @@ def _at(values: list[Any], position: int) -> Any:
 
 
 def _stack(dictionaries: Sequence[Mapping[str, Any] | None], zeros: Arrays | None) -> Arrays:
-    """Arrays by key; zeros for what is missing."""
+    """Return arrays by key; zeros for what is missing."""
     if zeros is None:
         example = next((entry for entry in dictionaries if entry is not None), {})
         zeros = {key: np.zeros_like(np.asarray(value)) for key, value in example.items()}
@@ -94,7 +94,7 @@ def _clipped(bounds: ActionBounds, actions: Arrays) -> Arrays:
 
 
 class _StepAssembler:
-    """Joins decisions to environment steps, and numbers the steps that are whole items.
+    """Join decisions to environment steps, and number the steps that are whole items.
 
     :param actors: The actors of an environment step, in their order.
     :param n_envs: Number of environments.
@@ -130,7 +130,7 @@ class _StepAssembler:
             )
 
     def complete(self, env_index: int, where: str) -> None:
-        """The environment step is complete; the next observation is not known yet."""
+        """Complete the environment step; the next observation is not known yet."""
         step = self.steps[env_index]
         step.is_complete = True
         if len(step.observations) < len(self.actors):
@@ -176,7 +176,7 @@ class _StepAssembler:
 
 
 class RolloutRows(_StepAssembler):
-    """Turns successive rollouts of the same environments into rows, each of them once.
+    """Turn successive rollouts of the same environments into rows, each of them once.
 
     Steps of structured environments that a rollout ends in the middle of are finished with the next rollout.
 
@@ -279,7 +279,7 @@ class RolloutRows(_StepAssembler):
         return rows if substep.valid is None else rows.select(substep.valid.T.ravel())
 
     def _flat_follows(self, columns: RolloutColumns, valid: np.ndarray | None, first_number: int) -> np.ndarray:
-        """Numbers of the rows that those of flat environments continue."""
+        """Return numbers of the rows that those of flat environments continue."""
         counted = np.ones(columns.n_envs * columns.n_ticks, np.int64) if valid is None else valid.T.ravel()
         numbers = first_number - 1 + counted.cumsum().reshape(columns.n_envs, columns.n_ticks)
         follows = np.empty_like(numbers)
@@ -350,7 +350,7 @@ class RolloutRows(_StepAssembler):
 
 
 def _by_env(array: np.ndarray, n_rows: int) -> np.ndarray:
-    """From `[n_ticks, n_envs, ...]` to rows, those of one environment after another, as a copy."""
+    """Copy `[n_ticks, n_envs, ...]` to rows, those of one environment after another."""
     return np.array(np.swapaxes(array, 0, 1), order="C").reshape(n_rows, *array.shape[2:])
 
 
@@ -368,11 +368,11 @@ def rows_of_records(
     action_spaces: Sequence[spaces.Dict] | None = None,
     zeros: Zeros | None = None,
 ) -> TransitionRows:
-    """Rows of successive steps of one environment.
+    """Return rows of successive steps of one environment.
 
     Actions are clipped to their space, as they were on the way to the environment. The observation after a step that
     terminated its episode is replaced by a valid one of the same episode: nothing of it counts, and that it allows no
-    action is no fault.
+    action is not a fault.
 
     :param records: Unbatched steps; what followed the last one is in its last `next_observation`, which has to be
         that of the actor to act then.
@@ -380,7 +380,7 @@ def rows_of_records(
     :param first_number: Number that the first row will get.
     :param action_spaces: By actor; `None`: they are not known.
     :param zeros: Values of missing observations and actions, by actor; `None`: zeros like those of other steps.
-    :raises EnvironmentContractError: Steps of other actors, or an action that is no element of its space.
+    :raises EnvironmentContractError: Steps of other actors, or an action that is not an element of its space.
     :raises NonFiniteError: A number is NaN or infinite.
     """
     steps = _StepAssembler(actors, n_envs=1)
@@ -486,5 +486,5 @@ def _require_finite(rows: TransitionRows) -> None:
                 place = tuple(np.argwhere(~np.isfinite(array))[0].tolist())
                 raise NonFiniteError(
                     f"Step {place[0]} of a rollout for the replay buffer: {name}, `{key}`, index {list(place[1:])} is "
-                    f"{array[place]}. Look at what recorded it."
+                    f"{array[place]}. Check the environment or data set that it was recorded from."
                 )

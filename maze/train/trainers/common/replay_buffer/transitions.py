@@ -48,7 +48,7 @@ class TransitionRows:
         return len(self.terminated)
 
     def select(self, chosen: np.ndarray) -> TransitionRows:
-        """Some of the rows.
+        """Return some of the rows.
 
         :param chosen: bool `[n]`.
         """
@@ -84,7 +84,7 @@ class TransitionBatch:
     """float32 `[B]`: weights that make up for rows that are drawn more often than others; None: none are."""
 
     def acted(self, position: int) -> Tensor | None:
-        """1 where an actor acted, 0 where the episode had ended before; `None`: it always did.
+        """Return 1 where an actor acted, 0 where the episode had ended before; `None`: it always did.
 
         :param position: Which actor of the step.
         :return: Floats `[B]`.
@@ -174,7 +174,7 @@ class TransitionColumns:
         observation_spaces_dict: Mapping[StepKeyType, spaces.Dict],
         action_spaces_dict: Mapping[StepKeyType, spaces.Dict],
     ) -> TransitionColumns:
-        """Columns for an environment's steps."""
+        """Return columns for an environment's steps."""
         observations, actions = (
             [usual_values(by_key[actor.step_key]) for actor in actors]
             for by_key in (observation_spaces_dict, action_spaces_dict)
@@ -183,7 +183,7 @@ class TransitionColumns:
 
     @classmethod
     def for_rows(cls, capacity: int, actors: Sequence[ActorID], rows: TransitionRows) -> TransitionColumns:
-        """Columns for more rows like these."""
+        """Return columns for more rows like these."""
         firsts = [int(np.argmax(_is_observed(rows, position))) for position in range(len(actors))]
         observations = [
             {key: array[first].copy() for key, array in part.items()}
@@ -338,13 +338,13 @@ class TransitionColumns:
 
 
 def _is_observed(rows: TransitionRows, position: int) -> np.ndarray:
-    """Where an actor got an observation: it acted, or the episode was cut off when it was to act."""
+    """Return where an actor received an observation: it acted, or the episode was cut off when it was to act."""
     observed: np.ndarray = (rows.n_substeps > position) | ((rows.n_substeps == position) & ~rows.terminated)
     return observed
 
 
 def _allocate(capacity: int, like: Arrays) -> Arrays:
-    """Networks compute in float32: nothing is gained by keeping more."""
+    """Allocate columns, of at most float32, in which networks compute."""
     return {
         key: np.zeros((capacity, *array.shape), np.float32 if array.dtype == np.float64 else array.dtype)
         for key, array in like.items()

@@ -20,7 +20,7 @@ from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch
 
 
 class UniformReplayBuffer(BaseReplayBuffer):
-    """Keeps the latest items in arrays that are allocated once, and draws them with replacement.
+    """Keep the latest items in arrays that are allocated once, and draw them with replacement.
 
     The arrays are made for the first item, or before by :meth:`allocate`.
 
@@ -31,7 +31,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
 
     def __init__(self, buffer_size: int, seed: int) -> None:
         if buffer_size < 1:
-            raise ConfigError(f"algorithm.replay_buffer_size: expected at least 1, got {buffer_size!r}.")
+            raise ConfigError(f"algorithm.replay_buffer_size: expected at least 1, found {buffer_size!r}.")
         self.buffer_size = buffer_size
         self.n_drawn = 0
         """Number of items ever drawn."""
@@ -144,7 +144,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
 
     @override(BaseReplayBuffer)
     def state_dict(self, with_content: bool = True) -> dict[str, Any]:
-        """Generator, counts and optionally all items; plain values and tensors."""
+        """Return the generator, counts and optionally all items; plain values and tensors."""
         bits = self._rng.bit_generator.state
         return {
             "generator": [bits["state"]["state"], bits["state"]["inc"], bits["has_uint32"], bits["uinteger"]],
@@ -217,7 +217,7 @@ _SMALLEST = 1e-6
 
 
 class PrioritizedReplayBuffer(UniformReplayBuffer):
-    """Draws steps in proportion to a power of their last error (Schaul et al. 2016, proportional variant).
+    """Draw steps in proportion to a power of their last error (Schaul et al. 2016, proportional variant).
 
     New steps get the highest priority there was. Batches are drawn in strata of equal priority, and carry importance
     weights `(n * probability) ** -beta`, scaled by the largest of the batch.
@@ -324,7 +324,7 @@ class SumTree:
             self._nodes[nodes] = self._nodes[2 * nodes] + self._nodes[2 * nodes + 1]
 
     def find(self, sums: np.ndarray) -> np.ndarray:
-        """For each of `sums`, `[B]` in `[0, total)`, the number in which the running total passes it."""
+        """Return, for each of `sums`, `[B]` in `[0, total)`, the number in which the running total passes it."""
         nodes = np.ones(len(sums), np.int64)
         rest = np.array(sums, np.float64)
         while nodes[0] < self._first_leaf:

@@ -89,7 +89,7 @@ class EpisodeSeeds:
 
 
 class RolloutSchedule:
-    """Schedules the episodes of one update and orders their outcomes.
+    """Schedule the episodes of one update and order their outcomes.
 
     :param seeds: Perturbations and environment seeds.
     :param update: Number of the update.
@@ -210,7 +210,7 @@ class ESRolloutResult:
 
 
 class ESDistributedRollouts(ABC):
-    """Evaluates perturbed policies."""
+    """Evaluate perturbed policies."""
 
     @abstractmethod
     def generate_rollouts(

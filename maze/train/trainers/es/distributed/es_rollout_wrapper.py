@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class ESAbortException(Exception):  # noqa: N818  (users catch it by this name)
-    """Ends an episode whose outcome is not needed any more."""
+    """End an episode whose outcome is not needed any more."""
 
 
 class ESRolloutWorkerWrapper(Wrapper[Any]):
-    """Plays episodes of an unperturbed policy or of a mirrored pair of perturbed policies.
+    """Play episodes of an unperturbed policy or of a mirrored pair of perturbed policies.
 
     :param env: The environment; an environment without statistics is wrapped.
     :param shared_noise: The noise table.
