@@ -270,7 +270,7 @@ def _features(
         begin += widths[key]
         positions = data.positions(key)
         phi[positions, place] = _with_bias(hidden(part.of_logged(torch.from_numpy(data.rows[positions]))))
-        chunks = torch.arange(len(part.weights)).split(_CHUNK)
+        chunks = torch.split(torch.arange(len(part.weights)), _CHUNK)
         means = [(part.weights[rows].unsqueeze(1) @ hidden(part.of_candidates(rows))).squeeze(1) for rows in chunks]
         of_rows = _with_bias(torch.cat(means))
         expected[positions, place] = of_rows[data.rows[positions]]

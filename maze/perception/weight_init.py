@@ -11,7 +11,6 @@ from torch import nn
 
 from maze.core.errors import ConfigError
 
-
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -71,8 +70,8 @@ def make_module_init_orthogonal(gain: float = 1.0) -> Callable[[nn.Module], None
 def spread_zero_biases(module: nn.Module) -> None:
     """Draw the biases of a linear or convolution layer uniformly within `1 / sqrt(n_inputs)` if all of them are zero.
 
-    With biases of zero, all hidden units change their slope at the origin, and a network of few inputs cannot vary along
-    a ray from it. Values that are fitted to logged decisions then extrapolate badly to other actions.
+    With biases of zero, all hidden units change their slope at the origin, and a network with ReLU is linear along each
+    ray from it. Values that are fitted to logged decisions then extrapolate badly to other actions.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU()).apply(make_module_init_normc())
     >>> bool(net.apply(spread_zero_biases)[0].bias.abs().max() <= 0.5)
