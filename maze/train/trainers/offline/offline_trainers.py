@@ -59,9 +59,9 @@ _CHUNK = 4096
 
 @dataclass
 class DecisionBatch:
-    """Logged decisions of one actor, and what followed them.
+    """Logged decisions of the agents that share a policy network, and what followed them.
 
-    :param actor: The actor.
+    :param actor: One of these actors.
     :param observations: `[B, *shape]` by key, action masks included.
     :param actions: `[B, *shape]` by head; those of `Box` heads are scaled to [-1, 1].
     :param rewards: `[B]`.
@@ -95,9 +95,10 @@ class LoggedBatches:
     :param data: The decisions.
     :param action_spaces: Action spaces by step key.
     :param gamma: Discount per environment step.
-    :param batch_size: Number of decisions of each actor in a batch.
+    :param batch_size: Number of decisions of each policy network in a batch.
     :param device: Device of the tensors.
     :param generator: Source of randomness, on the CPU.
+    :param network_key: Key of an actor's policy network; `None`: each actor has its own.
     :raises ConfigError: A `Box` head has no finite bounds, or an actor has no decision to learn from.
     """
 
@@ -109,6 +110,7 @@ class LoggedBatches:
         batch_size: int,
         device: str,
         generator: torch.Generator,
+        network_key: Callable[[ActorID], Any] | None = None,
     ) -> None:
         self._batch_size, self._device, self._generator = batch_size, device, generator
         self._observations: dict[StepKeyType, TensorDict] = {}
@@ -120,8 +122,11 @@ class LoggedBatches:
                 for head, space in action_spaces[key].spaces.items()
             }
         named = [ActorID(*actor) for actor in zip(data.step_keys, data.agent_ids.tolist(), strict=True)]
-        self.actors = list(dict.fromkeys(named))
-        """The actors, in the order of their first decisions."""
+        by_network: dict[Any, ActorID] = {}
+        shared = {a: by_network.setdefault(network_key(a) if network_key else a, a) for a in dict.fromkeys(named)}
+        named = [shared[actor] for actor in named]
+        self.actors = list(by_network.values())
+        """The first actor of each policy network, in the order of their first decisions."""
         numbers = {actor: number for number, actor in enumerate(self.actors)}
         actors = np.array([numbers[actor] for actor in named])
         next_actors = np.roll(actors, -1)
@@ -145,7 +150,7 @@ class LoggedBatches:
             self._decisions[actor] = {name: self._tensor(values[own]) for name, values in columns.items()}
 
     def draw(self) -> list[DecisionBatch]:
-        """Draw decisions of each actor, with replacement."""
+        """Draw decisions of each policy network, with replacement."""
         drawn = []
         for actor, columns in self._decisions.items():
             places = torch.randint(len(columns["rows"]), (self._batch_size,), generator=self._generator)
@@ -291,9 +296,8 @@ class OfflineTrainer(EpochTrainer):
         super().__init__(algorithm_config, model, **common)
         self.action_spaces = action_spaces
         self.generator = seeded_generator(seed, "cpu")
-        self.batches = LoggedBatches(
-            data, action_spaces, self.config.gamma, self.config.batch_size, model.device, self.generator
-        )
+        settings = (self.config.gamma, self.config.batch_size, model.device, self.generator)
+        self.batches = LoggedBatches(data, action_spaces, *settings, model.network_key)
         self.actors = self.batches.actors
         if self.config.critic is not None:
             if not isinstance(critic, TorchStepStateActionCritic):
