@@ -7,7 +7,7 @@
     python benchmarks/job_shop.py --train 3 --keep runs --experiment small large --sizes 20x20
     python benchmarks/job_shop.py outputs/<run> --temperatures 1 2 3 4       # of samples, compared on random instances
     python benchmarks/job_shop.py outputs/<run> --cpu-seconds 3             # best of many beside CP-SAT, equal CPU time
-    python benchmarks/job_shop.py --waiting --cp-sat 60 --sizes 6x6 8x8 10x10 15x15   # what non-delay schedules cost
+    python benchmarks/job_shop.py --waiting --cpu-seconds 15 --sizes 6x6 8x8 15x15  # what non-delay schedules cost
     python benchmarks/job_shop.py --speed [outputs/<run>]                    # a decision; best of 64 in a batch
 
 Runs come from `maze-run -cn conf_train +experiment=job_shop_ppo`, or are trained here: `--train` so many seeds with the
@@ -43,6 +43,7 @@ from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.rollout.solve import Search, solve
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.perception.models.auto_model_composer import AutoModelComposer
+from maze_envs.scheduling.cp_sat import CpSatSchedule, cp_sat_schedule, dispatched_makespan
 from maze_envs.scheduling.job_shop import JobShopEnv, JobShops
 from maze_envs.scheduling.rules import RULES, DispatchingRule
 from maze_envs.scheduling.taillard import Instance, generate, instances_of, lower_bound
@@ -110,8 +111,6 @@ def compared_temperatures(
 
 def by_cp_sat(size: str, seconds: float) -> dict[str, float]:
     """Mean gaps to the best known makespans in percent: of what CP-SAT finds and bounds, and of what is dispatched."""
-    from maze_envs.scheduling.cp_sat import cp_sat_schedule, dispatched_makespan
-
     found: dict[str, list[float]] = {}
     for one in instances_of(size):
         schedule = cp_sat_schedule(one.durations, one.machines, seconds)
@@ -124,14 +123,22 @@ def by_cp_sat(size: str, seconds: float) -> dict[str, float]:
     return {name: statistics.mean(values) for name, values in found.items()}
 
 
+def cp_sat_in(seconds: float, one: Instance, may_wait: bool = True) -> CpSatSchedule:
+    """What one worker of CP-SAT finds in CPU seconds, the building of its model included."""
+    end = time.process_time() + seconds
+    return cp_sat_schedule(
+        one.durations, one.machines, 100 * seconds, 1, may_wait=may_wait, is_time_over=lambda: time.process_time() > end
+    )
+
+
 def waiting(sizes: list[str], seconds: float, n_instances: int) -> str:
     """How far schedules in which no machine waits (non-delay) are from the shortest ones, with one CP-SAT worker.
 
     Gaps in percent are those of the best non-delay schedules and of their lower bounds to the shortest makespan that
     is known: published, or found here.
-    """
-    from maze_envs.scheduling.cp_sat import cp_sat_schedule
 
+    :param seconds: CPU seconds of a search.
+    """
     lines = []
     for size in sizes:
         try:
@@ -140,12 +147,12 @@ def waiting(sizes: list[str], seconds: float, n_instances: int) -> str:
             instances = random_instances(size, n_instances)
         gaps_found, bounds, n_solved = [], [], 0
         for one in instances:
-            shop = one.durations, one.machines
-            free, held = (cp_sat_schedule(*shop, seconds, n_workers=1, may_wait=each) for each in (True, False))
-            best = one.best_known or free.makespan
-            n_solved += held.makespan == held.bound and best in (free.bound, one.best_known)
+            best, best_bound, held = one.best_known, 0, cp_sat_in(seconds, one, may_wait=False)
+            if not best:
+                best, best_bound, _ = cp_sat_in(seconds, one)
+            n_solved += held.makespan == held.bound and (bool(one.best_known) or best == best_bound)
             gaps_found.append(100 * (held.makespan / best - 1))
-            bounds.append(100 * (max(held.bound, free.bound) / best - 1))
+            bounds.append(100 * (max(held.bound, best_bound) / best - 1))
             print(f"{size}, {one.name}: {best}, non-delay {held.makespan}, at least {held.bound}", flush=True)
         spread = f"{statistics.mean(gaps_found):.1f} ({min(gaps_found):.1f} to {max(gaps_found):.1f})"
         lines.append([size, str(len(gaps_found)), str(n_solved), spread, f"{statistics.mean(bounds):.1f}"])
@@ -279,8 +286,6 @@ def search_in_time(policy: Any, one: Instance, seconds: float, batch: int) -> tu
 
 def in_equal_time(run: Path, sizes: list[str], weights: str, seconds: float, temperature: float | None) -> str:
     """Mean gaps of the best of as many samples as CPU seconds allow, and of CP-SAT with one worker in as many."""
-    from maze_envs.scheduling.cp_sat import cp_sat_schedule
-
     lines, policy = [], load(run, weights, 1.0)
     makespans(policy, instances_of("ta01"), 2)  # what is imported and compiled once
     for size in sizes:
@@ -288,10 +293,7 @@ def in_equal_time(run: Path, sizes: list[str], weights: str, seconds: float, tem
         found = []
         for one in instances_of(size):
             greedy, best, n_samples, spent = search_in_time(policy, one, seconds, batch=128)
-            until = time.process_time() + seconds
-            solver = cp_sat_schedule(
-                one.durations, one.machines, 100 * seconds, 1, is_time_over=lambda end=until: time.process_time() > end
-            )
+            solver = cp_sat_in(seconds, one)
             gaps_found = [100 * (makespan / one.best_known - 1) for makespan in (greedy, best, solver.makespan)]
             found.append([*gaps_found, n_samples, spent])
             print(f"{one.name}: greedy {greedy}, best of {n_samples} {best}, CP-SAT {solver.makespan}", flush=True)
@@ -324,11 +326,11 @@ def parsed_arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--cp-sat", type=float, default=0.0, metavar="SECONDS", help="time limit for each instance")
-    parser.add_argument("--train", type=int, default=0, metavar="SEEDS", help="so many trainings of each experiment")
+    parser.add_argument("--train", type=int, default=0, metavar="SEEDS", help="so many runs of each experiment")
     parser.add_argument("--experiment", nargs="+", choices=EXPERIMENTS, default=["standard"])
-    parser.add_argument("--overrides", nargs="*", default=[], help="of the trainings, such as algorithm.n_epochs=30")
+    parser.add_argument("--overrides", nargs="*", default=[], help="of the runs, such as algorithm.n_epochs=30")
     parser.add_argument("--keep", type=Path, help="keep the runs in this directory, and use those that are there")
-    parser.add_argument("--jobs", type=int, default=1, help="trainings side by side")
+    parser.add_argument("--jobs", type=int, default=1, help="runs in parallel")
     parser.add_argument("--markdown", type=Path, help="page whose table is written")
     parser.add_argument("--table", default="gaps", help="which table of the page")
     return parser.parse_args()
@@ -345,12 +347,12 @@ def main() -> None:
             f"{found['batch_s']:.3f} CPU s in a batch, {found['one_by_one_s']:.3f} one by one, "
             f"{found['one_by_one_s'] / found['batch_s']:.1f} times as long"
         )
-    elif arguments.cpu_seconds:
+    elif arguments.runs and arguments.cpu_seconds:
         seconds, temperature = arguments.cpu_seconds, arguments.temperature
         for run in arguments.runs:
             publish(in_equal_time(run, arguments.sizes, arguments.weights, seconds, temperature), arguments)
     elif arguments.waiting:
-        publish(waiting(arguments.sizes, arguments.cp_sat or 60.0, arguments.instances), arguments)
+        publish(waiting(arguments.sizes, arguments.cpu_seconds or 15.0, arguments.instances), arguments)
     else:
         sizes = [size for name in arguments.sizes for size in (LARGE if name == "large" else (name,))]
         runs = {"trained": arguments.runs} if arguments.runs else {}

@@ -155,7 +155,7 @@ class ConfigurationLoader:
         )
 
     def _options(self, path: str, value: Any) -> list[Any]:
-        """Return the values of the runs; a list stands for several in a multirun."""
+        """Return the values of the runs; a list has several, for a multirun."""
         if not self.auditor.multirun or not isinstance(value, list | tuple):
             return [value]
         if not value:

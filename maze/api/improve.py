@@ -1,4 +1,4 @@
-"""Improvement of a heuristic: plan with it, learn from it, and recommend the best policy that passes the gate."""
+"""Improvement of a heuristic: plan with it, learn from it, recommend the best policy that is confirmed."""
 
 from __future__ import annotations
 
@@ -63,16 +63,19 @@ _RUN_CONTEXT = "maze.api.run_context.RunContext"
 """Located when a command creates runs: run contexts import this module."""
 DIRECTORY = "improvement"
 """Directory of an improvement, in that of the training run of a `RunContext`."""
-HEURISTIC_SHARE, PLANNING_SHARE, PPO_SHARE, CONFIRMATION_SHARE = 0.1, 0.15, 0.1, 0.3
-"""Shares of the budget: at most, for the ladder's episodes of the heuristic and of each rollout policy; for PPO after
-another training run, which gets the rest; and reserved for the confirmation, which also gets what is left."""
+HEURISTIC_SHARE, PLANNING_SHARE, PPO_SHARE = 0.05, 0.15, 0.1
+"""Shares of the budget: at most, for the common episodes of the heuristic and of each rollout policy; for PPO after
+another training run, which gets the rest."""
+CONFIRMATION_SHARE, _LEAST_CONFIRMATION, _MOST_CONFIRMATION = 0.3, 0.15, 0.5
+"""Shares of the budget that are reserved for the confirmation, which also gets what is left: for a rollout policy with
+32 scenarios or more; while there is no candidate; and at most."""
 LEAST_EPISODES = 20
-"""Episodes of the ladder at least. They choose the order in which candidates are confirmed, and judge none."""
+"""Common episodes at least. They only determine the order in which candidates are confirmed."""
 LEAST_CONFIRMING, _MOST_CONFIRMING = 50, 5
 """Episodes of the confirmation at least, and at most (times `n_episodes`). With 50, at most 8 % of candidates at the
 margin pass where all episodes differ, and a quarter where only rare losses do (`benchmarks/intervals.py`)."""
 _WANTED_CONFIRMING = 75
-"""Episodes of the confirmation that the number of scenarios of a rollout policy leaves time for."""
+"""Episodes of the confirmation of the best candidate so far, for which time is reserved."""
 _FIRST_CANDIDATE = 0.6
 """Share of the time for confirmations that a candidate gets while others follow."""
 _ROUNDING = 0.2
@@ -93,7 +96,7 @@ _USUAL_HORIZON = 20
 """Horizon where there is no time to compare any."""
 _PILOT_SCENARIOS, _PILOT_CANDIDATES = 32, 8
 _WARM_START_STEPS = 20_000
-_LEAST_STATES, _WANTED_STATES = 200, 5000
+_LEAST_STATES, _WANTED_STATES = 400, 5000
 """Labelled decisions of a generation of `dcl`; below the second number, the scenarios of a label are reduced."""
 _LEAST_SCENARIOS, _SCENARIOS = 16, 128
 _GENERATIONS = 2
@@ -106,7 +109,7 @@ _PILOT_SHARE = 0.02
 
 
 class BudgetSpentError(MazeError):
-    """A rung of the ladder needs more time than it has."""
+    """A policy needs more time than it has."""
 
 
 class Evaluation(NamedTuple):
@@ -126,12 +129,6 @@ class Evaluation(NamedTuple):
         """Number of episodes."""
         return int(self.episodes.measures[RETURN].shape[1])
 
-    def joined(self, other: Evaluation) -> Evaluation:
-        """Return these episodes and further ones."""
-        ours, theirs = self.episodes.measures, other.episodes.measures
-        measures = {name: np.concatenate([ours[name], theirs[name]], axis=1) for name in ours}
-        return self._replace(episodes=replace(self.episodes, measures=measures))
-
     def first(self, n_episodes: int) -> Evaluation:
         """Return the first episodes."""
         measures = {name: values[:, :n_episodes] for name, values in self.episodes.measures.items()}
@@ -140,7 +137,7 @@ class Evaluation(NamedTuple):
 
 @dataclass(frozen=True)
 class Rung:
-    """A policy of the ladder.
+    """A policy that is compared with the heuristic, or the heuristic.
 
     :param name: Its name.
     :param policy: The policy.
@@ -218,9 +215,9 @@ class Improvement:
         return self.recommended.policy
 
     def differences(self, name: str) -> tuple[Estimate, Estimate]:
-        """Return the differences of the return from the heuristic's, in the ladder and in further episodes."""
-        ladder, further = (each.rows_of(RETURN) for each in (self.comparison, self.gates[name].comparison))
-        found = next(row for row in ladder if row.policy == name).difference, further[1].difference
+        """Return the differences of the return from the heuristic's, in the common and in further episodes."""
+        common, further = (each.rows_of(RETURN) for each in (self.comparison, self.gates[name].comparison))
+        found = next(row for row in common if row.policy == name).difference, further[1].difference
         assert found[0] is not None
         assert found[1] is not None
         return found[0], found[1]
@@ -231,15 +228,15 @@ class Improvement:
         name = self.recommended.name
         if self.recommended is self.rungs[0]:
             return "Recommended: the heuristic itself. No other policy is shown to be better."
-        ladder, further = map(_difference_text, self.differences(name))
+        common, further = map(_difference_text, self.differences(name))
         return (
             f"Recommended: {name}. Its return differs from the heuristic's by {further} in "
-            f"{self.gates[name].comparison.n_episodes} further episodes, which confirm {ladder} in the "
-            f"{self.comparison.n_episodes} episodes of the ladder."
+            f"{self.gates[name].comparison.n_episodes} further episodes, which confirm {common} in the "
+            f"{self.comparison.n_episodes} common episodes."
         )
 
     def text(self) -> str:
-        """Return the ladder for the console."""
+        """Return the report for the console."""
         commands = [line for what, each in self.recommended.commands.items() for line in (f"  # {what}", f"  {each}")]
         return "\n".join([self.comparison.text(), "", *self.remarks(), self.sentence, *commands])
 
@@ -250,10 +247,10 @@ class Improvement:
         for name, gate in self.gates.items():
             n_episodes = gate.comparison.n_episodes
             if not gate.passes:
-                ladder, further = map(_difference_text, self.differences(name))
+                common, further = map(_difference_text, self.differences(name))
                 yield (
                     f"{name} is not confirmed: its return differs by {further} in {n_episodes} further episodes, after "
-                    f"{ladder} in the ladder. {gate.verdict}"
+                    f"{common} in the common episodes. {gate.verdict}"
                 )
             elif n_episodes < MIN_EPISODES:
                 yield (
@@ -263,118 +260,42 @@ class Improvement:
                 )
 
     def page(self, subtitle: str) -> str:
-        """Return the HTML report: recommendation, confirmation, ladder, cost against quality, and the comparison.
+        """Return the HTML report: recommendation, confirmation, cost against quality, comparison.
 
         :param subtitle: Subheading.
         """
-        comparison, best = self.comparison, self.recommended
-        rows = list(zip(self.rungs, comparison.rows_of(RETURN), comparison.rows_of(COST), strict=True))
-        ladder = table(
-            ("policy", "return", "difference", "95 % of difference", "ms per decision", "seconds spent"),
-            [
-                [rung.name, row.mean.value, *_cells(row.difference), cost.mean.value, round(rung.seconds, 1)]
-                for rung, row, cost in rows
-            ],
-            f"Ladder: {comparison.n_episodes} episodes, in which candidates are chosen",
-        )
-        confirmed = table(
-            ("candidate", "further episodes", "difference", "95 % of difference", "in the ladder", "result"),
-            [
-                [name, gate.comparison.n_episodes, *_cells(further), ladder.value, _result(gate)]
-                for name, gate in self.gates.items()
-                for ladder, further in [self.differences(name)]
-            ],
-            "Confirmation in further episodes, the best candidate first; the first that passes is recommended",
-        )
+        best, compared = self.recommended, comparison_page(self.comparison, datetime.now())
+        header = ("candidate", "further episodes", "difference", "95 % of difference", "in common episodes", "result")
+        rows: list[list[Cell]] = []
+        for name, gate in self.gates.items():
+            common, further = self.differences(name)
+            ends = f"{number_text(further.low)} to {number_text(further.high)}"
+            result = "confirmed" if gate.passes else "not confirmed"
+            rows.append([name, gate.comparison.n_episodes, further.value, ends, common.value, result])
+        caption = "Confirmation in further episodes, the best candidate first; the first that passes is recommended"
         remarks = "".join(f"<p>{html.escape(remark)}</p>" for remark in self.remarks())
         advice = f"<p>{html.escape(self.sentence)}</p>" + code_list(best.commands.items())
-        intervals = intervals_figure(
-            "Mean return and its 95 % interval in the ladder",
-            [(row.policy, row.mean) for _, row, _ in rows],
-            [np.empty(0)] * len(rows),
-            None,
-        )
-        pictures = f'<div class="pair">{intervals}{_cost_figure(comparison, best.name)}</div>\n'
-        compared = comparison_page(comparison, datetime.now())
         sections = [
-            page_section("Recommendation", advice, facts=confirmed * bool(self.gates) + remarks),
-            page_section("Ladder", pictures, facts=ladder),
+            page_section("Recommendation", advice, facts=(table(header, rows, caption) if rows else "") + remarks),
+            page_section("Cost and quality", f'<div class="pair">{self._cost_figure()}</div>\n'),
             *compared.sections,
         ]
         return replace(compared, title="Improvement of a heuristic", subtitle=subtitle, sections=sections).text()
 
+    def _cost_figure(self) -> str:
+        """Draw the mean returns, ordered by the time of a decision, with marks of the Pareto front."""
+        costs = {row.policy: row.mean.value for row in self.comparison.rows_of(COST)}
+        rows, best_so_far = list[tuple[str, Estimate]](), -math.inf
+        for row in sorted(self.comparison.rows_of(RETURN), key=lambda row: (costs[row.policy], -row.mean.value)):
+            marks = " ◆" * (row.mean.value > best_so_far) + " ★" * (row.policy == self.recommended.name)
+            best_so_far = max(best_so_far, row.mean.value)
+            rows.append((f"{costs[row.policy]:.3g} ms: {row.policy}{marks}", row.mean))
+        title = "Mean return by time of a decision; ◆: no other policy is faster and better; ★: recommended"
+        return intervals_figure(title, rows, [np.empty(0)] * len(rows), None)
+
 
 def _difference_text(difference: Estimate) -> str:
     return f"{difference.value:+.4g} ({difference.low:+.4g} to {difference.high:+.4g})"
-
-
-def _cells(difference: Estimate | None) -> list[Cell]:
-    if difference is None:
-        return [None, ""]
-    return [difference.value, f"{number_text(difference.low)} to {number_text(difference.high)}"]
-
-
-def _result(gate: Gate) -> str:
-    return "confirmed" if gate.passes else "not confirmed"
-
-
-_WIDTH, _HEIGHT, _MARGIN = 500, 300, 42
-
-
-def _cost_figure(comparison: Comparison, best: str) -> str:
-    """Draw the mean return of each policy, with its interval, over its time per decision (logarithmic)."""
-    returns, costs = comparison.rows_of(RETURN), comparison.rows_of(COST)
-    x_values = [math.log10(max(cost.mean.value, 1e-6)) for cost in costs]
-    ends = [end for row in returns for end in row.mean if math.isfinite(end)]
-    low_x, high_x = math.floor(min(x_values)), max(math.floor(min(x_values)) + 1, math.ceil(max(x_values)))
-    low_y, high_y = min(ends), max(ends) if max(ends) > min(ends) else min(ends) + 1.0
-
-    def x(value: float) -> float:
-        return _MARGIN + (_WIDTH - 2 * _MARGIN) * (value - low_x) / (high_x - low_x)
-
-    def y(value: float) -> float:
-        return _HEIGHT - _MARGIN - (_HEIGHT - 2 * _MARGIN) * (value - low_y) / (high_y - low_y)
-
-    bottom = _HEIGHT - _MARGIN + 10
-    parts = [f'<line class="axis" x1="{_MARGIN}" x2="{_WIDTH - _MARGIN}" y1="{bottom}" y2="{bottom}"/>']
-    parts += [
-        f'<text x="0" y="{y(value) + 4:.1f}">{number_text(float(f"{value:.4g}"))}</text>' for value in (low_y, high_y)
-    ]
-    parts += [
-        f'<text x="{x(power):.1f}" y="{bottom + 14}" text-anchor="middle">{10.0**power:g} ms</text>'
-        for power in range(low_x, high_x + 1)
-    ]
-    # Policies that no other one beats in both respects form the Pareto front.
-    order = sorted(range(len(returns)), key=lambda index: (x_values[index], -returns[index].mean.value))
-    front = [
-        index
-        for place, index in enumerate(order)
-        if all(returns[index].mean.value > returns[before].mean.value for before in order[:place])
-    ]
-    corners = " ".join(f"{x(x_values[index]):.1f},{y(returns[index].mean.value):.1f}" for index in front)
-    parts.append(f'<polyline class="axis" points="{corners}" fill="none" stroke-dasharray="4 3"/>')
-    for index, row in enumerate(returns):
-        at, colour = x(x_values[index]), f"var(--c{index % 10})"
-        if row.mean.is_known:
-            parts.append(
-                f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{y(row.mean.low):.1f}" y2="{y(row.mean.high):.1f}" '
-                f'style="stroke: {colour}" stroke-width="3" stroke-linecap="round"/>'
-            )
-        anchor, shift = ("start", 9) if at < _WIDTH / 2 else ("end", -9)
-        name = html.escape(f"{row.policy} ★" if row.policy == best else row.policy)
-        parts += [
-            f'<circle cx="{at:.1f}" cy="{y(row.mean.value):.1f}" r="6" style="fill: {colour}; stroke: var(--card)"/>',
-            f'<text x="{at + shift:.1f}" y="{y(row.mean.value) - 7:.1f}" text-anchor="{anchor}">{name}</text>',
-        ]
-    label = "; ".join(
-        f"{row.policy}: {number_text(row.mean.value)} in {number_text(cost.mean.value)} ms"
-        for row, cost in zip(returns, costs, strict=True)
-    )
-    return (
-        "<figure><figcaption>Return over the time of a decision; dashed: no other policy is faster and better; ★: "
-        f'recommended</figcaption><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{html.escape(label)}">'
-        f"{''.join(parts)}</svg></figure>"
-    )
 
 
 class _TimedPolicy(Policy):
@@ -416,7 +337,7 @@ class _TimedPolicy(Policy):
 class ImproveRunner(EvaluationRunner):
     """Improve a heuristic within a budget, and recommend the best policy that is confirmed to be better.
 
-    The ladder: the heuristic; a rollout policy with it as base; a policy that is trained from it (`dcl` if there is
+    The policies: the heuristic; a rollout policy with it as base; a policy that is trained from it (`dcl` if there is
     chance in the environment, `self_labelling` otherwise); a rollout policy with the trained policy as base; PPO,
     warm-started by cloning the heuristic. All play the same episodes, whose seeds training does not use. Where planning
     is slow, there are fewer episodes (at least 20). Candidates with a better mean return are confirmed by the gate
@@ -426,7 +347,7 @@ class ImproveRunner(EvaluationRunner):
 
     :param policy: The heuristic, or its configuration.
     :param budget: Wall time of everything: seconds, or a text such as `10min`.
-    :param n_episodes: Number of episodes of the ladder at most; the confirmation has at most five times as many.
+    :param n_episodes: Number of common episodes at most; the confirmation has at most five times as many.
     :param horizon: Environment steps that planning simulates; `None`: chosen by measurements.
     :param value: What is still to come at the horizon, for planning with the heuristic (see `policy=rollout`).
     :param n_processes: Worker processes of rollout policies.
@@ -473,22 +394,20 @@ class ImproveRunner(EvaluationRunner):
         self._further_seeds = seeds.episode_seeds(_MOST_CONFIRMING * self.n_episodes)
         self._rungs: list[Rung] = []
         self._failures: dict[str, str] = {}
-        self._common = LEAST_EPISODES
-        """Number of episodes that all policies of the ladder play."""
+        self._common = self.n_episodes
+        """Number of episodes that all policies play."""
 
     @override(Runner)
     def run(self, **kwargs: Any) -> None:
         self._end = time.monotonic() + self._budget_s
         self._evaluate_heuristic()
         can_plan = self._attempt(f"rollout of {HEURISTIC}", self._planning_with_heuristic)
-        if not can_plan:
-            self._settle(self.n_episodes)
         first, *others = self._learners()
-        later = CONFIRMATION_SHARE + PPO_SHARE * bool(others)
+        later = PPO_SHARE * bool(others)
         if self._attempt(first, lambda name: self._training(name, later + PLANNING_SHARE * can_plan)) and can_plan:
             self._attempt(f"rollout of {first}", lambda name: self._planning(name, first, later))
         for other in others:
-            self._attempt(other, lambda name: self._training(name, CONFIRMATION_SHARE))
+            self._attempt(other, lambda name: self._training(name, 0.0))
         self._rungs = [replace(each, evaluation=each.evaluation.first(self._common)) for each in self._rungs]
         self.improvement = Improvement(self._rungs, self._failures, self._confirmed())
         print(f"\n{self.improvement.text()}", flush=True)
@@ -511,7 +430,7 @@ class ImproveRunner(EvaluationRunner):
         """Judge the candidates by the gate in further episodes, the best first, until one passes."""
         gates: dict[str, Gate] = {}
         # Training may have exceeded its time.
-        self._end = max(self._end, time.monotonic() + CONFIRMATION_SHARE * self._budget_s)
+        self._end = max(self._end, time.monotonic() + self._reserved(0.0))
         candidates = candidates_of(self._rungs)
         for index, rung in enumerate(candidates):
             try:
@@ -545,7 +464,7 @@ class ImproveRunner(EvaluationRunner):
     # -- rungs ---------------------------------------------------------------------------------------------------------
 
     def _attempt(self, name: str, rung: Callable[[str], Rung]) -> bool:
-        """Add a rung to the ladder, or note the reason why there is none."""
+        """Add a policy, or note the reason why there is none."""
         try:
             self._add(rung(name))
         except Exception as error:  # users' code, and methods that do not fit the environment
@@ -572,24 +491,11 @@ class ImproveRunner(EvaluationRunner):
             played = self._played(HEURISTIC, env, heuristic, seconds, self._common_seeds)
         except BudgetSpentError as error:
             raise ConfigError(
-                f"budget={self.budget}: {self._common} episodes of the heuristic take more than {seconds:.0f} s, "
+                f"budget={self.budget}: {LEAST_EPISODES} episodes of the heuristic take more than {seconds:.0f} s, "
                 f"{HEURISTIC_SHARE:.0%} of the budget. Set a larger budget."
             ) from error
+        self._common = played.n_episodes
         self._add(Rung(HEURISTIC, heuristic, self._make_env, played, time.monotonic() - start, None, {}))
-
-    def _settle(self, n_episodes: int) -> None:
-        """Set the number of common episodes, and let the heuristic play those that it has not played.
-
-        :param n_episodes: The number at most; the heuristic's episodes take no more than their share of the budget.
-        """
-        heuristic, start = self._rungs[0], time.monotonic()
-        affordable = int(HEURISTIC_SHARE * self._budget_s / heuristic.evaluation.seconds_of_episode)
-        n_before, self._common = self._common, min(n_episodes, max(LEAST_EPISODES, affordable))
-        if self._common > n_before:
-            seeds = self._episode_seeds[n_before : self._common]
-            more = self._played(HEURISTIC, self._make_env(), heuristic.policy, self._left(), seeds)
-            seconds = heuristic.seconds + time.monotonic() - start
-            self._rungs[0] = replace(heuristic, evaluation=heuristic.evaluation.joined(more), seconds=seconds)
 
     def _planning_with_heuristic(self, name: str) -> Rung:
         """Choose the horizon if none is given, and plan with the heuristic."""
@@ -608,26 +514,29 @@ class ImproveRunner(EvaluationRunner):
                 f"{len(gains)} decisions)",
                 flush=True,
             )
-        return self._planning(name, HEURISTIC, CONFIRMATION_SHARE)
+        return self._planning(name, HEURISTIC, PPO_SHARE)
 
-    def _planning(self, name: str, base_name: str, reserved: float) -> Rung:
+    def _planning(self, name: str, base_name: str, later: float) -> Rung:
         """Evaluate a rollout policy with as many scenarios as its time, and that of its confirmation, allow.
 
         The time of a decision is measured first. The first rollout policy determines the number of common episodes: as
         many as the time allows with 32 scenarios. More time gives more scenarios; less time, fewer.
+
+        :param later: Share of the budget that is left for what follows, besides the confirmation.
         """
         start = time.monotonic()
         heuristic, base = self._rungs[0], next(rung for rung in self._rungs if rung.name == base_name)
         if base is not heuristic and (difference := self._difference(base)).high < 0:
             raise BudgetSpentError(f"{base_name} is worse than the heuristic ({difference.value:+.4g}).")
         value = self.value if base is heuristic else None
-        seconds = min(PLANNING_SHARE * self._budget_s, self._left() - reserved * self._budget_s)
+        seconds = min(PLANNING_SHARE * self._budget_s, self._left() - self._reserved(later))
         of_episode = base.evaluation.n_decisions * self._seconds_of_decision(base, _USUAL, value)
         if base is heuristic:
-            wanted = max(LEAST_EPISODES, int(_SHARE_OF_SIMULATION * seconds / of_episode))
-            self._settle(min(self.n_episodes, wanted))
-        most = min(seconds / self._common, CONFIRMATION_SHARE * self._budget_s / _WANTED_CONFIRMING)
-        affordable = _USUAL * _SHARE_OF_SIMULATION * most / of_episode
+            self._common = min(self._common, max(LEAST_EPISODES, int(_SHARE_OF_SIMULATION * seconds / of_episode)))
+        common, further = (_SHARE_OF_SIMULATION * _USUAL * each / of_episode for each in (seconds, self._budget_s))
+        affordable = min(common / self._common, CONFIRMATION_SHARE * further / _WANTED_CONFIRMING)
+        if affordable < _USUAL:
+            affordable = min(common / self._common, _MOST_CONFIRMATION * further / _WANTED_CONFIRMING)
         if affordable < _FEWEST:
             raise BudgetSpentError(
                 f"{self._common} episodes, and the confirmation, leave time for {max(0.0, affordable):.2g} scenarios "
@@ -655,13 +564,13 @@ class ImproveRunner(EvaluationRunner):
         """Train a policy from the heuristic in the time that is left, and evaluate it.
 
         :param algorithm: The algorithm.
-        :param later: Share of the budget that is left for what follows.
+        :param later: Share of the budget that is left for what follows, besides the confirmation.
         """
         start = time.monotonic()
         of_episodes = max(
             _OVERRUN * self._common * self._rungs[0].evaluation.seconds_of_episode, _EPISODES_SHARE * self._budget_s
         )
-        seconds = self._left() - later * self._budget_s - of_episodes
+        seconds = self._left() - self._reserved(later) - of_episodes
         if seconds < _LEAST_TRAINING:
             raise BudgetSpentError("no time is left for a training run; set a larger budget.")
         directory = Path.cwd() / algorithm
@@ -672,7 +581,7 @@ class ImproveRunner(EvaluationRunner):
             train_for(context, seconds, by_steps=algorithm == PPO)
             policy, make_env = context.policy, context.env_factory
         # What was trained is evaluated, even if training has exceeded its time.
-        most = max(self._left() - later * self._budget_s, _OVERRUN * of_episodes)
+        most = max(self._left() - self._reserved(later), _OVERRUN * of_episodes)
         played = self._played(algorithm, make_env(), policy, most, self._common_seeds)
         self._common = played.n_episodes
         shown = str(shown_path(directory, self._project))
@@ -735,6 +644,17 @@ class ImproveRunner(EvaluationRunner):
         """Return the seconds that are left of the budget."""
         return self._end - time.monotonic()
 
+    def _reserved(self, later: float) -> float:
+        """Return the seconds that are reserved for the confirmation of the best candidate so far, and for what follows.
+
+        :param later: Share of the budget of what follows.
+        """
+        seconds = _LEAST_CONFIRMATION * self._budget_s
+        for rung in candidates_of(self._rungs)[:1]:
+            of_episodes = sum(each.evaluation.seconds_of_episode for each in (rung, self._rungs[0]))
+            seconds = max(seconds, _WANTED_CONFIRMING * of_episodes)
+        return min(seconds, _MOST_CONFIRMATION * self._budget_s) + later * self._budget_s
+
     def _make_env(self) -> Any:
         return self.built({"policy": self.policy})[0]
 
@@ -762,6 +682,7 @@ class ImproveRunner(EvaluationRunner):
             return {
                 "algorithm.base": policy,
                 "algorithm.horizon": self.horizon,
+                "algorithm.value": self.value,
                 "algorithm.scenarios": scenarios,
                 "algorithm.generation_seconds": 0.96 * generation_s,
                 "algorithm.rollout_evaluator.n_episodes": _EVALUATION_EPISODES,
@@ -881,4 +802,4 @@ def train_for(context: Any, seconds: float, by_steps: bool) -> None:
             unit = context.runner.trainer.steps_per_update()
         of_unit = max((time.monotonic() - start) / n_units, 1e-3)
         # The first unit includes preparations.
-        n_units = int(min(4 * n_units, (end - time.monotonic()) / of_unit + _ROUNDING))
+        n_units = max(0, int(min(4 * n_units, (end - time.monotonic()) / of_unit + _ROUNDING)))

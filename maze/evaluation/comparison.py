@@ -15,7 +15,14 @@ from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.context import CONTEXT
 from maze.core.log_stats.log_stats import LogStats
 from maze.core.utils.files import aligned, csv_text
-from maze.report.estimates import Estimate, Values, interquartile_mean_interval, mean_interval
+from maze.report.estimates import (
+    Estimate,
+    Values,
+    interquartile_mean_interval,
+    mean_interval,
+    quantile_interval,
+    tail_contributions,
+)
 from maze.report.page import Cell, MarkedNumber, Page, number_text, page_section, table
 
 RETURN, LENGTH = "return", "steps"
@@ -350,6 +357,101 @@ def intervals_figure(
 
 def _cut(name: str) -> str:
     return name if len(name) <= 40 else f"{name[:39]}…"
+
+
+class TailRow(NamedTuple):
+    """Estimates of the worst episodes of one measure of one policy.
+
+    :param measure: Name of the measure.
+    :param level: Share of the episodes that are the worst.
+    :param policy: Name of the policy.
+    :param quantile: The least bad of their values (value at risk).
+    :param cvar: Mean of their values (conditional value at risk).
+    :param difference: Difference of the CVaR from that of the reference policy, in the same episodes; `None`: it is
+        the reference.
+    """
+
+    measure: str
+    level: float
+    policy: str
+    quantile: Estimate
+    cvar: Estimate
+    difference: Estimate | None
+
+
+class TailComparison:
+    """Comparison of the worst episodes, by the measures that have a goal.
+
+    :param comparison: The comparison of all episodes.
+    :param levels: Shares of the episodes that are the worst, such as 0.1.
+    """
+
+    _HEADER = ("level", "policy", "quantile", "95 %", "CVaR", "95 % of CVaR", "difference", "95 % of difference")
+
+    def __init__(self, comparison: Comparison, levels: Sequence[float]) -> None:
+        self.comparison = comparison
+        self.levels = levels
+
+    def __bool__(self) -> bool:
+        """Return whether there are levels."""
+        return bool(self.levels)
+
+    def rows(self, measure: str) -> Iterator[TailRow]:
+        """Yield the estimates of a measure, level by level."""
+        sign = -1.0 if measure in self.comparison.minimized else 1.0
+
+        def of(estimate: Any) -> Estimate:
+            value, *ends = (sign * float(each) for each in estimate)
+            return Estimate(value, *sorted(ends))
+
+        for level in self.levels:
+            tails = [tail_contributions(sign * each.measures[measure], level) for each in self.comparison.played]
+            for index, (played, tail) in enumerate(zip(self.comparison.played, tails, strict=True)):
+                quantile = of(quantile_interval(sign * played.measures[measure], level))
+                difference = of(mean_interval(tail, tails[0])) if index else None
+                yield TailRow(measure, level, played.name, quantile, of(mean_interval(tail)), difference)
+
+    @property
+    def measures(self) -> list[str]:
+        """Measures with a goal."""
+        return [measure for measure in self.comparison.measures if self.comparison.goal(measure)]
+
+    def as_csv(self) -> str:
+        """Return the table, one line for each measure, level and policy."""
+        names = ("quantile", "cvar", "difference")
+        header = [column for name in names for column in (name, f"{name}_low", f"{name}_high")]
+        lines: list[list[object]] = [["measure", "level", "policy", *header]]
+        for row in (row for measure in self.measures for row in self.rows(measure)):
+            cells = [repr(end) for name in names for end in (getattr(row, name) or ())]
+            lines.append([*row[:3], *cells, *[""] * (len(header) - len(cells))])
+        return csv_text(lines)
+
+    def text(self) -> str:
+        """Return the table for the console, measure by measure."""
+        parts = []
+        for measure in self.measures:
+            rows = [self._HEADER, *(tuple(map(_cell_text, _tail_cells(row))) for row in self.rows(measure))]
+            parts += [f"{measure}, worst episodes", *aligned(rows), ""]
+        return "\n".join(parts)
+
+    def section(self) -> str:
+        """Return a section of the report."""
+        tables = [
+            table(self._HEADER, [_tail_cells(row) for row in self.rows(measure)], f"{measure}: worst episodes")
+            for measure in self.measures
+        ]
+        return page_section("Worst episodes", "".join(tables))
+
+
+def _tail_cells(row: TailRow) -> list[Cell]:
+    cells: list[Cell] = [f"{row.level:g}", row.policy]
+    for estimate in (row.quantile, row.cvar, row.difference):
+        cells += [None, ""] if estimate is None else [estimate.value, _range_text(estimate)]
+    return cells
+
+
+def _cell_text(cell: Cell) -> str:
+    return "" if cell is None else _short(cell) if isinstance(cell, float) else str(cell)
 
 
 _MOST_CONTEXTS = 400

@@ -247,6 +247,9 @@ def log_facts(data: LoggedSteps, is_cloned: bool = False) -> list[tuple[str, str
         ("Truncated episodes", f"{int(data.truncated.sum())}; they continue in estimates with fitted values only"),
         ("Probabilities of the actions", f"known for {n_known} of {len(data)} decisions"),
     ]
+    if len(set(data.acted_by)) > 1:
+        by_policy = {name: returns[np.array(data.acted_by) == name] for name in dict.fromkeys(data.acted_by)}
+        facts[3:3] = [(f"Returns of {name or 'others'}", _mean_text(found)) for name, found in by_policy.items()]
     if is_cloned:
         facts[-1] = (facts[-1][0], "estimated by cloning the behaviour; intervals do not contain the error of this")
     for key, decisions in data.tables.items():
@@ -269,6 +272,11 @@ def log_facts(data: LoggedSteps, is_cloned: bool = False) -> list[tuple[str, str
     if n_lost := int((~data.has_target).sum()):
         facts.append(("Left out of fitted values", f"{n_lost} decisions before truncations without an observation"))
     return facts
+
+
+def _mean_text(returns: np.ndarray[Any, Any]) -> str:
+    mean, error = returns.mean(), 1.96 * returns.std() / max(1.0, len(returns) - 1.0) ** 0.5
+    return f"mean {mean:.4g} (95 %: {mean - error:.4g} to {mean + error:.4g}) in {len(returns)} episodes"
 
 
 def estimation_page(

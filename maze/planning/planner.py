@@ -154,7 +154,7 @@ def gains_by_horizon(returns: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class ActionValues:
-    """Candidates of one decision with what simulation says about them.
+    """Candidates of one decision with their simulated values.
 
     :param actions: The candidates; the first one is the base policy's action.
     :param base_return: Mean return of the base policy's action over all its scenarios.

@@ -158,7 +158,7 @@ class RolloutPolicy(Policy):
         self.base = build_policy(base, {SPACES[0]: action_spaces_dict}, "policy.base")
         if getattr(self.base, "is_recurrent", False):
             raise ConfigError("policy.base: a policy with hidden states cannot plan, copies have none of its states.")
-        self.value = _value_function(value, base, self.base)
+        self.value = _critic(base, self.base) if value == "critic" else value_function(value, "policy.value")
         self._rng = np.random.default_rng()
         self._layers: list[Any] = []
         self._simulator: _Simulation | None = None
@@ -334,7 +334,7 @@ class _Simulation:
         else:
             self._branches = SingleBranches(env, policy.gamma)
         if self._branches is not None:
-            simulate = BranchSimulator(self._branches, acting(base), policy.horizon, _of_group(value))
+            simulate = BranchSimulator(self._branches, acting(base), policy.horizon, of_group(value))
         self._simulate: Simulator = simulate
         self._planner = Planner(
             simulate,
@@ -398,7 +398,7 @@ class _BranchHost:
 
     def __init__(self, env: Any, base: Policy, horizon: int | None, gamma: float, value: Value | None) -> None:
         self._branches = SingleBranches(env, gamma)
-        self._simulate = BranchSimulator(self._branches, acting(base), horizon, _of_group(value))
+        self._simulate = BranchSimulator(self._branches, acting(base), horizon, of_group(value))
 
     def close(self) -> None:
         """Release the copies."""
@@ -528,15 +528,23 @@ def _key(action: ActionType) -> tuple[bytes, ...]:
     return tuple(np.asarray(action[head], np.float64).tobytes() for head in sorted(action))
 
 
-def _value_function(value: Any, config: Any, base: Policy) -> Value | None:
-    """Return the estimate of what is still to come at the horizon."""
+def value_function(value: Any, where: str) -> Value | None:
+    """Return the estimate of what is still to come at the horizon.
+
+    :param value: A function, its configuration, or `None`: nothing.
+    :param where: Its configuration key, for messages.
+    :raises ConfigError: It is no function.
+    """
     if value is None or (callable(value) and not isinstance(value, str)):
         return value
-    if value != "critic":
-        found: Any = Factory(object).instantiate(value, config_path="policy.value")
-        if not callable(found):
-            raise ConfigError(f"policy.value: expected critic, a function or null, found {value!r}.")
-        return found  # type: ignore[no-any-return]
+    found: Any = None if isinstance(value, str) else Factory(object).instantiate(value, config_path=where)
+    if not callable(found):
+        raise ConfigError(f"{where}: expected a function or null, found {value!r}.")
+    return found  # type: ignore[no-any-return]
+
+
+def _critic(config: Any, base: Policy) -> Value:
+    """Return the critic of the run that the base policy comes from."""
     from maze.core.agent.serialized_torch_policy import trained_actor_critic
 
     actor_critic = trained_actor_critic(plain_container(config, "policy.base"), base)
@@ -548,7 +556,8 @@ def _value_function(value: Any, config: Any, base: Policy) -> Value | None:
     return lambda observation, actor: actor_critic.bootstrap_values(observation, actor, [observation]).cpu().numpy()
 
 
-def _of_group(value: Value | None) -> Callable[[Group], np.ndarray] | None:
+def of_group(value: Value | None) -> Callable[[Group], np.ndarray] | None:
+    """Return the estimate for a group of branches."""
     return None if value is None else lambda group: value(group.stacked(), group.actor_id)
 
 

@@ -152,7 +152,7 @@ def _forbid_waiting(model: Any, starts: list[list[Any]], durations: np.ndarray, 
                 model.add(released[other] >= start).only_enforce_if(is_idle, is_before.negated())
 
 
-def dispatched_makespan(instance: Instance, starts: np.ndarray) -> int:
+def dispatched_makespan(instance: Instance, starts: np.ndarray, may_wait: bool = False) -> int:
     """Return the makespan of dispatching in the order of a schedule.
 
     On the clock of :class:`~maze_envs.scheduling.job_shop.JobShops` no machine waits while a job does. Shortest
@@ -160,9 +160,10 @@ def dispatched_makespan(instance: Instance, starts: np.ndarray) -> int:
 
     :param instance: The instance.
     :param starts: When operations start in the schedule, `[n_jobs, n_machines]`.
+    :param may_wait: Whether machines may wait.
     """
     machines = instance.durations.shape[1]
-    shops = JobShops(1, instances=[instance], only_choices=True)
+    shops = JobShops(1, instances=[instance], only_choices=True, may_wait=may_wait)
     shops.begin(np.zeros(1, np.int64))
     seen = {key: np.zeros((1, *(space.shape or ())), np.float32) for key, space in shops.observation_spaces[0].items()}
     is_over = shops.next_operation.min() >= machines
@@ -176,7 +177,7 @@ def dispatched_makespan(instance: Instance, starts: np.ndarray) -> int:
 class CpSatPolicy(Policy):
     """Solve each job shop when it begins, and start the waiting job whose operation begins first in the schedule.
 
-    The environment's clock does not let machines wait, so that its makespan may be longer than the schedule's, see
+    Unless machines may wait (`env.may_wait=true`), the makespan may be longer than the schedule's, see
     :func:`dispatched_makespan`.
 
     :param seconds: Time limit for each job shop.

@@ -280,7 +280,7 @@ class JobShops(BatchedCoreEnv):
         self.earliest[rows] = np.where(is_open, start, _NEVER)
 
     def _choices(self, rows: np.ndarray | slice) -> np.ndarray:
-        """Which jobs can be chosen, bool `[n, n_jobs]`."""
+        """Return which jobs can be chosen, bool `[n, n_jobs]`."""
         earliest = self.earliest[rows]
         can_start: np.ndarray = earliest < _NEVER
         if not self.may_wait:

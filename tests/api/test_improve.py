@@ -94,7 +94,9 @@ def test_the_first_confirmed_candidate_is_recommended(further: dict[str, Any], r
 def test_recommendation_states_the_differences_in_the_ladder_and_in_further_episodes() -> None:
     rungs = [rung("heuristic", OF_HEURISTIC[:20]), rung("a", OF_HEURISTIC[:20] + 3.0)]
     found = Improvement(rungs, {}, {"a": gate("a", np.full(80, 1.0))})
-    assert "+1 (+1 to +1) in 80 further episodes, which confirm +3 (+3 to +3) in the 20 episodes" in found.sentence
+    assert (
+        "+1 (+1 to +1) in 80 further episodes, which confirm +3 (+3 to +3) in the 20 common episodes" in found.sentence
+    )
     assert "Losses in fewer than 4.5% of the episodes may be missing" in "".join(found.remarks())
 
 
@@ -129,7 +131,7 @@ def test_the_improve_command_writes_the_stages_and_recommends_only_policies_not_
     assert LEAST_EPISODES <= episodes["heuristic"] <= N_EPISODES
     page = Path("found/report.html").read_text(encoding="utf-8")
     assert recommended[0] in page
-    assert "ms per decision" in page
+    assert "Mean return by time of a decision" in page
     for rung in ("rollout of heuristic", "ppo"):
         assert f"-> {rung}: return" in printed or f"No {rung}: " in printed
 
@@ -178,6 +180,7 @@ class Broken(Policy):
         raise ZeroDivisionError("no stock")
 
 
+@pytest.mark.long
 def test_planning_and_learning_improve_a_heuristic_and_the_best_can_be_exported(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -214,6 +217,7 @@ class RareLosses(CountDown):
         self.is_bad = False
 
 
+@pytest.mark.long
 def test_a_candidate_whose_rare_losses_the_ladder_misses_is_not_confirmed() -> None:
     seeding = MazeSeeding(SEED_WITH_LATE_LOSSES, 1, False)
     of_ladder, _, further = (seeding.episode_seeds(n) for n in (N_EPISODES, 1, LEAST_CONFIRMING))
@@ -234,6 +238,7 @@ def test_a_candidate_whose_rare_losses_the_ladder_misses_is_not_confirmed() -> N
     assert f"further episodes, after {ladder}" in found.text()
 
 
+@pytest.mark.long
 def test_policy_that_cannot_be_built_is_reported_and_the_others_run() -> None:
     with RunContext(lambda: CountDownEnv(WithoutCopies()), algorithm="ppo", overrides=SEEDS, silent=True) as context:
         found = context.improve(Zero(), budget_s=8)

@@ -140,7 +140,7 @@ def test_a_rollout_reports_its_kind_of_actions_and_the_number_of_truncated_episo
     assert "\n2 of 2 episodes were cut off after 3 steps" in said
     assert main([*command, "runner.max_episode_steps=600", "runner.deterministic=true"]) == 0
     said = capfd.readouterr().out  # the environment itself ends its episodes after 500 steps
-    assert "Rolling out with the most probable actions" in said
+    assert "Rolling out with greedy actions" in said
     assert "cut off" not in said
 
 
@@ -151,7 +151,7 @@ def test_a_run_is_played_without_a_display_as_a_page(
         monkeypatch.delenv(name, raising=False)
     assert main(["--play", str(run), "runner.max_episode_steps=4"]) == 0
     said = capfd.readouterr().out
-    assert "Rolling out with the most probable actions" in said
+    assert "Rolling out with greedy actions" in said
     (page,) = tmp_path.glob("outputs/*/*/episode_pages/*.html")
     assert f"Open the episode in a browser: {page}\n" in said
     text = page.read_text(encoding="utf-8")

@@ -151,7 +151,7 @@ def test_stopped_runs_resume_at_the_same_update(tmp_path: Path) -> None:
     assert both[:1] == first
     assert len(both) == 2
     assert steps_of_both == 2 * steps_of_first
-    assert seconds is None, "times of parts are not times of trainings"
+    assert seconds is None, "times of parts are not times of runs"
     assert learning.train(target(2), 0, tmp_path) == (both, steps_of_both, None), "what is done is not done again"
 
 

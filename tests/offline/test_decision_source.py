@@ -20,7 +20,7 @@ from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.distributions.samplers import probabilities_of, sampler_of, uniform_logits
 from maze.offline.estimate import EstimationConfig, estimate
-from maze.offline.estimation import CompleteTrajectoryProcessor
+from maze.offline.estimation import CompleteTrajectoryProcessor, log_facts
 from maze.serve.bundle import PolicyBundle
 from maze.serve.client import PolicyClient, ServerError
 from maze.serve.decision_log import DecisionLog, replay
@@ -108,6 +108,20 @@ def test_another_policy_is_estimated_from_the_log(directory: Path) -> None:
     config = EstimationConfig(gamma=1.0, estimators=("pdis",), min_effective_episodes=10)
     _, entry = estimate({"random": RandomPolicy(dict(ACTIONS))}, steps_of(directory), ACTIONS, config)
     assert entry.estimate.value == pytest.approx(1.0, abs=1.2)  # four standard deviations
+
+
+def test_returns_of_each_policy_of_a_canary_are_described(tmp_path: Path) -> None:
+    log = DecisionLog(tmp_path, {})
+    with served({"old": always(0), "new": always(1)}, log=log) as (url, _), PolicyClient(url) as client:
+        for policy in ("old", "new", "new"):
+            with client.session(policy=policy) as session:
+                answer = session.act(OBSERVATIONS[0])
+                client.report(answer.decision, float(answer.action), done=True)
+    data = steps_of(tmp_path)
+    assert data.acted_by == ["old", "new", "new"]
+    facts = dict(log_facts(data))
+    assert facts["Returns of new"] == "mean 1 (95 %: 1 to 1) in 2 episodes"
+    assert facts["Returns of old"].startswith("mean 0 ")
 
 
 def test_explored_actions_are_not_reported_as_differences_in_a_replay(directory: Path) -> None:

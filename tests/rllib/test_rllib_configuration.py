@@ -1,4 +1,4 @@
-"""The configuration of trainings with RLlib; nothing here needs Ray."""
+"""The configuration of runs with RLlib; nothing here needs Ray."""
 
 from __future__ import annotations
 

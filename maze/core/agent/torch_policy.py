@@ -285,8 +285,8 @@ class TorchPolicy(NetworksModel, Policy):
         super()._move_networks()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without compiled networks (they alias this process' parameters) and what was seen in environments of this
-        process; generators by their states."""
+        """Return the state without compiled networks (they alias parameters of this process) and hidden states;
+        generators are reduced to their states."""
         state = dict(self.__dict__)
         del state["_actors"], state["_rng"], state["_torch_generator"], state["_hidden_states"]
         state["rng_state"] = self.rng_state()

@@ -86,7 +86,7 @@ class TorchStateCritic(NetworksModel, StateCritic):
 
         :param observation: Observations `[..., *shape]` of the actor that would act next.
         :param actor_id: The next actor.
-        :param known_substeps: Latest known observations of all sub-steps, in order. A critic that looks at all of
+        :param known_substeps: Latest known observations of all sub-steps, in order. A critic that uses all of
             them takes those that are not there yet from here.
         :param position: The sub-step (counted from 0) that the observation belongs to.
         :return: Values in the shape of the batch.

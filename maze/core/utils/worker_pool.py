@@ -421,7 +421,7 @@ class ProcessPool(TaskPool):
         self._call = method
         code = messages.SHORT_CALLS[method]
         for worker in self.workers:
-            self._send(worker, code, None)
+            self._send(worker, code, b"")
         return self._gather()
 
     def _call_each(
@@ -439,7 +439,7 @@ class ProcessPool(TaskPool):
         """End all workers, by force where they do not end by themselves; a second call does nothing."""
         self._finalizer()
 
-    def _send(self, worker: Worker, code: bytes, content: bytes | None, fd: int | None = None) -> None:
+    def _send(self, worker: Worker, code: bytes, content: bytes, fd: int | None = None) -> None:
         try:
             worker.channel.send_pickled(code, content)
             if fd is not None:

@@ -1,17 +1,19 @@
 """Worker processes, child side: the protocol of the pipe, and the loop that serves hosted objects.
 
-A message is one byte, followed by a payload for those codes that carry one. The common step of a vector environment is
-one byte each way. The parent's side is :mod:`maze.core.utils.worker_pool`.
+A message is a code of one byte and the size of its payload, followed by the payload if there is one. The common step of
+a vector environment has none. The parent's side is :mod:`maze.core.utils.worker_pool`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
 import pickle
 import queue
 import select
+import struct
 import tempfile
 import threading
 import time
@@ -39,7 +41,10 @@ DONE = b"d"  # an answer that is `None`
 RESULT = b"r"  # payload: an answer and its duration in seconds
 FAILED = b"f"  # payload: Failure
 
-_WITH_PAYLOAD = frozenset({CALL, TELL, RESULT, FAILED})
+_HEAD = struct.Struct("=cQ")
+"""Code, and number of bytes of the payload."""
+_MOST_BYTES = 1 << 20
+"""Number of bytes that are read at once."""
 _METHODS = {code: method for method, code in SHORT_CALLS.items()}
 GONE = (BrokenPipeError, ConnectionResetError, EOFError)
 """Errors that occur when the process at the other end of the pipe has ended."""
@@ -96,7 +101,7 @@ class Stored(NamedTuple):
 
         :param memory: Shared memory by size of the arrays.
         """
-        n_bytes = int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
+        n_bytes = math.prod(self.shape) * np.dtype(self.dtype).itemsize
         array: np.ndarray = np.ndarray(self.shape, self.dtype, memory[n_bytes].map, self.slot * n_bytes)
         return array
 
@@ -170,15 +175,15 @@ class Channel:
         """Send a message.
 
         :param code: Its code.
-        :param payload: Its payload, for codes that carry one.
+        :param payload: Its payload; `None`: there is none.
         """
-        self.send_pickled(code, dumps(payload) if code in _WITH_PAYLOAD else None)
+        self.send_pickled(code, b"" if payload is None else dumps(payload))
 
-    def send_pickled(self, code: bytes, content: bytes | None) -> None:
+    def send_pickled(self, code: bytes, content: bytes) -> None:
         """Send a message with a pickled payload; pickling may fail and therefore precedes sending."""
-        os.write(self.fd, code)
-        if content is not None:
-            self.connection.send_bytes(content)
+        rest = memoryview(_HEAD.pack(code, len(content)) + content)
+        while rest:
+            rest = rest[os.write(self.fd, rest) :]
 
     def receive(self) -> tuple[bytes, Any]:
         """Wait for a message.
@@ -186,13 +191,25 @@ class Channel:
         :return: Code and payload.
         :raises EOFError: The process at the other end has ended.
         """
+        code, size = _HEAD.unpack(self._read(_HEAD.size))
+        return code, pickle.loads(self._read(size)) if size else None
+
+    def _read(self, size: int) -> bytes | bytearray:
+        content: bytes | bytearray = self._read_some(size)
+        if len(content) < size:
+            content = bytearray(content)
+            while len(content) < size:
+                content += self._read_some(size - len(content))
+        return content
+
+    def _read_some(self, size: int) -> bytes:
         try:
-            code = os.read(self.fd, 1)
+            part = os.read(self.fd, min(size, _MOST_BYTES))
         except ConnectionResetError as error:
             raise EOFError from error
-        if not code:
+        if not part:
             raise EOFError
-        return code, pickle.loads(self.connection.recv_bytes()) if code in _WITH_PAYLOAD else None
+        return part
 
     def flush(self) -> None:
         """Do nothing: a channel sends immediately."""
@@ -210,7 +227,7 @@ class Outbox:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._messages: queue.SimpleQueue[tuple[bytes, bytes | None] | None] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[tuple[bytes, bytes] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
         self._thread.start()
 
@@ -218,9 +235,9 @@ class Outbox:
         """Send a message after those before it; its payload may be changed afterwards.
 
         :param code: Its code.
-        :param payload: Its payload, for codes that carry one.
+        :param payload: Its payload.
         """
-        self._messages.put((code, dumps(payload) if code in _WITH_PAYLOAD else None))
+        self._messages.put((code, dumps(payload)))
 
     def flush(self) -> None:
         """Wait until everything is sent or the other process has ended; nothing can be sent afterwards."""
@@ -269,7 +286,7 @@ def _serve(channel: Channel, sender: Channel | Outbox, host: Host) -> None:
             return
         if payload is None:
             answer = getattr(next(iter(host.hosted.values())), _METHODS[code])()
-            sender.send(DONE if answer is None else RESULT, (answer, 0.0))
+            channel.send(DONE if answer is None else RESULT, None if answer is None else (answer, 0.0))
             continue
         name, method, arguments, has_descriptor = payload
         if has_descriptor:

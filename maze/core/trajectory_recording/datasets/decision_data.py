@@ -20,7 +20,7 @@ import numpy as np
 from maze.core.env.base_env import TRUNCATION_KEY
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import CheckpointError, ConfigError
-from maze.core.trajectory_recording.records.spaces_record import PROPENSITY, SpacesRecord
+from maze.core.trajectory_recording.records.spaces_record import ACTED_BY, PROPENSITY, SpacesRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
 
@@ -257,7 +257,7 @@ def _decisions(
             ActorID(key, int(row["agent_id"])),
             observation={name: array[index] for name, array in inputs.items()},
             action={name: array[index] for name, array in actions.items()},
-            info={PROPENSITY: propensity},
+            info={PROPENSITY: propensity, ACTED_BY: str(line.get("policy", ""))},
         )
         reason = "" if is_decided else f"not decided by a network ({line['kind']})"
         decision = _Decision(where, int(row["n"]), float(line["time"]), record, reason)

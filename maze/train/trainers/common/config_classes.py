@@ -71,7 +71,7 @@ class AlgorithmConfig(CheckedConfig, ABC):
 
     * the hyperparameters as fields with defaults and docstrings, checked in `__post_init__`;
     * `trainer` and, unless there is none, `critic`, and `distributions` where a policy's logits mean something else;
-    * a trainer, which says how it is built (:meth:`~maze.train.trainers.common.trainer.Trainer.build`).
+    * a trainer, which defines how it is built (:meth:`~maze.train.trainers.common.trainer.Trainer.build`).
 
     Runners and placements, the command line, `RunContext`, model selection, checkpoints and sweeps come by themselves.
     The attributes below the fields are understood where a configuration makes fields of them.

@@ -171,7 +171,8 @@ class SelfLabelling(LabellingTrainer):
                 output = self.policy.compute_substep_policy_output(observations, group.actor_id)
             joint = np.zeros((len(of_group), 1))
             for head in self.copies.action_spaces[group.actor_id.step_key]:
-                of_head = log_softmax(output.action_logits[head].double().cpu().numpy(), axis=-1)
+                logits = output.action_logits[head].double().cpu().numpy()
+                of_head = log_softmax(logits / self.config.temperature, axis=-1)
                 joint = (joint[:, :, None] + of_head[:, None, :]).reshape(len(joint), -1)
             indices, actions = np.nonzero(joint > _IMPOSSIBLE)
             parts.append(Children(group.rows[of_group[indices]], actions, joint[indices, actions]))

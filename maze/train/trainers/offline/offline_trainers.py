@@ -605,7 +605,7 @@ class IQL(OfflineTrainer):
 
 
 def policy_loss(values: Tensor, distances: Tensor, alpha: float) -> Tensor:
-    """`distance - alpha * Q / mean(|Q|)` (Fujimoto and Gu 2021, eq. 3 to 5).
+    """Return `distance - alpha * Q / mean(|Q|)` (Fujimoto and Gu 2021, eq. 3 to 5).
 
     :param values: Values of the policy's actions, `[B]`.
     :param distances: Mean squared distance of the policy's actions from the logged ones, `[]`.

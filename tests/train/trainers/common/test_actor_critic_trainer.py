@@ -1,4 +1,4 @@
-"""The life cycle of actor-critic trainings, on CartPole with tiny networks."""
+"""The life cycle of actor-critic runs, on CartPole with tiny networks."""
 
 import copy
 import math

@@ -210,8 +210,8 @@ def machine_trainer(trainer_class, constraints, n_updates, **settings):
     ("trainer_class", "constraint"),
     [
         (PPO, "wear <= 0.62"),  # fast, slow, fast, slow, fast
-        (PPO, "share <= 0.62"),
-        (A2C, "wear <= 0.62"),
+        pytest.param(PPO, "share <= 0.62", marks=pytest.mark.long),
+        pytest.param(A2C, "wear <= 0.62", marks=pytest.mark.long),
         (PPO, "fault per wear <= 0.1"),
     ],
 )

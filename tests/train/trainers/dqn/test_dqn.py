@@ -1,4 +1,4 @@
-"""DQN: values by hand, exploration, targets, and trainings."""
+"""DQN: values by hand, exploration, targets, and runs."""
 
 from __future__ import annotations
 
@@ -359,7 +359,7 @@ def test_sub_steps_that_were_not_taken_have_no_part_in_losses_and_statistics(n_s
     assert all(abs(value) < 1e3 for value in values.values())
 
 
-# -- trainings -------------------------------------------------------------------------------------
+# -- runs -------------------------------------------------------------------------------------
 
 SHORT = (
     *("algorithm=dqn", "algorithm.n_epochs=2", "algorithm.epoch_length=20", "algorithm.initial_buffer_size=40"),

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 _KAPPA = 0.1
 """Half-width of the quadratic part of the loss, in units of the rewards that are learned from."""
+_N_SAMPLES = 10
+"""Number of samples of the rest of the return that quantiles are learned from, at each decision."""
 _TAIL_EPISODES = 20
 """The quantile is estimated from so many episodes in the tail, the latest ones."""
 
@@ -56,7 +58,7 @@ def running_returns(rewards: np.ndarray, ended: np.ndarray, before: np.ndarray) 
 
 @dataclass
 class TailReturns(ReturnFunction):
-    """Advantages of the tail of episode returns, and samples of the rest of the return for each quantile.
+    """Advantages of the tail of episode returns, and samples of the rest of the return.
 
     Returns are not discounted. Nothing follows a truncation, which ends an episode as a termination does.
     """
@@ -64,7 +66,7 @@ class TailReturns(ReturnFunction):
     level: float
     gae_lambda: float
     generator: torch.Generator
-    """Chooses how many rewards a sample contains before a quantile stands for the rest, by `gae_lambda`."""
+    """Chooses the quantile that stands for the rest in a sample, and how many rewards come before it (`gae_lambda`)."""
     quantile: float = float("nan")
     """NaN: unknown, advantages are those of the mean."""
     so_far: Tensor | None = None
@@ -100,10 +102,12 @@ class TailReturns(ReturnFunction):
         return (tail_value(returns, self.quantile, self.level) if is_known else returns).mean(-1)
 
     def _samples(self, following: Tensor, reward: Tensor, ended: Tensor, complete: Tensor | None) -> Tensor:
-        goes_on = torch.rand(following.shape, generator=self.generator).to(following) < self.gae_lambda
+        shape = (*following.shape[:-1], _N_SAMPLES)
+        chosen = torch.randint(following.shape[-1], shape, generator=self.generator).to(following.device)
+        goes_on = torch.rand(shape, generator=self.generator).to(following) < self.gae_lambda
         if complete is not None:
             goes_on |= ~complete[..., None]
-        samples = following.clone()
+        samples = following.gather(-1, chosen)
         for tick in reversed(range(len(samples))):
             if tick + 1 < len(samples):
                 samples[tick] = torch.where(goes_on[tick], samples[tick + 1], samples[tick])
@@ -188,7 +192,7 @@ class LearnedRisk(CostCritic):
         """Return the loss of the quantile critic, `[]`.
 
         :param value: Quantiles `[n_rows, n_quantiles]`.
-        :param target: Samples, likewise.
+        :param target: Samples `[n_rows, n_samples]`.
         """
         return quantile_huber_loss(value, target, _KAPPA).mean()
 
