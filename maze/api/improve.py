@@ -66,7 +66,7 @@ DIRECTORY = "improvement"
 HEURISTIC_SHARE, PLANNING_SHARE, PPO_SHARE = 0.05, 0.15, 0.1
 """Shares of the budget: at most, for the common episodes of the heuristic and of each rollout policy; for PPO after
 another training run, which gets the rest."""
-CONFIRMATION_SHARE, _LEAST_CONFIRMATION, _MOST_CONFIRMATION = 0.3, 0.15, 0.5
+CONFIRMATION_SHARE, _LEAST_CONFIRMATION, _MOST_CONFIRMATION = 0.3, 0.15, 0.4
 """Shares of the budget that are reserved for the confirmation, which also gets what is left: for a rollout policy with
 32 scenarios or more; while there is no candidate; and at most."""
 LEAST_EPISODES = 20
@@ -172,16 +172,20 @@ def candidates_of(rungs: Sequence[Rung]) -> list[Rung]:
 
 
 def chosen_horizon(horizons: Sequence[int], gains: np.ndarray) -> int:
-    """Return the shortest horizon whose gain is less than one standard error below the largest gain.
+    """Return the shortest horizon with a gain that is nearly as large as the largest one; 20 if none is shown to gain.
+
+    Its gain is more than one standard error above zero, and not more than one below the largest gain.
 
     :param horizons: Environment steps, in rising order.
     :param gains: Gain of each horizon in some decisions, `[n_decisions, n_horizons]`.
     """
     if len(gains) < _FEWEST:
         return _USUAL_HORIZON
-    lacking = gains[:, [int(gains.mean(axis=0).argmax())]] - gains
-    is_close = lacking.mean(axis=0) <= lacking.std(axis=0, ddof=1) / math.sqrt(len(gains))
-    return horizons[int(is_close.argmax())]
+    means, root = gains.mean(axis=0), math.sqrt(len(gains))
+    lacking = gains[:, [int(means.argmax())]] - gains
+    is_close = lacking.mean(axis=0) <= lacking.std(axis=0, ddof=1) / root
+    is_shown = means > gains.std(axis=0, ddof=1) / root
+    return next((each for each, it in zip(horizons, is_close & is_shown, strict=True) if it), _USUAL_HORIZON)
 
 
 @dataclass(frozen=True)
@@ -230,9 +234,8 @@ class Improvement:
             return "Recommended: the heuristic itself. No other policy is shown to be better."
         common, further = map(_difference_text, self.differences(name))
         return (
-            f"Recommended: {name}. Its return differs from the heuristic's by {further} in "
-            f"{self.gates[name].comparison.n_episodes} further episodes, which confirm {common} in the "
-            f"{self.comparison.n_episodes} common episodes."
+            f"Recommended: {name}. In {self.gates[name].comparison.n_episodes} further episodes, its return differs "
+            f"from the heuristic's by {further}; in the {self.comparison.n_episodes} common episodes, by {common}."
         )
 
     def text(self) -> str:
@@ -277,21 +280,30 @@ class Improvement:
         advice = f"<p>{html.escape(self.sentence)}</p>" + code_list(best.commands.items())
         sections = [
             page_section("Recommendation", advice, facts=(table(header, rows, caption) if rows else "") + remarks),
-            page_section("Cost and quality", f'<div class="pair">{self._cost_figure()}</div>\n'),
+            page_section("Cost and quality", f'<div class="pair">{self._figures()}</div>\n'),
             *compared.sections,
         ]
         return replace(compared, title="Improvement of a heuristic", subtitle=subtitle, sections=sections).text()
 
-    def _cost_figure(self) -> str:
-        """Draw the mean returns, ordered by the time of a decision, with marks of the Pareto front."""
+    def _figures(self) -> str:
+        """Draw the returns, ordered by the time of a decision, with marks of the Pareto front; and the differences."""
         costs = {row.policy: row.mean.value for row in self.comparison.rows_of(COST)}
-        rows, best_so_far = list[tuple[str, Estimate]](), -math.inf
+        rows, differences, best = list[tuple[str, Estimate]](), list[tuple[str, Estimate]](), -math.inf
         for row in sorted(self.comparison.rows_of(RETURN), key=lambda row: (costs[row.policy], -row.mean.value)):
-            marks = " ◆" * (row.mean.value > best_so_far) + " ★" * (row.policy == self.recommended.name)
-            best_so_far = max(best_so_far, row.mean.value)
+            marks = " ◆" * (row.mean.value > best) + " ★" * (row.policy == self.recommended.name)
+            best = max(best, row.mean.value)
             rows.append((f"{costs[row.policy]:.3g} ms: {row.policy}{marks}", row.mean))
+            if row.difference is not None:
+                differences.append((f"{row.policy}, {self.comparison.n_episodes} common episodes", row.difference))
+            if row.policy in self.gates:
+                n_further = self.gates[row.policy].comparison.n_episodes
+                differences.append((f"{row.policy}, {n_further} further episodes", self.differences(row.policy)[1]))
         title = "Mean return by time of a decision; ◆: no other policy is faster and better; ★: recommended"
-        return intervals_figure(title, rows, [np.empty(0)] * len(rows), None)
+        figures = [intervals_figure(title, rows, [np.empty(0)] * len(rows), None)]
+        if differences:
+            of = [np.empty(0)] * len(differences)
+            figures.append(intervals_figure("Difference of the return from the heuristic's", differences, of, 0.0))
+        return "".join(figures)
 
 
 def _difference_text(difference: Estimate) -> str:
@@ -404,7 +416,9 @@ class ImproveRunner(EvaluationRunner):
         can_plan = self._attempt(f"rollout of {HEURISTIC}", self._planning_with_heuristic)
         first, *others = self._learners()
         later = PPO_SHARE * bool(others)
-        if self._attempt(first, lambda name: self._training(name, later + PLANNING_SHARE * can_plan)) and can_plan:
+        planner = self._rungs[-1].policy
+        planning = PLANNING_SHARE * (isinstance(planner, RolloutPolicy) and planner.scenarios >= _USUAL)
+        if self._attempt(first, lambda name: self._training(name, later + planning)) and can_plan:
             self._attempt(f"rollout of {first}", lambda name: self._planning(name, first, later))
         for other in others:
             self._attempt(other, lambda name: self._training(name, 0.0))
@@ -444,10 +458,10 @@ class ImproveRunner(EvaluationRunner):
 
     def _gate(self, rung: Rung, share: float) -> Gate:
         """Judge a candidate by the gate in as many further episodes as a share of the time left allows."""
-        heuristic, left = self._rungs[0], _SHARE_OF_SIMULATION * self._left()
+        heuristic, left = self._rungs[0], self._left()
         ours, theirs = (each.evaluation.seconds_of_episode for each in (rung, heuristic))
         least = LEAST_CONFIRMING * (ours + theirs)
-        seconds = min(left, max(share * left, least))
+        seconds = min(left, max(_SHARE_OF_SIMULATION * share * left, least))
         n_episodes = int(min(len(self._further_seeds), seconds / (ours + theirs)))
         if n_episodes < LEAST_CONFIRMING:
             raise BudgetSpentError(

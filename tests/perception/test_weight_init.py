@@ -39,7 +39,7 @@ def test_only_biases_of_zero_are_spread_and_a_unit_then_bends_away_from_the_orig
     assert chosen.bias.tolist() == [0.0, 5.0, 0.0]
 
 
-def test_parameters_keep_their_memory():
+def test_parameters_keep_their_storage_in_initialization():
     layer = nn.Linear(3, 4)
     address = layer.weight.data_ptr()
     layer.apply(make_module_init_normc())

@@ -71,7 +71,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_a_training_leaves_what_rollouts_and_deployment_need(trained: Path) -> None:
+def test_a_run_leaves_the_files_for_rollouts_and_deployment(trained: Path) -> None:
     files = {path.name for path in trained.iterdir()}
     expected = {"state_dict.pt", "spaces_config.pkl", "statistics.pkl", "hydra_config.yaml", "rllib_progress.json"}
     assert expected <= files
@@ -176,7 +176,7 @@ def test_rllib_trains_with_the_composed_configuration(tmp_path: Path, arguments:
     assert (tmp_path / "run" / "state_dict.pt").exists() == ("model=rllib" not in arguments)
 
 
-def test_a_terminated_training_is_saved_and_ends_with_the_status_of_the_signal(tmp_path: Path) -> None:
+def test_a_terminated_run_is_saved_and_ends_with_the_status_of_the_signal(tmp_path: Path) -> None:
     arguments = ["-cn", "conf_rllib", *QUICK, *SMALL_PPO, "env.name=CartPole-v1"]
     log = tmp_path / "log.txt"
     with log.open("w") as file:
