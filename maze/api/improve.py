@@ -66,7 +66,7 @@ DIRECTORY = "improvement"
 HEURISTIC_SHARE, PLANNING_SHARE, PPO_SHARE = 0.05, 0.15, 0.1
 """Shares of the budget: at most, for the common episodes of the heuristic and of each rollout policy; for PPO after
 another training run, which gets the rest."""
-CONFIRMATION_SHARE, _LEAST_CONFIRMATION, _MOST_CONFIRMATION = 0.3, 0.15, 0.5
+CONFIRMATION_SHARE, _LEAST_CONFIRMATION, _MOST_CONFIRMATION = 0.3, 0.15, 0.4
 """Shares of the budget that are reserved for the confirmation, which also gets what is left: for a rollout policy with
 32 scenarios or more; while there is no candidate; and at most."""
 LEAST_EPISODES = 20
@@ -94,7 +94,7 @@ _HORIZONS, _LAST_HORIZON = (5, 10, 20, 40), 160
 """Horizons that are compared; the last one only in arrays, which are fast."""
 _USUAL_HORIZON = 20
 """Horizon where there is no time to compare any."""
-_PILOT_SCENARIOS, _PILOT_CANDIDATES = 32, 8
+_PILOT_SCENARIOS, _PILOT_CANDIDATES = 16, 4
 _WARM_START_STEPS = 20_000
 _LEAST_STATES, _WANTED_STATES = 400, 5000
 """Labelled decisions of a generation of `dcl`; below the second number, the scenarios of a label are reduced."""
@@ -172,16 +172,20 @@ def candidates_of(rungs: Sequence[Rung]) -> list[Rung]:
 
 
 def chosen_horizon(horizons: Sequence[int], gains: np.ndarray) -> int:
-    """Return the shortest horizon whose gain is less than one standard error below the largest gain.
+    """Return the shortest horizon with a gain that is nearly as large as the largest one; 20 if none is shown to gain.
+
+    Its gain is more than one standard error above zero, and not more than one below the largest gain.
 
     :param horizons: Environment steps, in rising order.
     :param gains: Gain of each horizon in some decisions, `[n_decisions, n_horizons]`.
     """
     if len(gains) < _FEWEST:
         return _USUAL_HORIZON
-    lacking = gains[:, [int(gains.mean(axis=0).argmax())]] - gains
-    is_close = lacking.mean(axis=0) <= lacking.std(axis=0, ddof=1) / math.sqrt(len(gains))
-    return horizons[int(is_close.argmax())]
+    means, root = gains.mean(axis=0), math.sqrt(len(gains))
+    lacking = gains[:, [int(means.argmax())]] - gains
+    is_close = lacking.mean(axis=0) <= lacking.std(axis=0, ddof=1) / root
+    is_shown = means > gains.std(axis=0, ddof=1) / root
+    return next((each for each, it in zip(horizons, is_close & is_shown, strict=True) if it), _USUAL_HORIZON)
 
 
 @dataclass(frozen=True)
@@ -197,6 +201,8 @@ class Improvement:
     rungs: Sequence[Rung]
     failures: Mapping[str, str]
     gates: Mapping[str, Gate]
+    horizon: int | None = None
+    """Environment steps that planning simulates; `None`: planning was not possible."""
 
     @cached_property
     def comparison(self) -> Comparison:
@@ -230,9 +236,8 @@ class Improvement:
             return "Recommended: the heuristic itself. No other policy is shown to be better."
         common, further = map(_difference_text, self.differences(name))
         return (
-            f"Recommended: {name}. Its return differs from the heuristic's by {further} in "
-            f"{self.gates[name].comparison.n_episodes} further episodes, which confirm {common} in the "
-            f"{self.comparison.n_episodes} common episodes."
+            f"Recommended: {name}. In {self.gates[name].comparison.n_episodes} further episodes, its return differs "
+            f"from the heuristic's by {further}; in the {self.comparison.n_episodes} common episodes, by {common}."
         )
 
     def text(self) -> str:
@@ -277,21 +282,30 @@ class Improvement:
         advice = f"<p>{html.escape(self.sentence)}</p>" + code_list(best.commands.items())
         sections = [
             page_section("Recommendation", advice, facts=(table(header, rows, caption) if rows else "") + remarks),
-            page_section("Cost and quality", f'<div class="pair">{self._cost_figure()}</div>\n'),
+            page_section("Cost and quality", f'<div class="pair">{self._figures()}</div>\n'),
             *compared.sections,
         ]
         return replace(compared, title="Improvement of a heuristic", subtitle=subtitle, sections=sections).text()
 
-    def _cost_figure(self) -> str:
-        """Draw the mean returns, ordered by the time of a decision, with marks of the Pareto front."""
+    def _figures(self) -> str:
+        """Draw the returns, ordered by the time of a decision, with marks of the Pareto front; and the differences."""
         costs = {row.policy: row.mean.value for row in self.comparison.rows_of(COST)}
-        rows, best_so_far = list[tuple[str, Estimate]](), -math.inf
+        rows, differences, best = list[tuple[str, Estimate]](), list[tuple[str, Estimate]](), -math.inf
         for row in sorted(self.comparison.rows_of(RETURN), key=lambda row: (costs[row.policy], -row.mean.value)):
-            marks = " ◆" * (row.mean.value > best_so_far) + " ★" * (row.policy == self.recommended.name)
-            best_so_far = max(best_so_far, row.mean.value)
+            marks = " ◆" * (row.mean.value > best) + " ★" * (row.policy == self.recommended.name)
+            best = max(best, row.mean.value)
             rows.append((f"{costs[row.policy]:.3g} ms: {row.policy}{marks}", row.mean))
+            if row.difference is not None:
+                differences.append((f"{row.policy}, {self.comparison.n_episodes} common episodes", row.difference))
+            if row.policy in self.gates:
+                n_further = self.gates[row.policy].comparison.n_episodes
+                differences.append((f"{row.policy}, {n_further} further episodes", self.differences(row.policy)[1]))
         title = "Mean return by time of a decision; ◆: no other policy is faster and better; ★: recommended"
-        return intervals_figure(title, rows, [np.empty(0)] * len(rows), None)
+        figures = [intervals_figure(title, rows, [np.empty(0)] * len(rows), None)]
+        if differences:
+            of = [np.empty(0)] * len(differences)
+            figures.append(intervals_figure("Difference of the return from the heuristic's", differences, of, 0.0))
+        return "".join(figures)
 
 
 def _difference_text(difference: Estimate) -> str:
@@ -399,23 +413,24 @@ class ImproveRunner(EvaluationRunner):
 
     @override(Runner)
     def run(self, **kwargs: Any) -> None:
-        self._end = time.monotonic() + self._budget_s
+        began = time.monotonic()
+        self._end = began + self._budget_s
         self._evaluate_heuristic()
         can_plan = self._attempt(f"rollout of {HEURISTIC}", self._planning_with_heuristic)
         first, *others = self._learners()
         later = PPO_SHARE * bool(others)
-        if self._attempt(first, lambda name: self._training(name, later + PLANNING_SHARE * can_plan)) and can_plan:
+        planner = self._rungs[-1].policy
+        planning = PLANNING_SHARE * (isinstance(planner, RolloutPolicy) and planner.scenarios >= _USUAL)
+        if self._attempt(first, lambda name: self._training(name, later + planning)) and can_plan:
             self._attempt(f"rollout of {first}", lambda name: self._planning(name, first, later))
         for other in others:
             self._attempt(other, lambda name: self._training(name, 0.0))
         self._rungs = [replace(each, evaluation=each.evaluation.first(self._common)) for each in self._rungs]
-        self.improvement = Improvement(self._rungs, self._failures, self._confirmed())
+        self.improvement = Improvement(self._rungs, self._failures, self._confirmed(), self.horizon)
         print(f"\n{self.improvement.text()}", flush=True)
         comparison = self.improvement.comparison
-        used = time.monotonic() - self._end + self._budget_s
-        subtitle = (
-            f"budget: {self._budget_s:g} s of wall time, {used:.0f} s used; planning horizon: {self.horizon} steps"
-        )
+        times = f"budget: {self._budget_s:g} s of wall time, {time.monotonic() - began:.0f} s used"
+        subtitle = times if self.horizon is None else f"{times}; planning horizon: {self.horizon} steps"
         write_files(
             {
                 PAGE_FILE: self.improvement.page(subtitle),
@@ -444,10 +459,10 @@ class ImproveRunner(EvaluationRunner):
 
     def _gate(self, rung: Rung, share: float) -> Gate:
         """Judge a candidate by the gate in as many further episodes as a share of the time left allows."""
-        heuristic, left = self._rungs[0], _SHARE_OF_SIMULATION * self._left()
+        heuristic, left = self._rungs[0], self._left()
         ours, theirs = (each.evaluation.seconds_of_episode for each in (rung, heuristic))
         least = LEAST_CONFIRMING * (ours + theirs)
-        seconds = min(left, max(share * left, least))
+        seconds = min(left, max(_SHARE_OF_SIMULATION * share * left, least))
         n_episodes = int(min(len(self._further_seeds), seconds / (ours + theirs)))
         if n_episodes < LEAST_CONFIRMING:
             raise BudgetSpentError(
@@ -681,7 +696,7 @@ class ImproveRunner(EvaluationRunner):
                 )
             return {
                 "algorithm.base": policy,
-                "algorithm.horizon": self.horizon,
+                "algorithm.horizon": self.horizon or _USUAL_HORIZON,
                 "algorithm.value": self.value,
                 "algorithm.scenarios": scenarios,
                 "algorithm.generation_seconds": 0.96 * generation_s,

@@ -263,7 +263,7 @@ def log_facts(data: LoggedSteps, is_cloned: bool = False) -> list[tuple[str, str
         known = data.propensities[data.positions(key)]
         known = known[np.isfinite(known)]
         if len(known):
-            entropy = f"{-np.log(known).mean():.3g} nats; smallest probability {known.min():.2g}"
+            entropy = f"{0.0 - np.log(known).mean():.3g} nats; smallest probability {known.min():.2g}"
             facts.append((f"Behaviour's entropy, sub-step {key}", entropy))
     if n_known < len(data):
         facts.append(("Not estimated", "all estimators with weights: probabilities of actions are missing"))

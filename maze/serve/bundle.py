@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,6 +42,29 @@ _TOLERANCE = 1e-4
 
 SMALL_NETWORK = 2**22
 """Bytes of a graph below which one thread is as fast as several."""
+
+SHELF = "shelf:"
+"""Prefix of the names of bundles that are part of Maze."""
+
+
+def shelf() -> dict[str, Path]:
+    """Return the files of the bundles that are part of Maze, by name."""
+    directory = Path(str(resources.files("maze_envs"))) / "shelf"
+    return {path.stem: path for path in sorted(directory.glob("*.maze"))}
+
+
+def bundle_path(name: str | os.PathLike[str]) -> Path:
+    """Return the file of a bundle.
+
+    :param name: Its path, or `shelf:<name>`.
+    :raises ConfigError: The shelf has no such bundle.
+    """
+    if not isinstance(name, str) or not name.startswith(SHELF):
+        return Path(name)
+    short, known = name.removeprefix(SHELF), shelf()
+    if short not in known:
+        raise unknown_key_error("shelf", short, known)
+    return known[short]
 
 
 class BundledNetwork:
@@ -386,12 +410,12 @@ class PolicyBundle:
 
         Only its networks are executed, and nothing is written.
 
-        :param path: The file.
+        :param path: The file, or `shelf:<name>`.
         :param check: Whether to replay the reference cases.
         :param n_threads: See the class.
         :raises BundleError: The file cannot be read, or differs from what was exported.
         """
-        path = Path(path)
+        path = bundle_path(path)
         try:
             size = path.stat().st_size
             if size > LARGEST_FILE:

@@ -1,4 +1,4 @@
-"""Improvement of a heuristic: the ladder, its recommendation, and failures of single policies."""
+"""Improvement of a heuristic: candidates, their confirmation, the recommendation, and failures of single policies."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def rung(name: str, returns: Any) -> Rung:
-    """A policy with these returns in the episodes of the ladder."""
+    """A policy with these returns in the common episodes."""
     measures = {RETURN: np.asarray(returns)[np.newaxis], COST: np.ones((1, len(returns)))}
     policy: Any = None
     return Rung(name, policy, lambda: None, Evaluation(PlayedEpisodes(name, measures), 1.0, 1.0), 1.0, None, {})
@@ -91,12 +91,11 @@ def test_the_first_confirmed_candidate_is_recommended(further: dict[str, Any], r
     assert all(remark in html.unescape(found.page("")) for remark in [*remarks, found.sentence])
 
 
-def test_recommendation_states_the_differences_in_the_ladder_and_in_further_episodes() -> None:
+def test_recommendation_states_the_differences_in_common_and_in_further_episodes() -> None:
     rungs = [rung("heuristic", OF_HEURISTIC[:20]), rung("a", OF_HEURISTIC[:20] + 3.0)]
     found = Improvement(rungs, {}, {"a": gate("a", np.full(80, 1.0))})
-    assert (
-        "+1 (+1 to +1) in 80 further episodes, which confirm +3 (+3 to +3) in the 20 common episodes" in found.sentence
-    )
+    assert "In 80 further episodes, its return differs from the heuristic's by +1 (+1 to +1)" in found.sentence
+    assert "in the 20 common episodes, by +3 (+3 to +3)." in found.sentence
     assert "Losses in fewer than 4.5% of the episodes may be missing" in "".join(found.remarks())
 
 
@@ -106,6 +105,7 @@ def test_recommendation_states_the_differences_in_the_ladder_and_in_further_epis
         ([[0.0, 1.0, 1.1, 1.1]], 10),  # longer horizons are not better by more than their error
         ([[0.0, 0.5, 1.0, 2.0]], 40),
         ([[1.0, 0.5, 0.0, -1.0]], 5),
+        ([[0.0, 0.0, 0.0, 0.0]], 20),  # no horizon is shown to gain anything
         ([], 20),  # nothing is measured
     ],
 )
@@ -218,10 +218,10 @@ class RareLosses(CountDown):
 
 
 @pytest.mark.long
-def test_a_candidate_whose_rare_losses_the_ladder_misses_is_not_confirmed() -> None:
+def test_a_candidate_whose_rare_losses_the_common_episodes_miss_is_not_confirmed() -> None:
     seeding = MazeSeeding(SEED_WITH_LATE_LOSSES, 1, False)
-    of_ladder, _, further = (seeding.episode_seeds(n) for n in (N_EPISODES, 1, LEAST_CONFIRMING))
-    is_bad = [[np.random.default_rng(seed).random() < 0.005 for seed, _ in each] for each in (of_ladder, further)]
+    of_common, _, further = (seeding.episode_seeds(n) for n in (N_EPISODES, 1, LEAST_CONFIRMING))
+    is_bad = [[np.random.default_rng(seed).random() < 0.005 for seed, _ in each] for each in (of_common, further)]
     assert not any(is_bad[0])
     assert any(is_bad[1])
     seeds = {**SEEDS, "seeding.env_base_seed": SEED_WITH_LATE_LOSSES}
@@ -233,9 +233,9 @@ def test_a_candidate_whose_rare_losses_the_ladder_misses_is_not_confirmed() -> N
     assert planned.played.measures[RETURN].mean() > 0.3
     assert not found.gates[planned.name].passes
     assert found.recommended.name == "heuristic"
-    ladder, further = (f"{each.value:+.4g} (" for each in found.differences(planned.name))
+    common, further = (f"{each.value:+.4g} (" for each in found.differences(planned.name))
     assert f"rollout of heuristic is not confirmed: its return differs by {further}" in found.text()
-    assert f"further episodes, after {ladder}" in found.text()
+    assert f"further episodes, after {common}" in found.text()
 
 
 @pytest.mark.long

@@ -62,9 +62,7 @@ def test_a_run_of_an_own_environment_is_named_after_it(tmp_path: Path, capfd: py
     assert re.search(r"env +AcrobotEnv\n", capfd.readouterr().out)
 
 
-def test_the_seeds_that_were_drawn_are_written_down_and_repeat_the_run(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_generated_seeds_are_recorded_and_repeat_the_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     from omegaconf import OmegaConf
 
     main(SEQUENTIAL)

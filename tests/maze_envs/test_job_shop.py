@@ -68,7 +68,7 @@ def test_bounds_are_the_published_ones(size):
         ("30x15", "MWKR", 23.9),
     ],
 )
-def test_rules_are_as_far_from_the_best_known_makespans_as_published(size, rule, published):
+def test_gaps_of_dispatching_rules_to_the_best_known_makespans_are_the_published_ones(size, rule, published):
     instances = instances_of(size)
     found = solve(DispatchingRule(rule), JobShopEnv(instances=size, only_choices=True))
     makespans = np.array([each.kpis["makespan"] for each in found])
@@ -293,7 +293,7 @@ def test_wrong_arguments_are_named(arguments, message):
         DispatchingRule("best")
 
 
-def test_a_schedule_is_drawn():
+def test_a_schedule_is_rendered():
     import matplotlib.pyplot as plt
 
     env = JobShopEnv(n_jobs=4, n_machines=3)

@@ -177,6 +177,7 @@ def test_incomplete_decisions_are_counted(tmp_path: Path, caplog: pytest.LogCapt
         "in episodes with decisions without outcome": 2,
     }
     assert f":{outcomes[0] + 1}" in caplog.text
+    assert f"does not contain: decisions-000001.jsonl:{len(lines)}" in caplog.text
     assert "4 decisions in 2 episodes; left out: 2 in episodes" in joined.summary()
     file.write_bytes(b"\n".join(lines[: outcomes[0] - 1]) + b"\n")
     with pytest.raises(ConfigError, match="holds no complete episode"):

@@ -152,7 +152,7 @@ def test_branches_that_have_ended_keep_their_returns() -> None:
         assert (branches.steps == 3).all()
 
 
-def test_undisclosed_symbols_are_drawn_again() -> None:
+def test_undisclosed_symbols_are_sampled_again() -> None:
     simulation = Recall(50, n_items=5, n_symbols=9)
     for row in range(50):
         simulation.seed_row(row, 1)

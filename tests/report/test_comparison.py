@@ -210,7 +210,7 @@ def test_kpis_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
         (["policies=[random]", "runner.n_episodes=1"], "runner.n_episodes"),
     ],
 )
-def test_wrong_comparisons_say_what_is_expected(
+def test_wrong_comparisons_report_what_is_expected(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert compare(*arguments) in (1, 2)

@@ -296,7 +296,7 @@ def test_thresholds_come_from_a_file_or_from_the_command_line(capsys: pytest.Cap
         (["baseline=random", "candidate=dummy_cartpole", "env.name=Pendulum-v1"], "ValueError"),
     ],
 )
-def test_status_2_says_that_there_is_no_verdict(
+def test_status_2_means_that_there_is_no_verdict(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("damaged.maze").write_text("return: [")

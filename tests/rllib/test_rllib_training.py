@@ -18,6 +18,7 @@ from maze.core.utils.checkpoint import load_state
 from maze.core.utils.config_utils import read_config
 from maze.maze_cli import main
 from maze.report.progress import read_progress
+from tests.scripts import run_script
 
 pytestmark = [
     pytest.mark.long,
@@ -45,23 +46,14 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
-def run(directory: Path, *arguments: str) -> str:
-    finished = subprocess.run(
-        command(directory, *arguments),
-        capture_output=True,
-        text=True,
-        timeout=280,
-        env=environment(),
-        cwd=directory.parent,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stdout[-1500:] + finished.stderr[-3000:]
-    return finished.stdout
-
-
 def train(directory: Path, *arguments: str, iterations: int = 2) -> str:
     stop = f"runner.tune_config.stop.training_iteration={iterations}"
-    return run(directory, "-cn", "conf_rllib", *QUICK, *SEEDS, stop, *arguments)
+    whole = ["-cn", "conf_rllib", *QUICK, *SEEDS, stop, *arguments, f"hydra.run.dir={directory}"]
+    script = directory.parent / "train.py"
+    script.write_text(f"import sys\nfrom maze.maze_cli import main\n\nsys.exit(main({whole!r}))\n", encoding="utf-8")
+    finished = run_script(script, directory.parent, environment(), timeout=280)
+    assert finished.returncode == 0, finished.stdout[-1500:] + finished.stderr[-3000:]
+    return finished.stdout
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +63,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_a_training_leaves_what_rollouts_and_deployment_need(trained: Path) -> None:
+def test_a_run_leaves_the_files_for_rollouts_and_deployment(trained: Path) -> None:
     files = {path.name for path in trained.iterdir()}
     expected = {"state_dict.pt", "spaces_config.pkl", "statistics.pkl", "hydra_config.yaml", "rllib_progress.json"}
     assert expected <= files
@@ -116,7 +108,7 @@ def test_running_statistics_are_learned_between_iterations(trained: Path) -> Non
     ("arguments", "n_seen"),
     [
         (["rllib/algorithm=ppo", *SMALL_PPO, "rllib/runner=local", "runner.num_workers=2"], 800),
-        (["rllib/algorithm=dqn", "algorithm.config.num_steps_sampled_before_learning_starts=990"], 2000),
+        (["rllib/algorithm=dqn", "algorithm.config.num_steps_sampled_before_learning_starts=1990"], 2000),
     ],
     ids=["ppo with workers", "dqn"],
 )
@@ -176,7 +168,7 @@ def test_rllib_trains_with_the_composed_configuration(tmp_path: Path, arguments:
     assert (tmp_path / "run" / "state_dict.pt").exists() == ("model=rllib" not in arguments)
 
 
-def test_a_terminated_training_is_saved_and_ends_with_the_status_of_the_signal(tmp_path: Path) -> None:
+def test_a_terminated_run_is_saved_and_ends_with_the_status_of_the_signal(tmp_path: Path) -> None:
     arguments = ["-cn", "conf_rllib", *QUICK, *SMALL_PPO, "env.name=CartPole-v1"]
     log = tmp_path / "log.txt"
     with log.open("w") as file:

@@ -20,6 +20,7 @@ from maze.core.agent.torch_model import NetworksModel
 from maze.core.agent.torch_policy_output import PolicyOutput, PolicySubStepOutput
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, EnvironmentContractError, unknown_key_error
+from maze.core.utils.seeding import generator_state, set_generator_state
 from maze.distributions.samplers import most_probable
 from maze.perception.blocks.recurrent.recurrent_cell import Run, StepRun
 
@@ -77,26 +78,11 @@ class TorchPolicy(NetworksModel, Policy):
 
     def rng_state(self) -> dict[str, Any]:
         """Return the state of the policy's generators: integers and tensors, which load with `weights_only=True`."""
-        bits = self._rng.bit_generator.state
-        return {
-            "numpy": {
-                "state": int(bits["state"]["state"]),
-                "inc": int(bits["state"]["inc"]),
-                "has_uint32": int(bits["has_uint32"]),
-                "uinteger": int(bits["uinteger"]),
-            },
-            "torch": self._torch_generator.get_state(),
-        }
+        return {"numpy": generator_state(self._rng), "torch": self._torch_generator.get_state()}
 
     def set_rng_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a state that :meth:`rng_state` returned."""
-        numpy_state = state["numpy"]
-        self._rng.bit_generator.state = {
-            "bit_generator": "PCG64",
-            "state": {"state": int(numpy_state["state"]), "inc": int(numpy_state["inc"])},
-            "has_uint32": int(numpy_state["has_uint32"]),
-            "uinteger": int(numpy_state["uinteger"]),
-        }
+        set_generator_state(self._rng, state["numpy"])
         self._torch_generator.set_state(state["torch"])
 
     # -- acting -------------------------------------------------------------------------------------------------------

@@ -183,7 +183,7 @@ def test_responses_of_feed_forward_policies_contain_no_hidden_states():
         model.critic.predict_value(observation, 0)
 
 
-def test_each_sub_step_has_a_memory_of_its_own():
+def test_each_sub_step_has_its_own_recurrent_state():
     env = two_step_env()
     policy = policy_for(env)
     observation = env.reset()

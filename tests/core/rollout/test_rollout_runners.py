@@ -141,7 +141,7 @@ def test_best_of_sampling_requires_a_number_of_samples() -> None:
         sequential(1, best_of=4, deterministic=True)
 
 
-def test_every_episode_is_run_exactly_once_however_they_are_distributed() -> None:
+def test_every_episode_is_run_exactly_once_for_every_distribution_to_workers() -> None:
     runner = parallel(3, 7)
     runner.run_with(env=ENV, wrappers={}, agent=RANDOM)
     assert runner.stats is not None

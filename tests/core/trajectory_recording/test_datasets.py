@@ -248,7 +248,7 @@ def test_states_cannot_be_converted_without_an_environment(trajectory_dir):
         (True, 2, [[0, 1, 2, 3]]),  # cut off, which is not a dead end
     ],
 )
-def test_dead_end_clipping_drops_the_last_steps_of_episodes_that_ended_by_themselves(is_truncated, clip_k, expected):
+def test_dead_end_clipping_drops_the_last_steps_of_terminated_episodes(is_truncated, clip_k, expected):
     trajectory = spaces_trajectory("a", 4, is_truncated)
     processed = DeadEndClippingTrajectoryProcessor(clip_k=clip_k).process(trajectory, None)
     assert actions_of(processed) == expected

@@ -332,7 +332,7 @@ def trained(placement: str) -> tuple[Any, dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_training_at_once_gives_the_weights_of_training_one_by_one():
+def test_batched_training_gives_the_weights_of_sequential_training():
     (one_score, one), (many_score, many) = trained("in_process"), trained("batched")
     assert one_score == many_score
     for name in one:

@@ -260,7 +260,7 @@ def test_episodes_of_all_actors_are_counted(kind):
     actors.stop()
 
 
-def test_actors_take_over_a_policy_that_was_handed_out():
+def test_actors_use_a_broadcast_policy():
     policy = make_policy(counting_env)
     actors = subproc(counting_env, policy, queue_out_of_sync_factor=0.0)
     actors.start()

@@ -254,7 +254,7 @@ def test_hidden_states_are_unaffected_by_pending_autoresets():
     np.testing.assert_allclose(courses[2], courses[0], rtol=1e-4, atol=1e-5)
 
 
-def test_members_that_begin_in_the_next_step_are_left_out_of_statistics_and_columns():
+def test_members_that_start_in_the_next_step_are_left_out_of_statistics_and_columns():
     raw = gymnasium.make_vec("CartPole-v1", 4, "vector_entry_point")
     env = Batched().vector_env(EnvFactory("CartPole-v1"), 4)
     env.seed([9, 1, 2, 3])

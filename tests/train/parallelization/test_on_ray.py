@@ -518,7 +518,7 @@ class TestSweeps:
 @has_ray
 @pytest.mark.long
 @pytest.mark.ray
-def test_a_signal_saves_the_training_and_nothing_of_ray_is_left(tmp_path: Path) -> None:
+def test_a_signal_saves_the_run_and_leaves_no_process_of_ray(tmp_path: Path) -> None:
     import psutil
 
     few = ["algorithm.n_epochs=1000", "algorithm.patience=0", "algorithm.epoch_length=1"]

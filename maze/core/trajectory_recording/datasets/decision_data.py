@@ -202,7 +202,10 @@ def join_decision_log(path: str | Path, step_keys: Mapping[str, StepKeyType] | N
         _LOGGER.warning("Damaged lines of the decision log are skipped: %s", ", ".join(damaged[:10]))
         left_out["lines damaged"] = len(damaged)
     known = {identifier for episode in decisions.values() for identifier in episode}
-    left_out["outcomes of unknown decisions"] = len(outcomes.keys() - known)
+    unknown = [outcome.where for identifier, outcome in outcomes.items() if identifier not in known]
+    if unknown:
+        _LOGGER.warning("Outcomes of decisions that the log does not contain: %s", ", ".join(unknown[:10]))
+        left_out["outcomes of unknown decisions"] = len(unknown)
     episodes = []
     for name, episode in decisions.items():
         steps = _joined(episode, outcomes, left_out)

@@ -128,9 +128,6 @@ class SelfLabellingConfig(LabellingConfig):
     samples: int = 32
     """Number of different solutions that are sampled of each instance."""
 
-    temperature: float = 1.0
-    """Logits are divided by it when solutions are sampled; above 1 solutions are more different."""
-
     n_passes: int = 1
     """Number of passes over the best solutions of an update."""
 
@@ -142,4 +139,3 @@ class SelfLabellingConfig(LabellingConfig):
         self.require_integer("instances", "n_passes", minimum=1)
         self.require_choice("lr_schedule", ("constant", "linear", "cosine"))
         self.require_integer("samples", minimum=2)
-        self.require_number("temperature", 0.0, above=True)

@@ -46,7 +46,8 @@ class SelfLabelling(LabellingTrainer):
 
     An update samples several solutions of each of some instances and imitates the best one, weighted by its advantage
     over the mean of all. Solutions are sampled without replacement, by stochastic beam search (Kool, van Hoof and
-    Welling 2019). Only the best episodes are played again with their observations, and learned from.
+    Welling 2019), from the policy itself: samples of a flatter distribution would flatten it more with each update.
+    Only the best episodes are played again with their observations, and learned from.
 
     :param algorithm_config: Hyperparameters.
     :param policy: The policy that is trained.
@@ -66,6 +67,7 @@ class SelfLabelling(LabellingTrainer):
                 "algorithm=self_labelling: expected a deterministic environment, but two copies of the environment "
                 "with new futures differ, so the best of several episodes is due to chance. Use algorithm=dcl."
             )
+        require_end_of_schedule(self.config.lr_schedule, self.config.n_epochs)
         require_discrete(copies.action_spaces, _MOST_ACTIONS, "self_labelling")
         self._played, self._limit = copies.branches()
         self._beams = copies.branches()[0], copies.branches()[0]
@@ -74,11 +76,6 @@ class SelfLabelling(LabellingTrainer):
     def work_of_an_epoch(self) -> str:
         config = self.config
         return f"{config.epoch_length} updates, each with {config.samples} solutions of {config.instances} instances"
-
-    @override(EpochTrainer)
-    def _begin_training(self, n_epochs: int) -> None:
-        require_end_of_schedule(self.config.lr_schedule, n_epochs)
-        super()._begin_training(n_epochs)
 
     @override(EpochTrainer)
     def _update(self) -> None:
@@ -171,8 +168,7 @@ class SelfLabelling(LabellingTrainer):
                 output = self.policy.compute_substep_policy_output(observations, group.actor_id)
             joint = np.zeros((len(of_group), 1))
             for head in self.copies.action_spaces[group.actor_id.step_key]:
-                logits = output.action_logits[head].double().cpu().numpy()
-                of_head = log_softmax(logits / self.config.temperature, axis=-1)
+                of_head = log_softmax(output.action_logits[head].double().cpu().numpy(), axis=-1)
                 joint = (joint[:, :, None] + of_head[:, None, :]).reshape(len(joint), -1)
             indices, actions = np.nonzero(joint > _IMPOSSIBLE)
             parts.append(Children(group.rows[of_group[indices]], actions, joint[indices, actions]))

@@ -283,7 +283,7 @@ N_UPDATES = {
 
 
 @pytest.mark.parametrize("name", TRAININGS)
-def test_a_training_stopped_by_a_signal_and_resumed_equals_the_uninterrupted_one(name, tmp_path, uninterrupted, caplog):
+def test_a_run_stopped_by_a_signal_and_resumed_equals_the_uninterrupted_one(name, tmp_path, uninterrupted, caplog):
     first = Run(name, tmp_path / "first", prepare=signal_after(N_UPDATES.get(name, 5)))
     assert first.interrupted
     resumed = Run(name, tmp_path / "second", input_dir=str(tmp_path / "first"), resume=True)
@@ -338,7 +338,7 @@ def test_a_signal_in_the_last_update_leaves_the_last_evaluation_to_the_resumed_r
 
 
 @pytest.mark.parametrize("name", ["ppo", "sac", "sac-ahead", "bc"])
-def test_a_killed_training_is_resumed_from_its_last_epoch(name, tmp_path, uninterrupted):
+def test_a_killed_run_is_resumed_from_its_last_epoch(name, tmp_path, uninterrupted):
     Run(name, tmp_path / "first", prepare=killed_after_saving(3))
     resumed = Run(name, tmp_path / "second", input_dir=str(tmp_path / "first"), resume=True)
     expected = uninterrupted(name)
@@ -404,7 +404,7 @@ def test_replay_buffer_and_learned_weights_are_independent_of_the_placement(unin
     assert differing(uninterrupted("sac-ahead").result, uninterrupted("sac-processes").result) == []
 
 
-def test_seeds_are_taken_over_and_the_best_model_is_in_the_new_directory(tmp_path, uninterrupted):
+def test_seeds_are_inherited_and_the_best_model_is_in_the_new_directory(tmp_path, uninterrupted):
     Run("es", tmp_path / "first", prepare=signal_after(2))
     overrides = {"seeding__env_base_seed": None, "seeding__agent_base_seed": None}
     second = tmp_path / "second"
@@ -440,7 +440,7 @@ def test_actors_in_processes_resume_with_new_episodes_and_a_warning(tmp_path, ca
 # -- without resume ---------------------------------------------------------------------------------
 
 
-def test_without_resume_only_weights_are_taken_over(tmp_path):
+def test_without_resume_only_weights_are_loaded(tmp_path):
     first = Run("impala", tmp_path / "first", n_epochs=1)
     best = load_state(tmp_path / "first" / "state_dict.pt")
     initial = []
@@ -485,7 +485,7 @@ def test_resuming_needs_the_directory_to_exist(tmp_path):
     assert "nowhere/latest.pt" in refused(tmp_path, input_dir=str(tmp_path / "nowhere"))
 
 
-def test_resuming_needs_the_state_of_a_training(tmp_path):
+def test_resuming_needs_the_state_of_a_run(tmp_path):
     earlier = tmp_path / "earlier"
     earlier.mkdir()
     save_state(earlier / "state_dict.pt", {"policies": {}})

@@ -282,7 +282,7 @@ def derived_targets(n_actors, episodes, n_steps):
     n_steps=st.integers(1, 3),
 )
 @settings(max_examples=60, deadline=None)
-def test_targets_over_several_steps_equal_their_definition_wherever_episodes_end(n_actors, episodes, n_steps):
+def test_n_step_targets_equal_their_definition_for_every_end_of_episodes(n_actors, episodes, n_steps):
     buffer = buffer_of(scripted_env(n_actors, episodes), 1, 12)
     columns, slots = buffer.columns, np.arange(len(buffer))
     batch = columns.read(slots, "cpu")
@@ -415,7 +415,7 @@ def test_worker_processes_give_the_same_weights(ahead, tmp_path, monkeypatch):
         assert torch.equal(mine, theirs)
 
 
-def test_a_trained_policy_acts_greedily_wherever_it_is_loaded(tmp_path, monkeypatch):
+def test_a_trained_policy_acts_greedily_in_every_loader(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"
     assert main(["-cn", "conf_train", *SHORT, "env.name=CartPole-v1", f"hydra.run.dir={run}"]) == 0

@@ -262,20 +262,13 @@ def test_self_labelling_finds_what_pays_without_a_teacher(env: Any) -> None:
 
 
 class NotingSelfLabelling(SelfLabelling):
-    """Notes the latest samples, and the continuations of their first decision."""
+    """Notes the latest samples."""
 
     found: ClassVar[list[Any]] = []
-    first_children: ClassVar[Any] = None
 
     def _sample(self) -> Any:
-        type(self).first_children = None
         self.found[:] = super()._sample()
         return tuple(self.found)
-
-    def _children(self, *arguments: Any) -> Any:
-        children = super()._children(*arguments)
-        type(self).first_children = self.first_children or children
-        return children
 
 
 @dataclass
@@ -309,14 +302,6 @@ def test_instances_that_are_solved_leave_the_others_as_they_are() -> None:
     assert len(set(lengths[:, 0])) > 2
     for instance in range(8):
         assert len(np.unique(actions[:, instance], axis=1).T) == 2
-
-
-def test_a_high_temperature_makes_all_actions_equally_probable() -> None:
-    config = NotingSelfLabellingConfig(instances=2, samples=4, n_epochs=1, epoch_length=1, temperature=1e6)
-    with run_of(config, LampsEnv) as run:
-        run.train()
-    children = NotingSelfLabelling.first_children
-    assert np.exp(children.log_probs) == pytest.approx(0.5, abs=1e-4)
 
 
 def test_the_learning_rate_of_self_labelling_follows_its_schedule() -> None:
