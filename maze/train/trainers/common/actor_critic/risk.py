@@ -142,7 +142,7 @@ class LearnedRisk(CostCritic):
         """Returns of the latest episodes, in the order of their ends."""
 
     def networks(self) -> Iterator[tuple[tuple[str, Any], nn.Module]]:
-        """Critic networks, by the event that reports their gradient and by sub-step."""
+        """Return the critic networks, by the event that reports their gradient and by sub-step."""
         is_shared = self.critic.num_critics == 1
         for key, network in self.critic.networks.items():
             yield ("risk_critic_grad_norm", 0 if is_shared else key), network
