@@ -4,21 +4,26 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 DEMO_DIR ?= outputs/demo
+comma := ,
 
 # One thread per process: two processes with two threads each collapse on two cores.
 export OMP_NUM_THREADS ?= 1
 # The tests start hundreds of interpreters, which would compile hundreds of modules each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-fast test-oldest test-learning test-third-party check lint types imports format docs docs-links bench wheel clean help
+.PHONY: demo test test-all test-fast test-oldest test-learning test-third-party test-peers check lint types imports format docs docs-links bench wheel clean help
 
 help:  ## List the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 # pip compiles 280 MB of Python sequentially, which takes a minute. Python compiles imported modules when needed; for the
-# tests most of them are compiled beforehand, on all cores.
+# tests most of them are compiled beforehand: torch while pip, which uses one core, installs the rest, the others after it
+# on all cores.
 INSTALL := $(PIP) install --quiet --no-compile -c constraints.txt
-COMPILE := $(BIN)/python -W ignore -m compileall -qq -j 0 -x '[/\\](tests?|testing|examples|_inductor|mypyc?|plotly|ray|sklearn)[/\\]'
+RARELY_IMPORTED := tests?|testing|examples|_inductor|mypyc?|plotly|ray|sklearn|pip|setuptools|debugpy|databricks|lexers|transformers|physics|genai
+COMPILE := $(BIN)/python -W ignore -m compileall -qq -x '[/\\]($(RARELY_IMPORTED))[/\\]'
+INSTALL_AND_COMPILE = $(COMPILE) $(VENV)/lib & $(INSTALL) -e ".[$(1)]"; status=$$?; wait; \
+	$(COMPILE) -j 0 $(VENV)/lib maze maze_envs tutorials; exit $$status
 
 # torch goes first and alone: resolved together with the rest, pip may prefer a build with gigabytes of CUDA packages.
 $(VENV)/.torch: pyproject.toml constraints.txt
@@ -32,14 +37,12 @@ $(VENV)/.runtime: $(VENV)/.torch
 
 # Not after `.runtime`: everything is resolved and built once.
 $(VENV)/.dev: $(VENV)/.torch
-	$(INSTALL) -e ".[dev,graph]"
-	-$(COMPILE) $(VENV)/lib maze maze_envs tutorials
+	$(call INSTALL_AND_COMPILE,dev$(comma)graph)
 	touch $(VENV)/.runtime $@
 
 # Ray, trackers and the browser driver are as large as everything else.
 $(VENV)/.dev-all: $(VENV)/.torch
-	$(INSTALL) -e ".[dev-all]"
-	-$(COMPILE) $(VENV)/lib maze maze_envs tutorials
+	$(call INSTALL_AND_COMPILE,dev-all)
 	touch $(VENV)/.runtime $(VENV)/.dev $@
 
 # The site needs the dependencies of Maze only; optional packages such as Ray are mocked.
@@ -70,6 +73,17 @@ test-learning: $(VENV)/.dev  ## Train until the stated returns are reached (minu
 test-third-party: $(VENV)/.dev  ## Install environments of other packages and train in each of them.
 	$(PIP) install --quiet -c constraints.txt -e ".[thirdparty]"
 	$(BIN)/python -m pytest tests/interop/test_third_party.py
+
+# Their requirements exclude those of Maze (job-shop-lib an older pyarrow, stockpyl documentation tools): without them,
+# in a directory of their own, they run with the installed versions.
+PEERS := job-shop-lib==1.7.2 simanneal==0.5.0 stockpyl==1.0.2 jsonpickle==4.1.4 rliable==1.2.0 arch==7.2.0 \
+	statsmodels==0.15.0 patsy==1.0.3 formulaic==1.2.2 interface_meta==2.0.1 wrapt==2.5.2 seaborn==0.13.2
+
+build/peers:
+	$(PIP) install --quiet --no-deps --no-compile --target $@ $(PEERS)
+
+test-peers: $(VENV)/.dev build/peers  ## Compare results with job-shop-lib, stockpyl and rliable.
+	PYTHONPATH=build/peers $(BIN)/python -m pytest tests/interop/test_outside_checks.py
 
 check: lint types imports  ## Everything but the tests.
 

@@ -1,6 +1,6 @@
 """Speed of batched simulators and of training with them.
 
-Simulations written for many (lost sales, the criss-cross network) beside one environment after the other, stepping and
+Vectorised simulations (lost sales, the criss-cross network) beside one environment after the other, stepping and
 learning with 64 of them and with the settings of their experiments; gymnasium's CartPole in NumPy with 256 members, raw
 and as Maze's vector environment with statistics on, and PPO on it (256 x 32 steps, minibatches of 2,048, 4 epochs)
 beside stable-baselines3 with 8 environments (128 steps, minibatches of 256, 4 epochs; the same networks). CPU time, the
@@ -99,7 +99,7 @@ def trained(n_steps: int, **context: Any) -> float:
 
 
 def simulations(n_rounds: int) -> dict[str, float]:
-    """Simulations written for many."""
+    """Vectorised simulations."""
     ratios = {}
     print("CPU microseconds for each step of an environment: one by one, at once, and how many times as fast (medians)")
     for name, env_class in (("lost sales", LostSalesEnv), ("criss-cross", QueueingEnv)):

@@ -135,7 +135,7 @@ def evaluate(run: Run, policy: Any, config: Mapping[str, Any], demand_seeds: Seq
 
 
 def bootstrap_interval(groups: Sequence[Sequence[float]], n_samples: int = 4000, seed: int = 0) -> tuple[float, float]:
-    """95 % interval of the mean: draws trainings, and episodes within each, with replacement."""
+    """95 % interval of the mean: draws runs, and episodes within each, with replacement."""
     rng = np.random.default_rng(seed)
     values = np.asarray(groups, dtype=np.float64)
     n_groups, n_episodes = values.shape
@@ -245,7 +245,7 @@ def html_page(runs: Sequence[Run], summary: Mapping[str, Any]) -> str:
 table {{ border-collapse: collapse }} td, th {{ border: 1px solid #ccc; padding: 0.4em; text-align: left }}</style>
 </head><body>
 <h1>Cutting 2D: flat, structured, masked</h1>
-<p>PPO, {n_seeds} trainings each; {n_episodes} episodes of 180 orders for each policy, on the same demand seeds.
+<p>PPO, {n_seeds} runs each; {n_episodes} episodes of 180 orders for each policy, on the same demand seeds.
 Means with 95&nbsp;% bootstrap intervals. The optimum is {OPTIMAL_RAW_PIECES} raw pieces.</p>
 <table><tr>{head}</tr>{body}</table>
 <h2>Learning curves</h2>
@@ -255,16 +255,18 @@ Means with 95&nbsp;% bootstrap intervals. The optimum is {OPTIMAL_RAW_PIECES} ra
 
 
 def compare(n_seeds: int, n_epochs: int | None, n_episodes: int, jobs: int, output_dir: Path) -> list[Run]:
-    """All trainings and evaluations."""
+    """All runs and evaluations."""
     from maze_envs.logistics.cutting_2d.agents.greedy_policy import GreedyPolicy
 
     demand_seeds = list(range(987_000, 987_000 + n_episodes))
-    trainings = [(variant, seed, output_dir / f"{variant}_{seed}") for seed in range(n_seeds) for variant in TRAINED]
+    training_runs = [
+        (variant, seed, output_dir / f"{variant}_{seed}") for seed in range(n_seeds) for variant in TRAINED
+    ]
     with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(lambda job: train(job[0], job[1], job[2], n_epochs), trainings))
+        list(pool.map(lambda job: train(job[0], job[1], job[2], n_epochs), training_runs))
     runs = []
     flat_config: Mapping[str, Any] = {}
-    for variant, seed, directory in sorted(trainings, key=lambda job: TRAINED.index(job[0])):
+    for variant, seed, directory in sorted(training_runs, key=lambda job: TRAINED.index(job[0])):
         policy, config = load_policy(directory)
         flat_config = config if variant == "flat" else flat_config
         run = Run(variant, seed)
@@ -279,10 +281,10 @@ def compare(n_seeds: int, n_epochs: int | None, n_episodes: int, jobs: int, outp
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the comparison; exit status 1 when an expectation was missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3, help="trainings of each variant")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each variant")
     parser.add_argument("--epochs", type=int, help="epochs of each training; default: as the experiments say")
     parser.add_argument("--episodes", type=int, default=20, help="episodes of the evaluation of each policy")
-    parser.add_argument("--jobs", type=int, default=2, help="trainings side by side")
+    parser.add_argument("--jobs", type=int, default=2, help="runs in parallel")
     parser.add_argument("--output-dir", type=Path, default=Path("outputs/cutting_2d_comparison"))
     options = parser.parse_args(arguments)
     output_dir = options.output_dir.resolve()

@@ -6,6 +6,8 @@
     python benchmarks/job_shop.py --train 3 --keep runs --jobs 2 --markdown docs/benchmarks/job_shop.md
     python benchmarks/job_shop.py --train 3 --keep runs --experiment small large --sizes 20x20
     python benchmarks/job_shop.py outputs/<run> --temperatures 1 2 3 4       # of samples, compared on random instances
+    python benchmarks/job_shop.py outputs/<run> --cpu-seconds 3             # best of many beside CP-SAT, equal CPU time
+    python benchmarks/job_shop.py --waiting --cpu-seconds 15 --sizes 6x6 8x8 15x15  # what non-delay schedules cost
     python benchmarks/job_shop.py --speed [outputs/<run>]                    # a decision; best of 64 in a batch
 
 Runs come from `maze-run -cn conf_train +experiment=job_shop_ppo`, or are trained here: `--train` so many seeds with the
@@ -36,10 +38,12 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 from benchmarks.operations import Training, interval, seconds_of, train
 from benchmarks.page_tables import markdown_table, write_table
 from maze.core.agent.serialized_torch_policy import SerializedTorchPolicy
+from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.rollout.solve import Search, solve
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.perception.models.auto_model_composer import AutoModelComposer
+from maze_envs.scheduling.cp_sat import CpSatSchedule, cp_sat_schedule, dispatched_makespan
 from maze_envs.scheduling.job_shop import JobShopEnv, JobShops
 from maze_envs.scheduling.rules import RULES, DispatchingRule
 from maze_envs.scheduling.taillard import Instance, generate, instances_of, lower_bound
@@ -59,9 +63,12 @@ PUBLISHED = {"Zhang et al. (2020), published": {"15x15": 25.96, "20x15": 30.03, 
 
 
 def load(run: Path, weights: str, temperature: float) -> SerializedTorchPolicy:
-    """The policy of a training; its actions are drawn at a temperature."""
-    model = OmegaConf.load(run / "hydra_config.yaml").model
-    return SerializedTorchPolicy(model, str(run / weights), str(run / "spaces_config.pkl"), "cpu", temperature)
+    """The policy of a run; its actions are sampled at a temperature, in the kind of environment that it has."""
+    config = OmegaConf.load(run / "hydra_config.yaml")
+    spaces = str(run / "spaces_config.pkl")
+    policy = SerializedTorchPolicy(config.model, str(run / weights), spaces, "cpu", temperature)
+    policy.may_wait = config.env.get("may_wait", False)
+    return policy
 
 
 def gaps(policy: Any, size: str, n_samples: int = 1) -> np.ndarray:
@@ -71,10 +78,18 @@ def gaps(policy: Any, size: str, n_samples: int = 1) -> np.ndarray:
     return np.asarray(100 * (makespans(policy, instances, n_samples) / best - 1))
 
 
-def makespans(policy: Any, instances: list[Instance], n_samples: int) -> np.ndarray:
+def makespans(policy: Any, instances: list[Instance], n_samples: int, seed: int = 0) -> np.ndarray:
     """The best of `n_samples` makespans of each instance."""
-    found = solve(policy, JobShopEnv(instances=instances, only_choices=True), n_samples=n_samples)
+    env = JobShopEnv(instances=instances, only_choices=True, may_wait=getattr(policy, "may_wait", False))
+    found = solve(policy, env, n_samples=n_samples, seed=seed)
     return np.array([each.kpis["makespan"] for each in found])
+
+
+def random_instances(size: str, number: int) -> list[Instance]:
+    """Random instances of a size, such as `6x6`."""
+    n_jobs, n_machines = map(int, size.split("x"))
+    made = [generate(n_jobs, n_machines, 7_000_001 + seed, 8_000_009 + seed) for seed in range(number)]
+    return [Instance(f"random {seed}", *one, 0) for seed, one in enumerate(made)]
 
 
 def compared_temperatures(
@@ -83,9 +98,7 @@ def compared_temperatures(
     """Mean makespans of the best of `n_samples` on random instances, above their lower bounds in percent."""
     found: dict[str, dict[str, list[float]]] = {}
     for size in sizes:
-        n_jobs, n_machines = map(int, size.split("x"))
-        made = [generate(n_jobs, n_machines, 7_000_001 + seed, 8_000_009 + seed) for seed in range(n_instances)]
-        instances = [Instance(f"random {seed}", *one, 0) for seed, one in enumerate(made)]
+        instances = random_instances(size, n_instances)
         bounds = np.array([lower_bound(one.durations, one.machines) for one in instances])
         for run in runs:
             for temperature in temperatures:
@@ -98,8 +111,6 @@ def compared_temperatures(
 
 def by_cp_sat(size: str, seconds: float) -> dict[str, float]:
     """Mean gaps to the best known makespans in percent: of what CP-SAT finds and bounds, and of what is dispatched."""
-    from maze_envs.scheduling.cp_sat import cp_sat_schedule, dispatched_makespan
-
     found: dict[str, list[float]] = {}
     for one in instances_of(size):
         schedule = cp_sat_schedule(one.durations, one.machines, seconds)
@@ -110,6 +121,43 @@ def by_cp_sat(size: str, seconds: float) -> dict[str, float]:
         ):
             found.setdefault(name, []).append(100 * (makespan / one.best_known - 1))
     return {name: statistics.mean(values) for name, values in found.items()}
+
+
+def cp_sat_in(seconds: float, one: Instance, may_wait: bool = True) -> CpSatSchedule:
+    """What one worker of CP-SAT finds in CPU seconds, the building of its model included."""
+    end = time.process_time() + seconds
+    return cp_sat_schedule(
+        one.durations, one.machines, 100 * seconds, 1, may_wait=may_wait, is_time_over=lambda: time.process_time() > end
+    )
+
+
+def waiting(sizes: list[str], seconds: float, n_instances: int) -> str:
+    """How far schedules in which no machine waits (non-delay) are from the shortest ones, with one CP-SAT worker.
+
+    Gaps in percent are those of the best non-delay schedules and of their lower bounds to the shortest makespan that
+    is known: published, or found here.
+
+    :param seconds: CPU seconds of a search.
+    """
+    lines = []
+    for size in sizes:
+        try:
+            instances = instances_of(size)[:n_instances]
+        except ConfigError:
+            instances = random_instances(size, n_instances)
+        gaps_found, bounds, n_solved = [], [], 0
+        for one in instances:
+            best, best_bound, held = one.best_known, 0, cp_sat_in(seconds, one, may_wait=False)
+            if not best:
+                best, best_bound, _ = cp_sat_in(seconds, one)
+            n_solved += held.makespan == held.bound and (bool(one.best_known) or best == best_bound)
+            gaps_found.append(100 * (held.makespan / best - 1))
+            bounds.append(100 * (max(held.bound, best_bound) / best - 1))
+            print(f"{size}, {one.name}: {best}, non-delay {held.makespan}, at least {held.bound}", flush=True)
+        spread = f"{statistics.mean(gaps_found):.1f} ({min(gaps_found):.1f} to {max(gaps_found):.1f})"
+        lines.append([size, str(len(gaps_found)), str(n_solved), spread, f"{statistics.mean(bounds):.1f}"])
+    header = ["size", "instances", "solved exactly", "non-delay, %", "lower bound, %"]
+    return markdown_table(header, lines)
 
 
 def table(
@@ -221,7 +269,49 @@ def batch_speed(runs: list[Path], n_samples: int, rounds: int) -> dict[str, floa
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def main() -> None:
+def search_in_time(policy: Any, one: Instance, seconds: float, batch: int) -> tuple[int, int, int, float]:
+    """Search an instance: greedy actions, then batches of samples while the CPU time suffices for another one.
+
+    :return: Makespan of the greedy schedule and of the best one, number of samples, CPU seconds.
+    """
+    begin = time.process_time()
+    greedy = best = int(makespans(policy, [one], 1)[0])
+    n_samples, longest = 0, 0.0
+    while (spent := time.process_time() - begin) + 1.1 * longest < seconds:
+        best = min(best, int(makespans(policy, [one], batch, seed=n_samples)[0]))
+        longest = max(longest, time.process_time() - begin - spent)
+        n_samples += batch
+    return greedy, best, n_samples, spent
+
+
+def in_equal_time(run: Path, sizes: list[str], weights: str, seconds: float, temperature: float | None) -> str:
+    """Mean gaps of the best of as many samples as CPU seconds allow, and of CP-SAT with one worker in as many."""
+    lines, policy = [], load(run, weights, 1.0)
+    makespans(policy, instances_of("ta01"), 2)  # what is imported and compiled once
+    for size in sizes:
+        policy.temperature = temperature or TEMPERATURES.get(size, 1.0)
+        found = []
+        for one in instances_of(size):
+            greedy, best, n_samples, spent = search_in_time(policy, one, seconds, batch=128)
+            solver = cp_sat_in(seconds, one)
+            gaps_found = [100 * (makespan / one.best_known - 1) for makespan in (greedy, best, solver.makespan)]
+            found.append([*gaps_found, n_samples, spent])
+            print(f"{one.name}: greedy {greedy}, best of {n_samples} {best}, CP-SAT {solver.makespan}", flush=True)
+        *means, n_samples, _ = np.mean(found, axis=0).tolist()
+        slowest = max(spent for *_, spent in found)
+        lines.append([size, *(f"{mean:.1f}" for mean in means), f"{n_samples:.0f}", f"{slowest:.1f}"])
+    header = ["gap to best known, %", "greedy", f"best in {seconds:g} CPU s", f"CP-SAT in {seconds:g} CPU s"]
+    return markdown_table([*header, "samples", "CPU s at most"], lines)
+
+
+def publish(lines: str, arguments: argparse.Namespace) -> None:
+    """Print a table, and write it into the page."""
+    print(f"\n{lines}")
+    if arguments.markdown:
+        write_table(arguments.markdown, arguments.table, lines)
+
+
+def parsed_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="*", type=Path)
     parser.add_argument("--sizes", nargs="+", default=list(SIZES))
@@ -230,19 +320,25 @@ def main() -> None:
     parser.add_argument("--temperatures", type=float, nargs="+", help="of samples, compared on random instances")
     parser.add_argument("--instances", type=int, default=20, help="random ones of each size that they are compared on")
     parser.add_argument("--weights", default="state_dict.pt", help="latest.pt: those of the last epoch")
+    parser.add_argument("--cpu-seconds", type=float, default=0.0, help="of the search of an instance, and of CP-SAT")
+    parser.add_argument("--waiting", action="store_true", help="cost of schedules in which no machine waits")
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--cp-sat", type=float, default=0.0, metavar="SECONDS", help="time limit for each instance")
-    parser.add_argument("--train", type=int, default=0, metavar="SEEDS", help="so many trainings of each experiment")
+    parser.add_argument("--train", type=int, default=0, metavar="SEEDS", help="so many runs of each experiment")
     parser.add_argument("--experiment", nargs="+", choices=EXPERIMENTS, default=["standard"])
-    parser.add_argument("--overrides", nargs="*", default=[], help="of the trainings, such as algorithm.n_epochs=30")
+    parser.add_argument("--overrides", nargs="*", default=[], help="of the runs, such as algorithm.n_epochs=30")
     parser.add_argument("--keep", type=Path, help="keep the runs in this directory, and use those that are there")
-    parser.add_argument("--jobs", type=int, default=1, help="trainings side by side")
+    parser.add_argument("--jobs", type=int, default=1, help="runs in parallel")
     parser.add_argument("--markdown", type=Path, help="page whose table is written")
     parser.add_argument("--table", default="gaps", help="which table of the page")
-    arguments = parser.parse_args()
-    found: dict[str, Any]
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parsed_arguments()
+    found: dict[str, Any] = {}
     if arguments.speed:
         found = speed(arguments.rounds) | batch_speed(arguments.runs, arguments.samples, arguments.rounds)
         print(
@@ -251,6 +347,12 @@ def main() -> None:
             f"{found['batch_s']:.3f} CPU s in a batch, {found['one_by_one_s']:.3f} one by one, "
             f"{found['one_by_one_s'] / found['batch_s']:.1f} times as long"
         )
+    elif arguments.runs and arguments.cpu_seconds:
+        seconds, temperature = arguments.cpu_seconds, arguments.temperature
+        for run in arguments.runs:
+            publish(in_equal_time(run, arguments.sizes, arguments.weights, seconds, temperature), arguments)
+    elif arguments.waiting:
+        publish(waiting(arguments.sizes, arguments.cpu_seconds or 15.0, arguments.instances), arguments)
     else:
         sizes = [size for name in arguments.sizes for size in (LARGE if name == "large" else (name,))]
         runs = {"trained": arguments.runs} if arguments.runs else {}
@@ -274,9 +376,7 @@ def main() -> None:
         lines = markdown_table(header, [cells(name, row, sizes) for name, row in found.items()])
         for name, of_name in seconds.items():
             lines += f"\n\nRun time ({name}): {of_name / 60:.0f} minutes."
-        print(f"\n{lines}")
-        if arguments.markdown:
-            write_table(arguments.markdown, arguments.table, lines)
+        publish(lines, arguments)
     if arguments.json:
         arguments.json.write_text(json.dumps(found))
 

@@ -175,7 +175,7 @@ def comparable(value: Any) -> Any:
 
 
 def differences(expected: Path, found: Path) -> list[str]:
-    """The parts in which two finished trainings differ."""
+    """The parts in which two finished runs differ."""
     one, other = load_state(expected / "latest.pt"), load_state(found / "latest.pt")
     parts = [key for key in one if key not in NOT_COMPARED and comparable(one[key]) != comparable(other.get(key))]
     best = [comparable(load_state(directory / "state_dict.pt")) for directory in (expected, found)]
@@ -226,7 +226,7 @@ def case(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=20, help="number of trainings that are killed, at least once each")
+    parser.add_argument("--kills", type=int, default=20, help="number of runs that are killed, at least once each")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--algorithms", nargs="*", default=list(TRAININGS), choices=list(TRAININGS))
     options = parser.parse_args()
@@ -258,7 +258,7 @@ def main() -> int:
         if (number + 1) % 20 == 0 or number + 1 == options.kills:
             signals = ", ".join(f"{count} {name}" for name, count in sorted(tally.kills.items()))
             print(
-                f"{number + 1} trainings killed ({signals}): {tally.exact} exact, {tally.warned} with a warning, "
+                f"{number + 1} runs killed ({signals}): {tally.exact} exact, {tally.warned} with a warning, "
                 f"{len(tally.failures)} failures",
                 flush=True,
             )

@@ -13,7 +13,7 @@ episodes of the training itself, with sampled actions, are what many publish.
     python benchmarks/learning.py mujoco --results docs/benchmarks/learning.jsonl --tables docs/benchmarks/learning.md
 
 With `--results` each finished training is appended to that file, and those that it has already are not run again, so
-that hours can be spread. With `--keep` a training that was stopped goes on where it stopped. `--tables` writes the
+that hours can be spread. With `--keep` an interrupted run resumes. `--tables` writes the
 tables of a page from it, between its lines `<!-- results: mujoco -->` (names that begin so) and `<!-- end -->`; with
 `--seeds 0` nothing is trained.
 """
@@ -360,9 +360,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("experiments", nargs="*", metavar="experiment", help=f"of {', '.join(TARGETS)}; default: all")
     parser.add_argument("--seeds", type=int, help="number of seeds, default: as the goal asks")
-    parser.add_argument("--jobs", type=int, default=2, help="trainings side by side")
+    parser.add_argument("--jobs", type=int, default=2, help="runs in parallel")
     parser.add_argument("--results", type=Path, help="keep results here and leave out what is there")
-    parser.add_argument("--keep", type=Path, help="keep trainings in this directory, and go on with those in it")
+    parser.add_argument("--keep", type=Path, help="keep runs in this directory, and resume those in it")
     parser.add_argument("--tables", type=Path, help="page whose tables are written from the results")
     arguments = parser.parse_args()
     if arguments.tables and not arguments.results:

@@ -20,7 +20,7 @@ from maze.core.utils.checkpoint import load_state, save_state
 
 
 def model_and_optimizer(n_layers: int, width: int) -> dict[str, object]:
-    """A state as trainings write it: networks and the moments of their optimizer."""
+    """A state as runs write it: networks and the moments of their optimizer."""
     network = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(n_layers)))
     optimizer = torch.optim.Adam(network.parameters())
     network(torch.ones(1, width)).sum().backward()

@@ -1,6 +1,6 @@
 """Operations problems: trained policies, exact values, heuristics and published figures; one run per setting and seed.
 
-Trainings are the shipped experiments through the command line, inventory problems with a warm start from their best
+Runs are the shipped experiments through the command line, inventory problems with a warm start from their best
 rule. The long-run average cost of what they learned is computed exactly where the states can be listed (inventory,
 criss-cross network in light and medium load), and otherwise simulated, with 95 % intervals.
 
@@ -103,7 +103,7 @@ class Training:
 
 
 Rows = Generator[list[Training], None, Row]
-"""First the trainings of a setting, then, when they are done, its row."""
+"""First the runs of a setting, then, when they are done, its row."""
 
 
 def interval(values: Sequence[float]) -> float:
@@ -265,12 +265,12 @@ def lost_sales(setting: str, seeds: Sequence[int], directory: Path, overrides: S
         *("policy@warm_start.policy=base_stock", f"warm_start.policy.level={level}", f"warm_start.policy.cap={cap}"),
         "algorithm.critic_burn_in_epochs=1",
     )
-    trainings = [
+    training_runs = [
         Training("lost_sales_ppo", _run(directory, "lost_sales", setting, seed), seed, (*env, *warm, *overrides))
         for seed in seeds
     ]
-    yield trainings
-    for training in trainings:
+    yield training_runs
+    for training in training_runs:
         row.seconds.append(seconds_of(training))
         _, act = trained(training.directory, LAST)
         found = lost_sales_cost(
@@ -305,11 +305,11 @@ def dual_sourcing(setting: str, seeds: Sequence[int], directory: Path, overrides
     levels = zip(("express_level", "regular_level", "cap"), at, strict=True)
     warm = ("policy@warm_start.policy=dual_index", *(f"warm_start.policy.{name}={value}" for name, value in levels))
     given = (*env, *warm, "algorithm.critic_burn_in_epochs=1", *overrides)
-    trainings = [
+    training_runs = [
         Training("dual_sourcing_ppo", _run(directory, "dual_sourcing", setting, seed), seed, given) for seed in seeds
     ]
-    yield trainings
-    for training in trainings:
+    yield training_runs
+    for training in training_runs:
         row.seconds.append(seconds_of(training))
         _, act = trained(training.directory)
 
@@ -358,12 +358,12 @@ def queueing(setting: str, seeds: Sequence[int], directory: Path, overrides: Seq
     found = {name: average(lambda seen, rule=rule: rule.choose(seen, 0)) for name, rule in rules.items()}
     row = Row(setting, reference, found, published=f"{published}")
     experiment = "criss_cross_ppo" if setting in CRISS_CROSS else "extended_network_ppo"
-    trainings = [
+    training_runs = [
         Training(experiment, _run(directory, "queueing", setting, seed), seed, (f"env.network={setting}", *overrides))
         for seed in seeds
     ]
-    yield trainings
-    for training in trainings:
+    yield training_runs
+    for training in training_runs:
         row.seconds.append(seconds_of(training))
         _, act = trained(training.directory, LAST)
         critic = None if setting in CRISS_CROSS else critic_of(training.directory, LAST)
@@ -478,12 +478,12 @@ def bin_packing(setting: str, seeds: Sequence[int], directory: Path, overrides: 
     row.published = PACKING_PUBLISHED.get(f"{family},{n_items}", "")
     names = ("env.family", "env.n_items")
     given = tuple(f"{name}={value}" for name, value in zip(names, learned_with.split(","), strict=True))
-    trainings = [
+    training_runs = [
         Training("bin_packing_ppo", _run(directory, "bin_packing", learned_with, seed), seed, (*given, *overrides))
         for seed in seeds
     ]
-    yield trainings
-    for training in trainings:
+    yield training_runs
+    for training in training_runs:
         row.seconds.append(seconds_of(training))
         _, act = trained(training.directory, deterministic=choice != "drawn")
         spaces = BinPacking(1, family, int(n_items)).observation_spaces[0].spaces.items()
@@ -518,7 +518,7 @@ PROBLEMS: dict[str, tuple[Callable[..., Rows], list[str]]] = {
 
 
 def row_of(rows: Rows) -> Row:
-    """The row of a setting whose trainings are done."""
+    """The row of a setting whose runs are done."""
     try:
         next(rows)
     except StopIteration as end:
@@ -532,10 +532,10 @@ def main() -> None:
     parser.add_argument("problem", choices=PROBLEMS)
     parser.add_argument("--settings", nargs="*", help="of the table; all by default")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
-    parser.add_argument("--overrides", nargs="*", default=[], help="of the trainings, such as algorithm.n_epochs=3")
+    parser.add_argument("--overrides", nargs="*", default=[], help="of the runs, such as algorithm.n_epochs=3")
     parser.add_argument("--json", type=Path, help="also write the results here")
     parser.add_argument("--keep", type=Path, help="keep the runs in this directory, and use those that are there")
-    parser.add_argument("--jobs", type=int, default=1, help="trainings side by side")
+    parser.add_argument("--jobs", type=int, default=1, help="runs in parallel")
     parser.add_argument("--markdown", type=Path, help="page whose table of this problem is written")
     arguments = parser.parse_args()
     function, settings = PROBLEMS[arguments.problem]

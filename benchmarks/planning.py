@@ -33,9 +33,11 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 import numpy as np
 from omegaconf import OmegaConf
 
+from maze.api.improve import COST
 from maze.api.run_context import RunContext
 from maze.core.agent.policy import Policy, acting_in, build_policy
 from maze.core.utils.config_utils import EnvFactory, read_config
+from maze.evaluation.comparison import RETURN
 from maze.planning.branches import ArrayBranches
 from maze.planning.planner import BranchSimulator, Planner
 from maze.planning.rollout_policy import RolloutPolicy, acting
@@ -87,12 +89,12 @@ PROBLEMS: dict[str, tuple[str, dict[str, Any], str | dict[str, Any], dict[str, A
 _STEPS = {"dispatching": 160, "cutting_2d": 20}
 """Steps of an episode, where the problem has no end of its own."""
 _GUIDE = Path(__file__).resolve().parents[1] / "docs" / "guide" / "first_hour.md"
-OWN: dict[str, tuple[str, str, str, int]] = {
-    "workshop": ("workshop", "WorkshopEnv", "EarliestDueDate", 20),
-    "truck_docks": ("tutorial_maze_env.truck_docks", "TruckDocksEnv", "LongestWait", 16),
-    "ambulances": ("tutorial_maze_env.ambulances", "AmbulancesEnv", "HomeStation", 12),
+OWN = {
+    "workshop": ("workshop", "WorkshopEnv", "EarliestDueDate"),
+    "truck_docks": ("tutorial_maze_env.truck_docks", "TruckDocksEnv", "LongestWait"),
+    "ambulances": ("tutorial_maze_env.ambulances", "AmbulancesEnv", "HomeStation"),
 }
-"""Simulators of users: module, environment, heuristic and horizon."""
+"""Simulators of users: module, environment and heuristic."""
 
 
 class NearestOrder(ArrayPolicy):
@@ -326,45 +328,60 @@ def improvements(names: list[str], budget_s: float, seed: int) -> None:
             make, base, settings = own_problem(name, directory) if name in OWN else shipped_problem(name)
             limit = {"maze.core.wrappers.time_limit_wrapper.TimeLimitWrapper": {"max_episode_steps": _STEPS.get(name)}}
             overrides = {"seeding.env_base_seed": seed, "seeding.agent_base_seed": seed}
-            started = time.process_time()
+            started, began = time.process_time(), time.monotonic()
             with RunContext(
                 make, algorithm="ppo", run_dir=directory, silent=True, overrides=overrides,
                 wrappers=limit if name in _STEPS else None,
             ) as run:  # fmt: skip
                 ladder = run.improve(base, budget_s=budget_s, **settings)
-            spent = time.process_time() - started
+            spent, wall = time.process_time() - started, time.monotonic() - began
             rungs = {
                 row.policy: {
-                    "return": [round(each, 4) for each in row.mean],
-                    "difference": row.difference and [round(each, 4) for each in row.difference],
+                    "return": rounded(row.mean),
+                    "difference": row.difference and rounded(row.difference),
                     "ms_per_decision": round(cost.mean.value, 3),
+                    "seconds": round(rung.seconds),
                 }
-                for row, cost in zip(*map(ladder.comparison.rows_of, ("return", "ms_per_decision")), strict=True)
+                for rung, row, cost in zip(ladder.rungs, *map(ladder.comparison.rows_of, (RETURN, COST)), strict=True)
+            }
+            confirmed = {
+                name: {
+                    "episodes": gate.comparison.n_episodes,
+                    "difference": rounded(gate.comparison.rows_of(RETURN)[1].difference),
+                    "passes": gate.passes,
+                }
+                for name, gate in ladder.gates.items()
             }
             line = {
-                "problem": name, "seed": seed, "budget_s": budget_s, "cpu_s": round(spent),
-                "episodes": ladder.comparison.n_episodes, "recommended": ladder.recommended.name, "ladder": rungs,
-                "failures": dict(ladder.failures), "commands": dict(ladder.recommended.commands),
+                "problem": name, "seed": seed, "budget_s": budget_s, "wall_s": round(wall), "cpu_s": round(spent),
+                "recommended": ladder.recommended.name, "horizon": ladder.horizon, "confirmation": confirmed,
+                "episodes": ladder.comparison.n_episodes, "ladder": rungs, "failures": dict(ladder.failures),
+                "commands": dict(ladder.recommended.commands),
             }  # fmt: skip
             print(json.dumps(line), flush=True)
 
 
+def rounded(estimate: Any) -> list[float]:
+    """An estimate and its interval, rounded."""
+    return [round(each, 4) for each in estimate]
+
+
 def own_problem(name: str, directory: str) -> tuple[Any, Any, dict[str, Any]]:
     """Environment, heuristic and settings of a user's simulator; the workshop is the program of the guide."""
-    module, env, heuristic, horizon = OWN[name]
+    module, env, heuristic = OWN[name]
     sys.path[:0] = [directory, str(_GUIDE.parents[2] / "tutorials")]
     if name == "workshop":
         code = re.findall(r"^```python\n(.*?)^```", _GUIDE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
         Path(directory, "workshop.py").write_text("".join(code), "utf-8")
     found = importlib.import_module(module)
-    return getattr(found, env), getattr(found, heuristic), {"horizon": horizon}
+    return getattr(found, env), getattr(found, heuristic), {}
 
 
 def shipped_problem(name: str) -> tuple[Any, Any, dict[str, Any]]:
     """Environment, configuration of the heuristic and settings of a shipped problem."""
     make, _, arguments = problem_of(name)
     base = PROBLEMS[name][2]
-    settings = {key: arguments[key] for key in ("horizon", "value") if key in arguments}
+    settings = {"value": arguments["value"]} if "value" in arguments else {}
     return make, read_config(ENVS / f"{base}.yaml") if isinstance(base, str) else base, settings
 
 

@@ -5,7 +5,7 @@
 
 A cluster with two worker nodes is simulated on this machine. Every few seconds an actor is killed (SIGKILL), every
 fourth time a node with all its actors instead; another node joins some seconds later. What ends before `--minutes` are
-over goes on: trainings are resumed for as many epochs again, rollouts begin anew. A run passes if
+over continues: runs are resumed for as many epochs again, rollouts start again. A run passes if
 
 * it ends by itself with status 0, and no update is missing: the record of the run has the requested number of
   environment steps (PPO, IMPALA); the weights are bit for bit those of an undisturbed run (ES); each episode is

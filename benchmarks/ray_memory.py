@@ -25,8 +25,8 @@ import torch
 from ray_scale import make_policy, placed, work_of
 
 from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.core.utils.worker_pool import ClusterEvents
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
-from maze.train.parallelization.task_pool import ClusterEvents
 
 FIRST_UPDATES, FIRST_SECONDS = 10, 4.0
 LIMIT = 1.2

@@ -1,7 +1,7 @@
 """Cost of the report: PPO on CartPole with and without it.
 
-Trainings alternate between the two, with the same seeds and everything else that a run writes, in one process. Printed
-are the ratio of their CPU times (medians), and the share of the time that the trainings with a report spent in its
+Runs alternate between the two, with the same seeds and everything else that a run writes, in one process. Printed
+are the ratio of their CPU times (medians), and the share of the time that the runs with a report spent in its
 writer, which other processes disturb less. The report is written every two seconds instead of every ten, so that a
 short training shows more than what a long one pays.
 

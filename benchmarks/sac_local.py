@@ -1,6 +1,6 @@
 """SAC with environments in worker processes (`runner=local`) and in one process (`runner=dev`).
 
-An environment's step burns a millisecond of CPU time. All trainings step two environments with the same seeds. With
+An environment's step burns a millisecond of CPU time. All runs step two environments with the same seeds. With
 `runner=local` the workers collect the next rollouts while the networks learn from those before; with
 `algorithm.collect_ahead=false` they wait for each other, and then both runners collect the same transitions and end
 with the same weights, which is checked. What is timed is the training alone: collecting and learning, no evaluation.

@@ -163,8 +163,22 @@ def ask_once(port: int, query: bytes) -> dict[str, Any]:
         return found
 
 
-def load(port: int, requests: list[bytes], seconds: float) -> list[float]:
-    """Ask over one connection for each request, again and again; the seconds that each answer took."""
+def outcome_after(query: bytes, answer: bytes) -> bytes:
+    """The request that follows an answer: the outcome of its decision, then the next decision."""
+    if not query.startswith(b"POST /act "):
+        return request("/act", {"observation": OBSERVATION})
+    decision = json.loads(answer[answer.find(b"\r\n\r\n") + 4 :])["decision"]
+    return request(f"/decisions/{decision}/outcome", {"reward": 1.0})
+
+
+def load(
+    port: int, requests: list[bytes], seconds: float, following: Callable[[bytes, bytes], bytes] | None = None
+) -> list[float]:
+    """Send the requests, each over one connection, again and again.
+
+    :param following: The next request of a connection, from a request and its answer; `None`: the same.
+    :return: The seconds that each answer took.
+    """
     poll, connections, pending = select.epoll(), {}, {}
     for query in requests:
         connection = socket.create_connection(("127.0.0.1", port))
@@ -186,11 +200,15 @@ def load(port: int, requests: list[bytes], seconds: float) -> list[float]:
             if not answer_in(data):
                 pending[number] = data
                 continue
-            if not data.startswith(b"HTTP/1.1 200"):
+            if not data.startswith(b"HTTP/1.1 20"):
                 raise SystemExit(data.decode(errors="replace"))
             pending[number] = b""
             now = time.perf_counter()
             taken.append(now - began[number])
+            if following is not None:
+                query = following(query, data)
+                connections[number] = (connection, query)
+                now = time.perf_counter()
             began[number] = now
             if now < end:
                 connection.send(query)
@@ -201,10 +219,16 @@ def load(port: int, requests: list[bytes], seconds: float) -> list[float]:
     return taken
 
 
-def measured(process: subprocess.Popen[bytes], port: int, requests: list[bytes], seconds: float) -> dict[str, float]:
-    load(port, requests, min(0.5, seconds))
+def measured(
+    process: subprocess.Popen[bytes],
+    port: int,
+    requests: list[bytes],
+    seconds: float,
+    following: Callable[[bytes, bytes], bytes] | None = None,
+) -> dict[str, float]:
+    load(port, requests, min(0.5, seconds), following)
     own, used = time.process_time(), cpu_seconds(process)
-    taken = sorted(load(port, requests, seconds))
+    taken = sorted(load(port, requests, seconds, following))
     return {
         "per_second": len(taken) / seconds,
         "p50_ms": 1e3 * taken[len(taken) // 2],
@@ -242,11 +266,11 @@ def main() -> None:
     }
     peer = medians["FastAPI, the network"]
     print(f"{options.connections} connections, median of {options.rounds} rounds of {options.seconds:g} s\n")
-    print(f"{'':28}{'requests/s':>11}{'p50 ms':>9}{'p99 ms':>9}{'cpu us':>9}{'client':>8}{'ratio':>8}{'cpu ratio':>11}")
+    print(f"{'':36}{'requests/s':>11}{'p50 ms':>9}{'p99 ms':>9}{'cpu us':>9}{'client':>8}{'ratio':>8}{'cpu ratio':>11}")
     for name, found in medians.items():
         ratio, cpu = found["per_second"] / peer["per_second"], peer["cpu_us"] / found["cpu_us"]
         print(
-            f"{name:28}{found['per_second']:11.0f}{found['p50_ms']:9.2f}{found['p99_ms']:9.2f}{found['cpu_us']:9.0f}"
+            f"{name:36}{found['per_second']:11.0f}{found['p50_ms']:9.2f}{found['p99_ms']:9.2f}{found['cpu_us']:9.0f}"
             f"{found['client_busy']:8.2f}{ratio:8.2f}{cpu:11.2f}"
         )
     if options.json:
@@ -262,16 +286,19 @@ def one_round(bundle: Path, directory: Path, n_connections: int, seconds: float)
         command = [*uvicorn, "--log-level", "warning", "--port", str(port), f"peer_{number}:app"]
         with running(command, port, cwd=directory) as process:
             results[name] = measured(process, port, [query] * n_connections, seconds)
-    log = directory / "log"
-    for name, more in (("maze-serve", []), ("with a decision log", ["--decision-log", str(log)])):
+    logging = ["--decision-log", str(directory / "log")]
+    servers = {"maze-serve": [], "decision log": logging, "decision log, explore": [*logging, "--explore", "0.1"]}
+    for name, more in servers.items():
         port = free_port()
         command = [sys.executable, "-m", "maze.serve.server", str(bundle), "--port", str(port), *more]
         with running(command, port, stderr=subprocess.DEVNULL) as process:
             results[f"{name}: /act"] = measured(process, port, [query] * n_connections, seconds)
-            if more:
-                continue
             sampled = request("/act", {"observation": OBSERVATION, "deterministic": False, "seed": 3})
             results[f"{name}: sampled"] = measured(process, port, [sampled] * n_connections, seconds)
+            if more:
+                reported = measured(process, port, [query] * n_connections, seconds, outcome_after)
+                results[f"{name}: /act, outcome"] = reported
+                continue
             ranked = request("/act", {"observation": OBSERVATION, "ranked": 2})
             results[f"{name}: ranked"] = measured(process, port, [ranked] * n_connections, seconds)
             sessions = [ask_once(port, request("/sessions", {}))["session"] for _ in range(n_connections)]

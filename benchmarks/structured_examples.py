@@ -193,7 +193,7 @@ def table(results: Sequence[Result]) -> str:
 
 
 def compare(names: Sequence[str], n_seeds: int, n_jobs: int) -> list[Result]:
-    """All trainings and references, in the order of the table."""
+    """All runs and references, in the order of the table."""
     jobs = [(name, form, seed) for name in names for form in ("structured", "flat") for seed in range(n_seeds)]
     with ThreadPoolExecutor(n_jobs) as pool:
         trained = list(pool.map(lambda job: train_and_evaluate(*job), jobs))
@@ -205,8 +205,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the comparison; exit status 1 when a policy did not do what it should."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("examples", nargs="*", metavar="example", help=f"of {', '.join(EXAMPLES)}; default: all")
-    parser.add_argument("--seeds", type=int, default=3, help="trainings of each policy")
-    parser.add_argument("--jobs", type=int, default=2, help="trainings side by side")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each policy")
+    parser.add_argument("--jobs", type=int, default=2, help="runs in parallel")
     parser.add_argument("--markdown", type=Path, help="also write the table here")
     parser.add_argument("--json", type=Path, help="also write all figures here")
     options = parser.parse_args(arguments)

@@ -39,10 +39,11 @@ myst_enable_extensions = ["colon_fence", "attrs_inline"]
 myst_heading_anchors = 4
 nb_execution_mode = "auto"
 nb_execution_raise_on_error = True
-nb_execution_timeout = 240
+nb_execution_timeout = 900  # seconds of a cell, on a busy machine
 nb_execution_in_temp = True
 nb_execution_show_tb = True
 nb_merge_streams = True
+smartquotes = False
 
 # --- the reference, from docstrings ----------------------------------------------------------------------------------
 default_role = "name_or_code"

@@ -49,6 +49,7 @@ COMMANDS = {
     "--new-project": ("maze.cli.new_project", "write_project"),
     "--report": ("maze.cli.report", "make_report"),
     "--runs": ("maze.cli.run_summary", "print_runs"),
+    "--shelf": ("maze.cli.run_description", "print_shelf"),
 }
 """Flags of commands that compose no configuration, with the functions that take the following arguments."""
 HYDRA_INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
@@ -100,7 +101,7 @@ def _completed(cfg: DictConfig, project: Path) -> list[str]:
     from maze.cli.stored_runs import complete_base, use_stored_run
 
     if HydraConfig.initialized():
-        complete_base(cfg, project)
+        complete_base(cfg, project, HydraConfig.get().overrides.task)
     overridden = ["wrappers"] if apply_overrides(cfg) else []
     complete(cfg, project)
     if "algorithm" in cfg:

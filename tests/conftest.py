@@ -1,15 +1,26 @@
 """Settings that hold for all tests, and what several modules look at."""
 
-import copy
+import gc
+import multiprocessing
+import os
+import pickle
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
 import yaml
 from hypothesis import settings
 
-# A first call may import half of torch; how long an example takes says nothing on a machine that does other things too.
-settings.register_profile("maze", deadline=None)
+# A first call may import half of torch, so examples have no deadline.
+settings.register_profile("maze", deadline=None, max_examples=40)
 settings.load_profile("maze")
+
+IMPORTS_OF_WORKERS = (
+    "maze.cli.launchers",
+    "maze.core.utils.worker_pool",
+    "maze.train.parallelization.distributed_actors.env_groups",
+    "maze.train.trainers.common.training_runner",
+)
 
 
 @pytest.hookimpl(trylast=True)  # what is deselected is gone
@@ -36,6 +47,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [*halves[0], *halves[1]]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Collect no garbage while tests are collected: it would take a third of that time."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collected tests and modules out of garbage collections, each of which would traverse them."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _imports_shared_by_worker_processes():
+    """Import torch once for the worker processes of all tests; otherwise it takes each of them more than a second."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        from maze.utils.process import preload
+
+        preload(multiprocessing.get_context("forkserver"), IMPORTS_OF_WORKERS)
+        forkserver.ensure_running()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _configurations_parsed_once():
     """Hydra parses some thirty files for each command, the same ones in hundreds of tests: here each text once."""
@@ -47,8 +81,8 @@ def _configurations_parsed_once():
         if key not in parsed:
             if stream is not text:
                 stream.seek(0)  # and not the text: errors name the file
-            parsed[key] = parse(stream, Loader)
-        return copy.deepcopy(parsed[key])
+            parsed[key] = pickle.dumps(parse(stream, Loader))
+        return pickle.loads(parsed[key])
 
     with pytest.MonkeyPatch.context() as patch:
         parse = yaml.load

@@ -43,7 +43,8 @@ def test_python_blocks_of_a_page_run_one_after_the_other(page: Path, tmp_path: P
     blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
     # Worker processes import the main module: without the guard they would run the page again.
     body = "\n".join(blocks).replace("\n", "\n    ")
-    body = body.replace("n_steps=20_000", "n_steps=1_000")  # training to a return has tests of its own
+    # Training to a return and the use of a budget have tests of their own.
+    body = body.replace("n_steps=20_000", "n_steps=1_000").replace("budget_s=20", "budget_s=6")
     script.write_text(f'if __name__ == "__main__":\n    {body}\n', encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "examples" / "own_algorithm")}  # one page is about it
     environment["MINARI_DATASETS_PATH"] = str(tmp_path / "minari")

@@ -20,12 +20,6 @@ STEPS = "n_steps=100_000"
 MAZE_RUN = [sys.executable, "-c", "import sys; from maze.maze_cli import main; sys.exit(main())"]
 
 
-def test_the_first_page_needs_at_most_150_lines_of_python_and_no_yaml() -> None:
-    assert len(CODE.splitlines()) <= 150
-    assert "```yaml" not in PAGE.read_text(encoding="utf-8")
-    assert CODE.count(STEPS) == 1
-
-
 def in_directory(directory: Path, *command: str) -> str:
     """What a command prints that is started in a directory, without a display."""
     displays = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER", "PYTHONPATH")

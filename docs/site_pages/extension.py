@@ -14,6 +14,7 @@ from docutils.parsers.rst.states import Inliner
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.domains.python import PyXRefRole
+from sphinx.environment import BuildEnvironment
 
 from site_pages.configurations import write_configurations
 from site_pages.gallery import write_gallery
@@ -81,6 +82,40 @@ def _full_names() -> Mapping[str, str]:
     return {name: full[0] for name, full in found.items() if len(full) == 1}
 
 
+def _navigate_by_titles(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Let the navigation of a page copy the titles of all pages, not the names of 3,000 objects below them.
+
+    The theme requests titles only; Sphinx copies everything first, half a second for each page.
+    """
+    complete = context.get("toctree")
+
+    def toctree(**options: Any) -> Any:
+        tocs = app.env.tocs
+        app.env.tocs = _titles(app.env) if options.get("titles_only") else tocs
+        try:
+            return complete(**options)
+        finally:
+            app.env.tocs = tocs
+
+    if complete is not None:
+        context["toctree"] = toctree
+
+
+@cache
+def _titles(env: BuildEnvironment) -> dict[str, nodes.bullet_list]:
+    """Return the tables of contents of all pages, reduced to titles and nested toctrees."""
+    found = {}
+    for name, toc in env.tocs.items():
+        found[name] = toc.copy()
+        for item in toc.children:
+            title = item.copy()
+            title += item.children[0].deepcopy()
+            if nested := [node.copy() for node in item.findall(addnodes.toctree)]:
+                title += nodes.bullet_list("", *nested)
+            found[name] += title
+    return found
+
+
 def _write_pages(app: Sphinx) -> None:
     generated = Path(app.srcdir) / "generated"
     write_reference(generated / "api")
@@ -94,4 +129,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("builder-inited", _write_pages)
     app.connect("autodoc-process-docstring", _without_foreign_docstrings)
     app.connect("doctree-read", _name_targets)
+    app.connect("html-page-context", _navigate_by_titles, priority=400)  # before the theme
     return {"parallel_read_safe": True, "parallel_write_safe": True}

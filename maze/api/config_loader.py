@@ -155,7 +155,7 @@ class ConfigurationLoader:
         )
 
     def _options(self, path: str, value: Any) -> list[Any]:
-        """Return the values of the runs; a list stands for several in a multirun."""
+        """Return the values of the runs; a list has several, for a multirun."""
         if not self.auditor.multirun or not isinstance(value, list | tuple):
             return [value]
         if not value:
@@ -325,7 +325,7 @@ def _check_runner(config: DictConfig) -> None:
 
     if issubclass(kind, RolloutRunner | CheckRunner):  # others are the user's or RLlib's
         raise InvalidSpecificationError(
-            f"runner: expected a training runner, found {kind.__name__}. Choose 'dev' or 'local'."
+            f"runner: expected a training runner, found {kind.__name__}. Choose dev or local."
         )
 
 

@@ -1,4 +1,4 @@
-"""Improvement of a heuristic: plan with it, learn from it, and recommend the best policy that passes the gate."""
+"""Improvement of a heuristic: plan with it, learn from it, recommend the best policy that is confirmed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from datetime import datetime
 from functools import cached_property
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from hydra.core.hydra_config import HydraConfig
@@ -35,7 +35,7 @@ from maze.core.utils.factory import TARGET_KEY, ConfigType, plain_container
 from maze.core.utils.stored_config import is_own_package
 from maze.core.utils.targets import locate
 from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes, comparison_page, intervals_figure
-from maze.evaluation.gate import LESS, MIN_EPISODES, MORE, Gate, Threshold, read_thresholds, require_episodes
+from maze.evaluation.gate import MIN_EPISODES, Gate, read_thresholds, require_episodes
 from maze.evaluation.runners import (
     COMPARISON_FILE,
     EPISODES_FILE,
@@ -63,45 +63,86 @@ _RUN_CONTEXT = "maze.api.run_context.RunContext"
 """Located when a command creates runs: run contexts import this module."""
 DIRECTORY = "improvement"
 """Directory of an improvement, in that of the training run of a `RunContext`."""
-HEURISTIC_SHARE, PLANNING_SHARE, LAST_SHARE = 0.4, 0.2, 0.15
-"""Shares of the budget: at most, for the episodes of the rollout policies of the heuristic and of a trained policy; for
-PPO after another training run, which gets the rest."""
-LEAST_EPISODES = 50
-"""Common episodes at least. With noise, at most 8 % of candidates at the margin pass (`benchmarks/intervals.py`)."""
+HEURISTIC_SHARE, PLANNING_SHARE, PPO_SHARE = 0.05, 0.15, 0.1
+"""Shares of the budget: at most, for the common episodes of the heuristic and of each rollout policy; for PPO after
+another training run, which gets the rest."""
+CONFIRMATION_SHARE, _LEAST_CONFIRMATION, _MOST_CONFIRMATION = 0.3, 0.15, 0.4
+"""Shares of the budget that are reserved for the confirmation, which also gets what is left: for a rollout policy with
+32 scenarios or more; while there is no candidate; and at most."""
+LEAST_EPISODES = 20
+"""Common episodes at least. They only determine the order in which candidates are confirmed."""
+LEAST_CONFIRMING, _MOST_CONFIRMING = 50, 5
+"""Episodes of the confirmation at least, and at most (times `n_episodes`). With 50, at most 8 % of candidates at the
+margin pass where all episodes differ, and a quarter where only rare losses do (`benchmarks/intervals.py`)."""
+_WANTED_CONFIRMING = 75
+"""Episodes of the confirmation of the best candidate so far, for which time is reserved."""
+_FIRST_CANDIDATE = 0.6
+"""Share of the time for confirmations that a candidate gets while others follow."""
+_ROUNDING = 0.2
+"""Share of an update, or of a generation, by which training may exceed its time."""
 _LEAST_TRAINING = 2.0
 """Seconds below which no training run is started."""
 _FEWEST, _USUAL, _MOST = 8, 32, 512
 """Scenarios of planned decisions at least, before the number of episodes is reduced, and at most."""
 _EPISODES_SHARE = 0.05
 """Least share of the budget for the episodes of a trained policy."""
-_OVERRUN = 2.0
+_OVERRUN = 1.5
 """Factor by which episodes may take more time than planned."""
 _SHARE_OF_SIMULATION = 0.85
 """Share of the time of a planning policy that is spent on the decisions of its episodes."""
+_HORIZONS, _LAST_HORIZON = (5, 10, 20, 40), 160
+"""Horizons that are compared; the last one only in arrays, which are fast."""
+_USUAL_HORIZON = 20
+"""Horizon where there is no time to compare any."""
+_PILOT_SCENARIOS, _PILOT_CANDIDATES = 16, 4
 _WARM_START_STEPS = 20_000
 _LEAST_STATES, _WANTED_STATES = 200, 5000
 """Labelled decisions of a generation of `dcl`; below the second number, the scenarios of a label are reduced."""
 _LEAST_SCENARIOS, _SCENARIOS = 16, 128
 _GENERATIONS = 2
+_EVALUATION_EPISODES = 32
+"""Episodes that select the best generation of `dcl`."""
 _UPDATE_SHARE = 0.01
 """Share of the time of a generation of `dcl` that one of its updates takes."""
 _PILOT_SHARE = 0.02
-"""Share of the budget in which the time of a decision is measured."""
+"""Share of the budget in which the time of a decision is measured; twice as much for the horizon."""
 
 
 class BudgetSpentError(MazeError):
-    """A rung of the ladder needs more time than it has."""
+    """A policy needs more time than it has."""
+
+
+class Evaluation(NamedTuple):
+    """Episodes of a policy.
+
+    :param episodes: Its measures in them.
+    :param n_decisions: Mean number of its decisions in an episode.
+    :param seconds_of_episode: Wall time of an episode.
+    """
+
+    episodes: PlayedEpisodes
+    n_decisions: float
+    seconds_of_episode: float
+
+    @property
+    def n_episodes(self) -> int:
+        """Number of episodes."""
+        return int(self.episodes.measures[RETURN].shape[1])
+
+    def first(self, n_episodes: int) -> Evaluation:
+        """Return the first episodes."""
+        measures = {name: values[:, :n_episodes] for name, values in self.episodes.measures.items()}
+        return self._replace(episodes=replace(self.episodes, measures=measures))
 
 
 @dataclass(frozen=True)
 class Rung:
-    """A policy of the ladder.
+    """A policy that is compared with the heuristic, or the heuristic.
 
     :param name: Its name.
     :param policy: The policy.
     :param make_env: Creates the environment that it acts in.
-    :param played: Its measures in the common episodes.
-    :param decisions: Mean number of its decisions in an episode.
+    :param evaluation: The common episodes.
     :param seconds: Wall time that the rung took: training and episodes.
     :param run: Directory of its training run; `None`: it is not trained.
     :param commands: Commands that use the policy, by their purposes.
@@ -110,16 +151,41 @@ class Rung:
     name: str
     policy: Policy
     make_env: Callable[[], Any]
-    played: PlayedEpisodes
-    decisions: float
+    evaluation: Evaluation
     seconds: float
     run: Path | None
     commands: Mapping[str, str]
 
-    def first(self, n_episodes: int) -> Rung:
-        """Return the policy with its measures in the first episodes only."""
-        measures = {name: values[:, :n_episodes] for name, values in self.played.measures.items()}
-        return replace(self, played=PlayedEpisodes(self.name, measures))
+    @property
+    def played(self) -> PlayedEpisodes:
+        """Its measures in the common episodes."""
+        return self.evaluation.episodes
+
+
+def candidates_of(rungs: Sequence[Rung]) -> list[Rung]:
+    """Return the policies whose mean return is larger than that of the first one, the best of them first."""
+
+    def mean(rung: Rung) -> float:
+        return float(rung.played.measures[RETURN].mean())
+
+    return sorted((rung for rung in rungs[1:] if mean(rung) > mean(rungs[0])), key=mean, reverse=True)
+
+
+def chosen_horizon(horizons: Sequence[int], gains: np.ndarray) -> int:
+    """Return the shortest horizon with a gain that is nearly as large as the largest one; 20 if none is shown to gain.
+
+    Its gain is more than one standard error above zero, and not more than one below the largest gain.
+
+    :param horizons: Environment steps, in rising order.
+    :param gains: Gain of each horizon in some decisions, `[n_decisions, n_horizons]`.
+    """
+    if len(gains) < _FEWEST:
+        return _USUAL_HORIZON
+    means, root = gains.mean(axis=0), math.sqrt(len(gains))
+    lacking = gains[:, [int(means.argmax())]] - gains
+    is_close = lacking.mean(axis=0) <= lacking.std(axis=0, ddof=1) / root
+    is_shown = means > gains.std(axis=0, ddof=1) / root
+    return next((each for each, it in zip(horizons, is_close & is_shown, strict=True) if it), _USUAL_HORIZON)
 
 
 @dataclass(frozen=True)
@@ -127,155 +193,123 @@ class Improvement:
     """Result of an improvement.
 
     :param rungs: The policies that were evaluated; the heuristic is the first.
-    :param failures: Reasons why other policies were not, by name.
-    :param thresholds: Thresholds of the gate against the heuristic.
+    :param failures: Reasons why other policies were not, or could not be confirmed, by name.
+    :param gates: The gate against the heuristic of each confirmed candidate, by name, in further episodes that played
+        no part in its choice.
     """
 
     rungs: Sequence[Rung]
     failures: Mapping[str, str]
-    thresholds: Mapping[str, Threshold]
+    gates: Mapping[str, Gate]
+    horizon: int | None = None
+    """Environment steps that planning simulates; `None`: planning was not possible."""
 
     @cached_property
     def comparison(self) -> Comparison:
         """The comparison of all policies with the heuristic; the time of a decision is a measure."""
-        goals = {COST: LESS, **{name: threshold.goal for name, threshold in self.thresholds.items()}}
-        minimized, maximized = ([name for name in goals if goals[name] == goal] for goal in (LESS, MORE))
-        return Comparison([rung.played for rung in self.rungs], minimized, maximized)
-
-    @cached_property
-    def gates(self) -> Mapping[str, Gate]:
-        """The gate against the heuristic of each other policy, by name."""
-        heuristic, *others = self.rungs
-        return {rung.name: Gate(heuristic.played, rung.played, self.thresholds, LEAST_EPISODES) for rung in others}
+        return Comparison([rung.played for rung in self.rungs], [COST])
 
     @property
     def recommended(self) -> Rung:
-        """The policy with the largest mean return of those that pass the gate; the heuristic, if none is better."""
-        heuristic, *others = self.rungs
-        passing = [heuristic, *(rung for rung in others if self.gates[rung.name].passes)]
-        return max(passing, key=lambda rung: float(rung.played.measures[RETURN].mean()))
+        """The first candidate that passes the gate in further episodes; the heuristic, if none does."""
+        passing = [name for name, gate in self.gates.items() if gate.passes]
+        return next(rung for rung in self.rungs if rung.name == passing[0]) if passing else self.rungs[0]
 
     @property
     def policy(self) -> Policy:
         """The recommended policy."""
         return self.recommended.policy
 
+    def differences(self, name: str) -> tuple[Estimate, Estimate]:
+        """Return the differences of the return from the heuristic's, in the common and in further episodes."""
+        common, further = (each.rows_of(RETURN) for each in (self.comparison, self.gates[name].comparison))
+        found = next(row for row in common if row.policy == name).difference, further[1].difference
+        assert found[0] is not None
+        assert found[1] is not None
+        return found[0], found[1]
+
     @property
     def sentence(self) -> str:
         """The recommendation as a sentence."""
-        best, heuristic = self.recommended, self.rungs[0]
-        if best is heuristic:
-            return "Recommended: the heuristic itself. No other policy is shown to be at least as good and better."
-        difference = next(row for row in self.comparison.rows_of(RETURN) if row.policy == best.name).difference
-        assert difference is not None
+        name = self.recommended.name
+        if self.recommended is self.rungs[0]:
+            return "Recommended: the heuristic itself. No other policy is shown to be better."
+        common, further = map(_difference_text, self.differences(name))
         return (
-            f"Recommended: {best.name}. Its return differs from the heuristic's by {difference.value:+.4g} "
-            f"({difference.low:+.4g} to {difference.high:+.4g}) in the same {self.comparison.n_episodes} episodes."
+            f"Recommended: {name}. In {self.gates[name].comparison.n_episodes} further episodes, its return differs "
+            f"from the heuristic's by {further}; in the {self.comparison.n_episodes} common episodes, by {common}."
         )
 
     def text(self) -> str:
-        """Return the ladder for the console."""
+        """Return the report for the console."""
         commands = [line for what, each in self.recommended.commands.items() for line in (f"  # {what}", f"  {each}")]
         return "\n".join([self.comparison.text(), "", *self.remarks(), self.sentence, *commands])
 
     def remarks(self) -> Iterator[str]:
-        """Yield sentences about few episodes, and about each policy that is missing or does not pass the gate."""
-        if (n_episodes := self.comparison.n_episodes) < MIN_EPISODES:
-            yield (
-                f"The budget allows {n_episodes} episodes. Losses in fewer than {unseen_share(n_episodes):.1%} of "
-                f"the episodes may be missing. Confirm the recommendation with conf_gate on {MIN_EPISODES} others."
-            )
+        """Yield sentences about each policy that is missing or not confirmed, and about few episodes."""
         for name, reason in self.failures.items():
             yield f"No {name}: {reason}"
         for name, gate in self.gates.items():
+            n_episodes = gate.comparison.n_episodes
             if not gate.passes:
-                yield f"{name} is not shown to be at least as good as the heuristic. {gate.verdict}"
+                common, further = map(_difference_text, self.differences(name))
+                yield (
+                    f"{name} is not confirmed: its return differs by {further} in {n_episodes} further episodes, after "
+                    f"{common} in the common episodes. {gate.verdict}"
+                )
+            elif n_episodes < MIN_EPISODES:
+                yield (
+                    f"The budget allows {n_episodes} further episodes of {name}. Losses in fewer than "
+                    f"{unseen_share(n_episodes):.1%} of the episodes may be missing. Before a release, use conf_gate "
+                    f"with {MIN_EPISODES} others."
+                )
 
     def page(self, subtitle: str) -> str:
-        """Return the HTML report: the ladder, cost against quality, and the comparison.
+        """Return the HTML report: recommendation, confirmation, cost against quality, comparison.
 
         :param subtitle: Subheading.
         """
-        comparison, best = self.comparison, self.recommended
-        rows = [(row.policy, row.mean) for row in comparison.rows_of(RETURN)]
-        intervals = intervals_figure("Mean return and its 95 % interval", rows, [np.empty(0)] * len(rows), None)
-        verdicts = ["", *("passes" if gate.passes else "does not pass" for gate in self.gates.values())]
-        rungs = zip(self.rungs, comparison.rows_of(RETURN), comparison.rows_of(COST), verdicts, strict=True)
-        cells: list[list[Cell]] = [
-            [rung.name, row.mean.value, cost.mean.value, round(rung.seconds, 1), verdict]
-            for rung, row, cost, verdict in rungs
+        best, compared = self.recommended, comparison_page(self.comparison, datetime.now())
+        header = ("candidate", "further episodes", "difference", "95 % of difference", "in common episodes", "result")
+        rows: list[list[Cell]] = []
+        for name, gate in self.gates.items():
+            common, further = self.differences(name)
+            ends = f"{number_text(further.low)} to {number_text(further.high)}"
+            result = "confirmed" if gate.passes else "not confirmed"
+            rows.append([name, gate.comparison.n_episodes, further.value, ends, common.value, result])
+        caption = "Confirmation in further episodes, the best candidate first; the first that passes is recommended"
+        remarks = "".join(f"<p>{html.escape(remark)}</p>" for remark in self.remarks())
+        advice = f"<p>{html.escape(self.sentence)}</p>" + code_list(best.commands.items())
+        sections = [
+            page_section("Recommendation", advice, facts=(table(header, rows, caption) if rows else "") + remarks),
+            page_section("Cost and quality", f'<div class="pair">{self._figures()}</div>\n'),
+            *compared.sections,
         ]
-        header = ("policy", "return", "ms per decision", "seconds spent", "gate against the heuristic")
-        ladder = page_section(
-            "Ladder",
-            f"<p>{html.escape(self.sentence)}</p>" + code_list(best.commands.items()),
-            facts=table(header, cells) + "".join(f"<p>{html.escape(remark)}</p>" for remark in self.remarks()),
-        )
-        pictures = page_section(
-            "Cost and quality", f'<div class="pair">{intervals}{_cost_figure(comparison, best.name)}</div>\n'
-        )
-        compared = comparison_page(comparison, datetime.now())
-        sections = [ladder, pictures, *compared.sections]
         return replace(compared, title="Improvement of a heuristic", subtitle=subtitle, sections=sections).text()
 
+    def _figures(self) -> str:
+        """Draw the returns, ordered by the time of a decision, with marks of the Pareto front; and the differences."""
+        costs = {row.policy: row.mean.value for row in self.comparison.rows_of(COST)}
+        rows, differences, best = list[tuple[str, Estimate]](), list[tuple[str, Estimate]](), -math.inf
+        for row in sorted(self.comparison.rows_of(RETURN), key=lambda row: (costs[row.policy], -row.mean.value)):
+            marks = " ◆" * (row.mean.value > best) + " ★" * (row.policy == self.recommended.name)
+            best = max(best, row.mean.value)
+            rows.append((f"{costs[row.policy]:.3g} ms: {row.policy}{marks}", row.mean))
+            if row.difference is not None:
+                differences.append((f"{row.policy}, {self.comparison.n_episodes} common episodes", row.difference))
+            if row.policy in self.gates:
+                n_further = self.gates[row.policy].comparison.n_episodes
+                differences.append((f"{row.policy}, {n_further} further episodes", self.differences(row.policy)[1]))
+        title = "Mean return by time of a decision; ◆: no other policy is faster and better; ★: recommended"
+        figures = [intervals_figure(title, rows, [np.empty(0)] * len(rows), None)]
+        if differences:
+            of = [np.empty(0)] * len(differences)
+            figures.append(intervals_figure("Difference of the return from the heuristic's", differences, of, 0.0))
+        return "".join(figures)
 
-_WIDTH, _HEIGHT, _MARGIN = 500, 300, 42
 
-
-def _cost_figure(comparison: Comparison, best: str) -> str:
-    """Draw the mean return of each policy, with its interval, over its time per decision (logarithmic)."""
-    returns, costs = comparison.rows_of(RETURN), comparison.rows_of(COST)
-    x_values = [math.log10(max(cost.mean.value, 1e-6)) for cost in costs]
-    ends = [end for row in returns for end in row.mean if math.isfinite(end)]
-    low_x, high_x = math.floor(min(x_values)), max(math.floor(min(x_values)) + 1, math.ceil(max(x_values)))
-    low_y, high_y = min(ends), max(ends) if max(ends) > min(ends) else min(ends) + 1.0
-
-    def x(value: float) -> float:
-        return _MARGIN + (_WIDTH - 2 * _MARGIN) * (value - low_x) / (high_x - low_x)
-
-    def y(value: float) -> float:
-        return _HEIGHT - _MARGIN - (_HEIGHT - 2 * _MARGIN) * (value - low_y) / (high_y - low_y)
-
-    bottom = _HEIGHT - _MARGIN + 10
-    parts = [f'<line class="axis" x1="{_MARGIN}" x2="{_WIDTH - _MARGIN}" y1="{bottom}" y2="{bottom}"/>']
-    parts += [
-        f'<text x="0" y="{y(value) + 4:.1f}">{number_text(float(f"{value:.4g}"))}</text>' for value in (low_y, high_y)
-    ]
-    parts += [
-        f'<text x="{x(power):.1f}" y="{bottom + 14}" text-anchor="middle">{10.0**power:g} ms</text>'
-        for power in range(low_x, high_x + 1)
-    ]
-    # Policies that no other one beats in both respects form the Pareto front.
-    order = sorted(range(len(returns)), key=lambda index: (x_values[index], -returns[index].mean.value))
-    front = [
-        index
-        for place, index in enumerate(order)
-        if all(returns[index].mean.value > returns[before].mean.value for before in order[:place])
-    ]
-    corners = " ".join(f"{x(x_values[index]):.1f},{y(returns[index].mean.value):.1f}" for index in front)
-    parts.append(f'<polyline class="axis" points="{corners}" fill="none" stroke-dasharray="4 3"/>')
-    for index, row in enumerate(returns):
-        at, colour = x(x_values[index]), f"var(--c{index % 10})"
-        if row.mean.is_known:
-            parts.append(
-                f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{y(row.mean.low):.1f}" y2="{y(row.mean.high):.1f}" '
-                f'style="stroke: {colour}" stroke-width="3" stroke-linecap="round"/>'
-            )
-        anchor, shift = ("start", 9) if at < _WIDTH / 2 else ("end", -9)
-        name = html.escape(f"{row.policy} ★" if row.policy == best else row.policy)
-        parts += [
-            f'<circle cx="{at:.1f}" cy="{y(row.mean.value):.1f}" r="6" style="fill: {colour}; stroke: var(--card)"/>',
-            f'<text x="{at + shift:.1f}" y="{y(row.mean.value) - 7:.1f}" text-anchor="{anchor}">{name}</text>',
-        ]
-    label = "; ".join(
-        f"{row.policy}: {number_text(row.mean.value)} in {number_text(cost.mean.value)} ms"
-        for row, cost in zip(returns, costs, strict=True)
-    )
-    return (
-        "<figure><figcaption>Return over the time of a decision; dashed: no other policy is faster and better; ★: "
-        f'recommended</figcaption><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{html.escape(label)}">'
-        f"{''.join(parts)}</svg></figure>"
-    )
+def _difference_text(difference: Estimate) -> str:
+    return f"{difference.value:+.4g} ({difference.low:+.4g} to {difference.high:+.4g})"
 
 
 class _TimedPolicy(Policy):
@@ -305,7 +339,7 @@ class _TimedPolicy(Policy):
 
     @override(Policy)
     def compute_action(self, *args: Any, **kwargs: Any) -> Any:
-        if time.monotonic() > self._deadline:
+        if self.seconds and time.monotonic() > self._deadline:
             raise BudgetSpentError
         start = time.perf_counter()
         action = self._policy.compute_action(*args, **kwargs)
@@ -315,19 +349,21 @@ class _TimedPolicy(Policy):
 
 @dataclass(kw_only=True)
 class ImproveRunner(EvaluationRunner):
-    """Improve a heuristic within a budget, and recommend the best policy that passes the gate against the heuristic.
+    """Improve a heuristic within a budget, and recommend the best policy that is confirmed to be better.
 
-    The ladder: the heuristic; a rollout policy with it as base; a policy that is trained from it (`dcl` if there is
+    The policies: the heuristic; a rollout policy with it as base; a policy that is trained from it (`dcl` if there is
     chance in the environment, `self_labelling` otherwise); a rollout policy with the trained policy as base; PPO,
     warm-started by cloning the heuristic. All play the same episodes, whose seeds training does not use. Where planning
-    is slow, there are fewer episodes (at least 50). A policy that cannot be built, trained or evaluated is reported and
-    left out. Writes `report.html`, `comparison.csv` and `episodes.csv`; training runs have directories below.
+    is slow, there are fewer episodes (at least 20). Candidates with a better mean return are confirmed by the gate
+    against the heuristic in further episodes, the best first, until one passes. A policy that cannot be built, trained
+    or evaluated is reported and left out. Writes `report.html`, `comparison.csv` and `episodes.csv`; training runs have
+    directories below.
 
     :param policy: The heuristic, or its configuration.
     :param budget: Wall time of everything: seconds, or a text such as `10min`.
-    :param n_episodes: Number of episodes at most.
-    :param horizon: Environment steps that rollout policies simulate.
-    :param value: What is still to come at the horizon, for rollout policies of the heuristic (see `policy=rollout`).
+    :param n_episodes: Number of common episodes at most; the confirmation has at most five times as many.
+    :param horizon: Environment steps that planning simulates; `None`: chosen by measurements.
+    :param value: What is still to come at the horizon, for planning with the heuristic (see `policy=rollout`).
     :param n_processes: Worker processes of rollout policies.
     :param minimize: KPIs for which less is better. The gate also judges these.
     :param maximize: KPIs for which more is better, likewise.
@@ -338,7 +374,7 @@ class ImproveRunner(EvaluationRunner):
     policy: ConfigType
     budget: float | str = "10min"
     n_episodes: int = MIN_EPISODES
-    horizon: int = 20
+    horizon: int | None = None
     value: Any = None
     n_processes: int = 1
     minimize: Sequence[str] = ()
@@ -369,45 +405,81 @@ class ImproveRunner(EvaluationRunner):
             "seeding.env_base_seed": seeds.generate_env_instance_seed(),
             "seeding.agent_base_seed": seeds.generate_agent_instance_seed(),
         }
+        self._further_seeds = seeds.episode_seeds(_MOST_CONFIRMING * self.n_episodes)
         self._rungs: list[Rung] = []
         self._failures: dict[str, str] = {}
-        self._common = LEAST_EPISODES
+        self._common = self.n_episodes
         """Number of episodes that all policies play."""
 
     @override(Runner)
     def run(self, **kwargs: Any) -> None:
-        self._start = time.monotonic()
+        began = time.monotonic()
+        self._end = began + self._budget_s
         self._evaluate_heuristic()
-        can_plan = self._attempt(f"rollout of {HEURISTIC}", lambda name: self._planning(name, HEURISTIC))
-        if not can_plan:
-            self._settle(self.n_episodes)
+        can_plan = self._attempt(f"rollout of {HEURISTIC}", self._planning_with_heuristic)
         first, *others = self._learners()
-        reserved = (PLANNING_SHARE * can_plan + LAST_SHARE * bool(others)) * self._budget_s
-        if self._attempt(first, lambda name: self._training(name, reserved)) and can_plan:
-            reserved = LAST_SHARE * bool(others) * self._budget_s
-            self._attempt(f"rollout of {first}", lambda name: self._planning(name, first, reserved))
+        later = PPO_SHARE * bool(others)
+        planner = self._rungs[-1].policy
+        planning = PLANNING_SHARE * (isinstance(planner, RolloutPolicy) and planner.scenarios >= _USUAL)
+        if self._attempt(first, lambda name: self._training(name, later + planning)) and can_plan:
+            self._attempt(f"rollout of {first}", lambda name: self._planning(name, first, later))
         for other in others:
             self._attempt(other, lambda name: self._training(name, 0.0))
-        rungs = [rung.first(self._common) for rung in self._rungs]
-        self.improvement = Improvement(rungs, self._failures, self._thresholds)
+        self._rungs = [replace(each, evaluation=each.evaluation.first(self._common)) for each in self._rungs]
+        self.improvement = Improvement(self._rungs, self._failures, self._confirmed(), self.horizon)
         print(f"\n{self.improvement.text()}", flush=True)
         comparison = self.improvement.comparison
-        subtitle = (
-            f"budget: {self._budget_s:g} s of wall time, {time.monotonic() - self._start:.0f} s used; "
-            f"{self._common} episodes, the same for all policies"
-        )
+        times = f"budget: {self._budget_s:g} s of wall time, {time.monotonic() - began:.0f} s used"
+        subtitle = times if self.horizon is None else f"{times}; planning horizon: {self.horizon} steps"
         write_files(
             {
                 PAGE_FILE: self.improvement.page(subtitle),
                 COMPARISON_FILE: comparison.as_csv(),
-                EPISODES_FILE: comparison.episodes_as_csv(self._episode_seeds[: self._common]),
+                EPISODES_FILE: comparison.episodes_as_csv(self._common_seeds),
             }
         )
+
+    # -- confirmation --------------------------------------------------------------------------------------------------
+
+    def _confirmed(self) -> dict[str, Gate]:
+        """Judge the candidates by the gate in further episodes, the best first, until one passes."""
+        gates: dict[str, Gate] = {}
+        # Training may have exceeded its time.
+        self._end = max(self._end, time.monotonic() + self._reserved(0.0))
+        candidates = candidates_of(self._rungs)
+        for index, rung in enumerate(candidates):
+            try:
+                gates[rung.name] = self._gate(rung, _FIRST_CANDIDATE if index + 1 < len(candidates) else 1.0)
+            except Exception as error:  # users' code
+                self._failures[rung.name] = f"its {first_line(error)}"
+                continue
+            if gates[rung.name].passes:
+                break
+        return gates
+
+    def _gate(self, rung: Rung, share: float) -> Gate:
+        """Judge a candidate by the gate in as many further episodes as a share of the time left allows."""
+        heuristic, left = self._rungs[0], self._left()
+        ours, theirs = (each.evaluation.seconds_of_episode for each in (rung, heuristic))
+        least = LEAST_CONFIRMING * (ours + theirs)
+        seconds = min(left, max(_SHARE_OF_SIMULATION * share * left, least))
+        n_episodes = int(min(len(self._further_seeds), seconds / (ours + theirs)))
+        if n_episodes < LEAST_CONFIRMING:
+            raise BudgetSpentError(
+                f"confirmation has time for {max(0, n_episodes)} further episodes, fewer than {LEAST_CONFIRMING}; set "
+                "a larger budget."
+            )
+        print(f"-> confirmation of {rung.name}: {n_episodes} further episodes", flush=True)
+        seeds, most = self._further_seeds[:n_episodes], self._left() - n_episodes * theirs
+        candidate = self._played(rung.name, rung.make_env(), rung.policy, most, seeds, LEAST_CONFIRMING)
+        seeds = seeds[: candidate.n_episodes]
+        baseline = self._played(HEURISTIC, self._make_env(), heuristic.policy, math.inf, seeds)
+        return Gate(baseline.episodes, candidate.episodes, self._thresholds, LEAST_CONFIRMING)
 
     # -- rungs ---------------------------------------------------------------------------------------------------------
 
     def _attempt(self, name: str, rung: Callable[[str], Rung]) -> bool:
-        """Add a rung to the ladder, or note the reason why there is none."""
+        """Add a policy, or note the reason why there is none."""
         try:
             self._add(rung(name))
         except Exception as error:  # users' code, and methods that do not fit the environment
@@ -425,86 +497,95 @@ class ImproveRunner(EvaluationRunner):
 
         :raises ConfigError: The budget is too small for its episodes.
         """
-        start, seconds = time.monotonic(), PLANNING_SHARE * self._budget_s
+        start, seconds = time.monotonic(), HEURISTIC_SHARE * self._budget_s
         env, heuristic = self.built({"policy": self.policy})
         self._batched = simulation_of(env) is not None
         modules = [type(each).__module__ for each in (heuristic, env.core_env, *stack_of(env))]
         self._packages = sorted({name for name, *_ in (each.split(".") for each in modules) if is_own_package(name)})
         try:
-            played, decisions = self._played(HEURISTIC, env, heuristic, seconds)
+            played = self._played(HEURISTIC, env, heuristic, seconds, self._common_seeds)
         except BudgetSpentError as error:
             raise ConfigError(
-                f"budget={self.budget}: {self._common} episodes of the heuristic take more than {seconds:.0f} s, "
-                f"{PLANNING_SHARE:.0%} of the budget. Set a larger budget."
+                f"budget={self.budget}: {LEAST_EPISODES} episodes of the heuristic take more than {seconds:.0f} s, "
+                f"{HEURISTIC_SHARE:.0%} of the budget. Set a larger budget."
             ) from error
-        took = time.monotonic() - start
-        self._add(Rung(HEURISTIC, heuristic, self._make_env, played, decisions, took, None, {}))
+        self._common = played.n_episodes
+        self._add(Rung(HEURISTIC, heuristic, self._make_env, played, time.monotonic() - start, None, {}))
 
-    def _settle(self, n_episodes: int) -> None:
-        """Set the number of common episodes, and let the heuristic play those that it has not played.
+    def _planning_with_heuristic(self, name: str) -> Rung:
+        """Choose the horizon if none is given, and plan with the heuristic."""
+        if self.horizon is None:
+            horizons = [*_HORIZONS, *[_LAST_HORIZON] * self._batched]
+            policy = RolloutPolicy(
+                self._rungs[0].policy, scenarios=_PILOT_SCENARIOS, candidates=_PILOT_CANDIDATES, value=self.value
+            )
+            deadline = time.monotonic() + 2 * _PILOT_SHARE * self._budget_s
+            gains = policy.gains(self._make_env(), self._episode_seeds, horizons, deadline)
+            self.horizon = chosen_horizon(horizons, gains)
+            means = ", ".join(f"{each:.3g}" for each in gains.mean(axis=0)) if len(gains) else "not measured"
+            shown = "/".join(map(str, horizons))
+            print(
+                f"-> planning horizon: {self.horizon} steps (gain of a decision with {shown}: {means}; "
+                f"{len(gains)} decisions)",
+                flush=True,
+            )
+        return self._planning(name, HEURISTIC, PPO_SHARE)
 
-        :param n_episodes: The number at most; the heuristic's episodes take no more than their share of the budget.
-        """
-        heuristic, start = self._rungs[0], time.monotonic()
-        affordable = int(PLANNING_SHARE * self._budget_s * self._common / heuristic.seconds)
-        n_before, self._common = self._common, min(n_episodes, max(LEAST_EPISODES, affordable))
-        if self._common > n_before:
-            more, _ = self._played(HEURISTIC, self._make_env(), heuristic.policy, self._left(), n_before)
-            measures = {
-                name: np.concatenate([values, more.measures[name]], axis=1)
-                for name, values in heuristic.played.measures.items()
-            }
-            seconds = heuristic.seconds + time.monotonic() - start
-            self._rungs[0] = replace(heuristic, played=PlayedEpisodes(HEURISTIC, measures), seconds=seconds)
-
-    def _planning(self, name: str, base_name: str, reserved: float = 0.0) -> Rung:
-        """Evaluate a rollout policy with as many scenarios as its time allows.
+    def _planning(self, name: str, base_name: str, later: float) -> Rung:
+        """Evaluate a rollout policy with as many scenarios as its time, and that of its confirmation, allow.
 
         The time of a decision is measured first. The first rollout policy determines the number of common episodes: as
         many as the time allows with 32 scenarios. More time gives more scenarios; less time, fewer.
+
+        :param later: Share of the budget that is left for what follows, besides the confirmation.
         """
         start = time.monotonic()
         heuristic, base = self._rungs[0], next(rung for rung in self._rungs if rung.name == base_name)
         if base is not heuristic and (difference := self._difference(base)).high < 0:
             raise BudgetSpentError(f"{base_name} is worse than the heuristic ({difference.value:+.4g}).")
         value = self.value if base is heuristic else None
-        share = HEURISTIC_SHARE if base is heuristic else PLANNING_SHARE
-        seconds = _SHARE_OF_SIMULATION * min(share * self._budget_s, self._left() - reserved)
-        of_episode = base.decisions * self._seconds_of_decision(base, _USUAL, value)
+        seconds = min(PLANNING_SHARE * self._budget_s, self._left() - self._reserved(later))
+        of_episode = base.evaluation.n_decisions * self._seconds_of_decision(base, _USUAL, value)
         if base is heuristic:
-            self._settle(min(self.n_episodes, max(LEAST_EPISODES, int(seconds / of_episode))))
-        affordable = _USUAL * seconds / (self._common * of_episode)
+            self._common = min(self._common, max(LEAST_EPISODES, int(_SHARE_OF_SIMULATION * seconds / of_episode)))
+        common, further = (_SHARE_OF_SIMULATION * _USUAL * each / of_episode for each in (seconds, self._budget_s))
+        affordable = min(common / self._common, CONFIRMATION_SHARE * further / _WANTED_CONFIRMING)
+        if affordable < _USUAL:
+            affordable = min(common / self._common, _MOST_CONFIRMATION * further / _WANTED_CONFIRMING)
         if affordable < _FEWEST:
             raise BudgetSpentError(
-                f"{self._common} episodes leave time for {affordable:.2g} scenarios of each decision, fewer than "
-                f"{_FEWEST}; set a larger budget or a shorter horizon."
+                f"{self._common} episodes, and the confirmation, leave time for {max(0.0, affordable):.2g} scenarios "
+                f"of each decision, fewer than {_FEWEST}; set a larger budget or a shorter horizon."
             )
         scenarios = min(_MOST, 2 ** int(math.log2(affordable)))
         policy = RolloutPolicy(
             base.policy, horizon=self.horizon, scenarios=scenarios, value=value, n_processes=self.n_processes
         )
-        try:
-            played, decisions = self._played(name, base.make_env(), policy, _OVERRUN * seconds)
-        finally:
-            policy.close()
+        played = self._played(name, base.make_env(), policy, _OVERRUN * seconds, self._common_seeds)
+        self._common = played.n_episodes
         commands = {"Plan with it": self._planning_command(base, scenarios)}
-        took = time.monotonic() - start
-        return Rung(name, policy, base.make_env, played, decisions, took, base.run, commands)
+        return Rung(name, policy, base.make_env, played, time.monotonic() - start, base.run, commands)
 
     def _difference(self, rung: Rung) -> Estimate:
         """Return the difference of the return from the heuristic's in the common episodes."""
-        first, other = (each.first(self._common).played.measures[RETURN] for each in (self._rungs[0], rung))
+        first, other = (each.played.measures[RETURN][:, : self._common] for each in (self._rungs[0], rung))
         return Estimate.of(mean_interval(other, first))
 
-    def _training(self, algorithm: str, reserved: float) -> Rung:
+    @property
+    def _common_seeds(self) -> Sequence[tuple[int, int]]:
+        return self._episode_seeds[: self._common]
+
+    def _training(self, algorithm: str, later: float) -> Rung:
         """Train a policy from the heuristic in the time that is left, and evaluate it.
 
         :param algorithm: The algorithm.
-        :param reserved: Seconds that are left for later policies.
+        :param later: Share of the budget that is left for what follows, besides the confirmation.
         """
         start = time.monotonic()
-        of_episodes = max(_OVERRUN * self._rungs[0].seconds, _EPISODES_SHARE * self._budget_s)
-        seconds = self._left() - reserved - of_episodes
+        of_episodes = max(
+            _OVERRUN * self._common * self._rungs[0].evaluation.seconds_of_episode, _EPISODES_SHARE * self._budget_s
+        )
+        seconds = self._left() - self._reserved(later) - of_episodes
         if seconds < _LEAST_TRAINING:
             raise BudgetSpentError("no time is left for a training run; set a larger budget.")
         directory = Path.cwd() / algorithm
@@ -512,65 +593,82 @@ class ImproveRunner(EvaluationRunner):
         settings = {**self._settings(algorithm, seconds), **self._training_seeds, **self.overrides}
         make = self.context or self._context
         with make(algorithm=algorithm, overrides=settings, run_dir=str(directory), silent=True) as context:
-            if algorithm == DCL:
-                context.train()
-            else:
-                train_for(context, seconds, by_steps=algorithm == PPO)
+            train_for(context, seconds, by_steps=algorithm == PPO)
             policy, make_env = context.policy, context.env_factory
         # What was trained is evaluated, even if training has exceeded its time.
-        most = max(self._left() - reserved, _OVERRUN * of_episodes, PLANNING_SHARE * self._budget_s)
-        played, decisions = self._played(algorithm, make_env(), policy, most)
+        most = max(self._left() - self._reserved(later), _OVERRUN * of_episodes)
+        played = self._played(algorithm, make_env(), policy, most, self._common_seeds)
+        self._common = played.n_episodes
         shown = str(shown_path(directory, self._project))
         commands = {
             "Export it to one file": command_text("--export", shown, "--out", "policy.maze", *self._trust()),
             "Serve it": "maze-serve policy.maze",
             "Show an episode": command_text("--play", shown, *self._trust()),
         }
-        took = time.monotonic() - start
-        return Rung(algorithm, policy, make_env, played, decisions, took, directory, commands)
+        return Rung(algorithm, policy, make_env, played, time.monotonic() - start, directory, commands)
 
     def _played(
-        self, name: str, env: Any, policy: Policy, seconds: float, first: int = 0
-    ) -> tuple[PlayedEpisodes, float]:
-        """Play the common episodes; return measures, with the time of a decision, and mean number of decisions.
+        self,
+        name: str,
+        env: Any,
+        policy: Policy,
+        seconds: float,
+        seeds: Sequence[tuple[int, int]],
+        least: int = LEAST_EPISODES,
+    ) -> Evaluation:
+        """Play episodes, and close the policy. Those that do not fit into the time are left out.
 
         :param name: Name of the policy.
         :param env: The environment.
         :param policy: The policy.
         :param seconds: Time of the episodes at most.
-        :param first: Index of the first episode.
-
-        :raises BudgetSpentError: They take longer than these seconds.
+        :param seeds: Seeds of environment and agent in each episode.
+        :param least: Number of episodes at least.
+        :raises BudgetSpentError: Fewer fit into the time.
         """
-        timed = _TimedPolicy(policy, time.monotonic() + seconds)
-        costs: list[float] = []
-        n_decisions = 0
-        seeds = self._episode_seeds[first : self._common]
+        start, found = time.monotonic(), list[dict[str, float]]()
+        timed = _TimedPolicy(policy, start + seconds)
+        ends: list[tuple[float, int, float]] = []
         with Progress(len(seeds), name) as progress:
 
             def episode_done() -> None:
-                nonlocal n_decisions
-                costs.append(1e3 * sum(timed.seconds) / max(1, len(timed.seconds)))
-                n_decisions += len(timed.seconds)
-                timed.seconds.clear()
+                spent = timed.seconds
+                ends.append((1e3 * sum(spent) / max(1, len(spent)), len(spent), time.monotonic()))
+                spent.clear()
                 progress.update()
 
             policy.bind(env)
             try:
-                measures = played_measures(env, timed, seeds, self.deterministic, episode_done)
+                played_measures(env, timed, seeds, self.deterministic, episode_done, found)
             except BudgetSpentError:
-                raise BudgetSpentError(
-                    f"{len(costs)} of {len(seeds)} episodes took {seconds:.0f} s, its share of the budget; "
-                    "set a larger budget."
-                ) from None
-        rows = [{**each, COST: cost} for each, cost in zip(measures, costs, strict=True)]
-        return PlayedEpisodes.of(name, [rows]), n_decisions / len(seeds)
+                if len(ends) < min(least, len(seeds)):
+                    raise BudgetSpentError(
+                        f"{len(ends)} of {len(seeds)} episodes took {seconds:.0f} s, its share of the budget; "
+                        "set a larger budget."
+                    ) from None
+            finally:
+                if isinstance(policy, RolloutPolicy):
+                    policy.close()
+        costs, counts, times = zip(*ends, strict=True)
+        rows = [{**each, COST: cost} for each, cost in zip(found, costs, strict=True)]
+        return Evaluation(PlayedEpisodes.of(name, [rows]), float(np.mean(counts)), (times[-1] - start) / len(ends))
 
     # -- helpers -------------------------------------------------------------------------------------------------------
 
     def _left(self) -> float:
         """Return the seconds that are left of the budget."""
-        return self._start + self._budget_s - time.monotonic()
+        return self._end - time.monotonic()
+
+    def _reserved(self, later: float) -> float:
+        """Return the seconds that are reserved for the confirmation of the best candidate so far, and for what follows.
+
+        :param later: Share of the budget of what follows.
+        """
+        seconds = _LEAST_CONFIRMATION * self._budget_s
+        for rung in candidates_of(self._rungs)[:1]:
+            of_episodes = sum(each.evaluation.seconds_of_episode for each in (rung, self._rungs[0]))
+            seconds = max(seconds, _WANTED_CONFIRMING * of_episodes)
+        return min(seconds, _MOST_CONFIRMATION * self._budget_s) + later * self._budget_s
 
     def _make_env(self) -> Any:
         return self.built({"policy": self.policy})[0]
@@ -587,10 +685,10 @@ class ImproveRunner(EvaluationRunner):
         heuristic, policy = self._rungs[0], plain_container(self.policy, "policy")
         if algorithm == DCL:
             generation_s = seconds / _GENERATIONS
-            n_labels = 0.75 * generation_s / self._seconds_of_decision(heuristic, _SCENARIOS, None)
+            n_labels = 0.75 * generation_s / self._seconds_of_decision(heuristic, _LEAST_SCENARIOS, self.value)
             # Fewer scenarios are better than few states.
-            scenarios = min(_SCENARIOS, max(_LEAST_SCENARIOS, int(_SCENARIOS * n_labels / _WANTED_STATES)))
-            n_states = int(n_labels * _SCENARIOS / scenarios)
+            scenarios = int(min(_SCENARIOS, _LEAST_SCENARIOS * max(1.0, n_labels / _WANTED_STATES)))
+            n_states = int(n_labels * _LEAST_SCENARIOS / scenarios)
             if n_states < _LEAST_STATES:
                 raise BudgetSpentError(
                     f"{seconds:.0f} s are enough for {n_states} simulated labels, fewer than {_LEAST_STATES}; set a "
@@ -598,14 +696,15 @@ class ImproveRunner(EvaluationRunner):
                 )
             return {
                 "algorithm.base": policy,
-                "algorithm.horizon": self.horizon,
+                "algorithm.horizon": self.horizon or _USUAL_HORIZON,
+                "algorithm.value": self.value,
                 "algorithm.scenarios": scenarios,
-                "algorithm.generations": _GENERATIONS,
-                "algorithm.generation_seconds": 0.98 * generation_s,
+                "algorithm.generation_seconds": 0.96 * generation_s,
+                "algorithm.rollout_evaluator.n_episodes": _EVALUATION_EPISODES,
                 "algorithm.states_per_update": min(100, max(1, int(_UPDATE_SHARE * n_states))),
             }
         # The demonstrations for cloning take about a tenth of the time.
-        steps_per_second = self._common * float(heuristic.played.measures[LENGTH].mean()) / heuristic.seconds
+        steps_per_second = float(heuristic.played.measures[LENGTH].mean()) / heuristic.evaluation.seconds_of_episode
         cloning = {
             "+warm_start.policy": policy,
             "warm_start.n_steps": min(_WARM_START_STEPS, int(max(500, 0.1 * seconds * steps_per_second))),
@@ -623,9 +722,9 @@ class ImproveRunner(EvaluationRunner):
         policy = RolloutPolicy(
             rung.policy, horizon=self.horizon, scenarios=scenarios, value=value, n_processes=self.n_processes
         )
-        timed = _TimedPolicy(policy, time.monotonic() + _PILOT_SHARE * self._budget_s)
         env = rung.make_env()
         policy.bind(env)
+        timed = _TimedPolicy(policy, time.monotonic() + _PILOT_SHARE * self._budget_s)
         with suppress(BudgetSpentError):
             played_measures(env, timed, self._episode_seeds[:2], self.deterministic, lambda: None)
         policy.close()
@@ -710,13 +809,12 @@ def train_for(context: Any, seconds: float, by_steps: bool) -> None:
     :param seconds: Wall time.
     :param by_steps: Whether updates take a fixed number of environment steps; otherwise, epochs are counted.
     """
-    end = time.monotonic() + seconds
-    context.train(**{"n_steps" if by_steps else "n_epochs": 1})
-    unit = context.runner.trainer.steps_per_update() if by_steps else 1
-    n_units, fit = 1, math.inf
-    while fit >= 1.0 and time.monotonic() < end:
+    end, n_units, unit = time.monotonic() + seconds, 1, 1
+    while n_units:
         start = time.monotonic()
         context.train(**{"n_steps" if by_steps else "n_epochs": n_units * unit})
-        of_unit = (time.monotonic() - start) / n_units
-        fit = (end - time.monotonic()) / max(of_unit, 1e-3)
-        n_units = int(min(4 * n_units, fit))
+        if by_steps:
+            unit = context.runner.trainer.steps_per_update()
+        of_unit = max((time.monotonic() - start) / n_units, 1e-3)
+        # The first unit includes preparations.
+        n_units = max(0, int(min(4 * n_units, (end - time.monotonic()) / of_unit + _ROUNDING)))

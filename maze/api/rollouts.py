@@ -88,9 +88,10 @@ def roll_out(loaded: LoadedRun, project: Path, silent: bool) -> pd.DataFrame:
     start = time.perf_counter()
     with inside_run(loaded, directory, silent, GlobalGenerators(), StatsContext()):
         try:
+            named = [*loaded.arguments[2:], *loaded.placed]
             with hydra_session():
-                complete_base(cfg, Path(project))
-            use_stored_run(cfg, [*loaded.arguments[2:], *loaded.placed])
+                complete_base(cfg, Path(project), named)
+            use_stored_run(cfg, named)
             write_run_info(directory, cfg, project, loaded.arguments)
             runner = Factory(RolloutRunner).instantiate(cfg.runner, config_path="runner")  # type: ignore[type-abstract]
             runner.setup(cfg)

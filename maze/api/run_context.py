@@ -280,10 +280,11 @@ class RunContext:
         budget_s: float = 600.0,
         **settings: Any,
     ) -> Improvement | Any:
-        """Improve a heuristic within a budget, and recommend the best policy that passes the gate against it.
+        """Improve a heuristic within a budget, and recommend the best policy that is confirmed to be better.
 
         Evaluate the heuristic, its rollout policy, a policy trained from it, the rollout policy of that, and PPO
-        warm-started from it, on the same episodes. Print the ladder and the recommendation, and write an HTML report,
+        warm-started from it, on the same episodes. Confirm the best one by the gate in further episodes. Print the
+        policies and the recommendation, and write an HTML report,
         `report.html`, and tables into `improvement` in the run's directory. The run itself is not trained. Training
         runs have its environment, wrappers, model and overrides; those of the algorithm, where it is the same.
 

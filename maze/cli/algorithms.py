@@ -7,6 +7,7 @@ Hydra's `ConfigStore`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,7 @@ def shipped_algorithms() -> Mapping[str, str]:
     return _SHIPPED
 
 
+@functools.cache  # Hydra calls it for each composition
 def register_algorithms() -> None:
     """Register the shipped algorithms, and arguments of their runners, as options of Hydra's configuration groups."""
     for name, path in _SHIPPED.items():

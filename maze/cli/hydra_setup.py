@@ -135,6 +135,7 @@ SECTION = "wrappers"
 _MARKS = {"": "$", "~": "$-", "+": "$$"}
 """Prefix of a packed key for each kind of override: change, remove, add."""
 _OVERRIDE = re.compile(rf"^(?P<sign>[+~]*){SECTION}\.(?P<path>[\w.-]+)(?P<value>(=.*)?)$", re.DOTALL)
+_SHELF = re.compile(r"^(?P<choice>policy(@(?P<package>[\w.]+))?)='?(?P<name>shelf:\w+)'?$")
 _PACKED = re.compile(rf"^\+\+{SECTION}\.(?P<mark>\$[$-]?)(?P<path>[\w$-]+)(?P<value>=.*)$", re.DOTALL)
 
 
@@ -177,13 +178,21 @@ def changed_wrappers(wrappers: Any, changes: Mapping[str, Any]) -> Any:
 
 
 def for_hydra(arguments: Iterable[str]) -> list[str]:
-    """Return arguments in which the path below `wrappers` is one key.
+    """Return arguments in Hydra's grammar.
 
-    Hydra splits keys at their dots, and keys of wrappers have dots. :func:`apply_overrides` unpacks them.
+    Hydra splits keys at their dots, and keys of wrappers have dots: the path below `wrappers` becomes one key, which
+    :func:`apply_overrides` unpacks. `policy=shelf:<name>` becomes the option `bundle` with its argument.
 
     :param arguments: Overrides, and other arguments of a command.
     """
-    return [_OVERRIDE.sub(_packed, argument) for argument in arguments]
+    readable: list[str] = []
+    for argument in arguments:
+        if (bundle := _SHELF.match(argument)) is None:
+            readable.append(_OVERRIDE.sub(_packed, argument))
+        else:
+            package = bundle["package"] or "policy"
+            readable += [f"{bundle['choice']}=bundle", f"{package}.bundle={bundle['name']}"]
+    return readable
 
 
 def as_written(arguments: Iterable[str]) -> list[str]:

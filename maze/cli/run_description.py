@@ -12,11 +12,11 @@ from maze.cli.run_info import COMMAND_FILE, CONFIG_FILE, find_run, text_of
 from maze.cli.run_summary import PROGRESS_OF_RLLIB, facts_of, progress_of, run_commands
 from maze.core.errors import CheckpointError, MazeError
 from maze.core.utils.checkpoint import load_state
-from maze.core.utils.files import TEMPORARY_PREFIX, is_sealed, open_seal
+from maze.core.utils.files import TEMPORARY_PREFIX, aligned, has_checksum, verify_checksum
 from maze.core.utils.stored_config import read_stored_config, read_yaml
 from maze.core.wrappers.observation_normalization.normalization_strategies.base import load_statistics
 from maze.perception.models.space_config import SpacesConfig
-from maze.serve.bundle import PolicyBundle
+from maze.serve.bundle import SHELF, PolicyBundle, shelf
 from maze.utils.tensorboard_reader import read_event_file
 
 
@@ -94,10 +94,10 @@ def _read_events(path: Path) -> None:
         raise CheckpointError(damage)
 
 
-def _read_sealed(path: Path) -> None:
+def _read_verified(path: Path) -> None:
     content = path.read_bytes()
-    open_seal(content, str(path))
-    if not is_sealed(content):
+    verify_checksum(content, str(path))
+    if not has_checksum(content):
         raise CheckpointError(f"{path} is cut off, or was not written by Maze: it has no checksum")
 
 
@@ -109,7 +109,7 @@ _READERS: tuple[tuple[str, Callable[[Path], object]], ...] = (
     ("*.pt", load_state),
     ("spaces_config.pkl", SpacesConfig.load),
     ("statistics*.pkl", load_statistics),
-    ("trajectory_data/*.pkl", _read_sealed),
+    ("trajectory_data/*.pkl", _read_verified),
     ("events.out.tfevents.*", _read_events),
     ("*.yaml", read_yaml),
     ("versions.json", _read_json),
@@ -117,6 +117,33 @@ _READERS: tuple[tuple[str, Callable[[Path], object]], ...] = (
     (PROGRESS_OF_RLLIB, _read_json),
 )
 """Pattern and reader of each kind of file; a reader raises an error for a damaged one."""
+
+
+SHELF_HEADER = ("name", "problem", "KPI", "policy", "95 % interval", "heuristic", "95 % interval", "kB")
+
+
+def print_shelf(arguments: Sequence[str]) -> int:
+    """Print the bundles that are part of Maze, with the results and commands of their cards.
+
+    :param arguments: Names of bundles; none: all.
+    :return: Exit status.
+    :raises ConfigError: The shelf has no such bundle.
+    """
+    bundles = [PolicyBundle.load(f"{SHELF}{name}", check=False) for name in arguments or shelf()]
+    print("\n".join(aligned([SHELF_HEADER, *map(shelf_row, bundles)])))
+    print("\nUse one: maze-run policy=shelf:<name>. Commands that trained them:")
+    for bundle in bundles:
+        print(f"  {bundle.card['command']}")
+    return 0
+
+
+def shelf_row(bundle: PolicyBundle) -> tuple[str, ...]:
+    """Return the columns of `SHELF_HEADER` for a bundle of the shelf, from its card."""
+    facts = bundle.card["shelf"]
+    of_policy, of_heuristic = ((f"{mean:.4g}", f"[{low:.4g}, {high:.4g}]") for mean, low, high in facts["results"])
+    size = 0 if bundle.path is None else bundle.path.stat().st_size
+    heuristic = (f"{facts['heuristic']} {of_heuristic[0]}", of_heuristic[1])
+    return bundle.card["name"], facts["problem"], facts["kpi"], *of_policy, *heuristic, f"{size / 1e3:.0f}"
 
 
 FLAG = "--export"

@@ -122,7 +122,7 @@ def run_commands(directory: Path, project: Path, usable: Container[str] | None =
     if arguments and has("latest.pt"):
         record = read_record(directory) or {}
         n_epochs = record.get("epoch") if record.get("state") == ENDED else None
-        purpose = "Train on, for as many epochs again" if n_epochs else "Resume it"
+        purpose = "Resume it for as many epochs again" if n_epochs else "Resume it"
         commands[purpose] = _resume_command(arguments, cfg, shown, n_epochs)
     return commands
 
@@ -204,7 +204,7 @@ def _best(record: Mapping[str, Any]) -> str:
     score, violation = record.get("best_score"), record.get("violation")
     if not isinstance(score, float | int):
         return ""
-    return f"; best score {significant(score)}{f' (constraints are broken by {violation:.5g})' if violation else ''}"
+    return f"; best score {significant(score)}{f' (constraints are violated by {violation:.5g})' if violation else ''}"
 
 
 # -- the report --------------------------------------------------------------------------------------------------------
@@ -294,9 +294,7 @@ def print_runs(arguments: Sequence[str]) -> int:
     """
     directory = Path(*arguments)
     if not directory.is_dir():
-        raise UsageError(
-            f"--runs: {directory} is not a directory. Expected the directory of all runs, such as outputs."
-        )
+        raise UsageError(f"--runs: {directory} is not a directory. Expected a directory of runs, such as outputs.")
     files = (file for depth in ("", "*/", "*/*/", "*/*/*/") for file in directory.glob(f"{depth}{CONFIG_FILE}"))
     found = [(file.parent, read_plain_yaml(file)) for file in files]
     found.sort(key=lambda entry: (entry[0] / CONFIG_FILE).stat().st_mtime)

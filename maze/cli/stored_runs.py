@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from maze.core.utils.factory import TARGET_KEY
 from maze.core.utils.import_guard import NEVER_WHOLE
 from maze.core.utils.stored_config import is_own_package
 from maze.core.utils.stored_run import STORED_CONFIG, StoredRun, read_plain_yaml, remember, remembered
+from maze.serve.bundle import SHELF, PolicyBundle
 
 TRUST = "--trust"
 _ROOTS = ("conf_rollout", "conf_train")
@@ -197,8 +198,7 @@ def complete_policies(cfg: DictConfig, project: Path, overrides: Sequence[str]) 
     :param overrides: The command's arguments.
     :raises UsageError: There is no such option and no such training run.
     """
-    named = {override.lstrip("+~").partition("=")[0].partition(".")[0] for override in overrides}
-    reader = PolicyReader(cfg, project, named)
+    reader = PolicyReader(cfg, project, sections_named_by(overrides))
     if isinstance(cfg.get("data"), str):
         cfg.data = _from_project(cfg.data, project)
     if is_gate(cfg):
@@ -221,6 +221,11 @@ def complete_policies(cfg: DictConfig, project: Path, overrides: Sequence[str]) 
         cfg.policies = {name: reader.surrounded(policy) for name, policy in completed.items()}
         if reader.env is not None:
             cfg.env = reader.env
+
+
+def sections_named_by(overrides: Sequence[str]) -> set[str]:
+    """Return the sections of the configuration that a command's arguments name."""
+    return {override.lstrip("+~").partition("=")[0].partition(".")[0] for override in overrides}
 
 
 def _from_project(data: str, project: Path) -> str:
@@ -251,22 +256,45 @@ def _complete_gate(cfg: DictConfig, project: Path) -> None:
             cfg.thresholds = thresholds
 
 
-def complete_base(cfg: DictConfig, project: Path) -> None:
+def complete_base(cfg: DictConfig, project: Path, overrides: Sequence[str]) -> None:
     """Put, in place, the configuration of a rollout policy's base where an option, a run or a bundle is named.
+
+    A bundle of the shelf provides the environment, unless the command names it.
 
     :param cfg: The configuration of a rollout.
     :param project: Directory that relative paths refer to.
+    :param overrides: The command's arguments.
     :raises UsageError: There is no such option and no such run.
     """
-    if not isinstance(cfg.get(_GROUP), DictConfig) or not isinstance(cfg.policy.get("base"), str):
+    if not isinstance(cfg.get(_GROUP), DictConfig):
         return
-    reader = PolicyReader(cfg, project, set())
+    named = sections_named_by(overrides)
+    if str(cfg.policy.get("bundle")).startswith(SHELF):
+        with open_dict(cfg):
+            cfg.env = env_of_shelf(cfg.policy.bundle, named) or cfg.env
+    if not isinstance(cfg.policy.get("base"), str):
+        return
+    reader = PolicyReader(cfg, project, named)
     reader.where = "policy.base"
     path = project / cfg.policy.base
     with open_dict(cfg):
         if (path / _WEIGHTS).is_file():
             cfg.input_dir, cfg.policy.base = str(path), _TRAINED
         cfg.policy.base = reader.entry(cfg.policy.base)[1]["policy"]
+        cfg.env = reader.env or cfg.env
+
+
+def env_of_shelf(bundle: str, named: Container[str]) -> Any:
+    """Return the environment of a bundle of the shelf as its card states it.
+
+    :param bundle: `shelf:<name>`.
+    :param named: Sections that the command names; `None` is returned if `env` is among them.
+    :raises UsageError: The shelf has no such bundle.
+    """
+    try:
+        return None if "env" in named else PolicyBundle.load(bundle, check=False).card["shelf"]["env"]
+    except ConfigError as error:
+        raise UsageError(f"{error} See maze-run --shelf.") from error
 
 
 class PolicyReader:
@@ -308,9 +336,12 @@ class PolicyReader:
             )
         path = self._project / entry
         if path.is_dir():
-            return self._trainings(path)
+            return self._training_runs(path)
         is_file = path.suffix in (_BUNDLE, _SB3)
-        policy = self._file(path) if is_file else self._option(entry)
+        if entry.startswith(SHELF):
+            policy = self._of_shelf(entry)
+        else:
+            policy = self._file(path) if is_file else self._option(entry)
         return path.stem if is_file else entry, self.planned(policy)
 
     def planned(self, policy: Mapping[str, Any]) -> dict[str, Any]:
@@ -320,6 +351,10 @@ class PolicyReader:
         of_base = self.entry(policy["base"])[1]
         inner = of_base.get(_GROUP, of_base)
         return {**(of_base if _GROUP in of_base else {}), "policy": {**policy, "base": inner}}
+
+    def _of_shelf(self, entry: str) -> dict[str, Any]:
+        self.env = self.env or env_of_shelf(entry, self._named)
+        return {TARGET_KEY: _WHOLE_BUNDLE, "bundle": entry}
 
     def _file(self, path: Path) -> dict[str, Any]:
         if not path.is_file():
@@ -341,7 +376,7 @@ class PolicyReader:
             entry["wrappers"] = wrappers_of_environment(self.wrappers, with_own=is_bundle)
         return entry
 
-    def _trainings(self, directory: Path) -> tuple[str, Any]:
+    def _training_runs(self, directory: Path) -> tuple[str, Any]:
         if (directory / _WEIGHTS).is_file():
             return self._training(directory)
         runs = sorted(path.parent for path in directory.glob(f"*/{_WEIGHTS}"))
@@ -403,7 +438,7 @@ def complete_replay(cfg: DictConfig, project: Path, overrides: Sequence[str]) ->
     if not (data.is_file() or any(data.glob("*.pkl"))):
         raise UsageError(f"trajectory_data: there are no trajectories (*.pkl) at {data}.")
     run = next((place for place in (data.parent, data.parent.parent) if (place / STORED_CONFIG).is_file()), None)
-    named = {override.lstrip("+~").partition("=")[0].partition(".")[0] for override in overrides}
+    named = sections_named_by(overrides)
     recorded = {} if run is None else read_plain_yaml(run / CONFIG_FILE)
     has_what_if = cfg.what_if.step is not None
     plays_on_itself = has_what_if and cfg.what_if.policy is None

@@ -1,6 +1,6 @@
 """The errors that a user, a file or another process can cause.
 
-`assert` guards what our own code guarantees; everything else is one of these, says where it happened, what was
+`assert` guards what our own code guarantees; everything else is one of these and states where it happened, what was
 expected, what was found and what to do, and keeps its cause (`raise ... from`).
 """
 
@@ -69,7 +69,7 @@ class GateNotPassedError(MazeError):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what an error says; its type, where it says nothing."""
+    """Return the first line of an error's message; its type, where that is empty."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
@@ -95,7 +95,7 @@ def optional_package(name: str, extra: str, need: str) -> Any:
     :param name: Its import path.
     :param extra: The extra that installs it.
     :param need: Text of the error: what needs it.
-    :raises ConfigImportError: It is not installed; says how to install the extra.
+    :raises ConfigImportError: It is not installed; the message has the command that installs it.
     """
     try:
         return importlib.import_module(name)

@@ -15,7 +15,14 @@ from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.context import CONTEXT
 from maze.core.log_stats.log_stats import LogStats
 from maze.core.utils.files import aligned, csv_text
-from maze.report.estimates import Estimate, Values, interquartile_mean_interval, mean_interval
+from maze.report.estimates import (
+    Estimate,
+    Values,
+    interquartile_mean_interval,
+    mean_interval,
+    quantile_interval,
+    tail_contributions,
+)
 from maze.report.page import Cell, MarkedNumber, Page, number_text, page_section, table
 
 RETURN, LENGTH = "return", "steps"
@@ -146,13 +153,7 @@ class Comparison:
     def as_csv(self) -> str:
         """Return the table, one line for each measure and policy."""
         names = ("mean", "interquartile_mean", "difference", "improvement")
-        header = [column for name in names for column in (name, f"{name}_low", f"{name}_high")]
-        lines: list[list[object]] = [["policy", "measure", *header]]
-        for row in self.table:
-            estimates = [getattr(row, name) for name in names]
-            cells = [repr(float(end)) for each in estimates if each is not None for end in each]
-            lines.append([row.policy, row.measure, *cells, *[""] * (len(header) - len(cells))])
-        return csv_text(lines)
+        return _estimates_csv(("policy", "measure"), names, [((row.policy, row.measure), row) for row in self.table])
 
     def episodes_as_csv(
         self, facts: Sequence[tuple[object, ...]], names: Sequence[str] = ("env_seed", "agent_seed")
@@ -180,6 +181,22 @@ class Comparison:
             parts += [f"{measure}{self.goal(measure)}", *aligned(rows), ""]
         parts.append(f"{self.n_episodes} episodes, the same for all; * the interval of the difference excludes 0.")
         return "\n".join(parts)
+
+
+def _estimates_csv(
+    heading: Sequence[str], names: Sequence[str], rows: Sequence[tuple[Sequence[object], NamedTuple]]
+) -> str:
+    """Return a table of estimates, three columns each.
+
+    :param heading: Names of the first columns.
+    :param names: Fields of the rows that are estimates.
+    :param rows: The first cells and the fields of each row.
+    """
+    lines: list[list[object]] = [[*heading, *(f"{name}{end}" for name in names for end in ("", "_low", "_high"))]]
+    for first, fields in rows:
+        estimates = [getattr(fields, name) or ("", "", "") for name in names]
+        lines.append([*first, *(end if end == "" else repr(float(end)) for each in estimates for end in each)])
+    return csv_text(lines)
 
 
 def _improvement(ours: Values, theirs: Values) -> Estimate:
@@ -352,6 +369,96 @@ def _cut(name: str) -> str:
     return name if len(name) <= 40 else f"{name[:39]}…"
 
 
+class TailRow(NamedTuple):
+    """Estimates of the worst episodes of one measure of one policy.
+
+    :param measure: Name of the measure.
+    :param level: Share of the episodes that are the worst.
+    :param policy: Name of the policy.
+    :param quantile: The least bad of their values (value at risk).
+    :param cvar: Mean of their values (conditional value at risk).
+    :param difference: Difference of the CVaR from that of the reference policy, in the same episodes; `None`: it is
+        the reference.
+    """
+
+    measure: str
+    level: float
+    policy: str
+    quantile: Estimate
+    cvar: Estimate
+    difference: Estimate | None
+
+
+class TailComparison:
+    """Comparison of the worst episodes, by the measures that have a goal.
+
+    :param comparison: The comparison of all episodes.
+    :param levels: Shares of the episodes that are the worst, such as 0.1.
+    """
+
+    _HEADER = ("level", "policy", "quantile", "95 %", "CVaR", "95 % of CVaR", "difference", "95 % of difference")
+
+    def __init__(self, comparison: Comparison, levels: Sequence[float]) -> None:
+        self.comparison = comparison
+        self.levels = levels
+
+    def __bool__(self) -> bool:
+        """Return whether there are levels."""
+        return bool(self.levels)
+
+    def rows(self, measure: str) -> Iterator[TailRow]:
+        """Yield the estimates of a measure, level by level."""
+        sign = -1.0 if measure in self.comparison.minimized else 1.0
+
+        def of(estimate: Any) -> Estimate:
+            value, *ends = (sign * float(each) for each in estimate)
+            return Estimate(value, *sorted(ends))
+
+        for level in self.levels:
+            tails = [tail_contributions(sign * each.measures[measure], level) for each in self.comparison.played]
+            for index, (played, tail) in enumerate(zip(self.comparison.played, tails, strict=True)):
+                quantile = of(quantile_interval(sign * played.measures[measure], level))
+                difference = of(mean_interval(tail, tails[0])) if index else None
+                yield TailRow(measure, level, played.name, quantile, of(mean_interval(tail)), difference)
+
+    @property
+    def measures(self) -> list[str]:
+        """Measures with a goal."""
+        return [measure for measure in self.comparison.measures if self.comparison.goal(measure)]
+
+    def as_csv(self) -> str:
+        """Return the table, one line for each measure, level and policy."""
+        rows = [(row[:3], row) for measure in self.measures for row in self.rows(measure)]
+        return _estimates_csv(("measure", "level", "policy"), ("quantile", "cvar", "difference"), rows)
+
+    def text(self) -> str:
+        """Return the table for the console, measure by measure."""
+        parts = []
+        for measure in self.measures:
+            rows = [self._HEADER, *(tuple(map(_cell_text, _tail_cells(row))) for row in self.rows(measure))]
+            parts += [f"{measure}, worst episodes", *aligned(rows), ""]
+        return "\n".join(parts)
+
+    def section(self) -> str:
+        """Return a section of the report."""
+        tables = [
+            table(self._HEADER, [_tail_cells(row) for row in self.rows(measure)], f"{measure}: worst episodes")
+            for measure in self.measures
+        ]
+        return page_section("Worst episodes", "".join(tables))
+
+
+def _tail_cells(row: TailRow) -> list[Cell]:
+    cells: list[Cell] = [f"{row.level:g}", row.policy]
+    for estimate in (row.quantile, row.cvar, row.difference):
+        cells += [None, ""] if estimate is None else [estimate.value, _range_text(estimate)]
+    return cells
+
+
+def _cell_text(cell: Cell) -> str:
+    return "" if cell is None else _short(cell) if isinstance(cell, float) else str(cell)
+
+
 _MOST_CONTEXTS = 400
 """Largest number of contexts of a table; more are values of intervals, of which episodes have one each."""
 
@@ -415,14 +522,9 @@ class ContextComparison:
 
     def as_csv(self) -> str:
         """Return the table, one line for each context, measure and policy."""
-        parts = ("mean", "mean_low", "mean_high", "difference", "difference_low", "difference_high")
-        lines: list[list[object]] = [[*self.names, "measure", "policy", *parts]]
-        for measure in self.comparison.measures:
-            for row in self.rows(measure):
-                ends = [*row.mean, *(row.difference or ("", "", ""))]
-                cells = [repr(float(end)) if end != "" else "" for end in ends]
-                lines.append([*row.values, row.measure, row.policy, *cells])
-        return csv_text(lines)
+        rows = [row for measure in self.comparison.measures for row in self.rows(measure)]
+        found = [((*row.values, row.measure, row.policy), row) for row in rows]
+        return _estimates_csv((*self.names, "measure", "policy"), ("mean", "difference"), found)
 
     def section(self) -> str:
         """Return a section of the report: for each measure with a goal a heat map of differences."""

@@ -14,7 +14,7 @@ import numpy as np
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, GateNotPassedError, did_you_mean, unknown_key_error
 from maze.core.utils.files import aligned
-from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes, comparison_page
+from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes, TailComparison, comparison_page
 from maze.evaluation.runners import PAGE_FILE, ComparisonRunner
 from maze.report.estimates import (
     Bounds,
@@ -23,6 +23,7 @@ from maze.report.estimates import (
     Values,
     episodes_to_see,
     mean_interval,
+    tail_contributions,
     unseen_share,
 )
 from maze.report.page import fact_list, number_text, page_section, table
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 MORE, LESS, NONE = "more", "less", "none"
 """Goals of a measure."""
 PASSED, WORSE, UNDECIDED, NOT_JUDGED = "passed", "worse", "undecided", "not judged"
+_CVAR = "_cvar"
 MARGIN = 0.02
 MIN_EPISODES = 200
 """Smallest number of episodes for measures without a known range, see `benchmarks/intervals.py`."""
@@ -111,6 +113,40 @@ def read_thresholds(
             bounds = _bounds(f"{where}.range", given["range"]) if "range" in given else None
             thresholds[measure] = Threshold(goal, **{"margin": default, **checked}, range=bounds)
     return thresholds
+
+
+def tail_thresholds(thresholds: Mapping[str, Threshold], config: Mapping[str, Any]) -> dict[str, Threshold]:
+    """Add a threshold of the CVaR, `<measure>_cvar`, with the goal and the margin of its measure, to each threshold.
+
+    :param thresholds: Thresholds by measure.
+    :param config: What is configured; a CVaR in it stays as configured.
+    """
+    tails = {
+        tail_name(name): replace(each, limit=None, range=None)
+        for name, each in thresholds.items()
+        if not name.endswith(_CVAR) and tail_name(name) not in config
+    }
+    return {**thresholds, **tails}
+
+
+def tail_name(measure: str) -> str:
+    """Return the name of the CVaR of a measure."""
+    return f"{measure}{_CVAR}"
+
+
+def with_tails(played: PlayedEpisodes, level: float, thresholds: Mapping[str, Threshold]) -> PlayedEpisodes:
+    """Add the contributions of the episodes to the CVaR of each measure whose CVaR has a threshold.
+
+    :param played: The episodes.
+    :param level: Share of the episodes that are the worst.
+    :param thresholds: Thresholds by measure. If less of a CVaR is better, the largest values are the worst.
+    """
+    tails = {}
+    for name, values in played.measures.items():
+        if (threshold := thresholds.get(tail_name(name))) is not None:
+            sign = 1.0 if threshold.goal == MORE else -1.0
+            tails[tail_name(name)] = sign * tail_contributions(sign * values, level)
+    return replace(played, measures={**played.measures, **tails})
 
 
 def require_episodes(n_episodes: int, thresholds: Mapping[str, Threshold], min_episodes: int = MIN_EPISODES) -> None:
@@ -411,6 +447,8 @@ class GateRunner(ComparisonRunner):
     :param n_episodes: Number of episodes.
     :param margin: Share of the baseline's mean by which the candidate may be worse.
     :param thresholds: Thresholds of single measures, see :func:`read_thresholds`.
+    :param risk: Share of the episodes that are the worst, such as 0.1: the CVaR of each judged measure is judged as
+        well, as `<measure>_cvar`.
     """
 
     n_episodes: int = MIN_EPISODES
@@ -423,7 +461,11 @@ class GateRunner(ComparisonRunner):
         super().__post_init__()
         if len(self.policies) != 2:
             raise ConfigError(f"policies: a gate takes a baseline and a candidate, found {len(self.policies)}.")
+        if len(self._levels) > 1:
+            raise ConfigError(f"runner.risk: a gate judges one CVaR, such as 0.1; found {self.risk!r}.")
         self._thresholds = read_thresholds(self.thresholds or {}, self.minimize, self.maximize, self.margin)
+        if self._levels:
+            self._thresholds = tail_thresholds(self._thresholds, self.thresholds or {})
         require_episodes(self.n_episodes, self._thresholds)
 
     @override(Runner)
@@ -448,14 +490,17 @@ class GateRunner(ComparisonRunner):
     def _compared(self, played: Sequence[PlayedEpisodes]) -> Comparison:
         baseline, candidate = played
         ours, theirs = (self._rewards[each.name] for each in (baseline, candidate))
-        if RETURN in self._thresholds and ours != theirs:
+        if {RETURN, tail_name(RETURN)} & {*self._thresholds} and ours != theirs:
             raise ConfigError(
                 f"The returns cannot be compared: the reward wrappers of the baseline are {ours or 'none'}, those of "
                 f"the candidate {theirs or 'none'}. Set the wrappers of both (wrappers=<option>), or "
                 f"judge KPIs only: 'thresholds={{{RETURN}: {{goal: none}}}}' and runner.minimize or runner.maximize."
             )
+        if self._levels:
+            level, thresholds = self._levels[0], self._thresholds
+            baseline, candidate = (with_tails(each, level, thresholds) for each in (baseline, candidate))
         self.gate = Gate(baseline, candidate, self._thresholds)
-        return self.gate.comparison
+        return replace(self.gate.comparison, played=played)
 
     @override(ComparisonRunner)
     def _text(self, comparison: Comparison) -> str:
@@ -466,7 +511,8 @@ class GateRunner(ComparisonRunner):
     def _files(self, comparison: Comparison) -> dict[str, str]:
         gate = self.gate
         assert gate is not None
-        compared = comparison_page(comparison, datetime.now())
+        tails = TailComparison(comparison, self._levels)
+        compared = comparison_page(comparison, datetime.now(), [tails.section()] if tails else [])
         verdict = page_section(
             "Verdict",
             table(gate.HEADER, gate.rows(), gate.verdict),

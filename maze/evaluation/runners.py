@@ -37,6 +37,7 @@ from maze.evaluation.comparison import (
     Comparison,
     ContextComparison,
     PlayedEpisodes,
+    TailComparison,
     comparison_page,
     marked,
     measures_of,
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from maze.core.agent.torch_actor_critic import TorchActorCritic
 
 COMPARISON_FILE, EPISODES_FILE, PAGE_FILE = "comparison.csv", "episodes.csv", "report.html"
-CONTEXTS_FILE = "contexts.csv"
+CONTEXTS_FILE, TAILS_FILE = "contexts.csv", "tails.csv"
 EPISODE_FILE, WHAT_IF_FILE = "episode.html", "what_if.html"
 _RUNS = "trainings"
 """Key of an entry of `policies` that lists several runs."""
@@ -115,6 +116,7 @@ class ComparisonRunner(EvaluationRunner):
     (means, interquartile means, differences from the first policy, probabilities of improvement, all with 95 %
     intervals), `episodes.csv` (every episode) and `report.html`, and prints the table. If episodes have contexts
     (`env.context`), `contexts.csv` has the estimates of each context, and the report heat maps of the differences.
+    With `risk`, `tails.csv`, report and console have the quantiles and CVaR of the measures that have a goal.
 
     :param policies: Configurations of policies by name. Instead, an entry may have `policy`, `wrappers` and
         `input_dir`, if the policy has its own wrappers or files in a directory, or `trainings`, a list of such entries:
@@ -122,12 +124,14 @@ class ComparisonRunner(EvaluationRunner):
     :param n_episodes: Number of episodes.
     :param minimize: KPIs for which less is better.
     :param maximize: KPIs for which more is better, as for the return. Other KPIs have no goal.
+    :param risk: Share of the episodes that are the worst, such as 0.1, or a list of shares; `None`: tails are left out.
     """
 
     policies: CollectionOfConfigType
     n_episodes: int = 50
     minimize: Sequence[str] = ()
     maximize: Sequence[str] = ()
+    risk: float | Sequence[float] | None = None
     comparison: Comparison | None = field(default=None, init=False)
     """The result of :meth:`run`."""
 
@@ -135,6 +139,11 @@ class ComparisonRunner(EvaluationRunner):
         super().__post_init__()
         self.n_episodes = whole_number("runner.n_episodes", self.n_episodes, at_least=2)
         require_policies(self.policies)
+        risk: Any = [] if self.risk is None else self.risk
+        given = [*risk] if isinstance(risk, Sequence) else [risk]
+        self._levels = [float(level) for level in given if isinstance(level, float) and 0.0 < level < 1.0]
+        if len(self._levels) < len(given):
+            raise ConfigError(f"runner.risk: expected shares of the episodes such as 0.1, found {self.risk!r}.")
 
     @override(EvaluationRunner)
     def setup(self, cfg: DictConfig) -> None:
@@ -165,18 +174,21 @@ class ComparisonRunner(EvaluationRunner):
 
     def _text(self, comparison: Comparison) -> str:
         """Return the text for the console."""
-        return comparison.text()
+        tails = [TailComparison(comparison, self._levels).text()] if self._levels else []
+        return "\n\n".join((comparison.text(), *tails))
 
     def _files(self, comparison: Comparison) -> dict[str, str]:
         """Return the contents of the files by name."""
         env = self._cfg.get("env")  # an object where Python code passes one; texts are then shown as their index
         by_context = ContextComparison(comparison, texts_of(env.get("context") if isinstance(env, Mapping) else None))
-        sections = [by_context.section()] if by_context else []
+        tails = TailComparison(comparison, self._levels)
+        sections = [each.section() for each in (tails, by_context) if each]
         return {
             PAGE_FILE: comparison_page(comparison, datetime.now(), sections).text(),
             COMPARISON_FILE: comparison.as_csv(),
             EPISODES_FILE: comparison.episodes_as_csv(self._seeds),
             **({CONTEXTS_FILE: by_context.as_csv()} if by_context else {}),
+            **({TAILS_FILE: tails.as_csv()} if tails else {}),
         }
 
     def _played(self, name: str, runs: Sequence[Mapping[str, Any]], progress: Progress) -> PlayedEpisodes:
@@ -407,7 +419,12 @@ def require_policies(policies: Any) -> None:
 
 
 def played_measures(
-    env: Any, policy: Policy, seeds: EpisodeSeeds, deterministic: bool, episode_done: Callable[[], None]
+    env: Any,
+    policy: Policy,
+    seeds: EpisodeSeeds,
+    deterministic: bool,
+    episode_done: Callable[[], None],
+    found: list[dict[str, float]] | None = None,
 ) -> list[dict[str, float]]:
     """Play episodes, close the environment, and return the measures of each episode (:func:`measures_of`).
 
@@ -416,9 +433,10 @@ def played_measures(
     :param seeds: Seeds of each episode.
     :param deterministic: Take deterministic actions instead of sampling.
     :param episode_done: Called after each episode.
+    :param found: Takes the measures of each episode as soon as it ends; `None`: a new list.
     """
     env = LogStatsWrapper.wrap(env)
-    found: list[dict[str, float]] = []
+    found = [] if found is None else found
 
     def add_measures() -> None:
         found.append(measures_of(env.get_stats(LogStatsLevel.EPISODE).last_stats))

@@ -202,7 +202,22 @@ def action_distribution(
         if deterministic or not policy.epsilon:
             return base
         return Mixture(base, UniformActions(_allowed(observations, action_space, {})), policy.epsilon)
-    return ChosenActions(_chosen(policy, observations, actor))
+    chosen = _chosen(policy, observations, actor)
+    for head, space in action_space.spaces.items():
+        outside = _outside(space, chosen[head])
+        if outside.any():
+            raise ConfigError(
+                f"{type(policy).__name__}: expected actions of {space} for the head `{head}`, found "
+                f"{chosen[head][outside].flat[0]}. Limit the policy to the actions of its space."
+            )
+    return ChosenActions(chosen)
+
+
+def _outside(space: spaces.Space[Any], actions: Array) -> Array:
+    """Return which actions a discrete space does not contain."""
+    if not isinstance(space, spaces.Discrete):
+        return np.zeros(len(actions), np.bool_)
+    return np.asarray((actions < space.start) | (actions >= space.start + space.n))
 
 
 def joint_actions(action_space: spaces.Dict) -> list[dict[str, int]] | None:

@@ -247,6 +247,9 @@ def log_facts(data: LoggedSteps, is_cloned: bool = False) -> list[tuple[str, str
         ("Truncated episodes", f"{int(data.truncated.sum())}; they continue in estimates with fitted values only"),
         ("Probabilities of the actions", f"known for {n_known} of {len(data)} decisions"),
     ]
+    if len(set(data.acted_by)) > 1:
+        by_policy = {name: returns[np.array(data.acted_by) == name] for name in dict.fromkeys(data.acted_by)}
+        facts[3:3] = [(f"Returns of {name or 'others'}", _mean_text(found)) for name, found in by_policy.items()]
     if is_cloned:
         facts[-1] = (facts[-1][0], "estimated by cloning the behaviour; intervals do not contain the error of this")
     for key, decisions in data.tables.items():
@@ -260,7 +263,7 @@ def log_facts(data: LoggedSteps, is_cloned: bool = False) -> list[tuple[str, str
         known = data.propensities[data.positions(key)]
         known = known[np.isfinite(known)]
         if len(known):
-            entropy = f"{-np.log(known).mean():.3g} nats; smallest probability {known.min():.2g}"
+            entropy = f"{0.0 - np.log(known).mean():.3g} nats; smallest probability {known.min():.2g}"
             facts.append((f"Behaviour's entropy, sub-step {key}", entropy))
     if n_known < len(data):
         facts.append(("Not estimated", "all estimators with weights: probabilities of actions are missing"))
@@ -269,6 +272,11 @@ def log_facts(data: LoggedSteps, is_cloned: bool = False) -> list[tuple[str, str
     if n_lost := int((~data.has_target).sum()):
         facts.append(("Left out of fitted values", f"{n_lost} decisions before truncations without an observation"))
     return facts
+
+
+def _mean_text(returns: np.ndarray[Any, Any]) -> str:
+    mean, error = returns.mean(), 1.96 * returns.std() / max(1.0, len(returns) - 1.0) ** 0.5
+    return f"mean {mean:.4g} (95 %: {mean - error:.4g} to {mean + error:.4g}) in {len(returns)} episodes"
 
 
 def estimation_page(

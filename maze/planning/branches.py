@@ -154,8 +154,12 @@ class Branches(ABC):
     def step(self, decisions: Sequence[tuple[Group, Actions]]) -> None:
         """Take one sub-step in the branches of some groups.
 
-        :param decisions: Groups that :meth:`observe` returned last, with their actions.
+        :param decisions: Groups that :meth:`observe` or :meth:`actors` returned last, with their actions.
         """
+
+    def actors(self) -> list[Group]:
+        """Return the branches that have not ended, by actor; observations may be out of date."""
+        return self.observe()
 
     def close(self) -> None:
         """Release the copies."""
@@ -204,13 +208,17 @@ class ArrayBranches(Branches):
 
     @override(Branches)
     def observe(self, horizon: int | None = None) -> list[Group]:
-        simulation, n_rows = self._simulation, len(self.done)
+        simulation = self._simulation
         if self.done.all() or (horizon is not None and self.steps[0] >= horizon):
             return []
-        out, _ = self._buffers_of(simulation)
-        simulation.observe(out)
+        simulation.observe(self._buffers_of(simulation)[0])
+        return self.actors()
+
+    @override(Branches)
+    def actors(self) -> list[Group]:
+        simulation, n_rows = self._simulation, len(self.done)
+        seen = {key: array[:n_rows] for key, array in self._buffers_of(simulation)[0].items()}
         actor = ActorID(simulation.step_keys[simulation.substep], 0)
-        seen = {key: array[:n_rows] for key, array in out.items()}
         return [Group(actor, np.arange(n_rows), seen, arrays=simulation.arrays())]
 
     @override(Branches)

@@ -94,21 +94,36 @@ class BranchSimulator:
         self, source: Any, rows: np.ndarray, scenarios: np.ndarray, first: FirstActions, seed: int | None
     ) -> np.ndarray:
         """See :class:`Simulator`."""
-        returns = np.empty(len(rows))
+        by_horizon: np.ndarray = self.at_horizons(source, rows, scenarios, first, seed, [self.horizon])[0]
+        return by_horizon
+
+    def at_horizons(
+        self,
+        source: Any,
+        rows: np.ndarray,
+        scenarios: np.ndarray,
+        first: FirstActions,
+        seed: int | None,
+        horizons: Sequence[int | None],
+    ) -> np.ndarray:
+        """Return the returns of branches up to several horizons, `[n_horizons, n_rows]`; see :class:`Simulator`.
+
+        :param horizons: Environment steps, in rising order.
+        """
+        returns = np.empty((len(horizons), len(rows)))
         for start in range(0, len(rows), self.branches.most_rows):
             part = slice(start, start + self.branches.most_rows)
-            returns[part] = self._simulated(
-                source, rows[part], scenarios[part], FirstActions(first.actions, first.which[part]), seed
-            )
+            self.branches.fork(source, rows[part], scenarios[part], seed)
+            given = FirstActions(first.actions, first.which[part])
+            self.branches.step([(group, given.of(group.rows)) for group in self.branches.observe()])
+            for index, horizon in enumerate(horizons):
+                returns[index, part] = self._up_to(horizon)
         return returns
 
-    def _simulated(
-        self, source: Any, rows: np.ndarray, scenarios: np.ndarray, first: FirstActions, seed: int | None
-    ) -> np.ndarray:
+    def _up_to(self, horizon: int | None) -> np.ndarray:
+        """Let the base policy act up to a horizon, and return the returns."""
         branches = self.branches
-        branches.fork(source, rows, scenarios, seed)
-        branches.step([(group, first.of(group.rows)) for group in branches.observe()])
-        while groups := branches.observe(self.horizon):
+        while groups := branches.observe(horizon):
             branches.step([(group, self._act(group)) for group in groups])
         returns: np.ndarray = branches.returns.copy()
         if self._value is not None:
@@ -118,9 +133,28 @@ class BranchSimulator:
         return returns
 
 
+def gains_by_horizon(returns: np.ndarray) -> np.ndarray:
+    """Estimate the gain of choosing an action by its returns up to each horizon, `[n_horizons]`.
+
+    Half of the scenarios choose: the action whose mean difference from the base policy's, less its standard error, is
+    the largest. The other half measure it up to the last horizon. Then the halves change places.
+
+    :param returns: `[n_horizons, n_candidates, n_scenarios]`; the base policy's action comes first.
+    """
+    differences = returns - returns[:, :1]
+    n_half = differences.shape[-1] // 2
+    halves = differences[..., :n_half], differences[..., n_half : 2 * n_half]
+    gains = np.zeros(len(returns))
+    for choosing, measuring in (halves, halves[::-1]):
+        error = choosing.std(axis=-1, ddof=1) / np.sqrt(n_half)
+        chosen = (choosing.mean(axis=-1) - error).argmax(axis=1)
+        gains += measuring[-1].mean(axis=-1)[chosen] / 2
+    return gains
+
+
 @dataclass(frozen=True)
 class ActionValues:
-    """Candidates of one decision with what simulation says about them.
+    """Candidates of one decision with their simulated values.
 
     :param actions: The candidates; the first one is the base policy's action.
     :param base_return: Mean return of the base policy's action over all its scenarios.

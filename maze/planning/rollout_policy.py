@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import multiprocessing
 import pickle
 import time
 import warnings
 from abc import ABC
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import spaces
 
-from maze.core.agent.policy import SPACES, Policy, build_policy
+from maze.core.agent.policy import SPACES, Policy, acting_in, build_policy
 from maze.core.agent.random_policy import RandomPolicy, masked_heads
 from maze.core.annotations import override
 from maze.core.env.base_env import BaseEnv
@@ -24,8 +25,7 @@ from maze.core.errors import ConfigError
 from maze.core.log_stats.event_decorators import define_episode_stats, define_epoch_stats, define_step_stats
 from maze.core.utils.config_utils import duration, positive_number, whole_number
 from maze.core.utils.factory import ConfigType, Factory, plain_container
-from maze.core.utils.worker_pool import WorkerPool
-from maze.core.utils.worker_process import Host
+from maze.core.utils.worker_pool import ProcessPool
 from maze.planning.branches import (
     Actions,
     ArrayBranches,
@@ -37,7 +37,15 @@ from maze.planning.branches import (
     simulation_of,
     stack_of,
 )
-from maze.planning.planner import ActionValues, BranchSimulator, Candidates, FirstActions, Planner, Simulator
+from maze.planning.planner import (
+    ActionValues,
+    BranchSimulator,
+    Candidates,
+    FirstActions,
+    Planner,
+    Simulator,
+    gains_by_horizon,
+)
 
 if TYPE_CHECKING:
     from maze.core.env.maze_env import ActionType
@@ -45,6 +53,8 @@ if TYPE_CHECKING:
 
 _MOST_SCENARIOS = 2**14
 _SCENARIOS = 128
+_SIMULATED_SHARE = 0.2
+"""Share of the decisions whose gain by horizon is measured: many episodes say more than neighbouring decisions."""
 
 Value = Callable[[Mapping[str, np.ndarray], ActorID], np.ndarray]
 """Estimates what is still to come: observations `[n, ...]` and the actor that acts next to `[n]`."""
@@ -148,7 +158,7 @@ class RolloutPolicy(Policy):
         self.base = build_policy(base, {SPACES[0]: action_spaces_dict}, "policy.base")
         if getattr(self.base, "is_recurrent", False):
             raise ConfigError("policy.base: a policy with hidden states cannot plan, copies have none of its states.")
-        self.value = _value_function(value, base, self.base)
+        self.value = _critic(base, self.base) if value == "critic" else value_function(value, "policy.value")
         self._rng = np.random.default_rng()
         self._layers: list[Any] = []
         self._simulator: _Simulation | None = None
@@ -235,14 +245,7 @@ class RolloutPolicy(Policy):
         assert self._simulator is not None
         started, done_before = time.perf_counter(), self.n_simulated
         actor = env.actor_id() if actor_id is None else actor_id
-        act = self.base.compute_action
-        needs = (env.get_maze_state() if self.base.needs_state() else None, env if self.base.needs_env() else None)
-        action = act(observation, *needs, actor, deterministic=True)
-        actions = candidate_actions(
-            action, env.action_spaces_dict[actor.step_key], observation, self.candidates, self._rng,
-            lambda: act(observation, *needs, actor, deterministic=False),
-            lambda n: self.base.compute_top_action_candidates(observation, n, *needs, actor)[0],
-        )  # fmt: skip
+        actions = self._candidates(observation, env, actor)
         seed = None if self.clairvoyant else int(self._rng.integers(2**62))
         found = self.last_decision = self._simulator.plan(layers[0], observation, actor, actions, seed)
         if not found.scenarios[0] and len(actions) > 1 and not self._is_warned:
@@ -253,6 +256,46 @@ class RolloutPolicy(Policy):
             )
         self._report(env, found, self.n_simulated - done_before, time.perf_counter() - started)
         return found
+
+    def _candidates(self, observation: ObservationType, env: Any, actor: ActorID) -> Candidates:
+        act = self.base.compute_action
+        needs = (env.get_maze_state() if self.base.needs_state() else None, env if self.base.needs_env() else None)
+        action = act(observation, *needs, actor, deterministic=True)
+        return candidate_actions(
+            action, env.action_spaces_dict[actor.step_key], observation, self.candidates, self._rng,
+            lambda: act(observation, *needs, actor, deterministic=False),
+            lambda n: self.base.compute_top_action_candidates(observation, n, *needs, actor)[0],
+        )  # fmt: skip
+
+    def gains(self, env: Any, seeds: Iterable[tuple[int, int]], horizons: Sequence[int], deadline: float) -> np.ndarray:
+        """Estimate what planning with several horizons gains, `[n_decisions, n_horizons]`; closes the environment.
+
+        The decisions are a random choice from episodes of the base policy; see
+        :func:`~maze.planning.planner.gains_by_horizon`.
+
+        :param env: The environment.
+        :param seeds: Seeds of environment and agent in each episode.
+        :param horizons: Environment steps, in rising order.
+        :param deadline: When to end, by `time.monotonic`.
+        :raises ConfigError: It cannot be planned with.
+        """
+        self.bind(env)
+        act, found, rng = acting_in(env, self.base, deterministic=True), list[np.ndarray](), np.random.default_rng(0)
+        for env_seed, agent_seed in seeds:
+            env.seed(env_seed)
+            self.seed(agent_seed)
+            observation, done = env.reset(), False
+            while not done and time.monotonic() < deadline:
+                actor = env.actor_id()
+                if rng.random() < _SIMULATED_SHARE and len(actions := self._candidates(observation, env, actor)) > 1:
+                    assert self._simulator is not None
+                    seed = int(rng.integers(2**62))
+                    returns = self._simulator.by_horizon(env, observation, actor, actions, seed, horizons)
+                    found.append(gains_by_horizon(returns))
+                observation, _, done, _ = env.step(act(observation, actor))
+        self.close()
+        env.close()
+        return np.array(found).reshape(-1, len(horizons))
 
     def _report(self, env: Any, found: ActionValues, n_decisions: int, seconds: float) -> None:
         env.context.pre_step()  # these events belong to the coming step
@@ -274,7 +317,7 @@ class _Simulation:
 
     def __init__(self, policy: RolloutPolicy, env: Any, chance: bool) -> None:
         base, self._horizon = policy.base, policy.horizon
-        self._pool: WorkerPool | None = None
+        self._pool: ProcessPool | None = None
         self._branches: Branches | None = None
         self._arrays = None if base.needs_env() else simulation_of(env)
         decisions, seconds = policy.budget
@@ -284,14 +327,14 @@ class _Simulation:
             self._branches = ArrayBranches(self._arrays[0].batch, policy.gamma)
             self._reported = SingleCoreEnv(self._arrays[0].batch(1))
         elif policy.n_processes > 1:
-            hosts = [_BranchHost(env, base, policy.horizon, policy.gamma, value) for _ in range(policy.n_processes)]
-            self._pool = WorkerPool(hosts)
-            self._pool.gather("open")
+            self._pool = ProcessPool(policy.n_processes, modules=[__name__])
+            make = functools.partial(_BranchHost, env, base, policy.horizon, policy.gamma, value)
+            self._pool.host("branches", lambda *_: make)
             simulate = _ProcessSimulator(self._pool)
         else:
             self._branches = SingleBranches(env, policy.gamma)
         if self._branches is not None:
-            simulate = BranchSimulator(self._branches, acting(base), policy.horizon, _of_group(value))
+            simulate = BranchSimulator(self._branches, acting(base), policy.horizon, of_group(value))
         self._simulate: Simulator = simulate
         self._planner = Planner(
             simulate,
@@ -310,6 +353,25 @@ class _Simulation:
 
     def plan(self, env: Any, observation: Any, actor: ActorID, actions: Candidates, seed: int | None) -> ActionValues:
         """Compare candidates in the present state of the environment."""
+        try:
+            return self._planner.plan(self._source(env, observation, actor), [actions], seed)[0]
+        except NotImplementedError as error:
+            raise ConfigError(f"policy: planning needs the state of the environment: {error}") from error
+
+    def by_horizon(
+        self, env: Any, observation: Any, actor: ActorID, actions: Candidates, seed: int, horizons: Sequence[int]
+    ) -> np.ndarray:
+        """Return the returns of candidates up to several horizons, `[n_horizons, n_candidates, n_scenarios]`."""
+        simulate, source = self._simulate, self._source(stack_of(env)[0], observation, actor)
+        assert isinstance(simulate, BranchSimulator), "worker processes know one horizon only"
+        n, n_scenarios = len(actions), self._planner.scenarios
+        scenarios = np.tile(np.arange(n_scenarios), n)
+        first = FirstActions(actions, np.repeat(np.arange(n), n_scenarios))
+        found = simulate.at_horizons(source, np.zeros(len(scenarios), np.int64), scenarios, first, seed, horizons)
+        return found.reshape(len(horizons), n, n_scenarios)
+
+    def _source(self, env: Any, observation: Any, actor: ActorID) -> Any:
+        """Return the present state of the environment for copies; the horizon ends with a time limit."""
         source: Any = [SingleState(env, observation)]
         if self._arrays is not None:
             single, _ = self._arrays
@@ -321,10 +383,7 @@ class _Simulation:
             found = simulation_of(env)
             if isinstance(self._simulate, BranchSimulator) and found is not None and found[1] is not None:
                 self._simulate.horizon = found[1] if self._horizon is None else min(self._horizon, found[1])
-        try:
-            return self._planner.plan(source, [actions], seed)[0]
-        except NotImplementedError as error:
-            raise ConfigError(f"policy: planning needs the state of the environment: {error}") from error
+        return source
 
     def close(self) -> None:
         """Release everything."""
@@ -334,17 +393,16 @@ class _Simulation:
             self._branches.close()
 
 
-class _BranchHost(Host):
+class _BranchHost:
     """Simulate branches in a worker process."""
 
     def __init__(self, env: Any, base: Policy, horizon: int | None, gamma: float, value: Value | None) -> None:
-        self._env, self._base, self._settings = env, base, (horizon, gamma, value)
+        self._branches = SingleBranches(env, gamma)
+        self._simulate = BranchSimulator(self._branches, acting(base), horizon, of_group(value))
 
-    @override(Host)
-    def open(self) -> None:
-        horizon, gamma, value = self._settings
-        branches = SingleBranches(self._env, gamma)
-        self._simulate = BranchSimulator(branches, acting(self._base), horizon, _of_group(value))
+    def close(self) -> None:
+        """Release the copies."""
+        self._branches.close()
 
     def simulate(
         self, source: bytes, rows: np.ndarray, scenarios: np.ndarray, first: FirstActions, seed: int | None
@@ -358,15 +416,16 @@ class _BranchHost(Host):
 class _ProcessSimulator:
     """Shares branches among worker processes."""
 
-    def __init__(self, pool: WorkerPool) -> None:
+    def __init__(self, pool: ProcessPool) -> None:
         self._pool, self.n_decisions = pool, 0
 
     def __call__(
         self, source: Any, rows: np.ndarray, scenarios: np.ndarray, first: FirstActions, seed: int | None
     ) -> np.ndarray:
-        content, n_workers = pickle.dumps(source), len(self._pool.workers)
+        content, n_workers = pickle.dumps(source), self._pool.n_actors
         parts = [slice(index, None, n_workers) for index in range(n_workers)]
-        answers = self._pool.call_each(
+        answers = self._pool.call(
+            "branches",
             "simulate",
             [
                 (content, rows[part], scenarios[part], FirstActions(first.actions, first.which[part]), seed)
@@ -469,15 +528,23 @@ def _key(action: ActionType) -> tuple[bytes, ...]:
     return tuple(np.asarray(action[head], np.float64).tobytes() for head in sorted(action))
 
 
-def _value_function(value: Any, config: Any, base: Policy) -> Value | None:
-    """Return the estimate of what is still to come at the horizon."""
+def value_function(value: Any, where: str) -> Value | None:
+    """Return the estimate of what is still to come at the horizon.
+
+    :param value: A function, its configuration, or `None`: nothing.
+    :param where: Its configuration key, for messages.
+    :raises ConfigError: It is no function.
+    """
     if value is None or (callable(value) and not isinstance(value, str)):
         return value
-    if value != "critic":
-        found: Any = Factory(object).instantiate(value, config_path="policy.value")
-        if not callable(found):
-            raise ConfigError(f"policy.value: expected critic, a function or null, found {value!r}.")
-        return found  # type: ignore[no-any-return]
+    found: Any = None if isinstance(value, str) else Factory(object).instantiate(value, config_path=where)
+    if not callable(found):
+        raise ConfigError(f"{where}: expected a function or null, found {value!r}.")
+    return found  # type: ignore[no-any-return]
+
+
+def _critic(config: Any, base: Policy) -> Value:
+    """Return the critic of the run that the base policy comes from."""
     from maze.core.agent.serialized_torch_policy import trained_actor_critic
 
     actor_critic = trained_actor_critic(plain_container(config, "policy.base"), base)
@@ -489,7 +556,8 @@ def _value_function(value: Any, config: Any, base: Policy) -> Value | None:
     return lambda observation, actor: actor_critic.bootstrap_values(observation, actor, [observation]).cpu().numpy()
 
 
-def _of_group(value: Value | None) -> Callable[[Group], np.ndarray] | None:
+def of_group(value: Value | None) -> Callable[[Group], np.ndarray] | None:
+    """Return the estimate for a group of branches."""
     return None if value is None else lambda group: value(group.stacked(), group.actor_id)
 
 

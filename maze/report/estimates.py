@@ -172,6 +172,42 @@ def interquartile_mean_interval(values: Values) -> Interval:
     return value, value - (centre - low), value + (high - centre)
 
 
+def tail_contributions(values: Values, level: float) -> Values:
+    """Return `q + min(values - q, 0) / level`, with `q` the quantile of the level: numbers whose mean is the CVaR.
+
+    CVaR is the mean of the smallest share `level` of the values (Rockafellar and Uryasev 2000). The numbers differ from
+    it by its influence function, so that intervals and differences of their means are those of the CVaR.
+
+    :param values: `[..., n]`.
+    :param level: Above 0, up to 1.
+
+    >>> tail_contributions(np.array([3.0, 1.0, 2.0, 4.0]), 0.5).tolist()
+    [2.0, 0.0, 2.0, 2.0]
+    """
+    quantile = np.quantile(values, level, axis=-1, keepdims=True, method="inverted_cdf")
+    return np.asarray(quantile + np.minimum(values - quantile, 0.0) / level)
+
+
+def quantile_interval(values: Values, level: float) -> Interval:
+    """Estimate a quantile over episodes; its interval is that of two order statistics, valid for any distribution.
+
+    Quantiles of several runs are averaged, and their variation is combined as in :func:`mean_interval`.
+
+    :param values: `[n_runs, n_episodes]`. The ends are infinite if there are too few episodes for the level.
+    :param level: Above 0, below 1.
+    """
+    from scipy import special
+
+    n = values.shape[-1]
+    below = special.bdtr(np.arange(n + 1), n, level)  # of so many values at most
+    ranks = np.searchsorted(below, 1 - _UPPER, side="right"), np.searchsorted(below, _UPPER) + 1
+    ordered = np.pad(np.sort(values, axis=-1), ((0, 0), (1, 1)), constant_values=(-np.inf, np.inf))
+    low, high = (ordered[:, min(rank, n + 1)].mean() for rank in ranks)
+    quantiles = np.quantile(values, level, axis=-1, method="inverted_cdf")
+    parts = [(quantiles.mean(), low, high)]
+    return _combined(parts + ([t_interval(quantiles)] if len(values) > 1 else []))
+
+
 def _trimmed_interval(winsorized: Values) -> Interval:
     n = len(winsorized)
     return t_interval(winsorized, degrees=max(1, n - 2 * (n // 4) - 1))

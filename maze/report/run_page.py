@@ -277,5 +277,5 @@ class ReportWriter(LogStatsWriter):
         except Exception as error:  # a report never ends a run
             self._is_given_up = True
             _LOGGER.warning(
-                "The report in %s is not written any more: %s: %s", self.directory, type(error).__name__, error
+                "The report in %s is no longer written: %s: %s", self.directory, type(error).__name__, error
             )

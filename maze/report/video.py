@@ -23,7 +23,7 @@ def check_video_file(path: Path) -> None:
     :raises ConfigImportError: The encoder is not installed.
     """
     if path.suffix.lower() not in FORMATS:
-        raise ConfigError(f"video: {path.name} is of no known format; expected a name that ends in .mp4 or .gif.")
+        raise ConfigError(f"video: expected a name that ends in .mp4 or .gif, found {path.name}.")
     if path.suffix.lower() == ".mp4":
         _encoder()
 
@@ -99,5 +99,5 @@ def _fitted(frame: np.ndarray[Any, Any], height: int, width: int) -> np.ndarray[
 
 
 def _encoder() -> Any:
-    need = "video: an MP4 (other than a .gif) needs imageio-ffmpeg, which brings its encoder"
+    need = "video: an MP4 (other than a .gif) needs imageio-ffmpeg, which contains the encoder"
     return optional_package("imageio_ffmpeg", "video", need)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ from maze.distributions.samplers import (
 )
 from maze.serve.bundle_file import DESCRIPTION, NEXT_STATE, STATE, BundleError, sha256, unpacked
 from maze.serve.drift import checked_summaries
-from maze.serve.pipeline import Actor, Memory, StepKey, action_stages, check_provided, observation_stages, packed
+from maze.serve.pipeline import Actor, EpisodeState, StepKey, action_stages, check_provided, observation_stages, packed
 
 Array = np.ndarray[Any, Any]
 LARGEST_FILE = 2**31
@@ -41,6 +42,29 @@ _TOLERANCE = 1e-4
 
 SMALL_NETWORK = 2**22
 """Bytes of a graph below which one thread is as fast as several."""
+
+SHELF = "shelf:"
+"""Prefix of the names of bundles that are part of Maze."""
+
+
+def shelf() -> dict[str, Path]:
+    """Return the files of the bundles that are part of Maze, by name."""
+    directory = Path(str(resources.files("maze_envs"))) / "shelf"
+    return {path.stem: path for path in sorted(directory.glob("*.maze"))}
+
+
+def bundle_path(name: str | os.PathLike[str]) -> Path:
+    """Return the file of a bundle.
+
+    :param name: Its path, or `shelf:<name>`.
+    :raises ConfigError: The shelf has no such bundle.
+    """
+    if not isinstance(name, str) or not name.startswith(SHELF):
+        return Path(name)
+    short, known = name.removeprefix(SHELF), shelf()
+    if short not in known:
+        raise unknown_key_error("shelf", short, known)
+    return known[short]
 
 
 class BundledNetwork:
@@ -386,12 +410,12 @@ class PolicyBundle:
 
         Only its networks are executed, and nothing is written.
 
-        :param path: The file.
+        :param path: The file, or `shelf:<name>`.
         :param check: Whether to replay the reference cases.
         :param n_threads: See the class.
         :raises BundleError: The file cannot be read, or differs from what was exported.
         """
-        path = Path(path)
+        path = bundle_path(path)
         try:
             size = path.stat().st_size
             if size > LARGEST_FILE:
@@ -526,7 +550,7 @@ class PolicySession:
         self._action_stages = {
             key: action_stages(step.action_operations, provided) for key, step in bundle.steps.items()
         }
-        self._memory = Memory()
+        self._state = EpisodeState()
         self._sequence = bundle.actor_sequence
         self._n_prepared = 0
         self._actor: Actor = self._sequence[0] if self._sequence else (next(iter(bundle.steps)), 0)
@@ -536,7 +560,7 @@ class PolicySession:
 
         :param seed: Seed of a new generator; None: the present generator continues.
         """
-        self._memory.clear()
+        self._state.clear()
         self._n_prepared = 0
         if seed is not None:
             self.rng = seeded_generator(seed)
@@ -583,7 +607,7 @@ class PolicySession:
         network carries none. The next hidden states are assigned after a decision."""
         if not self.bundle.is_recurrent:
             return {}
-        states = self._memory.states.get(self._actor)
+        states = self._state.states.get(self._actor)
         if states is None:
             step_key, agent_id = self._actor
             sizes = self.bundle.steps[step_key].network(agent_id).state_sizes
@@ -592,7 +616,7 @@ class PolicySession:
 
     @states.setter
     def states(self, states: dict[str, Array]) -> None:
-        self._memory.states[self._actor] = states
+        self._state.states[self._actor] = states
 
     def prepare(self, observation: Any, actor_id: Actor | None = None) -> dict[str, Array] | None:
         """Compute the network inputs of the acting actor, float32 `[*shape]` by name, without a batch dimension.
@@ -611,11 +635,11 @@ class PolicySession:
             )
         step = self.bundle.step(actor[0])
         first, others = self._observation_stages[actor[0]]
-        entries = self.converted = first(observation, self._memory, actor)
+        entries = self.converted = first(observation, self._state, actor)
         if others:
             entries = dict(entries)  # stages modify it
             for stage in others:
-                entries = stage(entries, self._memory, actor)
+                entries = stage(entries, self._state, actor)
                 if entries is None:
                     break
         self._actor = actor
@@ -632,9 +656,9 @@ class PolicySession:
         result: Any = action
         stages = self._action_stages[self._actor[0]]
         for stage in stages if is_packed else stages[:-1]:
-            if result is None and not self._memory.is_repeating:
+            if result is None and not self._state.is_repeating:
                 raise EnvironmentContractError("finish: expected an action, found None, which repeats the last action.")
-            result = stage(result, self._memory, self._actor)
+            result = stage(result, self._state, self._actor)
         return result
 
 

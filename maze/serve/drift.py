@@ -135,7 +135,7 @@ def entry_summaries(samples: Mapping[str, list[Array]], sizes: Mapping[str, int]
 
 
 def population_stability_index(expected: Array, observed: Array) -> Array:
-    """`sum((o - e) * ln(o / e))` over the shares of the bins (Siddiqi 2006, Credit Risk Scorecards).
+    """Return `sum((o - e) * ln(o / e))` over the shares of bins (Siddiqi 2006, Credit Risk Scorecards).
 
     Below 0.1 a population counts as unchanged, above 0.25 as changed. Without a change, the mean over samples of n
     independent observations is about `(n_bins - 1) / n`.

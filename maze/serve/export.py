@@ -44,6 +44,7 @@ def export_run(
     trusted_packages: Sequence[str] = (),
     n_steps: int = 2000,
     seed: int = 0,
+    card: Mapping[str, Any] | None = None,
 ) -> bytes:
     """Export the policy of a training run as the bytes of a bundle.
 
@@ -53,6 +54,7 @@ def export_run(
     :param trusted_packages: Your packages that the stored configuration may name.
     :param n_steps: Steps of the policy in its environment, for the reference cases and the summary of observations.
     :param seed: Seed of environment and policy in these steps.
+    :param card: Further information in JSON.
     :raises CheckpointError: The directory is not a training run, or its files cannot be read.
     :raises ExportError: A part of the policy cannot be exported.
     """
@@ -61,7 +63,8 @@ def export_run(
     env, policy = RolloutRunner.init_stored_env_and_agent(run_dir, trusted_packages, state_dict_file=state_dict_file)
     assert isinstance(policy, TorchPolicy), "the policy of a stored run"
     try:
-        return export_policy(policy, env, {"name": name or run_dir.name, **_run_card(run_dir)}, n_steps, seed)
+        facts = {"name": name or run_dir.name, **_run_card(run_dir), **(card or {})}
+        return export_policy(policy, env, facts, n_steps, seed)
     finally:
         env.close()
 

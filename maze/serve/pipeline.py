@@ -32,7 +32,7 @@ Provided = Mapping[str, Callable[..., Any]]
 
 
 @dataclass
-class Memory:
+class EpisodeState:
     """State of the operations in an episode, for one environment."""
 
     stacks: dict[tuple[Actor, str], Array] = field(default_factory=dict)
@@ -50,9 +50,9 @@ class Memory:
         self.__init__()  # type: ignore[misc]  # sets all defaults
 
 
-ObservationStage = Callable[[Any, Memory, Actor], Any]
+ObservationStage = Callable[[Any, EpisodeState, Actor], Any]
 """From entries to entries, possibly the same modified object; None: the last action is repeated."""
-ActionStage = Callable[[Any, Memory, Actor], Any]
+ActionStage = Callable[[Any, EpisodeState, Actor], Any]
 
 
 def observation_stages(operations: Sequence[Mapping[str, Any]], provided: Provided) -> list[ObservationStage]:
@@ -141,11 +141,11 @@ def _entries(operation: Mapping[str, Any], provided: Provided) -> ObservationSta
     kind, convert = operation["kind"], provided.get(operation.get("code") or "")
     keys = [key for key, _, _ in entries]
 
-    def single(observation: Any, memory: Memory, actor: Actor) -> Entries:
+    def single(observation: Any, state: EpisodeState, actor: Actor) -> Entries:
         key, dtype, shape = entries[0]
         return {key: typed_entry(observation, dtype, shape, key)}
 
-    def several(observation: Any, memory: Memory, actor: Actor) -> Entries:
+    def several(observation: Any, state: EpisodeState, actor: Actor) -> Entries:
         if convert is not None:
             observation = convert(observation)
         elif kind == "tuple" and isinstance(observation, (tuple, list)) and len(observation) == len(keys):
@@ -167,7 +167,7 @@ def _convert(operation: Mapping[str, Any], provided: Provided) -> ObservationSta
     source, target, keeps_original = operation["source"], operation["target"], operation["keeps_original"]
     convert: Any = provided[operation["code"]] if "code" in operation else conversion_of(operation["conversion"])
 
-    def stage(entries: Entries, memory: Memory, actor: Actor) -> Entries:
+    def stage(entries: Entries, state: EpisodeState, actor: Actor) -> Entries:
         entries[target] = convert(entries[source] if keeps_original else entries.pop(source))
         return entries
 
@@ -178,16 +178,16 @@ def _stack(operation: Mapping[str, Any], provided: Provided) -> ObservationStage
     source, target, keeps_original = operation["source"], operation["target"], operation["keeps_original"]
     n_steps, is_delta, dtype = int(operation["n_steps"]), operation["is_delta"], np.dtype(operation["dtype"])
 
-    def stage(entries: Entries, memory: Memory, actor: Actor) -> Entries:
+    def stage(entries: Entries, state: EpisodeState, actor: Actor) -> Entries:
         latest = np.asarray(entries[source] if keeps_original else entries.pop(source), dtype)
         steps = np.empty((n_steps, *latest.shape), dtype)
-        past = memory.stacks.get((actor, target))
+        past = state.stacks.get((actor, target))
         if past is None:
             steps[:] = latest
         else:
             steps[:-1] = past[1:]
             steps[-1] = latest
-        memory.stacks[actor, target] = steps
+        state.stacks[actor, target] = steps
         if is_delta:
             steps = steps.copy()
             np.subtract(steps[1:], steps[:-1], out=steps[:-1])
@@ -200,20 +200,20 @@ def _stack(operation: Mapping[str, Any], provided: Provided) -> ObservationStage
 def _skip(operation: Mapping[str, Any], provided: Provided) -> ObservationStage:
     n_steps = int(operation["n_steps"])
 
-    def stage(entries: Entries, memory: Memory, actor: Actor) -> Entries | None:
-        if actor == memory.first_actor:
-            memory.n_repeated += 1
-        if memory.first_actor is None or memory.n_repeated == n_steps:
-            memory.first_actor, memory.n_repeated = actor, 0
-        memory.is_repeating = memory.n_repeated > 0
-        return None if memory.is_repeating else entries
+    def stage(entries: Entries, state: EpisodeState, actor: Actor) -> Entries | None:
+        if actor == state.first_actor:
+            state.n_repeated += 1
+        if state.first_actor is None or state.n_repeated == n_steps:
+            state.first_actor, state.n_repeated = actor, 0
+        state.is_repeating = state.n_repeated > 0
+        return None if state.is_repeating else entries
 
     return stage
 
 
 def _code(operation: Mapping[str, Any], provided: Provided) -> ObservationStage:
     function = provided[operation["code"]]
-    return lambda entries, memory, actor: function(entries, actor)
+    return lambda entries, state, actor: function(entries, actor)
 
 
 # -- actions ----------------------------------------------------------------------------------------------------------
@@ -222,12 +222,12 @@ def _code(operation: Mapping[str, Any], provided: Provided) -> ObservationStage:
 def _repeat(operation: Mapping[str, Any], provided: Provided) -> ActionStage:
     idle = operation.get("idle")
 
-    def stage(action: Entries | None, memory: Memory, actor: Actor) -> Entries:
-        if not memory.is_repeating:
+    def stage(action: Entries | None, state: EpisodeState, actor: Actor) -> Entries:
+        if not state.is_repeating:
             assert action is not None, "there is an action unless it is repeated"
-            memory.last_actions[actor] = action
+            state.last_actions[actor] = action
             return dict(action)
-        return dict(memory.last_actions[actor] if idle is None else idle)
+        return dict(state.last_actions[actor] if idle is None else idle)
 
     return stage
 
@@ -236,7 +236,7 @@ def _grid(operation: Mapping[str, Any], provided: Provided) -> ActionStage:
     """Replace choices by their values."""
     name, shape, dtype, values = operation["name"], tuple(operation["shape"]), operation["dtype"], operation["values"]
 
-    def stage(action: Entries, memory: Memory, actor: Actor) -> Entries:
+    def stage(action: Entries, state: EpisodeState, actor: Actor) -> Entries:
         choices = np.asarray(action[name]).reshape(-1)
         chosen = [grid[choice] for grid, choice in zip(values, choices, strict=True)]
         return {**action, name: np.array(chosen, dtype).reshape(shape)}
@@ -248,7 +248,7 @@ def _join(operation: Mapping[str, Any], provided: Provided) -> ActionStage:
     """Join parts to the vector that they were split from."""
     name, shape, dtype, indices = operation["name"], tuple(operation["shape"]), operation["dtype"], operation["indices"]
 
-    def stage(action: Entries, memory: Memory, actor: Actor) -> Entries:
+    def stage(action: Entries, state: EpisodeState, actor: Actor) -> Entries:
         joined = dict(action)
         vector = joined[name] = np.empty(shape, dtype)
         for part, index in indices.items():
@@ -262,7 +262,7 @@ def _clip(operation: Mapping[str, Any], provided: Provided) -> ActionStage:
     """Clip values to the bounds of a box, as a Maze environment does."""
     bounds = operation["bounds"]
 
-    def stage(action: Entries, memory: Memory, actor: Actor) -> Entries:
+    def stage(action: Entries, state: EpisodeState, actor: Actor) -> Entries:
         clipped = dict(action)
         for name, (low, high) in bounds.items():
             clipped[name] = np.minimum(np.maximum(action[name], low), high)
@@ -276,11 +276,11 @@ def _pack(operation: Mapping[str, Any], provided: Provided) -> ActionStage:
     convert, kind = provided.get(operation.get("code") or ""), operation["kind"]
     if kind == "converted":
         return (
-            (lambda action, memory, actor: action) if convert is None else lambda action, memory, actor: convert(action)
+            (lambda action, state, actor: action) if convert is None else lambda action, state, actor: convert(action)
         )
     leaves = {str(key): _LEAVES[leaf["kind"]](leaf) for key, leaf in operation["entries"].items()}
 
-    def stage(action: Entries, memory: Memory, actor: Actor) -> Any:
+    def stage(action: Entries, state: EpisodeState, actor: Actor) -> Any:
         return packed({key: leaf(action[key]) for key, leaf in leaves.items()}, kind)
 
     return stage

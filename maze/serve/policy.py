@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from maze.core.agent.hidden_states import EpisodeMemories, StatesOfActor
+from maze.core.agent.hidden_states import HiddenStatesByEnvironment, StatesOfActor
 from maze.core.agent.policy import Policy
 from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID
@@ -35,7 +35,7 @@ class BundlePolicy(Policy):
         self.drift_guard = DriftGuard(str(self.bundle.card["name"]), self.bundle.drift, drift)
         self.is_recurrent = self.bundle.is_recurrent
         self._rng = seeded_generator(None)
-        self._memories = EpisodeMemories()
+        self._hidden_states = HiddenStatesByEnvironment()
 
     @override(Policy)
     def seed(self, seed: int) -> None:
@@ -54,7 +54,7 @@ class BundlePolicy(Policy):
         actor_id: ActorID | None = None,
         deterministic: bool = False,
     ) -> dict[str, Any]:
-        states = self._memories.now(self, env, actor_id) if self.is_recurrent else None
+        states = self._hidden_states.now(self, env, actor_id) if self.is_recurrent else None
         answer = self._answer(_batch_of_one(observation), actor_id, states, deterministic=deterministic)
         return answer.row(0)
 
@@ -91,7 +91,7 @@ class BundlePolicy(Policy):
         actor_id: ActorID | None = None,
     ) -> tuple[Sequence[dict[str, Any]], Sequence[float]]:
         n_ranked = 2**31 if num_candidates is None else num_candidates
-        states = self._memories.now(self, env, actor_id) if self.is_recurrent else None
+        states = self._hidden_states.now(self, env, actor_id) if self.is_recurrent else None
         answer = self._answer(_batch_of_one(observation), actor_id, states, deterministic=True, ranked=n_ranked)
         actions, probabilities = zip(*answer.ranked[0], strict=True)
         return list(actions), list(probabilities)

@@ -152,15 +152,15 @@ def record(policy: TorchPolicy, env: MazeEnv[Any], operations: Operations, n_ste
         seen_env.seed(seed)
         policy.seed(seed)
         is_done, observation, n_bytes = True, {}, 0
-        memory = HiddenStates(1, policy.state_sizes)
+        hidden_states = HiddenStates(1, policy.state_sizes)
         for step in range(max(n_steps, 1)):
             if is_done:
                 observation = seen_env.reset()
-                memory.reset(np.ones(1, np.bool_))
+                hidden_states.reset(np.ones(1, np.bool_))
                 recording.actors.append([])
             actor = seen_env.actor_id()
             recording.actors[-1].append(actor)
-            kept, states = recording.inputs.setdefault(actor, []), memory.of(actor)
+            kept, states = recording.inputs.setdefault(actor, []), hidden_states.of(actor)
             if n_acted[actor] % every == 0 or len(kept) < 2:
                 kept.append({name: np.array(value) for name, value in observation.items()})
                 before = {key: array[0].copy() for key, array in states.items()}

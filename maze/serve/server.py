@@ -22,7 +22,7 @@ import numpy as np
 
 from maze.core.errors import ConfigError, ConfigImportError, MazeError
 from maze.serve.app import Application, Limits, Tokens
-from maze.serve.bundle import PolicyBundle
+from maze.serve.bundle import PolicyBundle, bundle_path
 from maze.serve.bundle_file import sha256
 from maze.serve.decision_log import DecisionLog, replay
 from maze.serve.drift import DriftLimits
@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="maze-serve", description="Serves decisions of trained policies.", allow_abbrev=False
     )
     add = parser.add_argument
-    add("bundles", nargs="+", metavar="[name=]policy.maze", help="bundles (made by `maze-run --export`)")
+    add("bundles", nargs="+", metavar="[name=]policy.maze", help="bundles (`maze-run --export`), or shelf:<name>")
     add("--host", default="127.0.0.1")
     add("--port", type=int, default=8000, help="0: any free port, which is logged")
     _add_policies(parser.add_argument_group("several policies"))
@@ -130,11 +130,11 @@ def _sources(bundles: Sequence[str]) -> dict[str, Path]:
     """Return files by policy names."""
     sources: dict[str, Path] = {}
     for text in bundles:
-        path = Path(text)
+        path = bundle_path(text)
         name = path.stem
         if "=" in text and not path.exists():
             name, value = _assignment(text)
-            path = Path(value)
+            path = bundle_path(value)
         if name in sources:
             raise ConfigError(f"Two policies have the name {name!r}: {sources[name]} and {path}. Write name={path}.")
         sources[name] = path

@@ -37,6 +37,17 @@ def uniform(largest: int) -> np.ndarray:
     return np.full(largest + 1, 1.0 / (largest + 1))
 
 
+def with_surges(probabilities: np.ndarray, probability: float, units: int) -> np.ndarray:
+    """Return the distribution of a demand that is larger in rare periods.
+
+    :param probabilities: Distribution in other periods.
+    :param probability: Probability of a surge in a period.
+    :param units: Units by which a surge increases the demand.
+    """
+    usual = np.pad(probabilities, (0, units))
+    return (1.0 - probability) * usual + probability * np.roll(usual, units)
+
+
 def distribution(name: str, mean: float) -> np.ndarray:
     """Return a demand distribution by its name.
 

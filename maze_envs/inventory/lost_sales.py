@@ -21,7 +21,7 @@ from maze.core.env.context import CONTEXT, Context
 from maze.core.env.instance_set import InstanceSource
 from maze.core.errors import ConfigError
 from maze_envs.common.array_policy import ArrayPolicy
-from maze_envs.inventory.demand import distribution
+from maze_envs.inventory.demand import distribution, with_surges
 from maze_envs.inventory.renderer import InventoryRenderer
 from maze_envs.inventory.stores import Stores
 
@@ -53,6 +53,8 @@ class LostSales(Stores):
         mean with less noise. Events and KPIs report realised costs.
     :param warm_up: Periods of an episode that its average cost (a KPI) leaves out.
     :param max_episode_steps: Periods of an episode.
+    :param surge_probability: Probability of a surge of the demand in a period.
+    :param surge_units: Units by which a surge increases the demand.
     :param context: Values of `demand`, `lead_time`, `holding_cost` and `penalty` that are drawn for each episode, see
         :class:`~maze.core.env.context.Context`. `stock` has room for the longest lead time.
     :param instances: Contexts that are played in order; `grid`: all combinations.
@@ -76,6 +78,8 @@ class LostSales(Stores):
         expected_costs: bool = False,
         warm_up: int = 0,
         max_episode_steps: int = 200,
+        surge_probability: float = 0.0,
+        surge_units: int = 0,
         context: Mapping[str, Any] | None = None,
         instances: InstanceSource | None = None,
     ) -> None:
@@ -83,7 +87,8 @@ class LostSales(Stores):
         if "lead_time" in drawn.names:
             lead_time = max(lead_time, int(drawn["lead_time"].upper))
         demands = drawn["demand"].values if "demand" in drawn.names else [demand]
-        probabilities = [distribution(name, mean_demand) for name in demands]
+        usual = [distribution(name, mean_demand) for name in demands]
+        probabilities = [with_surges(each, surge_probability, surge_units) for each in usual]
         longest = max(map(len, probabilities))
         super().__init__(
             n_envs,

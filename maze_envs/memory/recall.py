@@ -1,6 +1,6 @@
 """Recall: symbols are shown one after the other, and have to be named in the same order when they are gone.
 
-What is observed when an answer is wanted says nothing about the answer. Without a memory a policy earns at most
+What is observed when an answer is wanted says nothing about the answer. Without hidden states a policy earns at most
 `1 / n_symbols` on average; with one it can earn 1.
 """
 

@@ -115,7 +115,7 @@ class BinPacking(BatchedCoreEnv):
     are multiplied by 10.
 
     :param n_envs: Number of packings.
-    :param family: `uniform` or `weibull`, see :func:`item_sizes`; it says what the capacity is.
+    :param family: `uniform` or `weibull`, see :func:`item_sizes`; it determines the capacity.
     :param n_items: Items of an episode.
     :raises ConfigError: There is no such family.
     """
@@ -307,7 +307,7 @@ RULES: Mapping[str, Callable[[np.ndarray, np.ndarray, int], np.ndarray]] = {
 
 
 class PackingRule(Policy):
-    """Pack by a rule that looks at all bins in the order in which they were opened.
+    """Pack by a rule that evaluates all bins in the order in which they were opened.
 
     :param rule: One of `RULES`.
     :raises ConfigError: There is no such rule.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +34,13 @@ class CpSatSchedule(NamedTuple):
 
 
 def cp_sat_schedule(
-    durations: np.ndarray, machines: np.ndarray, seconds: float = 10.0, n_workers: int = 0, seed: int = 0
+    durations: np.ndarray,
+    machines: np.ndarray,
+    seconds: float = 10.0,
+    n_workers: int = 0,
+    seed: int = 0,
+    may_wait: bool = True,
+    is_time_over: Callable[[], bool] | None = None,
 ) -> CpSatSchedule:
     """Search the shortest schedule: an interval for each operation, in the order of its job, none together with
     another on its machine. It begins with the schedule of a dispatching rule, and never ends with a longer one.
@@ -42,6 +51,8 @@ def cp_sat_schedule(
     :param n_workers: Number of threads, which try different strategies; 0: one for each CPU core. With one, and enough
         time for a proof of optimality, the result depends on nothing but the seed.
     :param seed: Seed of the search.
+    :param may_wait: `False`: no machine is idle while a job waits for it (non-delay schedules).
+    :param is_time_over: Ends the search too, for limits of another kind (CPU seconds); polled by a thread.
     :raises ConfigError: OR-Tools is not installed, or there is no time.
     """
     try:
@@ -71,12 +82,15 @@ def cp_sat_schedule(
         model.add(makespan >= end)
     for intervals in on_machine.values():
         model.add_no_overlap(intervals)
+    if not may_wait:
+        _forbid_waiting(model, starts, durations, machines)
     model.minimize(makespan)
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = float(seconds)
     solver.parameters.num_workers = n_workers
     solver.parameters.random_seed = seed
-    status = solver.solve(model)
+    with _polled(is_time_over, solver.stop_search):
+        status = solver.solve(model)
     found = by_rule
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         found = np.array([[solver.value(start) for start in of_job] for of_job in starts])
@@ -84,7 +98,61 @@ def cp_sat_schedule(
     return CpSatSchedule(int((found + durations).max()), bound, found)
 
 
-def dispatched_makespan(instance: Instance, starts: np.ndarray) -> int:
+@contextmanager
+def _polled(is_time_over: Callable[[], bool] | None, stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` in the context as soon as the time is over."""
+    is_done = threading.Event()
+
+    def poll() -> None:
+        while is_time_over is not None and not is_done.wait(0.02):
+            if is_time_over():
+                stop()
+
+    thread = threading.Thread(target=poll)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_done.set()
+        thread.join()
+
+
+def _forbid_waiting(model: Any, starts: list[list[Any]], durations: np.ndarray, machines: np.ndarray) -> None:
+    """Constrain a model to non-delay schedules.
+
+    Either a machine is busy up to the start of an operation (or the start is 0), or neither this operation nor one that
+    follows on the machine is released earlier.
+
+    :param starts: Variables by job and position.
+    """
+    for machine in range(durations.shape[1]):
+        operations = list(
+            zip(*map(np.ndarray.tolist, np.nonzero((machines == machine) & (durations > 0))), strict=True)
+        )
+        released = {
+            (job, position): starts[job][position - 1] + int(durations[job, position - 1]) if position else 0
+            for job, position in operations
+        }
+        for one in operations:
+            start, others = starts[one[0]][one[1]], [each for each in operations if each != one]
+            begins_at_zero = model.new_bool_var("")
+            model.add(start == 0).only_enforce_if(begins_at_zero)
+            busy_until_start = [begins_at_zero]
+            for other in others:
+                follows_at_once = model.new_bool_var("")
+                end = starts[other[0]][other[1]] + int(durations[other])
+                model.add(start == end).only_enforce_if(follows_at_once)
+                busy_until_start.append(follows_at_once)
+            is_idle = model.new_bool_var("")
+            model.add_bool_or([*busy_until_start, is_idle])
+            model.add(released[one] >= start).only_enforce_if(is_idle)
+            for other in others:
+                is_before = model.new_bool_var("")
+                model.add(starts[other[0]][other[1]] < start).only_enforce_if(is_before)
+                model.add(released[other] >= start).only_enforce_if(is_idle, is_before.negated())
+
+
+def dispatched_makespan(instance: Instance, starts: np.ndarray, may_wait: bool = False) -> int:
     """Return the makespan of dispatching in the order of a schedule.
 
     On the clock of :class:`~maze_envs.scheduling.job_shop.JobShops` no machine waits while a job does. Shortest
@@ -92,9 +160,10 @@ def dispatched_makespan(instance: Instance, starts: np.ndarray) -> int:
 
     :param instance: The instance.
     :param starts: When operations start in the schedule, `[n_jobs, n_machines]`.
+    :param may_wait: Whether machines may wait.
     """
     machines = instance.durations.shape[1]
-    shops = JobShops(1, instances=[instance], only_choices=True)
+    shops = JobShops(1, instances=[instance], only_choices=True, may_wait=may_wait)
     shops.begin(np.zeros(1, np.int64))
     seen = {key: np.zeros((1, *(space.shape or ())), np.float32) for key, space in shops.observation_spaces[0].items()}
     is_over = shops.next_operation.min() >= machines
@@ -108,7 +177,7 @@ def dispatched_makespan(instance: Instance, starts: np.ndarray) -> int:
 class CpSatPolicy(Policy):
     """Solve each job shop when it begins, and start the waiting job whose operation begins first in the schedule.
 
-    The environment's clock does not let machines wait, so that its makespan may be longer than the schedule's, see
+    Unless machines may wait (`env.may_wait=true`), the makespan may be longer than the schedule's, see
     :func:`dispatched_makespan`.
 
     :param seconds: Time limit for each job shop.

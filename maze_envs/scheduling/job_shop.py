@@ -1,8 +1,8 @@
 """Job shops: each job passes the machines in an order of its own, each machine works on one job at a time.
 
 Schedules are built by dispatching on a clock (non-delay): at the earliest moment at which anything can start, one of
-the waiting jobs is chosen and its next operation starts. What counts is the makespan, the time at which the last
-operation ends.
+the waiting jobs is chosen and its next operation starts. With `may_wait` machines can wait for jobs. What counts is the
+makespan, the time at which the last operation ends.
 
 Instances and bounds of Taillard (1993), Benchmarks for basic scheduling problems, European Journal of Operational
 Research 64 (2). One policy for instances of all sizes as of Zhang et al. (2020), Learning to dispatch for job shop
@@ -108,6 +108,10 @@ class JobShops(BatchedCoreEnv):
         than the arrays: durations are 0 where there is no operation. `None`: random instances.
     :param only_choices: Whether jobs start by themselves that have their machine for themselves. The schedules that
         can be made are the same, with a quarter of the decisions.
+    :param may_wait: Whether a machine may be kept idle for a job that arrives later. The next operation is then one of
+        those that could start before the earliest possible completion of all, on the machine of that completion: all
+        active schedules can be made, of which one is optimal (Giffler and Thompson 1960, Algorithms for solving
+        production-scheduling problems, Operations Research 8). Operations are not chosen in the order of their starts.
     """
 
     row_arrays = (
@@ -138,6 +142,7 @@ class JobShops(BatchedCoreEnv):
         n_machines: int | Sequence[int] = 10,
         instances: InstanceSource | Sequence[str] | Sequence[Instance] | None = None,
         only_choices: bool = False,
+        may_wait: bool = False,
     ) -> None:
         given = instance_set(instances)
         if given is not None:
@@ -160,7 +165,7 @@ class JobShops(BatchedCoreEnv):
             shop=spaces.Box(0.0, 10.0, (2,), np.float32),
         )
         super().__init__(n_envs, {0: spaces.Dict(job=spaces.Discrete(jobs))}, {0: seen})
-        self.only_choices = only_choices
+        self.only_choices, self.may_wait = only_choices, may_wait
         self.size = np.ones((n_envs, 2), np.int64)
         """Numbers of jobs and machines."""
         self.durations = np.zeros((n_envs, jobs, machines), np.int64)
@@ -186,6 +191,7 @@ class JobShops(BatchedCoreEnv):
         self.starts = np.full((n_envs, jobs, machines), -1)
         """When each operation starts; -1: not yet."""
         self._rows = np.arange(n_envs)
+        self._first_operation = np.arange(n_envs * jobs).reshape(n_envs, jobs) * machines
         self.use_instances(given)
 
     @override(BatchedCoreEnv)
@@ -235,7 +241,7 @@ class JobShops(BatchedCoreEnv):
     @override(BatchedCoreEnv)
     def step(self, actions: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         rows, jobs, before = self._rows, actions["job"], self.bound.copy()
-        can_start = _can_start(self.earliest)
+        can_start = self._choices(slice(None))
         n_choices = can_start.sum(axis=1)
         self.fire(JobShopEvents.choices, jobs=n_choices)
         is_valid = can_start[rows, jobs]
@@ -273,11 +279,25 @@ class JobShops(BatchedCoreEnv):
         is_open = self.next_operation[rows] < self.size[rows, 1, None]
         self.earliest[rows] = np.where(is_open, start, _NEVER)
 
+    def _choices(self, rows: np.ndarray | slice) -> np.ndarray:
+        """Return which jobs can be chosen, bool `[n, n_jobs]`."""
+        earliest = self.earliest[rows]
+        can_start: np.ndarray = earliest < _NEVER
+        if not self.may_wait:
+            can_start &= earliest == earliest.min(axis=1, keepdims=True)
+            return can_start
+        position = np.minimum(self.next_operation[rows], self._machines[1] - 1)
+        ends = earliest + self.durations.take(self._first_operation[rows] + position)
+        machine, first = self.machine[rows], ends.argmin(axis=1)[:, None]
+        can_start &= machine == np.take_along_axis(machine, first, 1)
+        can_start &= earliest < np.take_along_axis(ends, first, 1)
+        return can_start
+
     def _let_start(self, rows: np.ndarray) -> None:
         """Start jobs without a rival for their machine, unless the policy decides on them, and raise the bounds."""
         everyone, n_machines = rows, self._machines[1]
         while self.only_choices and len(rows):
-            can_start = _can_start(self.earliest[rows])
+            can_start = self._choices(rows)
             which, jobs = np.nonzero(can_start)
             place = which * n_machines + self.machine[rows[which], jobs]
             alone = np.bincount(place, minlength=1)[place] == 1
@@ -297,36 +317,33 @@ class JobShops(BatchedCoreEnv):
         machine = self.machine
         is_open = self.next_operation < self.size[:, 1, None]
         position = np.where(is_open, self.next_operation, 0)
-        can_start = _can_start(self.earliest)
-        duration = np.take_along_axis(self.durations, position[..., None], -1)[..., 0]
+        can_start = self._choices(slice(None))
+        operation = self._first_operation + position
+        duration = self.durations.take(operation)
         has_next = position + 1 < self.size[:, 1, None]
-        following = np.where(has_next, position + 1, 0)[..., None]
-        next_duration = np.take_along_axis(self.durations, following, -1)[..., 0]
-        next_machine = np.take_along_axis(self.machines, following, -1)[..., 0]
+        following = operation + has_next
+        next_duration, next_machine = self.durations.take(following), self.machines.take(following)
         now = self.earliest.min(axis=1, keepdims=True)
         start = np.where(is_open, self.earliest, now)
-        work = np.take_along_axis(self.machine_work, machine, 1)
-        free = np.take_along_axis(self.machine_free, machine, 1)
-        rivals = _same_machine(machine, can_start)
-        n_rivals = rivals.sum(axis=-1)
-        shortest = np.where(rivals, duration[:, None, :], 0).sum(axis=-1) / np.maximum(n_rivals, 1)
-        most_work = np.where(rivals, self.work_left[:, None, :], 0).max(axis=-1)
+        of_row = self._rows[:, None] * self._machines[1]
+        needed, needed_next = of_row + machine, of_row + next_machine
+        work, free = self.machine_work.take(needed), self.machine_free.take(needed)
+        n_rivals, of_rivals, most_work = self._rivals(can_start, duration)
+        shortest = of_rivals / np.maximum(n_rivals, 1)
         of_job, of_machine = 1 / (_MEAN * n_machines), 1 / (_MEAN * n_jobs)
         features = (
             duration / LONGEST,
             self.work_left * of_job,
             (self.size[:, 1, None] - position) / n_machines,
             np.minimum(start - now, 5 * LONGEST) / LONGEST,
-            np.clip(now - self.job_ready, 0, 5 * LONGEST) / LONGEST,
+            np.clip((start if self.may_wait else now) - self.job_ready, 0, 5 * LONGEST) / LONGEST,
             work * of_machine,
-            np.take_along_axis(self.machine_jobs, machine, 1) / n_jobs,
+            self.machine_jobs.take(needed) / n_jobs,
             next_duration * has_next / LONGEST,
-            np.clip(
-                np.take_along_axis(self.machine_free, next_machine, 1) - start - duration, -3 * LONGEST, 3 * LONGEST
-            )
+            np.clip(self.machine_free.take(needed_next) - start - duration, -3 * LONGEST, 3 * LONGEST)
             * has_next
             / LONGEST,
-            np.take_along_axis(self.machine_work, next_machine, 1) * has_next * of_machine,
+            self.machine_work.take(needed_next) * has_next * of_machine,
             (self.work - self.work_left + duration) * of_job,
             np.clip((self.bound[:, None] - start - self.work_left) * of_job * 5, -5, 5),
             np.clip((self.bound[:, None] - np.maximum(free, now) - work) * of_job * 5, -5, 5),
@@ -342,6 +359,24 @@ class JobShops(BatchedCoreEnv):
         out["job_mask"][:] = can_start | ~can_start.any(axis=1, keepdims=True)  # there is nothing to choose at the end
         out["shop"][:, 0] = is_open.sum(axis=1) / n_jobs[:, 0]
         out["shop"][:, 1] = self.work_left.sum(axis=1) * of_job[:, 0] / n_jobs[:, 0]
+
+    def _rivals(self, can_start: np.ndarray, duration: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return of each job's rivals, which can start now on its machine: number, sum of durations, most work left."""
+        n_machines = self._machines[1]
+        place = self._rows[:, None] * n_machines + self.machine
+        jobs = np.flatnonzero(can_start)
+        at, work = place.take(jobs), self.work_left.take(jobs)
+        number, total = (np.bincount(at, of, len(place) * n_machines) for of in (None, duration.take(jobs)))
+        order = np.argsort(at * (1 + work.max(initial=0)) + work)
+        at, jobs, work = at[order], jobs[order], work[order]
+        is_last = np.diff(at, append=-1) != 0
+        most, second = np.zeros(len(number), np.int64), np.zeros(len(number), np.int64)
+        most[at[is_last]] = work[is_last]
+        follows = ~is_last[:-1] & is_last[1:]
+        second[at[:-1][follows]] = work[:-1][follows]
+        most_work = most.take(place)
+        most_work.put(jobs[is_last], second[at[is_last]])
+        return number.take(place) - can_start, total.take(place) - np.where(can_start, duration, 0), most_work
 
     @override(BatchedCoreEnv)
     def kpis(self, rows: np.ndarray) -> dict[str, np.ndarray]:
@@ -363,19 +398,6 @@ class JobShopEnv(BatchedMazeEnv):
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(functools.partial(JobShops, **arguments), GanttRenderer())
-
-
-def _can_start(earliest: np.ndarray) -> np.ndarray:
-    """Return which jobs can start at the earliest moment at which any of them can, bool `[n, n_jobs]`."""
-    can_start: np.ndarray = (earliest == earliest.min(axis=1, keepdims=True)) & (earliest < _NEVER)
-    return can_start
-
-
-def _same_machine(machine: np.ndarray, can_start: np.ndarray) -> np.ndarray:
-    """Return whether a job waits for the same machine as another that could start now: bool `[n, n_jobs, n_jobs]`."""
-    rivals: np.ndarray = (machine[:, :, None] == machine[:, None, :]) & can_start[:, None, :]
-    rivals &= ~np.eye(machine.shape[1], dtype=np.bool_)
-    return rivals
 
 
 def _range(name: str, value: int | Sequence[int]) -> tuple[int, int]:

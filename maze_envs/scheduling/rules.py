@@ -30,7 +30,7 @@ A comparison of priority rules for the job shop scheduling problem, Internationa
 
 
 class DispatchingRule(ArrayPolicy):
-    """Start the waiting job of the highest priority; of equal ones the first.
+    """Start the waiting job of the highest priority; of equal ones the first. No machine waits while a job does.
 
     :param rule: A key of :data:`RULES`.
     :param action: Name of the action.
@@ -51,5 +51,7 @@ class DispatchingRule(ArrayPolicy):
             found: np.ndarray = seen[..., FEATURES.index(name)]
             return found
 
-        priorities = np.where(observation[f"{self.action}_mask"] > 0, RULES[self.rule](feature), np.inf)
+        starts = np.where(observation[f"{self.action}_mask"] > 0, feature("until_it_can_start"), np.inf)
+        is_first = starts == starts.min(axis=1, keepdims=True)
+        priorities = np.where(is_first, RULES[self.rule](feature), np.inf)
         return {self.action: priorities.argmin(axis=1)}

@@ -176,7 +176,7 @@ def _state_of_process() -> list[Any]:
     ]
 
 
-def test_every_table_is_printed_once_however_many_run_contexts_there_are(capfd: pytest.CaptureFixture[str]) -> None:
+def test_every_table_is_printed_once_for_any_number_of_run_contexts(capfd: pytest.CaptureFixture[str]) -> None:
     others = [trained(), trained()]
     capfd.readouterr()
     rc = trained(silent=False, overrides={"verbose": 2})

@@ -122,6 +122,9 @@ STORIES = {
 }
 
 
+ONE_OF_EACH_KIND = ("first_example", "masked_cutting", "greedy_cutting", "an_experiment", "impala", "sac", "es")
+
+
 def shorter(arguments: list[str]) -> list[str]:
     """What has to be overridden for a command to take a second."""
     choices = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
@@ -152,10 +155,7 @@ def _in_an_own_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore:.*(retired|out of date|successor|current version)")
 @pytest.mark.parametrize(
     "story",
-    [
-        pytest.param(story, marks=[pytest.mark.long] * (story in ("imitation_and_fine_tuning", "cheat_sheet")))
-        for story in STORIES
-    ],
+    [pytest.param(story, marks=[] if story in ONE_OF_EACH_KIND else [pytest.mark.long]) for story in STORIES],
 )
 def test_documented_commands_run_and_leave_their_files(story: str, tmp_path: Path) -> None:
     directories = {"run": "", "recorded": ""}

@@ -47,7 +47,7 @@ def used(directory: str) -> tuple[str, bool, list[int]]:
     return cfg.env.name, normalizes, list(cfg.model.policy.networks[0].hidden_units)
 
 
-def test_a_rollout_takes_over_environment_wrappers_and_model(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_rollout_uses_environment_wrappers_and_model_of_the_run(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([*ROLLOUT, f"input_dir={run}", "hydra.run.dir=out"]) == 0
     assert "Using the env, wrappers and model configuration of" in capfd.readouterr().out
     assert used("out") == ("Acrobot-v1", True, [8])
@@ -67,7 +67,7 @@ def test_single_wrappers_come_on_top_of_those_of_the_run(run: Path) -> None:
     assert used("out") == ("Acrobot-v1", True, [8])
 
 
-def test_sections_that_a_run_took_over_are_taken_over_from_it(run: Path) -> None:
+def test_sections_that_a_run_inherited_are_inherited_from_it(run: Path) -> None:
     tiny = [*TINY, "algorithm=a2c", "+wrappers.TimeLimitWrapper.max_episode_steps=7"]
     assert main(["-cn", "conf_train", *tiny, f"input_dir={run}", "hydra.run.dir=second"]) == 0
     assert main([*ROLLOUT, "input_dir=second", "hydra.run.dir=out"]) == 0
@@ -91,7 +91,7 @@ def test_training_continues_in_the_environment_of_the_run(algorithm: str, short:
     assert used("out") == ("Acrobot-v1", True, [8])
 
 
-def test_sections_that_the_command_names_are_not_taken_over(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_sections_named_by_the_command_are_not_inherited(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([*ROLLOUT, f"input_dir={run}", "env.name=CartPole-v1"]) == 1
     error = capfd.readouterr().err
     assert "observation 'observation' of sub-step 0: Box" in error
@@ -140,7 +140,7 @@ def test_a_rollout_reports_its_kind_of_actions_and_the_number_of_truncated_episo
     assert "\n2 of 2 episodes were cut off after 3 steps" in said
     assert main([*command, "runner.max_episode_steps=600", "runner.deterministic=true"]) == 0
     said = capfd.readouterr().out  # the environment itself ends its episodes after 500 steps
-    assert "Rolling out with the most probable actions" in said
+    assert "Rolling out with greedy actions" in said
     assert "cut off" not in said
 
 
@@ -151,7 +151,7 @@ def test_a_run_is_played_without_a_display_as_a_page(
         monkeypatch.delenv(name, raising=False)
     assert main(["--play", str(run), "runner.max_episode_steps=4"]) == 0
     said = capfd.readouterr().out
-    assert "Rolling out with the most probable actions" in said
+    assert "Rolling out with greedy actions" in said
     (page,) = tmp_path.glob("outputs/*/*/episode_pages/*.html")
     assert f"Open the episode in a browser: {page}\n" in said
     text = page.read_text(encoding="utf-8")

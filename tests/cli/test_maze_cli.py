@@ -62,9 +62,7 @@ def test_a_run_of_an_own_environment_is_named_after_it(tmp_path: Path, capfd: py
     assert re.search(r"env +AcrobotEnv\n", capfd.readouterr().out)
 
 
-def test_the_seeds_that_were_drawn_are_written_down_and_repeat_the_run(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_generated_seeds_are_recorded_and_repeat_the_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     from omegaconf import OmegaConf
 
     main(SEQUENTIAL)
@@ -228,7 +226,6 @@ def test_help_names_commands_options_and_results(capfd: pytest.CaptureFixture[st
     for wanted in ("maze-run -cn conf_train", "dummy_cartpole", "outputs/rollout-", "MAZE_FULL_ERROR"):
         assert wanted in text
     assert "rllib/algorithm: appo, dqn, impala, ppo, sac\n" in text, "what RLlib has dropped is not a choice"
-    assert len(text.splitlines()) <= 50
 
 
 def test_an_unknown_flag_is_wrong_usage(capfd: pytest.CaptureFixture[str]) -> None:

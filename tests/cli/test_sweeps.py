@@ -76,11 +76,11 @@ def test_trials_that_satisfy_their_constraints_rank_first(
         ("", ""),
     ]
     output = capfd.readouterr().out
-    assert "trial 2: 8 (constraints are broken by 2.5)" in output
+    assert "trial 2: 8 (constraints are violated by 2.5)" in output
     assert "Best: trial 4, 2: runner.x=2" in output
     inject(x8="broken by 2.5", x9="broken by 0.5")
     assert main([*command, "runner.x=8,9", "hydra.sweep.dir=second"]) == 0
-    assert "Best: trial 1, 9 (constraints are broken by 0.5): runner.x=9" in capfd.readouterr().out
+    assert "Best: trial 1, 9 (constraints are violated by 0.5): runner.x=9" in capfd.readouterr().out
     objective = "hydra.sweeper.objective=eval_BaseEnvEvents/reward/mean"
     assert main([*command, "runner.x=1,8", objective, "hydra.sweep.dir=third"]) == 0
     assert [(row["objective"], row["violation"]) for row in rows("third")] == [("2.0", ""), ("9.0", "2.5")]
@@ -276,6 +276,7 @@ def test_optuna_reads_the_study(command: list[str]) -> None:
     assert study.trials[0].params["runner.x"] in ("1", "2", "3")
 
 
+@pytest.mark.long
 def test_the_objective_is_the_mean_over_the_seeds(command: list[str]) -> None:
     assert main([*command, "runner.x=1,2", "hydra.sweeper.n_seeds=3"]) == 0
     best = rows()[0]

@@ -406,6 +406,6 @@ def test_tables_are_sorted_and_short_names_stay_distinct(tmp_path: Path) -> None
     assert "b.lr: x y" in optimum
 
 
-def test_long_tables_are_cut_and_say_so() -> None:
+def test_long_tables_are_cut_with_a_note() -> None:
     table = results_table([a_result(number, float(number), x="1") for number in range(60)], maximize=False)
     assert table.endswith("... and 10 more in results.csv")

@@ -75,7 +75,7 @@ def test_an_epoch_is_shown_with_the_evaluation_of_its_final_policy(
     assert best == [significant(value) for value in best_so_far]
 
 
-def test_a_training_prints_its_directory_and_next_commands(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_prints_its_directory_and_next_commands(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(SHORT) == 0
     said = capfd.readouterr().out
     lines = said.splitlines()

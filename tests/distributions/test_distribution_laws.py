@@ -191,7 +191,7 @@ def test_sampling_with_log_probabilities_equals_sampling_and_evaluating_them(
 
 
 @pytest.mark.parametrize(("dist_type", "space"), DRAWN_AT_ONCE)
-def test_drawing_with_log_probabilities_is_finite_at_extreme_logits(dist_type, space):
+def test_sampling_with_log_probabilities_is_finite_at_extreme_logits(dist_type, space):
     logits = (1e3 * torch.randn(64, *dist_type.required_logits_shape(space), generator=generator())).requires_grad_()
     action, log_prob = dist_type(logits=logits, action_space=space).rsample_with_log_prob(generator())
     if dist_type is SquashedGaussianProbabilityDistribution:

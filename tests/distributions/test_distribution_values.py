@@ -86,7 +86,7 @@ def test_squashed_gaussian_has_an_entropy_and_a_divergence():
 
 
 @pytest.mark.parametrize("fill", [torch.finfo(torch.float32).min, -torch.inf])
-def test_masked_actions_are_never_drawn_and_add_nothing_to_the_entropy(fill):
+def test_masked_actions_are_never_sampled_and_do_not_enter_the_entropy(fill):
     logits = torch.tensor([[0.0, fill, 0.0, fill]]).repeat(2000, 1).requires_grad_()
     dist = CategoricalProbabilityDistribution(logits, spaces.Discrete(4), 1.0)
     assert set(dist.sample(torch.Generator().manual_seed(0)).tolist()) == {0, 2}

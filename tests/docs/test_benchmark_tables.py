@@ -91,7 +91,7 @@ def test_a_benchmark_is_run_and_what_it_measured_is_kept_and_shown(tmp_path: Pat
     assert "(structured)" in page.read_text(encoding="utf-8")
 
 
-def test_a_benchmark_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_failing_benchmark_reports_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("raise ValueError('out of luck')")
     monkeypatch.setattr(speed, "DIRECTORY", tmp_path)
     with pytest.raises(SystemExit, match=r"broken\.py --quick: no results, exit status 1\.(.|\n)*out of luck"):
@@ -151,7 +151,7 @@ def test_stopped_runs_resume_at_the_same_update(tmp_path: Path) -> None:
     assert both[:1] == first
     assert len(both) == 2
     assert steps_of_both == 2 * steps_of_first
-    assert seconds is None, "times of parts are not times of trainings"
+    assert seconds is None, "times of parts are not times of runs"
     assert learning.train(target(2), 0, tmp_path) == (both, steps_of_both, None), "what is done is not done again"
 
 

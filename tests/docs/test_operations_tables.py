@@ -9,6 +9,8 @@ import pytest
 
 from benchmarks import job_shop, operations
 from benchmarks.page_tables import markdown_table, rows_of, write_table
+from maze_envs.scheduling import taillard
+from maze_envs.scheduling.rules import DispatchingRule
 
 
 @pytest.fixture
@@ -91,3 +93,22 @@ def test_the_command_writes_heuristics_into_the_page(tmp_path, monkeypatch):
     job_shop.main()
     assert "| MWKR | 19.2 |\n| CP-SAT, 2 s | 1.5 |" in page.read_text()
     assert json.loads(results.read_text())["CP-SAT, 2 s"] == {"15x15": [1.5]}
+
+
+def test_the_cost_of_schedules_without_waiting_is_that_of_exact_optima(monkeypatch):
+    pytest.importorskip("ortools")
+    # optima of four jobs on three machines with and without waiting: exhaustive search of the environment's decisions
+    shops = [taillard.Instance(f"{seed}", *taillard.generate(4, 3, seed, seed + 100), 0) for seed in (104, 105, 107)]
+    monkeypatch.setattr(job_shop, "random_instances", lambda size, number: shops[:number])
+    found = job_shop.waiting(["4x3"], 5.0, 3).splitlines()[-1]
+    gaps = [100 * (332 / 305 - 1), 100 * (302 / 265 - 1), 0.0]
+    mean = f"{sum(gaps) / 3:.1f}"
+    assert found == f"| 4x3 | 3 | 3 | {mean} (0.0 to {max(gaps):.1f}) | {mean} |"
+
+
+def test_a_search_keeps_its_time_and_the_best_schedule():
+    (one,) = taillard.instances_of("ta01")
+    greedy, best, n_samples, spent = job_shop.search_in_time(DispatchingRule("MWKR"), one, 1.0, batch=4)
+    assert greedy == best  # a heuristic repeats its schedule
+    assert n_samples > 0
+    assert spent < 2.0

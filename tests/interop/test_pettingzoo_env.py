@@ -226,7 +226,7 @@ def test_the_checker_finds_nothing(make):
     assert check_env(make, n_steps=60).findings == []
 
 
-def test_a_seed_begins_the_same_sequence():
+def test_a_seed_starts_the_same_sequence():
     env = PettingZooEnv(Duel())
     env.seed(5)
     assert env.reset()["observation"].tolist() == [1.0]  # seed % 2
@@ -268,7 +268,7 @@ def test_without_the_package_the_extra_is_named(monkeypatch):
         make_pettingzoo_env("classic/tictactoe_v3")
 
 
-def test_an_environment_that_was_made_by_name_is_made_again_to_be_drawn():
+def test_an_environment_made_by_name_is_made_again_for_rendering():
     env = make_pettingzoo_env("tests.interop.pettingzoo_envs:Duel")
     env.set_render_mode("rgb_array")
     env.reset()

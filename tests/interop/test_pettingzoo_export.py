@@ -101,7 +101,7 @@ def test_objects_that_are_no_maze_environment_are_refused():
         to_aec(Duel())
 
 
-def test_frames_are_drawn():
+def test_frames_are_rendered():
     env = to_aec(dispatching_env(n_vehicles=2), render_mode="rgb_array")
     env.reset(seed=0)
     frame = env.render()

@@ -103,7 +103,7 @@ def test_classes_outside_of_maze_need_trust(saved):
     same_actions(model, acting(path, allow_pickle=True))
 
 
-def test_actions_are_drawn_from_a_generator_of_its_own(saved):
+def test_actions_are_sampled_from_the_policys_own_generator(saved):
     _, path = saved("ppo")
     policy, observation = acting(path), GymMazeEnv("CartPole-v1").reset()
 
@@ -349,7 +349,7 @@ def test_masks_reach_maskable_policies_in_training_and_in_maze(tmp_path):
     assert total == 9.0
 
 
-def test_recurrent_policies_begin_anew_where_they_are_seeded(tmp_path):
+def test_recurrent_policies_restart_when_seeded(tmp_path):
     contrib = pytest.importorskip("sb3_contrib")
     model = contrib.RecurrentPPO("MlpLstmPolicy", plain("Pendulum-v1"), n_steps=8, batch_size=8, seed=1, device="cpu")
     model.save(tmp_path / "model.zip")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -44,6 +45,8 @@ def test_the_shortest_schedule_by_hand_may_wait_and_dispatching_may_not():
     # on the clock machine 0 does not wait from 0 to 1: the long operation starts, the other job has machine 0 from 10
     # to 11 and machine 2 from 11 to 31, and the last unit comes after it
     assert dispatched_makespan(WAITING, found.starts) == 32
+    assert dispatched_makespan(WAITING, found.starts, may_wait=True) == 23
+    assert cp_sat_schedule(WAITING.durations, WAITING.machines, n_workers=1, may_wait=False)[:2] == (32, 32)
 
 
 @needs_ortools
@@ -58,8 +61,10 @@ def test_values_lie_between_the_published_bounds(name):
 
 
 @needs_ortools
-def test_the_policy_dispatches_the_schedule_of_each_shop():
-    env, policy = JobShopEnv(n_jobs=[3, 5], n_machines=[2, 4], only_choices=True), CpSatPolicy(1.0, n_workers=1)
+@pytest.mark.parametrize("may_wait", [False, True])
+def test_the_policy_dispatches_the_schedule_of_each_shop(may_wait):
+    env = JobShopEnv(n_jobs=[3, 5], n_machines=[2, 4], only_choices=True, may_wait=may_wait)
+    policy = CpSatPolicy(1.0, n_workers=1)
     env.seed(4)
     for _ in range(3):
         seen, done = env.reset(), False
@@ -70,7 +75,8 @@ def test_the_policy_dispatches_the_schedule_of_each_shop():
             seen, _, done, _ = env.step(policy.compute_action(seen, env.get_maze_state()))
         found = cp_sat_schedule(shop.durations, shop.machines, seconds=0.5, n_workers=1)
         assert found.makespan == found.bound <= env.get_maze_state()["job_ready"].max()
-        assert env.get_maze_state()["job_ready"].max() == dispatched_makespan(shop, found.starts)
+        expected = found.makespan if may_wait else dispatched_makespan(shop, found.starts)
+        assert env.get_maze_state()["job_ready"].max() == expected
 
 
 @needs_ortools
@@ -92,6 +98,15 @@ def test_missing_parts_are_reported(monkeypatch):
 
 
 @needs_ortools
+@needs_ortools
+def test_a_search_ends_when_its_time_is_over():
+    (one,) = instances_of(["ta21"])
+    begin, until = time.monotonic(), time.monotonic() + 1.0
+    found = cp_sat_schedule(one.durations, one.machines, 60.0, 1, is_time_over=lambda: time.monotonic() > until)
+    assert time.monotonic() - begin < 20.0
+    assert found.makespan > found.bound
+
+
 def test_with_a_zero_time_limit_the_schedule_is_that_of_a_heuristic():
     instances = instances_of(["ta01"])
     found = cp_sat_schedule(instances[0].durations, instances[0].machines, seconds=1e-3, n_workers=1)

@@ -126,7 +126,7 @@ def test_other_demand_generators_are_chosen_by_their_short_names():
         ({"max_pieces_in_inventory": 0}, "at least 1"),
     ],
 )
-def test_wrong_configurations_are_errors_that_say_what_is_expected(core_env, message):
+def test_wrong_configurations_raise_errors_with_what_is_expected(core_env, message):
     with pytest.raises(ConfigError, match=message):
         Cutting2DEnvironment(**documented_config(**core_env))
 

@@ -65,7 +65,7 @@ def test_expected_costs_are_the_mean_of_what_periods_cost(demand):
     assert not np.allclose(stores.counted_cost, expected)  # what is counted is what it came to
 
 
-def test_the_simulation_costs_what_the_exact_solver_says():
+def test_costs_of_the_simulation_equal_those_of_the_exact_solver():
     policy = BaseStockPolicy(20, cap=6)
     exact = lost_sales_cost(
         LostSales(1, lead_time=3), lambda s: policy.choose({"stock": s / 10}, 0)["order"], tolerance=1e-3
@@ -91,7 +91,7 @@ def test_gaps_of_dual_index_policies_are_the_published_ones(setting, gaps):
         assert 100 * (cost / best - 1) == pytest.approx(gap, abs=0.025)
 
 
-def test_dual_sourcing_costs_what_the_exact_solver_says():
+def test_dual_sourcing_costs_equal_those_of_the_exact_solver():
     exact = dual_sourcing_cost(DualSourcing(1), index_policy(4, 7, 2), tolerance=0.01).cost
     stores = DualSourcing(512, max_episode_steps=None, warm_up=50)
     cost = simulated(stores, DualIndexPolicy(4, 7, 2), 1000)

@@ -15,7 +15,7 @@ from maze.train.parallelization.vector_env.sequential_vector_env import Sequenti
 from maze.utils.check_env import check_env
 from maze_envs.scheduling.job_shop import REWARD_SCALE, JobShopEnv, JobShops
 from maze_envs.scheduling.rules import DispatchingRule
-from maze_envs.scheduling.taillard import SIZES, Instance, instances_of, lower_bound
+from maze_envs.scheduling.taillard import SIZES, Instance, generate, instances_of, lower_bound
 
 HAND_MADE = Instance("hand", np.array([[3, 2], [2, 4], [4, 1]]), np.array([[0, 1], [0, 1], [1, 0]]), 9)
 LOADS = {  # the longest job or the busiest machine
@@ -68,7 +68,7 @@ def test_bounds_are_the_published_ones(size):
         ("30x15", "MWKR", 23.9),
     ],
 )
-def test_rules_are_as_far_from_the_best_known_makespans_as_published(size, rule, published):
+def test_gaps_of_dispatching_rules_to_the_best_known_makespans_are_the_published_ones(size, rule, published):
     instances = instances_of(size)
     found = solve(DispatchingRule(rule), JobShopEnv(instances=size, only_choices=True))
     makespans = np.array([each.kpis["makespan"] for each in found])
@@ -138,9 +138,9 @@ def test_decisions_of_a_schedule_worked_out_by_hand():
     assert shops.kpis(np.zeros(1, int))["makespan"] == 10.0
 
 
-@pytest.mark.parametrize("only_choices", [True, False])
-def test_returns_are_the_makespan_above_the_bound(only_choices):
-    env = JobShopEnv(n_jobs=[2, 5], n_machines=[3, 4], only_choices=only_choices)
+@pytest.mark.parametrize(("only_choices", "may_wait"), [(True, False), (False, False), (True, True), (False, True)])
+def test_returns_are_the_makespan_above_the_bound(only_choices, may_wait):
+    env = JobShopEnv(n_jobs=[2, 5], n_machines=[3, 4], only_choices=only_choices, may_wait=may_wait)
     sizes = set()
     for seed in range(8):
         total, n_steps, bound = played(env, seed)
@@ -176,7 +176,15 @@ def test_observation_of_a_job_does_not_depend_on_padding():
         assert key == "shop" or not seen[1][key][:, 15:].any()
 
 
-@pytest.mark.parametrize("arguments", [{}, {"instances": ["ta01", "ta11"]}, {"n_jobs": [2, 6], "only_choices": True}])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"instances": ["ta01", "ta11"]},
+        {"n_jobs": [2, 6], "only_choices": True},
+        {"n_jobs": [2, 6], "only_choices": True, "may_wait": True},
+    ],
+)
 def test_the_environments_are_sound_and_batches_take_their_course(arguments):
     report = check_env(lambda: JobShopEnv(**{"n_jobs": 4, "n_machines": 3, **arguments}), n_steps=40)
     assert (report.findings, report.skipped) == ([], [])
@@ -194,6 +202,56 @@ def test_the_environments_are_sound_and_batches_take_their_course(arguments):
             seen = {key: value.tolist() for key, value in observations.items()}
             courses[-1].append((seen, rewards.tolist(), dones.tolist(), dict(env.finished_episodes)))
     assert courses[0] == courses[1]
+
+
+def best_of_all(instance, **arguments):
+    """The shortest makespan of all courses of decisions."""
+    source = JobShops(1, instances=[instance], **arguments)
+    source.begin(np.zeros(1, int))
+    states, row, best = [source], np.zeros(1, int), np.inf
+    while states:
+        shops = states.pop()
+        for job in np.flatnonzero(shops._choices(row)[0]):
+            into = JobShops(1, instances=[instance], **arguments)
+            into.copy_rows(shops, row, row)
+            if into.step({"job": np.array([job])})[1][0]:
+                best = min(best, int(into.job_ready.max()))
+            else:
+                states.append(into)
+    return best
+
+
+# job 0 takes machine 0 for 10 at once, after which both need machine 2 at 11, for 1 and 10; or it lets job 1 pass on
+# machine 0 from 1 to 2, whose last operation ends at 12, and ends its own at 14
+PASSING = Instance("passing", np.array([[10, 1, 1], [1, 1, 10]]), np.array([[0, 1, 2], [1, 0, 2]]), 14)
+
+
+@pytest.mark.parametrize("only_choices", [True, False])
+def test_waiting_makes_shorter_schedules(only_choices):
+    assert best_of_all(PASSING, only_choices=only_choices) == 22
+    assert best_of_all(PASSING, only_choices=only_choices, may_wait=True) == 14
+
+
+def test_best_schedules_of_the_environment_are_those_of_cp_sat():
+    pytest.importorskip("ortools")
+    from maze_envs.scheduling.cp_sat import cp_sat_schedule
+
+    for seed, best, non_delay in ((104, 305, 332), (105, 265, 302), (107, 155, 155)):
+        instance = Instance("random", *generate(4, 3, seed, seed + 100), 0)
+        for may_wait, expected in ((True, best), (False, non_delay)):
+            schedule = cp_sat_schedule(instance.durations, instance.machines, n_workers=1, may_wait=may_wait)
+            assert (schedule.makespan, schedule.bound) == (expected, expected)
+            assert best_of_all(instance, only_choices=True, may_wait=may_wait) == expected
+
+
+@pytest.mark.parametrize("rule", ["SPT", "MWKR", "FIFO", "FDD/MWKR"])
+def test_rules_do_not_wait(rule):
+    found = [
+        solve(DispatchingRule(rule), JobShopEnv(instances="15x15", only_choices=True, may_wait=may_wait))
+        for may_wait in (False, True)
+    ]
+    makespans = [[each.kpis["makespan"] for each in of_env] for of_env in found]
+    assert makespans[0] == makespans[1]
 
 
 def test_sampling_finds_schedules_at_least_as_short():
@@ -235,7 +293,7 @@ def test_wrong_arguments_are_named(arguments, message):
         DispatchingRule("best")
 
 
-def test_a_schedule_is_drawn():
+def test_a_schedule_is_rendered():
     import matplotlib.pyplot as plt
 
     env = JobShopEnv(n_jobs=4, n_machines=3)

@@ -71,7 +71,7 @@ def test_centred_rewards_are_resumed_exactly(algorithm, tmp_path, monkeypatch, c
     assert str(resumed["model"]) == str(whole["model"])
 
 
-def test_a_training_without_centring_is_not_resumed_with_it(tmp_path, monkeypatch, capfd):
+def test_a_run_without_reward_centring_is_not_resumed_with_it(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     train(tmp_path / "run", "env=lost_sales", "algorithm=ppo", "algorithm.n_epochs=1")
     resumed = ["env=lost_sales", "algorithm=ppo", f"input_dir={tmp_path / 'run'}", "resume=true"]

@@ -43,7 +43,7 @@ def packed(family, n_items, n_instances, rule):
 
 
 @pytest.mark.parametrize(("family", "rules"), PUBLISHED.items())
-def test_rules_pack_as_well_as_published(family, rules):
+def test_packing_rules_reach_the_published_results(family, rules):
     excess = {}
     for rule in rules:
         simulation, items = packed(*family, 24, rule)
@@ -182,7 +182,7 @@ def test_a_score_that_needs_no_state_is_nearly_as_good_as_the_published_one():
     assert bins.kpis(np.arange(24))["excess_percent"].mean() == pytest.approx(3.11, abs=0.4)
 
 
-def test_bins_are_drawn():
+def test_bins_are_rendered():
     import matplotlib.pyplot as plt
 
     env = BinPackingEnv(n_items=40)

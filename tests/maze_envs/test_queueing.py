@@ -32,7 +32,7 @@ def test_the_optimum_under_medium_load_is_the_published_one(regime, published):
     assert (low + high) / 2 == pytest.approx(published, abs=0.006)
 
 
-def test_the_simulation_has_as_many_jobs_as_the_exact_solver_says():
+def test_the_number_of_jobs_equals_that_of_the_exact_solver():
     rule = PriorityPolicy("I.L.", "longest_queue")
     low, high = criss_cross_optimum("I.L.", 18, lambda jobs: rule.choose({"jobs": jobs / 10}, 0)["server_0"])
     assert average_jobs("I.L.", rule, 4000) == pytest.approx((low + high) / 2, abs=0.01)
@@ -151,7 +151,7 @@ def test_the_environments_are_sound_and_batches_take_their_course(network):
 
 
 @pytest.mark.parametrize("name", ["X.L.", "extended", "extended_3", "extended_7"])
-def test_unknown_networks_and_rules_are_named(name):
+def test_unknown_networks_and_heuristics_are_named(name):
     with pytest.raises(ConfigError, match=r"env.network: expected a load regime .* found '" + name):
         QueueingEnv(name)
     with pytest.raises(ConfigError, match="expected last_buffer_first, c_mu or longest_queue, found 'fifo'"):

@@ -20,7 +20,7 @@ from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.distributions.samplers import probabilities_of, sampler_of, uniform_logits
 from maze.offline.estimate import EstimationConfig, estimate
-from maze.offline.estimation import CompleteTrajectoryProcessor
+from maze.offline.estimation import CompleteTrajectoryProcessor, log_facts
 from maze.serve.bundle import PolicyBundle
 from maze.serve.client import PolicyClient, ServerError
 from maze.serve.decision_log import DecisionLog, replay
@@ -110,6 +110,20 @@ def test_another_policy_is_estimated_from_the_log(directory: Path) -> None:
     assert entry.estimate.value == pytest.approx(1.0, abs=1.2)  # four standard deviations
 
 
+def test_returns_of_each_policy_of_a_canary_are_described(tmp_path: Path) -> None:
+    log = DecisionLog(tmp_path, {})
+    with served({"old": always(0), "new": always(1)}, log=log) as (url, _), PolicyClient(url) as client:
+        for policy in ("old", "new", "new"):
+            with client.session(policy=policy) as session:
+                answer = session.act(OBSERVATIONS[0])
+                client.report(answer.decision, float(answer.action), done=True)
+    data = steps_of(tmp_path)
+    assert data.acted_by == ["old", "new", "new"]
+    facts = dict(log_facts(data))
+    assert facts["Returns of new"] == "mean 1 (95 %: 1 to 1) in 2 episodes"
+    assert facts["Returns of old"].startswith("mean 0 ")
+
+
 def test_explored_actions_are_not_reported_as_differences_in_a_replay(directory: Path) -> None:
     result = replay(directory, [PolicyBundle(always(0))])
     assert (result.n_decisions, result.n_different) == (120, 0)
@@ -163,6 +177,7 @@ def test_incomplete_decisions_are_counted(tmp_path: Path, caplog: pytest.LogCapt
         "in episodes with decisions without outcome": 2,
     }
     assert f":{outcomes[0] + 1}" in caplog.text
+    assert f"does not contain: decisions-000001.jsonl:{len(lines)}" in caplog.text
     assert "4 decisions in 2 episodes; left out: 2 in episodes" in joined.summary()
     file.write_bytes(b"\n".join(lines[: outcomes[0] - 1]) + b"\n")
     with pytest.raises(ConfigError, match="holds no complete episode"):

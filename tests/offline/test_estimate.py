@@ -31,6 +31,13 @@ class Constant(Policy):
         return {"item": np.int64(1)} if actor_id.step_key == "pick" else {"side": np.int64(1)}
 
 
+class Outside(Constant):
+    """Picks an item that does not exist."""
+
+    def compute_action(self, *arguments: Any, **options: Any) -> Any:
+        return {"item": np.int64(3), "side": np.int64(0)}
+
+
 BEHAVIOUR = ExploringPolicy(Constant(), 0.5, ACTION_SPACES)
 
 
@@ -213,3 +220,9 @@ def test_impossible_probabilities_are_refused_with_their_place() -> None:
     records[1][1].info["propensity"] = 0.0
     with pytest.raises(ConfigError, match=r"episode 0, decision 1: expected the probability .* found 0.0"):
         LoggedSteps.of_episodes([records])
+
+
+def test_policies_that_leave_their_action_space_are_refused() -> None:
+    data = LoggedSteps.of_episodes(episode(np.random.default_rng(0), 2) for _ in range(3))
+    with pytest.raises(ConfigError, match=r"Outside: expected actions of Discrete\(3\) for the head `item`, found 3"):
+        log_probabilities(data, Outside(), ACTION_SPACES)

@@ -14,6 +14,7 @@ CARTPOLE = "maze.core.agent.dummy_cartpole_policy.DummyCartPolePolicy"
 OLD = "{base: dummy_cartpole, epsilon: 0.5}"
 
 
+@pytest.mark.long
 def test_a_recorded_rollout_is_evaluated_for_other_policies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

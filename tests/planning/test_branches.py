@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from maze.core.env.batched_core_env import RowStreams
+from maze.core.env.batched_core_env import RowGenerators
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
@@ -46,7 +46,7 @@ def allowed(env: Any, observation: Any, rng: np.random.Generator, step_key: Any 
 
 
 def test_rows_of_a_scenario_use_common_random_numbers_in_every_step() -> None:
-    streams = RowStreams(4)
+    streams = RowGenerators(4)
     streams.new_futures(np.arange(4), np.array([0, 0, 1, 1]), seed=5)
     streams.uniform(np.array([1]), 3)  # one draws more than its sibling
     streams.begin_step()
@@ -57,7 +57,7 @@ def test_rows_of_a_scenario_use_common_random_numbers_in_every_step() -> None:
 
 
 def test_scenarios_are_independent_and_uniform() -> None:
-    streams = RowStreams(2000)
+    streams = RowGenerators(2000)
     streams.new_futures(slice(0, 2000), np.arange(2000), seed=1)
     numbers = streams.uniform(count=50)
     assert abs(numbers.mean() - 0.5) < 0.005
@@ -66,14 +66,14 @@ def test_scenarios_are_independent_and_uniform() -> None:
 
 
 def test_a_planning_scenario_differs_from_the_future_of_an_environment_with_the_same_seed() -> None:
-    streams, other = RowStreams(1), RowStreams(1)
+    streams, other = RowGenerators(1), RowGenerators(1)
     streams.seed(0, 7)
     other.new_futures(np.arange(1), 0, seed=7)
     assert not np.isin(streams.uniform(count=100), other.uniform(count=100)).any()
 
 
 def test_streams_of_scenarios_are_saved_and_ended_by_a_seed() -> None:
-    streams, other = RowStreams(2), RowStreams(1)
+    streams, other = RowGenerators(2), RowGenerators(1)
     streams.seed(0, 1)
     streams.seed(1, 1)
     streams.new_futures(np.array([1]), 3, seed=9)
@@ -152,7 +152,7 @@ def test_branches_that_have_ended_keep_their_returns() -> None:
         assert (branches.steps == 3).all()
 
 
-def test_undisclosed_symbols_are_drawn_again() -> None:
+def test_undisclosed_symbols_are_sampled_again() -> None:
     simulation = Recall(50, n_items=5, n_symbols=9)
     for row in range(50):
         simulation.seed_row(row, 1)

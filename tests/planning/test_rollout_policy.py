@@ -18,7 +18,7 @@ from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
-from maze.planning.planner import Planner
+from maze.planning.planner import Planner, gains_by_horizon
 from maze.planning.rollout_policy import PlanningEvents, RolloutPolicy, candidate_actions
 from maze_envs.inventory.dual_sourcing import DualIndexPolicy, DualSourcingEnv
 from maze_envs.inventory.lost_sales import BaseStockPolicy, LostSalesEnv
@@ -94,6 +94,34 @@ def test_batches_of_states_have_the_values_of_single_states() -> None:
     alone = Planner(simulate, 64).plan(None, candidates(3), 1)[0]
     assert [one.chosen for one in (*found, alone)] == [1] * 4
     np.testing.assert_allclose(found[2].differences, alone.differences)
+
+
+@pytest.mark.parametrize(
+    ("short", "long", "gains"),
+    [
+        (1.0, -2.0, [-2.0, 0.0]),  # what looks better after few steps is worse in the end
+        (-1.0, 3.0, [0.0, 3.0]),  # only the long horizon finds what is better
+        (0.5, 0.5, [0.5, 0.5]),
+    ],
+)
+def test_gain_of_a_horizon_is_measured_up_to_the_last_one(short: float, long: float, gains: list[float]) -> None:
+    of_base = np.array([[3.0, 1.0, 4.0, 1.0], [5.0, 9.0, 2.0, 6.0]])
+    returns = np.stack([of_base, of_base + np.array([[short], [long]])], axis=1)
+    assert gains_by_horizon(returns).tolist() == pytest.approx(gains)
+
+
+def test_scenarios_that_choose_do_not_measure() -> None:
+    noise = np.random.default_rng(1).normal(size=(500, 1, 8, 16))
+    assert abs(np.mean([gains_by_horizon(each)[0] for each in noise])) < 0.05  # the best of eight is no better
+
+
+def test_horizon_shorter_than_the_lead_time_gains_nothing() -> None:
+    env = LostSalesEnv(lead_time=2, penalty=9.0, max_order=8, max_episode_steps=20, expected_costs=True)
+    policy = RolloutPolicy(BaseStockPolicy(level=5, cap=8), scenarios=32)
+    seeds = [(seed, seed) for seed in range(8)]
+    gains = policy.gains(env, seeds, horizons=(1, 8), deadline=np.inf).mean(axis=0)
+    assert gains[0] <= 0.0
+    assert gains[1] > 1.0
 
 
 def test_candidates_are_the_unmasked_actions_and_the_base_action_comes_first() -> None:

@@ -19,8 +19,8 @@ from tests.report.browser import NARROW, WIDE, OpenPage, accessibility_faults, c
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
 
-def played(name: str, *trainings: list[float]) -> PlayedEpisodes:
-    return PlayedEpisodes(name, {"return": np.array(trainings)})
+def played(name: str, *training_runs: list[float]) -> PlayedEpisodes:
+    return PlayedEpisodes(name, {"return": np.array(training_runs)})
 
 
 def test_differences_are_those_within_an_episode() -> None:
@@ -184,9 +184,15 @@ def test_options_and_runs_are_compared_by_one_command(capsys: pytest.CaptureFixt
 
 def test_kpis_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("env=cutting_2d", "wrappers=cutting_2d", "policies=[random,cutting_2d_greedy]")
-    assert compare(*arguments, "runner.n_episodes=3", "runner.max_episode_steps=20") == 0
+    assert compare(*arguments, "runner.n_episodes=3", "runner.max_episode_steps=20", "runner.risk=[0.5,0.1]") == 0
     measures = {row["measure"] for row in rows("comparison.csv")}
     assert {"return", "steps"} < measures, "there are KPIs"
+    tails = rows("tails.csv")
+    assert [(row["measure"], row["level"]) for row in tails] == [("return", "0.5")] * 2 + [("return", "0.1")] * 2
+    assert float(tails[2]["cvar"]) == min(float(each["return"]) for each in rows("episodes.csv")[:3])
+    assert "Worst episodes" in Path("compared/report.html").read_text()
+    assert compare(*arguments, "runner.risk=2") == 1
+    assert "runner.risk: expected shares of the episodes such as 0.1, found 2" in capsys.readouterr().err
     assert compare(*arguments, "runner.n_episodes=2", "runner.max_episode_steps=3", "runner.minimize=[wast]") == 1
     assert "runner.minimize: the episodes have no wast" in capsys.readouterr().err
     assert compare(*arguments, "runner.n_episodes=2", "runner.max_episode_steps=3", "runner.maximize=[sped]") == 1
@@ -204,7 +210,7 @@ def test_kpis_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
         (["policies=[random]", "runner.n_episodes=1"], "runner.n_episodes"),
     ],
 )
-def test_wrong_comparisons_say_what_is_expected(
+def test_wrong_comparisons_report_what_is_expected(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert compare(*arguments) in (1, 2)

@@ -12,8 +12,10 @@ from maze.report.estimates import (
     interquartile_mean,
     interquartile_mean_interval,
     mean_interval,
+    quantile_interval,
     skewed_interval,
     t_interval,
+    tail_contributions,
     unseen_share,
 )
 
@@ -94,3 +96,38 @@ def test_events_too_rare_to_be_seen() -> None:
     assert (1 - unseen_share(200)) ** 200 == pytest.approx(0.025)
     n = episodes_to_see(0.01)
     assert 0.99**n <= 0.025 < 0.99 ** (n - 1)
+
+
+@pytest.mark.parametrize(("level", "worst"), [(0.1, 2), (0.25, 5), (0.5, 10)])
+def test_the_mean_of_the_tail_is_that_of_the_worst_episodes(level: float, worst: int) -> None:
+    values = np.random.default_rng(3).normal(size=(2, 20))
+    expected = np.sort(values, axis=-1)[:, :worst].mean(-1)
+    np.testing.assert_allclose(tail_contributions(values, level).mean(-1), expected)
+    between = tail_contributions(np.array([1.0, 2.0, 3.0, 4.0]), 0.375)  # one value and a half
+    assert between.mean() == pytest.approx((1.0 + 0.5 * 2.0) / 1.5)
+
+
+def test_a_quantile_lies_between_two_order_statistics() -> None:
+    """Of 100 values at most 4 are below the 10 % quantile with 2.4 %, and at least 17 with 2.1 %."""
+    values = np.random.default_rng(4).permutation(np.arange(1.0, 101.0))[np.newaxis]
+    assert [float(each) for each in quantile_interval(values, 0.1)] == [10.0, 5.0, 17.0]
+    assert stats.binom.cdf([3, 4, 15, 16], 100, 0.1) == pytest.approx([0.0078, 0.0237, 0.9601, 0.9794], abs=1e-4)
+    assert quantile_interval(values[:, :20], 0.1)[1] == -np.inf, "no value may be below it"
+    runs = np.concatenate([values, values + 2.0])
+    centre, low, _ = quantile_interval(runs, 0.1)
+    assert (centre, low) == (11.0, pytest.approx(11.0 - np.hypot(5.0, stats.t.ppf(0.975, 1))))
+
+
+@pytest.mark.parametrize("n_episodes", [200, 1000])
+@pytest.mark.parametrize("name", ["normal", "heavy"])
+def test_intervals_of_the_tail_miss_the_truth_about_as_rarely_as_promised(name: str, n_episodes: int) -> None:
+    rng = np.random.default_rng(5)
+    many = rng.normal(size=(1000, 1, n_episodes))
+    values, cvar, quantile = many, -1.754983, -1.281552
+    if name == "heavy":  # negative exponential with mean 1: quantile log(0.1), beyond it one more
+        values, quantile = np.log(stats.norm.cdf(many)), np.log(0.1)
+        cvar = quantile - 1.0
+    _, low, high = mean_interval(tail_contributions(values, 0.1))
+    assert np.mean((low > cvar) | (high < cvar)) < 0.07
+    missed = [not low <= quantile <= high for _, low, high in (quantile_interval(each, 0.1) for each in values[:300])]
+    assert np.mean(missed) < 0.08

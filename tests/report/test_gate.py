@@ -14,7 +14,7 @@ import pytest
 from maze.core.agent.policy import Policy
 from maze.core.errors import ConfigError
 from maze.evaluation.comparison import PlayedEpisodes
-from maze.evaluation.gate import LESS, MIN_EPISODES, MORE, Gate, Threshold, read_thresholds
+from maze.evaluation.gate import LESS, MIN_EPISODES, MORE, Gate, Threshold, read_thresholds, tail_thresholds, with_tails
 from maze.maze_cli import main
 
 HOSTILE = "a|b</td><img src=x onerror=alert(1)>"
@@ -172,6 +172,30 @@ def test_thresholds_that_make_no_sense_are_refused(config: Mapping[str, Any], me
     assert message in str(error.value)
 
 
+def test_the_tail_of_each_judged_measure_is_judged_unless_it_is_configured() -> None:
+    config = {"waste": {"goal": "less", "margin": 0.1, "limit": 9.0}, "time_cvar": {"goal": "less"}}
+    found = tail_thresholds(read_thresholds(config, minimize=["time"]), config)
+    assert found["waste_cvar"] == Threshold(LESS, 0.1)
+    assert found["return_cvar"] == Threshold()
+    assert list(found) == ["return", "time", "waste", "time_cvar", "return_cvar", "waste_cvar"]
+    assert "return_cvar" not in tail_thresholds(read_thresholds({}), {"return_cvar": {"goal": "none"}})
+
+
+def test_rare_losses_fail_the_tail_where_means_are_equal() -> None:
+    usual = np.linspace(90.0, 110.0, 1000)
+    rare = usual + 4.0
+    rare[::50] -= 200.0  # the mean stays as it was
+    thresholds = {"return": Threshold(margin=0.2), "return_cvar": Threshold(margin=0.2)}
+    policies = [with_tails(played(**{"return": each}), 0.1, thresholds) for each in (usual, rare)]
+    found = {each.measure: each for each in Gate(*policies, thresholds).judged}
+    assert found["return"].result == "passed"
+    assert found["return_cvar"].result == "worse"
+    assert found["return_cvar"].baseline.value == pytest.approx(np.sort(usual)[:100].mean())
+    less = {"waste_cvar": Threshold(LESS)}
+    tail = with_tails(played(waste=usual), 0.1, less).measures["waste_cvar"]
+    assert tail.mean() == pytest.approx(np.sort(usual)[-100:].mean()), "the largest are the worst"
+
+
 def test_a_goal_is_stated_once_and_names_what_is_there() -> None:
     with pytest.raises(ConfigError, match="both name waste"):
         read_thresholds({}, ["waste"], ["waste"])
@@ -272,7 +296,7 @@ def test_thresholds_come_from_a_file_or_from_the_command_line(capsys: pytest.Cap
         (["baseline=random", "candidate=dummy_cartpole", "env.name=Pendulum-v1"], "ValueError"),
     ],
 )
-def test_status_2_says_that_there_is_no_verdict(
+def test_status_2_means_that_there_is_no_verdict(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("damaged.maze").write_text("return: [")

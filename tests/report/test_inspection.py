@@ -215,7 +215,7 @@ def test_every_kind_of_observation_and_action_is_shown(open_page: OpenPage, widt
 
 
 @pytest.mark.slow
-def test_a_long_episode_draws_what_is_visible_only(open_page: OpenPage) -> None:
+def test_a_long_episode_renders_only_its_visible_part(open_page: OpenPage) -> None:
     """Of 10,000 steps, the page holds the elements of one, and a curve with as many points as it is wide."""
     record = StateTrajectoryRecord("long")
     rng = np.random.default_rng(1)

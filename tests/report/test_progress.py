@@ -62,7 +62,7 @@ def test_a_file_cut_off_by_a_kill_is_read_up_to_the_cut(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, "", "a,b\n1,2\n", "<html>"])
-def test_no_table_of_a_training(tmp_path: Path, content: str | None) -> None:
+def test_files_without_a_progress_table_are_reported(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / PROGRESS_FILE).write_text(content, encoding="utf-8")
     with pytest.raises(MazeError, match=PROGRESS_FILE):

@@ -151,7 +151,7 @@ def test_the_pages_of_several_runs_draw_in_a_browser(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [WIDE, NARROW])
-def test_the_page_of_a_sweep_is_drawn(tmp_path: Path, open_page: OpenPage, width: int) -> None:
+def test_the_page_of_a_sweep_is_rendered(tmp_path: Path, open_page: OpenPage, width: int) -> None:
     page = open_page(sweep_page(tmp_path / "sweep"), width=width)
     looked_at(page)
     page.emulate_media(media="print")

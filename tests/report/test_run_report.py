@@ -111,7 +111,7 @@ def test_error_in_the_report_is_logged_once_and_the_run_continues(
         for _ in range(3):
             step(stats, 1.0)
     assert [record.getMessage() for record in caplog.records] == [
-        f"The report in {tmp_path} is not written any more: RuntimeError: no picture"
+        f"The report in {tmp_path} is no longer written: RuntimeError: no picture"
     ]
 
 
@@ -274,7 +274,9 @@ def test_the_first_and_the_last_row_of_a_long_history_are_shown() -> None:
     assert (len(steps), steps[0], steps[-1]) == (100, 1, 1234)
 
 
-def test_table_page_tensorboard_and_console_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_page_tensorboard_and_console_show_the_same_statistics(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """To the last digit that each has: all, all, those of 32 bits, three behind the point, and four digits."""
     values = [0.1 + 0.2, 1e-12, -123456.789, 2.0**40 + 1, 1 / 3, 98064, float(np.nextafter(1.0, 2.0))]
     keys = [LogStatsKey(BaseEnvEvents.kpi, "mean", (f"k{index}",)) for index in range(len(values))]

@@ -61,7 +61,7 @@ def test_the_episode_is_chosen_by_its_return(choice: str, position: int, capsys:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["runner.video=film.avi"], "film.avi is of no known format"),
+        (["runner.video=film.avi"], "ends in .mp4 or .gif, found film.avi"),
         (["runner.choose=longest"], "runner.choose: expected best, worst, median"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The configuration of trainings with RLlib; nothing here needs Ray."""
+"""The configuration of runs with RLlib; nothing here needs Ray."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_negative_number_of_workers_is_refused() -> None:
         MazeRLlibRunner("spaces.pkl", 100, -1, {}, {}, "state.pt")
 
 
-def test_dev_has_one_worker_and_says_more() -> None:
+def test_the_dev_runner_has_one_worker_and_logs_more() -> None:
     runner = composed("rllib/runner=dev").runner
     assert (runner.num_workers, runner.num_learners, runner.log_level) == (1, 0, "INFO")
 

@@ -61,7 +61,7 @@ def test_data_classes_round_trip() -> None:
 @pytest.mark.parametrize(
     "use", [b")R.", b")\x81}\x8c\x01aK\x01sb.", b"(K\x01tR.", b")\x81]b.", b"}\x94h\x00)\x81K\x01s."], ids=str
 )
-def test_nothing_of_the_package_is_run_whatever_a_file_does_with_it(name: str, use: bytes) -> None:
+def test_no_code_of_the_package_is_run_by_any_file(name: str, use: bytes) -> None:
     try:
         read(named(name) + use)
     except CheckpointError as error:

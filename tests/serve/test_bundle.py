@@ -182,7 +182,7 @@ def test_a_run_is_exported_by_a_command(trained_run, tmp_path, capfd):
         (["--export", "{run}", "--out", "{run}/no/where.maze"], "there is no directory"),
     ],
 )
-def test_commands_that_cannot_be_meant_say_why(trained_run, arguments, text, capfd):
+def test_contradictory_commands_report_the_reason(trained_run, arguments, text, capfd):
     before = sorted(trained_run.iterdir())
     assert main([each.format(run=trained_run) for each in arguments]) != 0
     error = capfd.readouterr().err

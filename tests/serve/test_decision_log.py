@@ -225,7 +225,7 @@ def _until(holds: Any) -> None:
     assert holds()
 
 
-def test_a_disk_that_is_too_slow_loses_lines_and_not_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_slow_disk_loses_log_lines_and_uses_no_more_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     writer = DecisionLog(tmp_path, {}, queue_bytes=1000)
     with writer._wake:  # the thread does not get to write meanwhile
         for _ in range(100):

@@ -41,7 +41,7 @@ def test_samples_that_come_in_groups_of_equal_ones_count_by_groups():
     assert effective_samples(np.zeros(50, int)) == 50
 
 
-def test_a_shift_is_no_autocorrelation_where_parts_are_estimated_by_themselves():
+def test_a_shift_is_no_autocorrelation_if_parts_are_estimated_separately():
     places = np.random.default_rng(0).integers(5, size=1000)
     places[700:] += 5
     assert effective_samples(places, 1, [10]) < 100

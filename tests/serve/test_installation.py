@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,8 @@ def test_serving_is_small_and_acts_without_torch(tmp_path, cartpole_bundle):
     run(sys.executable, "-m", "venv", tmp_path / "fresh")
     python = tmp_path / "fresh" / "bin" / "python"
     (packages,) = (tmp_path / "fresh").glob("lib/python*/site-packages")
+    shipped = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".maze")}
+    assert shipped == {f"maze_envs/shelf/{path.name}" for path in (ROOT / "maze_envs" / "shelf").iterdir()}
     before = size_of(packages)
     run(python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", f"{wheel}[serve]")
     assert size_of(packages) - before < 200e6

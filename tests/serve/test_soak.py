@@ -10,7 +10,7 @@ from benchmarks.serve_soak import MOST_GROWTH_MIB, growth, soak
 
 
 @pytest.mark.long
-def test_decisions_are_correct_while_clients_come_and_go_and_bundles_are_swapped(tmp_path: Path) -> None:
+def test_actions_are_correct_while_clients_connect_and_disconnect_and_bundles_are_swapped(tmp_path: Path) -> None:
     work, memory = soak(tmp_path, seconds=12.0, n_sessions=20, swap_seconds=1.0)
     assert work.problems == []
     assert growth(memory) < MOST_GROWTH_MIB

@@ -306,7 +306,7 @@ def test_a_resumed_run_continues_the_same_runs_of_the_trackers(project: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::Warning")  # theirs are not ours
-def test_table_tensorboard_wandb_and_mlflow_say_the_same(project: Path) -> None:
+def test_table_tensorboard_wandb_and_mlflow_show_the_same_statistics(project: Path) -> None:
     """To the last digit that each of them has: all, those of 32 bits, all, all; the log three behind the point."""
     log = (project / "first" / "maze_cli.log").read_text(encoding="utf-8")
     means = re.findall(r" +(\d+)\|(train|eval) +BaseEnvEvents +reward +mean +\| +(\S+)$", log, re.MULTILINE)
@@ -348,7 +348,7 @@ tracker.close()
 
 
 @pytest.mark.slow
-def test_trials_that_begin_at_once_create_one_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trials_that_start_simultaneously_create_one_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mlflow")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     commands = [[sys.executable, "-c", BEGIN_AND_END, str(tmp_path / name)] for name in "ab"]

@@ -1,4 +1,4 @@
-"""The comparison of flat, structured and masked policies, without its trainings."""
+"""The comparison of flat, structured and masked policies, without its runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_intervals_contain_the_mean_and_group_episodes_by_run(comparison):
     rng = np.random.default_rng(0)
     noise = rng.normal(size=(3, 200))
     low, high = comparison.bootstrap_interval(noise + np.array([[-5.0], [0.0], [5.0]]))
-    assert low < -3 < 3 < high  # three trainings that differ, however many episodes
+    assert low < -3 < 3 < high  # three runs that differ, however many episodes
     low, high = comparison.bootstrap_interval(noise)
     assert -0.2 < low < noise.mean() < high < 0.2
 

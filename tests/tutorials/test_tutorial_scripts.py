@@ -132,7 +132,7 @@ def drawn(rotate: bool, reverse: bool):
         (True, True, [0, 30], [0, 70]),
     ],
 )
-def test_the_renderer_draws_the_cut_and_the_stock(rotate, reverse, horizontal, vertical):
+def test_the_renderer_shows_the_cut_and_the_stock(rotate, reverse, horizontal, vertical):
     cut, stock = drawn(rotate, reverse)
     assert [axes.get_title(loc="left") for axes in (cut, stock)] == ["MazeAction", "Inventory Pieces"]
     piece, order = cut.patches
@@ -148,7 +148,7 @@ def test_the_renderer_draws_the_cut_and_the_stock(rotate, reverse, horizontal, v
     assert [data.tolist() for data in stock.lines[0].get_data()] == [[100, 70], [100, 100]]
 
 
-def test_the_renderer_draws_states_without_an_action_and_with_an_impossible_one():
+def test_the_renderer_shows_states_without_an_action_and_with_an_impossible_one():
     import matplotlib.pyplot as plt
 
     part = "tutorial_maze_env.part02_renderer.env"

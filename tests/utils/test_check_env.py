@@ -338,7 +338,7 @@ class Queue(gymnasium.Env[Any, int]):
 
 
 @pytest.mark.parametrize("handling", ["exception", "no effect", "info", ""])
-def test_a_correct_mask_is_no_finding_however_forbidden_actions_are_handled(handling: str) -> None:
+def test_a_correct_mask_is_no_finding_for_any_handling_of_forbidden_actions(handling: str) -> None:
     report = check_env(lambda: Queue(handling), n_steps=60)
     assert report.findings == []
     assert bool(report.skipped) == (handling == "")  # nothing tells whether they have to be forbidden

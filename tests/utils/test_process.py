@@ -83,7 +83,7 @@ def test_an_unpicklable_result_is_an_exception_and_no_hang():
 @pytest.mark.parametrize(
     ("target", "message"), [(kill_itself, r"killed by signal 9 \(SIGKILL\)"), (leave, "exited with code 7")]
 )
-def test_a_dead_process_is_an_error_that_says_how_it_ended(target, message):
+def test_a_dead_process_raises_an_error_with_its_exit_status(target, message):
     with pytest.raises(WorkerError, match=message):
         started(target).result()
 

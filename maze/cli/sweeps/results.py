@@ -246,7 +246,7 @@ def number_text(value: float | None) -> str:
 
 
 def violation_text(violation: float | None) -> str:
-    return f" (constraints are broken by {violation:.5g})" if violation else ""
+    return f" (constraints are violated by {violation:.5g})" if violation else ""
 
 
 def _row(result: TrialResult, keys: Sequence[str], has_constraints: bool) -> list[str]:

@@ -98,7 +98,7 @@ class HiddenStates:
                     array[...] = saved[key]
 
 
-class EpisodeMemory(HiddenStates):
+class EpisodeHiddenStates(HiddenStates):
     """Hidden states of a policy that acts in one environment; they are reset with each episode."""
 
     def __init__(self, sizes: StateSizes) -> None:
@@ -108,11 +108,11 @@ class EpisodeMemory(HiddenStates):
         """By actor: step of the simulation of its latest evaluation, and its states before it."""
 
 
-class EpisodeMemories:
+class HiddenStatesByEnvironment:
     """Hidden states of a policy by environment, where the policy manages them itself."""
 
     def __init__(self) -> None:
-        self.by_context: WeakKeyDictionary[EnvironmentContext, EpisodeMemory] = WeakKeyDictionary()
+        self.by_context: WeakKeyDictionary[EnvironmentContext, EpisodeHiddenStates] = WeakKeyDictionary()
         """The memories by environment context."""
 
     def now(self, policy: Any, env: Any, actor: ActorID | None) -> StatesOfActor:
@@ -131,16 +131,16 @@ class EpisodeMemories:
                 f"{type(policy).__name__} is recurrent: it carries hidden states from step to step of an episode. "
                 "Pass the environment as `env` after its reset."
             )
-        memory = self.by_context.setdefault(context, EpisodeMemory(policy.state_sizes))
-        if context.n_episodes != memory.episode:
-            memory.episode = context.n_episodes
-            memory.reset(np.ones(1, np.bool_))
-            memory.before.clear()
-        states = memory.of(actor)
-        evaluated_at, before = memory.before.get(actor, (-1, {}))
+        hidden_states = self.by_context.setdefault(context, EpisodeHiddenStates(policy.state_sizes))
+        if context.n_episodes != hidden_states.episode:
+            hidden_states.episode = context.n_episodes
+            hidden_states.reset(np.ones(1, np.bool_))
+            hidden_states.before.clear()
+        states = hidden_states.of(actor)
+        evaluated_at, before = hidden_states.before.get(actor, (-1, {}))
         if evaluated_at == context.n_substeps:
             for key, array in before.items():
                 states[key][...] = array
         else:
-            memory.before[actor] = context.n_substeps, {key: array.copy() for key, array in states.items()}
+            hidden_states.before[actor] = context.n_substeps, {key: array.copy() for key, array in states.items()}
         return states

@@ -80,12 +80,12 @@ def gae(
 def next_values_from(
     values: ArrayOrTensor,
     last_values: ArrayOrTensor,
-    final_values: Mapping[tuple[int, int], float] | None = None,
+    final_values: Mapping[tuple[int, int], Any] | None = None,
 ) -> ArrayOrTensor:
     """Return the value of the observation after each step.
 
-    :param values: V of the observation before each step, `[n_steps, n_envs]`.
-    :param last_values: V of the observations after the last step, `[n_envs]`.
+    :param values: V of the observation before each step, `[n_steps, n_envs, ...]`.
+    :param last_values: V of the observations after the last step, `[n_envs, ...]`.
     :param final_values: V of the final observations of truncated episodes, by `(step, environment index)`.
     """
     following: Any = (values[1:], last_values[None])

@@ -13,13 +13,14 @@ from gymnasium import spaces
 from torch import nn
 
 from maze.core.agent.acting import ActionHeads, Actor
-from maze.core.agent.hidden_states import EpisodeMemories, StatesOfActor
+from maze.core.agent.hidden_states import HiddenStatesByEnvironment, StatesOfActor
 from maze.core.agent.networks import as_float_tensors
 from maze.core.agent.policy import Policy
 from maze.core.agent.torch_model import NetworksModel
 from maze.core.agent.torch_policy_output import PolicyOutput, PolicySubStepOutput
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, EnvironmentContractError, unknown_key_error
+from maze.core.utils.seeding import generator_state, set_generator_state
 from maze.distributions.samplers import most_probable
 from maze.perception.blocks.recurrent.recurrent_cell import Run, StepRun
 
@@ -66,7 +67,7 @@ class TorchPolicy(NetworksModel, Policy):
         self._rng = np.random.default_rng()
         self._torch_generator = torch.Generator()
         self._torch_generator.manual_seed(int(self._rng.integers(2**63)))
-        self._memories = EpisodeMemories()
+        self._hidden_states = HiddenStatesByEnvironment()
 
     # -- randomness ---------------------------------------------------------------------------------------------------
 
@@ -77,26 +78,11 @@ class TorchPolicy(NetworksModel, Policy):
 
     def rng_state(self) -> dict[str, Any]:
         """Return the state of the policy's generators: integers and tensors, which load with `weights_only=True`."""
-        bits = self._rng.bit_generator.state
-        return {
-            "numpy": {
-                "state": int(bits["state"]["state"]),
-                "inc": int(bits["state"]["inc"]),
-                "has_uint32": int(bits["has_uint32"]),
-                "uinteger": int(bits["uinteger"]),
-            },
-            "torch": self._torch_generator.get_state(),
-        }
+        return {"numpy": generator_state(self._rng), "torch": self._torch_generator.get_state()}
 
     def set_rng_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a state that :meth:`rng_state` returned."""
-        numpy_state = state["numpy"]
-        self._rng.bit_generator.state = {
-            "bit_generator": "PCG64",
-            "state": {"state": int(numpy_state["state"]), "inc": int(numpy_state["inc"])},
-            "has_uint32": int(numpy_state["has_uint32"]),
-            "uinteger": int(numpy_state["uinteger"]),
-        }
+        set_generator_state(self._rng, state["numpy"])
         self._torch_generator.set_state(state["torch"])
 
     # -- acting -------------------------------------------------------------------------------------------------------
@@ -119,7 +105,7 @@ class TorchPolicy(NetworksModel, Policy):
         deterministic: bool = False,
     ) -> ActionType:
         batch = {key: np.asarray(value)[np.newaxis] for key, value in observation.items()}
-        states = self._memories.now(self, env, actor_id) if self.is_recurrent else None
+        states = self._hidden_states.now(self, env, actor_id) if self.is_recurrent else None
         actions = self.compute_actions(batch, actor_id, deterministic, states=states)
         return {head: action[0] for head, action in actions.items()}
 
@@ -176,7 +162,7 @@ class TorchPolicy(NetworksModel, Policy):
         if not self.is_recurrent:
             yield
             return
-        states = self._memories.now(self, env, actor_id)
+        states = self._hidden_states.now(self, env, actor_id)
         run = StepRun(as_float_tensors({key: array.copy() for key, array in states.items()}, self._device))
         with self.running_for(actor_id, run):
             yield
@@ -285,10 +271,10 @@ class TorchPolicy(NetworksModel, Policy):
         super()._move_networks()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without compiled networks (they alias this process' parameters) and what was seen in environments of this
-        process; generators by their states."""
+        """Return the state without compiled networks (they alias parameters of this process) and hidden states;
+        generators are reduced to their states."""
         state = dict(self.__dict__)
-        del state["_actors"], state["_rng"], state["_torch_generator"], state["_memories"]
+        del state["_actors"], state["_rng"], state["_torch_generator"], state["_hidden_states"]
         state["rng_state"] = self.rng_state()
         return state
 
@@ -296,7 +282,7 @@ class TorchPolicy(NetworksModel, Policy):
         rng_state = state.pop("rng_state")
         self.__dict__.update(state)
         self._actors = {}
-        self._memories = EpisodeMemories()
+        self._hidden_states = HiddenStatesByEnvironment()
         self._rng = np.random.default_rng(0)
         self._torch_generator = torch.Generator()
         self.set_rng_state(rng_state)

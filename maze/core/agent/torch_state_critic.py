@@ -43,6 +43,8 @@ class TorchStateCritic(NetworksModel, StateCritic):
 
     state_group = "critics"
     networks: dict[Any, nn.Module]
+    n_quantiles: int = 0
+    """Number of quantiles of each value, which are its last dimension; 0: values are scalars."""
 
     def __init__(
         self,
@@ -84,7 +86,7 @@ class TorchStateCritic(NetworksModel, StateCritic):
 
         :param observation: Observations `[..., *shape]` of the actor that would act next.
         :param actor_id: The next actor.
-        :param known_substeps: Latest known observations of all sub-steps, in order. A critic that looks at all of
+        :param known_substeps: Latest known observations of all sub-steps, in order. A critic that uses all of
             them takes those that are not there yet from here.
         :param position: The sub-step (counted from 0) that the observation belongs to.
         :return: Values in the shape of the batch.
@@ -195,7 +197,10 @@ class TorchStateCritic(NetworksModel, StateCritic):
     ) -> torch.Tensor:
         if self.is_recurrent:
             self._check_running(key)
-        return self._one_value(network(tensors), "value", batch_shape, key)
+        outputs = network(tensors)
+        if self.n_quantiles:
+            return outputs["value"].reshape(*batch_shape, self.n_quantiles)  # type: ignore[no-any-return]
+        return self._one_value(outputs, "value", batch_shape, key)
 
 
 class _JointReturnCritic(TorchStateCritic):

@@ -55,7 +55,7 @@ def scenario_seed(seed: int, scenario: int) -> int:
     return _mixed(_mixed(int(seed) % 2**64) + int(scenario) * int(_STRIDE) & _WORD) >> 33
 
 
-class RowStreams:
+class RowGenerators:
     """Uniform random numbers for vectorised simulations.
 
     The numbers of a row depend on its seed and on the number of values taken only, not on other rows. `new_futures`
@@ -108,7 +108,7 @@ class RowStreams:
             self._counters |= _DRAWS_OF_STEP
             self._counters += np.uint64(1)
 
-    def copy(self, source: RowStreams, rows: np.ndarray, into: np.ndarray | slice) -> None:
+    def copy(self, source: RowGenerators, rows: np.ndarray, into: np.ndarray | slice) -> None:
         """Take over streams: the rows `into` draw what `rows` of another object would draw."""
         self._has_scenarios = self._has_scenarios or source._has_scenarios
         for name in ("_seeds", "_blocks", "_positions", "_numbers", "_is_scenario", "_keys", "_counters"):
@@ -257,7 +257,7 @@ class BatchedCoreEnv(ABC):
         """Position in `step_keys` of the sub-step that is taken next."""
         self.elapsed = np.zeros(n_envs, np.int64)
         """Steps of the running episodes."""
-        self.random = RowStreams(n_envs)
+        self.random = RowGenerators(n_envs)
         self.instance_set: InstanceSet | None = None
         """Instances that episodes play, see :meth:`use_instances`; `None`: there are none."""
         self.instance = np.full(n_envs, -1)

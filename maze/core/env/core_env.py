@@ -116,7 +116,7 @@ class CoreEnv(StructuredEnv, EventEnvMixin, SerializableEnvMixin, TimeEnvMixin, 
         raise NotImplementedError(f"{type(self).__name__} cannot be cloned; implement `clone_from` to plan with it.")
 
     is_simulated: ClassVar[bool] = True
-    """False for what stands for a real system: there is nothing to clone but the state that it reports."""
+    """False for a simulation that represents a real system, of which only the reported state is known."""
 
     def load_maze_state(self, maze_state: MazeStateType, actor_id: ActorID) -> None:
         """Take over the state that a real system reports, for planning in a deployment.

@@ -223,7 +223,7 @@ def as_pieces(array: np.ndarray) -> np.ndarray:
 
 
 def put_rows(target: np.ndarray, rows: np.ndarray, source: np.ndarray, pieces: np.ndarray) -> None:
-    """`target[rows] = source[rows]`.
+    """Copy rows: `target[rows] = source[rows]`.
 
     :param target: `[n, ...]`
     :param rows: Indices, `[n_rows]`.

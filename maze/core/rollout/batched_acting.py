@@ -65,30 +65,30 @@ def act_by_actor(
 
 
 def acting_function(
-    policy: Policy, env: Any, deterministic: bool = False, memory: HiddenStates | None = None
+    policy: Policy, env: Any, deterministic: bool = False, hidden_states: HiddenStates | None = None
 ) -> ActingFunction:
     """Return a function that writes the actions for a batch of observations.
 
     :param policy: Evaluated for all environments at once where it has `compute_actions`, else one by one.
     :param env: The vector environment, for policies that need states or environments.
     :param deterministic: Return deterministic (greedy) actions instead of sampling.
-    :param memory: Hidden states of a recurrent policy; `None`: all environments have just been reset.
+    :param hidden_states: Hidden states of a recurrent policy; `None`: all environments have just been reset.
     :raises ConfigError: The policy needs environments that are in other processes.
     """
     compute_actions: Any = getattr(policy, "compute_actions", None)
-    if memory is None and getattr(policy, "is_recurrent", False):
-        memory = HiddenStates(env.n_envs, policy.state_sizes)  # type: ignore[attr-defined]  # recurrent ones have them
+    if hidden_states is None and getattr(policy, "is_recurrent", False):
+        hidden_states = HiddenStates(env.n_envs, policy.state_sizes)  # type: ignore[attr-defined]  # recurrent ones have them
     if compute_actions is not None:
 
         def act_at_once(
             observation: Row, actor: ActorID, out: Row, logits_out: Row | None, env_indices: Sequence[int] | None
         ) -> None:
             try:
-                if memory is None:
+                if hidden_states is None:
                     compute_actions(observation, actor, deterministic, out=out, logits_out=logits_out)
                 else:
                     choose = partial(compute_actions, observation, actor, deterministic, out, logits_out)
-                    memory.act(env, actor, env_indices, choose)
+                    hidden_states.act(env, actor, env_indices, choose)
             except (NonFiniteError, EnvironmentContractError) as error:
                 place = partial(_place_of_row, env, actor, env_indices)
                 named = failure_of_acting(error, observation, place)

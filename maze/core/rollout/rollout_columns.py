@@ -46,7 +46,7 @@ class _NonFiniteNumber(NamedTuple):
     value: Any
 
 
-class RolloutMemory(NamedTuple):
+class InitialHiddenStates(NamedTuple):
     """Hidden states of a recurrent policy at the begin of a rollout.
 
     :param begins: The environments that began an episode with the first tick, bool `[n_envs]`.
@@ -128,7 +128,7 @@ class RolloutColumns:
         """Their observations: rows `[n_envs, ...]` by sub-step key."""
         self.actor_sequence: list[ActorID] | None = None
         """The actors of every environment step, in order; None if environments or steps differ in them."""
-        self.memory: RolloutMemory | None = None
+        self.hidden_states: InitialHiddenStates | None = None
         """Hidden states of a recurrent policy before the first tick."""
         self.infos: list[list[dict[Any, Any]]] | None = None
         """Per tick the infos of all environments; recorded if this is a list."""
@@ -235,7 +235,7 @@ class RolloutColumns:
         self.actor_done = None
         self.final_observations = []
         self.terminal_observations = []
-        self.memory = None
+        self.hidden_states = None
         if self.infos is not None:
             self.infos = []
 

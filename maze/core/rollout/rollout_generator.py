@@ -14,7 +14,7 @@ from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, LogStatsValue
 from maze.core.log_stats.log_stats_env import LogStatsEnv
 from maze.core.rollout.batched_acting import act_by_actor, acting_function, logits_shapes_of
-from maze.core.rollout.rollout_columns import FinalObservationEntry, LogitsShapes, RolloutColumns, RolloutMemory
+from maze.core.rollout.rollout_columns import FinalObservationEntry, InitialHiddenStates, LogitsShapes, RolloutColumns
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
@@ -72,9 +72,9 @@ class RolloutGenerator:
             self.env.keep_terminal_observations = True
         self._last_observation: Any = None
         """Observation of the next action, or arrays by sub-step key; None before the first reset."""
-        self._memory: tuple[Policy, HiddenStates] | None = None
+        self._hidden_states: tuple[Policy, HiddenStates] | None = None
         """A recurrent policy and its hidden states."""
-        self._saved_memory: Mapping[str, Any] | None = None
+        self._saved_hidden_states: Mapping[str, Any] | None = None
         """Hidden states at the begin of the next rollout, if it resumes an earlier run."""
 
     def get_epoch_stats_aggregator(self) -> LogStatsAggregator:
@@ -101,10 +101,10 @@ class RolloutGenerator:
     def state_dict(self) -> dict[str, Any]:
         """Return the state of a vector environment; the next rollout continues there."""
         state: dict[str, Any] = self.env.state_dict()
-        if self._memory is not None and self._last_observation is not None:
-            state["memory"] = {"begins": self._has_begun(), **self._memory[1].state_dict()}
-        elif self._saved_memory is not None:
-            state["memory"] = self._saved_memory
+        if self._hidden_states is not None and self._last_observation is not None:
+            state["memory"] = {"begins": self._has_begun(), **self._hidden_states[1].state_dict()}
+        elif self._saved_hidden_states is not None:
+            state["memory"] = self._saved_hidden_states
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
@@ -117,7 +117,7 @@ class RolloutGenerator:
         saved = state_dict.get("memory")
         if saved is not None and len(saved["begins"]) == self.env.n_envs:
             saved["begins"][list(problems)] = True
-            self._saved_memory = saved
+            self._saved_hidden_states = saved
         return problems
 
     def rollout(self, policy: Policy, n_steps: int | None, trajectory_id: Any | None = None) -> SpacesTrajectoryRecord:
@@ -172,8 +172,8 @@ class RolloutGenerator:
             self.env.reset(out=rows)
         else:
             _copy(self._last_observation, rows)
-        memory = self._remembered(policy, columns) if getattr(policy, "is_recurrent", False) else None
-        act = acting_function(policy, self.env, memory=memory)
+        hidden_states = self._remembered(policy, columns) if getattr(policy, "is_recurrent", False) else None
+        act = acting_function(policy, self.env, hidden_states=hidden_states)
         actors = self._collect_flat(act, columns) if self.env.is_flat else self._collect_structured(act, columns)
         columns.finish(self.env.actor_ids(), actors)
         # A copy: what is done to the columns must not change where the next rollout starts.
@@ -185,18 +185,18 @@ class RolloutGenerator:
     def _remembered(self, policy: Policy, columns: RolloutColumns) -> HiddenStates:
         """Return the hidden states of a recurrent policy before the first tick; the columns get a copy."""
         begins = np.ones(self.env.n_envs, np.bool_)
-        if self._last_observation is not None and self._memory is not None and self._memory[0] is policy:
+        if self._last_observation is not None and self._hidden_states is not None and self._hidden_states[0] is policy:
             begins = self._has_begun()
         else:
-            self._memory = policy, HiddenStates(self.env.n_envs, policy.state_sizes)  # type: ignore[attr-defined]
-            if self._last_observation is None and self._saved_memory is not None:
-                begins = self._saved_memory["begins"]
-                self._memory[1].load_state_dict(self._saved_memory)
-        self._saved_memory = None
-        memory = self._memory[1]
-        memory.reset(begins)
-        columns.memory = RolloutMemory(begins, memory.copied())
-        return memory
+            self._hidden_states = policy, HiddenStates(self.env.n_envs, policy.state_sizes)  # type: ignore[attr-defined]
+            if self._last_observation is None and self._saved_hidden_states is not None:
+                begins = self._saved_hidden_states["begins"]
+                self._hidden_states[1].load_state_dict(self._saved_hidden_states)
+        self._saved_hidden_states = None
+        hidden_states = self._hidden_states[1]
+        hidden_states.reset(begins)
+        columns.hidden_states = InitialHiddenStates(begins, hidden_states.copied())
+        return hidden_states
 
     def _has_begun(self) -> np.ndarray:
         """Return which environments have begun an episode with the latest step, bool `[n_envs]`."""

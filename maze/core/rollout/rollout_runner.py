@@ -99,7 +99,7 @@ class RolloutRunner(Runner, ABC):
         if self.search.best_of > 1 and deterministic:
             raise ConfigError(
                 f"runner.best_of={best_of} chooses among samples of the policy, but runner.deterministic=true takes "
-                "its most probable actions. Leave one of them out."
+                "its greedy actions. Leave one of them out."
             )
         self.input_dir = ""
         self.maze_seeding = MazeSeeding(None, None, False)
@@ -306,11 +306,11 @@ class RolloutRunner(Runner, ABC):
     def _announce(self, agent: Any) -> None:
         """Print whether a policy of networks samples its actions; it is unknown of other policies."""
         if hasattr(agent, "networks") or (isinstance(agent, Mapping) and "state_dict_file" in agent):
-            other = "false draws them" if self.deterministic else "true takes the most probable ones"
-            kind = "the most probable actions" if self.deterministic else "sampled actions"
+            other = "false samples them" if self.deterministic else "true takes greedy ones"
+            kind = "greedy actions" if self.deterministic else "sampled actions"
             print(f"Rolling out with {kind} of the policy; runner.deterministic={other}.", flush=True)
         if self.search.best_of > 1 or self.search.starts:
-            mark = " Clairvoyant: where there is chance, this is an upper bound." if self.search.clairvoyant else ""
+            mark = " Clairvoyant: in stochastic environments this is an upper bound." if self.search.clairvoyant else ""
             times = "with each first action" if self.search.starts else f"{self.search.best_of} times"
             print(f"Each episode is played {times}; the play with the highest return is recorded.{mark}", flush=True)
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from maze.core.errors import CheckpointError
-from maze.core.utils.files import is_sealed, open_seal, write_sealed
+from maze.core.utils.files import has_checksum, verify_checksum, write_with_checksum
 from maze.core.utils.pickle_reader import Rule, read_first_pickle, read_pickle, refuse
 from maze.core.utils.pickle_rules import plain_rules, torch_rules
 
@@ -48,7 +48,7 @@ def save_state(path: str | Path, state: Mapping[str, Any]) -> None:
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
     try:
-        write_sealed(path, buffer.getbuffer())
+        write_with_checksum(path, buffer.getbuffer())
     except OSError as error:
         kept = " The previous file is unchanged." if Path(path).exists() else ""
         raise CheckpointError(f"Could not write the checkpoint `{path}`: {error}.{kept}") from error
@@ -197,16 +197,16 @@ def _verified_records(content: bytearray, name: str) -> dict[str, memoryview]:
     if not content.startswith(b"PK"):
         kind = "an HTML page" if content.lstrip()[:1] == b"<" else f"{len(content)} bytes of something else"
         raise CheckpointError(f"{name} is {kind}; {expected}.")
-    open_seal(content, name)
+    verify_checksum(content, name)
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             entries, comment = archive.infolist(), archive.comment
-        if comment and not is_sealed(content):
+        if comment and not has_checksum(content):
             raise ValueError("its checksum is damaged")
         records = {entry.filename: _record(content, entry) for entry in entries}
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, OSError, struct.error) as error:
         raise CheckpointError(f"{name} is damaged or was cut off ({_first_line(error)}); {expected}.") from error
-    if not is_sealed(content):
+    if not has_checksum(content):
         for entry in entries:
             if zlib.crc32(records[entry.filename]) != entry.CRC:
                 raise CheckpointError(f"{name} is damaged: the checksum of its part `{entry.filename}` is wrong.")

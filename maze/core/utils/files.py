@@ -95,13 +95,15 @@ def inside_directory(directory: str | os.PathLike[str]) -> Iterator[None]:
         os.chdir(previous)
 
 
-_SEAL = re.compile(rb"maze-crc32:([0-9a-f]{8})\n")
-_SEAL_SIZE = 20
-_JSON_SEAL = re.compile(rb', "crc32": "([0-9a-f]{8})"}\s*$')
+IN_MEMORY = "<stream>"
+"""Name of a content that was not read from a file."""
+_CHECKSUM = re.compile(rb"maze-crc32:([0-9a-f]{8})\n")
+_CHECKSUM_SIZE = 20
+_JSON_CHECKSUM = re.compile(rb', "crc32": "([0-9a-f]{8})"}\s*$')
 _ZIP_END, _ZIP_END_SIZE = b"PK\5\6", 22
 
 
-def write_sealed(path: str | os.PathLike[str], content: bytes | memoryview) -> None:
+def write_with_checksum(path: str | os.PathLike[str], content: bytes | memoryview) -> None:
     """Write a pickle or a zip archive with its checksum atomically.
 
     The checksum follows the end of a pickle, where `pickle.load` ignores it, or is the comment of an archive.
@@ -111,12 +113,12 @@ def write_sealed(path: str | os.PathLike[str], content: bytes | memoryview) -> N
     """
     end = b""
     if bytes(content[-_ZIP_END_SIZE : -_ZIP_END_SIZE + 4]) == _ZIP_END:
-        content, end = content[:-2], struct.pack("<H", _SEAL_SIZE)
+        content, end = content[:-2], struct.pack("<H", _CHECKSUM_SIZE)
     end += b"maze-crc32:%08x\n" % zlib.crc32(end, zlib.crc32(content))
     atomic_write(path, lambda file: (file.write(content), file.write(end)))
 
 
-def open_seal(content: bytes | bytearray, name: str) -> memoryview:
+def verify_checksum(content: bytes | bytearray, name: str) -> memoryview:
     """Compare the checksum of a file with its content, and return that content.
 
     Files of other programs have no checksum and pass; a warning is logged once.
@@ -127,38 +129,39 @@ def open_seal(content: bytes | bytearray, name: str) -> memoryview:
     :raises CheckpointError: The checksum does not match.
     """
     view = memoryview(content)
-    seal = _SEAL.fullmatch(view[-_SEAL_SIZE:])
-    if seal is None:
-        _say_unverified()
+    found = _CHECKSUM.fullmatch(view[-_CHECKSUM_SIZE:])
+    if found is None:
+        if name != IN_MEMORY:
+            _say_unverified()
         return view
-    inner = view[:-_SEAL_SIZE]
-    if zlib.crc32(inner) != int(seal[1], 16):
+    inner = view[:-_CHECKSUM_SIZE]
+    if zlib.crc32(inner) != int(found[1], 16):
         raise CheckpointError(f"{name} is damaged: its checksum does not match its content. Use another copy of it.")
     return view if bytes(inner[:2]) == b"PK" else inner
 
 
-def is_sealed(content: bytes | bytearray) -> bool:
-    """Return whether a pickle or an archive ends with a checksum; :func:`open_seal` compares it."""
-    return _SEAL.fullmatch(memoryview(content)[-_SEAL_SIZE:]) is not None
+def has_checksum(content: bytes | bytearray) -> bool:
+    """Return whether a pickle or an archive ends with a checksum; :func:`verify_checksum` compares it."""
+    return _CHECKSUM.fullmatch(memoryview(content)[-_CHECKSUM_SIZE:]) is not None
 
 
-def seal_json(text: bytes) -> bytes:
+def json_with_checksum(text: bytes) -> bytes:
     """Add the checksum of a JSON object's text as its last entry, `crc32`."""
     return text[:-1] + b', "crc32": "%08x"}' % zlib.crc32(text)
 
 
 def open_json(text: bytes, name: str) -> bytes:
-    """Compare the checksum of :func:`seal_json`, and return the text without it.
+    """Compare the checksum of :func:`json_with_checksum`, and return the text without it.
 
     :param text: JSON object, with or without a checksum.
     :param name: Origin of the text, for messages.
     :raises CheckpointError: The checksum does not match.
     """
-    seal = _JSON_SEAL.search(text)
-    if seal is None:
+    found = _JSON_CHECKSUM.search(text)
+    if found is None:
         return text
-    inner = text[: seal.start()] + b"}"
-    if zlib.crc32(inner) != int(seal[1], 16):
+    inner = text[: found.start()] + b"}"
+    if zlib.crc32(inner) != int(found[1], 16):
         raise CheckpointError(f"{name} is damaged: its checksum does not match its content.")
     return inner
 

@@ -19,7 +19,7 @@ from types import FunctionType
 from typing import IO, Any, Generic
 
 from maze.core.errors import CheckpointError
-from maze.core.utils.files import open_seal
+from maze.core.utils.files import IN_MEMORY, verify_checksum
 from maze.core.utils.pickle_reader import RefusedPickleError, Rule, read_pickle
 from maze.core.utils.pickle_rules import (
     class_that_only_stores,
@@ -71,14 +71,14 @@ def safe_load(
     :param own_packages: Packages of the user whose imported classes are filled in the same way if they only store data.
     :raises CheckpointError: The file cannot be read, is damaged, or holds other data.
     """
-    name = str(file) if isinstance(file, (str, Path)) else str(getattr(file, "name", "<stream>"))
+    name = str(file) if isinstance(file, (str, Path)) else str(getattr(file, "name", IN_MEMORY))
     try:
         content = Path(file).read_bytes() if isinstance(file, (str, Path)) else file.read()
     except OSError as error:
         raise CheckpointError(f"{name}: cannot be read ({error}).") from error
     way_in = hint or "`allowed=[...]` or `register_safe_types(...)`"
     try:
-        sealed = open_seal(content, name)
+        sealed = verify_checksum(content, name)
         if allow_pickle:
             return pickle.load(io.BytesIO(sealed))
         return read_pickle(sealed, _Names(allowed, frozenset(data_classes), frozenset(own_packages), way_in).rule)

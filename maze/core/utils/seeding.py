@@ -105,3 +105,16 @@ def _checked(seed: Any, name: str) -> int:
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= int(seed) < 2**32:
         raise ConfigError(f"seeding.{name} must be a whole number from 0 to 2**32 - 1, or null; found {seed!r}.")
     return int(seed)
+
+
+def generator_state(rng: np.random.Generator) -> dict[str, int]:
+    """Return the state of a generator (PCG-64) as integers, for :func:`set_generator_state`."""
+    bits: Any = rng.bit_generator.state
+    return {**bits["state"], "has_uint32": bits["has_uint32"], "uinteger": bits["uinteger"]}
+
+
+def set_generator_state(rng: np.random.Generator, state: Mapping[str, int]) -> None:
+    """Continue from a state of :func:`generator_state`."""
+    words = {name: int(value) for name, value in state.items()}
+    of_bits = {name: words.pop(name) for name in ("state", "inc")}
+    rng.bit_generator.state = {"bit_generator": "PCG64", "state": of_bits, **words}

@@ -1,37 +1,44 @@
-"""Worker processes, seen from their parent: start, calls, reports, failures and shutdown.
+"""Pools of actors: objects in this process, in worker processes or on Ray, and calls of their methods.
 
-Vector environments, IMPALA's actors, evolution strategies and parallel rollouts use it, each with a
-:class:`~maze.core.utils.worker_process.Host` of its own.
+The learner calls methods of the hosted objects by name. :class:`LocalPool` calls them in this process,
+:class:`ProcessPool` in worker processes, :class:`~maze.train.parallelization.on_ray.actor_pool.ActorPool` on Ray.
+Starts, failures, replacements and shutdown are the pool's.
 """
 
 from __future__ import annotations
 
 import logging
-import mmap
 import multiprocessing
 import os
 import select
 import signal
 import sys
-import tempfile
 import threading
 import time
 import types
 import warnings
+import weakref
+from abc import ABC, abstractmethod
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from multiprocessing.reduction import send_handle
 from multiprocessing.util import Finalize
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
+
+import cloudpickle
+import numpy as np
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError, MazeError, NonFiniteError, WorkerError
+from maze.core.errors import ConfigError, MazeError, WorkerError
+from maze.core.log_stats.event_decorators import define_epoch_stats, define_stats_grouping
+from maze.core.log_stats.log_stats import LogStatsAggregator
 from maze.core.utils import worker_process as messages
 from maze.core.utils.pickling import pickled
 from maze.core.utils.update_profile import TRANSFER, WAITING, timed
-from maze.core.utils.worker_process import GONE, Channel, Failure, Host, exception_of, run_worker
+from maze.core.utils.worker_process import GONE, Channel, Failure, SharedMemory, Stored, exception_of, map_memory
 from maze.utils.process import exit_text, preload
 
 logger = logging.getLogger(__name__)
@@ -42,6 +49,211 @@ _ADVICE_FOR_SIGNALS = {
     -signal.SIGKILL: "The operating system may have run out of memory; fewer environments or workers need less of it.",
     -signal.SIGSEGV: "Native code of an environment crashed.",
 }
+
+Maker = Callable[[int, int], Callable[..., Any]]
+"""Map the index of an actor and its number of earlier starts to a function that makes the hosted object there."""
+
+
+@dataclass(eq=False)
+class Task:
+    """A call of an actor; pools that replace actors repeat it if the actor is lost."""
+
+    actor: int
+    name: str
+    method: str
+    arguments: tuple[Any, ...]
+    is_done: bool = False
+    result: Any = None
+    ref: Any = None
+    """Reference of Ray to the result."""
+    host: int = 0
+    """Index of the actor that runs the call; it differs from `actor` if that one had joined later and is lost."""
+    start: int = 0
+    """Number of earlier starts of that actor."""
+
+
+class TaskPool(ABC):
+    """Actors that host the same objects; the learner calls their methods. The owner of a pool has to close it."""
+
+    n_first: int = 1
+    """Number of actors at the start."""
+    n_ahead: ClassVar[int] = 1
+    """Number of calls of an actor in :meth:`hand_out` that are in progress or queued."""
+
+    def __init__(self) -> None:
+        self.n_restarts = 0
+        """Number of actors that were replaced."""
+        self._under_way: weakref.WeakSet[Task] = weakref.WeakSet()
+        self._since, self._n_reported = time.monotonic(), 0
+        self._n_calls: Counter[int] = Counter()
+        self._busy = self._waited = 0.0
+
+    @property
+    def n_actors(self) -> int:
+        """Number of actors, including those that joined later."""
+        return self.n_first
+
+    @property
+    def n_there(self) -> int:
+        """Number of actors that are not lost."""
+        return self.n_actors
+
+    @abstractmethod
+    def host(self, name: str, maker: Maker, n_hosts: int | None = None, fd: int | None = None) -> None:
+        """Have actors make and host an object.
+
+        :param name: Name of the object in :meth:`submit`.
+        :param maker: Makes the object of each actor.
+        :param n_hosts: Number of actors that host it, the first ones; `None`: all actors, also those that join later.
+        :param fd: File descriptor that is the last argument of the made functions; only for worker processes.
+        :raises ConfigError: The function cannot be pickled.
+        """
+
+    @abstractmethod
+    def submit(self, actor: int, name: str, method: str, *arguments: Any) -> Task:
+        """Submit a call of a method of a hosted object; results of :meth:`put` arrive as their values."""
+
+    @abstractmethod
+    def finished(self, tasks: Sequence[Task], n_wanted: int = 1, wait: bool = True) -> list[Task]:
+        """Return the completed tasks, in the order given; lost tasks are repeated.
+
+        :param tasks: The tasks.
+        :param n_wanted: Number of tasks to wait for.
+        :param wait: Whether to wait.
+        :raises MazeError: A task failed too often, or with an error that a repetition does not change.
+        """
+
+    def put(self, value: Any) -> Any:
+        """Store an array for the arguments of calls; worker processes keep the last ones of each size."""
+        return value
+
+    def publish(self, policy: Any) -> Any:
+        """Put a pickled policy, uint8 `[n_bytes]`, for the arguments of calls; :func:`unpublished` reads it.
+
+        :param policy: The policy, or a tuple with the policy and further objects.
+        """
+        return self.put(np.frombuffer(pickled(policy, "policy: it"), np.uint8))
+
+    def call(self, name: str, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call a method of the first actors in parallel.
+
+        :param name: Name of the hosted object.
+        :param method: Name of the method.
+        :param arguments: Arguments by actor.
+        :return: The results by actor.
+        """
+        tasks = [self.submit(index, name, method, *of_actor) for index, of_actor in enumerate(arguments)]
+        self.finished(tasks, len(tasks))
+        return [task.result for task in tasks]
+
+    def hand_out(
+        self, name: str, method: str, next_piece: Callable[[], tuple[Any, ...] | None]
+    ) -> Iterator[tuple[tuple[Any, ...], Any]]:
+        """Distribute calls over the actors, the next one to the first free actor; actors that join take part.
+
+        :param name: Name of the hosted object.
+        :param method: Name of the method.
+        :param next_piece: Returns the arguments of the next call; `None`: there is none now.
+        :return: Arguments and result of each call, in the order of completion, until no call is left.
+        """
+        under_way: list[Task] = []
+        while True:
+            self.join_new()
+            n_pieces = Counter(task.actor for task in under_way)
+            for n_before in range(self.n_ahead):
+                for actor in range(self.n_actors):
+                    if n_pieces[actor] <= n_before and (arguments := next_piece()) is not None:
+                        n_pieces[actor] += 1
+                        under_way.append(self.submit(actor, name, method, *arguments))
+            if not under_way:
+                return
+            for task in self.finished(under_way):
+                under_way.remove(task)
+                yield task.arguments, task.result
+
+    def join_new(self) -> None:
+        """Add actors if machines have joined the cluster."""
+        return
+
+    def report_work(self, statistics: LogStatsAggregator) -> ClusterEvents:
+        """Add what the actors have done since the last call to the statistics of an epoch.
+
+        :param statistics: Statistics of the epoch.
+        :return: The event topic, for further events.
+        """
+        events = statistics.create_event_topic(ClusterEvents)
+        now = time.monotonic()
+        seconds, self._since = max(now - self._since, 1e-9), now
+        events.actor_restarts(value=self.n_restarts - self._n_reported)
+        events.actors_there(value=self.n_there)
+        events.actors_busy(value=self._busy / max(self.n_actors, 1) / seconds)
+        events.learner_waiting(value=self._waited / seconds)
+        events.calls_under_way(value=len(self._under_way))
+        for actor in range(self.n_actors):
+            events.calls_per_second(value=self._n_calls[actor] / seconds, actor=actor)
+        self._n_reported, self._busy, self._waited = self.n_restarts, 0.0, 0.0
+        self._n_calls.clear()
+        return events
+
+    def _completed(self, task: Task, actor: int, result: Any, seconds: float) -> None:
+        """Store the result of a task and count the task.
+
+        :param actor: Index of the actor that has performed it.
+        """
+        task.result, task.is_done = result, True
+        self._under_way.discard(task)
+        self._n_calls[actor] += 1
+        self._busy += seconds
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Return a context in which the learner waits for actors."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waited += time.monotonic() - start
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all actors; a second call does nothing."""
+
+
+class LocalPool(TaskPool):
+    """Actors in this process. They perform a call when the result is requested.
+
+    :param n_actors: Number of actors.
+    """
+
+    def __init__(self, n_actors: int = 1) -> None:
+        super().__init__()
+        self.n_first = n_actors
+        self._hosted: dict[tuple[int, str], Any] = {}
+
+    @override(TaskPool)
+    def host(self, name: str, maker: Maker, n_hosts: int | None = None, fd: int | None = None) -> None:
+        for index in range(self.n_actors):
+            self._hosted[index, name] = maker(index, 0)()
+
+    @override(TaskPool)
+    def publish(self, policy: Any) -> Any:
+        return policy
+
+    @override(TaskPool)
+    def submit(self, actor: int, name: str, method: str, *arguments: Any) -> Task:
+        return Task(actor, name, method, arguments)
+
+    @override(TaskPool)
+    def finished(self, tasks: Sequence[Task], n_wanted: int = 1, wait: bool = True) -> list[Task]:
+        for task in tasks[:n_wanted]:
+            task.result = getattr(self._hosted[task.actor, task.name], task.method)(*task.arguments)
+        return list(tasks[:n_wanted])
+
+    @override(TaskPool)
+    def close(self) -> None:
+        for hosted in self._hosted.values():
+            hosted.close()
+        self._hosted.clear()
 
 
 class EnvWorkerError(WorkerError):
@@ -72,36 +284,49 @@ class Worker:
     process: Any
     channel: Channel
     """The parent's end of its pipe."""
+    tasks: deque[Task]
+    """Its tasks in progress."""
 
 
-class WorkerPool:
-    """Worker processes, each of which serves a host. The first failure of a worker is raised and ends all workers.
+class ProcessPool(TaskPool):
+    """Actors in worker processes. The first failure of one of them is raised, with its name, and ends all.
 
-    After the start, each worker answers to `open`: :meth:`gather` waits for it.
-
-    :param hosts: What each worker serves.
-    :param rows: The environments of each worker among all, for messages; `None`: one each.
+    :param n_actors: Number of processes.
     :param start_method: `forkserver`, `spawn` or `fork`; `None`: `forkserver` if available.
-    :param timeout: Seconds that a call may take; `None`: no limit.
+    :param rows: The environments of each worker among all, for messages; empty: they are not numbered.
+    :param timeout: Seconds that :meth:`call` may take; `None`: no limit.
+    :param n_slots: Number of stored arrays of each size; calls that use earlier ones must be completed.
+    :param in_background: Whether workers send results in a thread and work on while they are not received.
+    :param modules: Modules that the fork server imports once for all workers.
+    :param noun: Name of a worker in messages.
+    :param item: Names the work of a call, from its arguments, in messages (` of episode 3`).
     """
-
-    self_explanatory: tuple[type[MazeError], ...] = (NonFiniteError,)
-    """Errors of workers whose messages name their origin; they are raised unchanged."""
 
     def __init__(
         self,
-        hosts: Sequence[Host],
-        rows: Sequence[slice] | None = None,
+        n_actors: int,
         start_method: str | None = None,
+        rows: Sequence[slice] = (),
         timeout: float | None = None,
+        *,
+        n_slots: int = 2,
+        in_background: bool = False,
+        modules: Sequence[str] = (),
+        noun: str = "environment worker",
+        item: Callable[[tuple[Any, ...]], str] = lambda arguments: "",
     ) -> None:
+        super().__init__()
+        self.n_first = n_actors
         self.workers: list[Worker] = []
         self._finalizer = Finalize(self, _end_workers, args=(self.workers,), exitpriority=10)
-        self._timeout = timeout
-        context = process_context(start_method, [messages.__name__, type(hosts[0]).__module__])
+        self._timeout, self._n_slots, self._in_background = timeout, n_slots, in_background
+        self._noun, self._item, self._call = noun, item, ""
+        self._n_stored = Counter[int]()
+        self._memory: dict[int, SharedMemory] = {}
+        context = process_context(start_method, [messages.__name__, *modules])
         try:
-            for host, of_worker in zip(hosts, rows or env_slices(len(hosts), len(hosts)), strict=True):
-                self.workers.append(self._start(context, host, of_worker))
+            for of_worker in rows or [slice(0, 0)] * n_actors:
+                self.workers.append(self._start(context, of_worker))
         except BaseException:
             self.close()
             raise
@@ -112,116 +337,113 @@ class WorkerPool:
                 self._worker_of[fd] = worker
                 self._poll.register(fd, select.POLLIN)
 
-    def _start(self, context: Any, host: Host, rows: slice) -> Worker:
+    def _start(self, context: Any, rows: slice) -> Worker:
         index = len(self.workers)
         is_fork = context.get_start_method() == "fork"
         ours, theirs = context.Pipe(duplex=True)
         inherited = [ours, *(worker.channel.connection for worker in self.workers)] if is_fork else []
         process = context.Process(
-            target=run_worker,
-            args=(theirs, host if is_fork else pickled(host, "env: it"), inherited),
-            name=f"maze-worker-{index}",
+            target=messages.run_worker, args=(theirs, self._in_background, inherited), name=f"maze-worker-{index}"
         )
         with _starting(is_fork):
             process.start()
         theirs.close()
-        return Worker(index, rows, process, Channel(ours))
+        return Worker(index, rows, process, Channel(ours), deque())
 
     @property
     def is_open(self) -> bool:
         """Whether the workers are running."""
         return bool(self._finalizer.still_active())
 
-    def call(self, method: str, *arguments: Any, name: str = "", fd: int | None = None) -> list[Any]:
-        """Call a method of all hosts with the same arguments, at the same time.
+    @override(TaskPool)
+    def host(self, name: str, maker: Maker, n_hosts: int | None = None, fd: int | None = None) -> None:
+        makers = [(name, pickled(maker(index, 0), "env: it")) for index in range(self.n_actors)]
+        self._call_each("", "host", makers, fd, "building the environments")
 
-        :param method: Name of the method.
-        :param arguments: Its arguments.
-        :param name: Name of the call in messages; by default that of the method.
-        :param fd: A file descriptor that follows the arguments.
-        :return: Results by worker.
-        """
+    @override(TaskPool)
+    @timed(TRANSFER)
+    def put(self, value: Any) -> Stored:
+        n_bytes = value.nbytes
+        if n_bytes not in self._memory:
+            memory = self._memory[n_bytes] = map_memory(n_bytes * self._n_slots)
+            content = messages.dumps(("", "receive", (n_bytes, self._n_slots), True))
+            for worker in self.workers:
+                self._send(worker, messages.TELL, content, memory.fd)
+        stored = Stored(self._n_stored[n_bytes] % self._n_slots, value.shape, value.dtype.str)
+        stored.of(self._memory)[...] = value
+        self._n_stored[n_bytes] += 1
+        return stored
+
+    @override(TaskPool)
+    def submit(self, actor: int, name: str, method: str, *arguments: Any) -> Task:
         self._check_open()
-        code, content = messages.SHORT_CALLS.get(method), None
-        if code is None:
-            code, content = messages.CALL, messages.dumps((method, arguments, fd is not None))
-        for worker in self.workers:
-            self._send(worker, code, content, name or method, fd)
-        return self.gather(name or method)
+        task = Task(actor, name, method, arguments)
+        content = messages.dumps((name, method, arguments, False))
+        self._under_way.add(task)
+        self.workers[actor].tasks.append(task)
+        self._send(self.workers[actor], messages.CALL, content)
+        return task
 
-    def call_each(
-        self, method: str, arguments: Sequence[tuple[Any, ...]], name: str = "", fd: int | None = None
-    ) -> list[Any]:
-        """Call a method of all hosts, at the same time.
-
-        :param method: Name of the method.
-        :param arguments: Arguments by host.
-        :param name: Name of the call in messages.
-        :param fd: A file descriptor that follows the arguments.
-        :return: Results by worker.
-        """
+    @override(TaskPool)
+    def finished(self, tasks: Sequence[Task], n_wanted: int = 1, wait: bool = True) -> list[Task]:
         self._check_open()
-        contents = [messages.dumps((method, of_worker, fd is not None)) for of_worker in arguments]
-        for worker, content in zip(self.workers, contents, strict=True):
-            self._send(worker, messages.CALL, content, name or method, fd)
-        return self.gather(name or method)
-
-    def tell(
-        self, method: str, *arguments: Any, workers: Sequence[Worker] | None = None, fd: int | None = None
-    ) -> None:
-        """Call a method of hosts without waiting for them; it is not answered.
-
-        :param method: Name of the method.
-        :param arguments: Its arguments.
-        :param workers: The workers of the hosts; `None`: all.
-        :param fd: A file descriptor that follows the arguments.
-        """
-        self._check_open()
-        content = messages.dumps((method, arguments, fd is not None))
-        for worker in self.workers if workers is None else workers:
-            self._send(worker, messages.TELL, content, method, fd)
-
-    def gather(self, call: str) -> list[Any]:
-        """Wait for an answer of each worker.
-
-        :param call: The call that they answer, for messages.
-        """
-        try:
-            return self._gather(call)
-        except BaseException:  # after an interrupt, later calls would read the remaining answers
-            self.close()
-            raise
-
-    def reports(self, wait: bool, call: str = "rollout") -> list[tuple[Worker, Any]]:
-        """Return what hosts have reported, in the order in which it arrived.
-
-        :param wait: Whether to wait for a report if there is none.
-        :param call: Work of the hosts, for messages.
-        """
-        self._check_open()
-        received: list[tuple[Worker, Any]] = []
-        timeout = None if wait else 0
-        while events := self._events(timeout):
+        while True:
+            n_missing = min(n_wanted, len(tasks)) - sum(task.is_done for task in tasks)
+            with self._waiting():
+                events = self._events(None if wait and n_missing > 0 else 0)
+            if not events:
+                return [task for task in tasks if task.is_done]
             for fd, _ in events:
                 worker = self._worker_of[fd]
                 if fd == worker.channel.fd:
-                    received.append((worker, self._receive(worker, call)))
+                    result, seconds = self._receive(worker)
+                    self._completed(worker.tasks.popleft(), worker.index, result, seconds)
                 elif not worker.channel.connection.poll(0):
-                    self._fail_dead(worker, call)
-            timeout = 0
-        return received
+                    self._fail_dead(worker)
 
+    @override(TaskPool)
+    def call(self, name: str, method: str, arguments: Sequence[tuple[Any, ...]], fd: int | None = None) -> list[Any]:
+        """Call a method of all actors in parallel, while no task is in progress.
+
+        :param name: Name of the hosted object.
+        :param method: Name of the method.
+        :param arguments: Arguments by actor.
+        :param fd: A file descriptor that is the last argument.
+        :return: The results by actor.
+        """
+        return self._call_each(name, method, arguments, fd, method)
+
+    def call_short(self, method: str) -> list[Any]:
+        """Call `step` or `reset` of the first object of all actors in parallel; see :meth:`call`."""
+        self._check_open()
+        self._call = method
+        code = messages.SHORT_CALLS[method]
+        for worker in self.workers:
+            self._send(worker, code, b"")
+        return self._gather()
+
+    def _call_each(
+        self, name: str, method: str, arguments: Sequence[tuple[Any, ...]], fd: int | None, call: str
+    ) -> list[Any]:
+        self._check_open()
+        self._call = call
+        contents = [messages.dumps((name, method, of_actor, fd is not None)) for of_actor in arguments]
+        for worker, content in zip(self.workers, contents, strict=True):
+            self._send(worker, messages.CALL, content, fd)
+        return self._gather()
+
+    @override(TaskPool)
     def close(self) -> None:
         """End all workers, by force where they do not end by themselves; a second call does nothing."""
         self._finalizer()
 
-    def _send(self, worker: Worker, code: bytes, content: bytes | None, call: str, fd: int | None) -> None:
+    def _send(self, worker: Worker, code: bytes, content: bytes, fd: int | None = None) -> None:
         try:
             worker.channel.send_pickled(code, content)
             if fd is not None:
                 send_handle(worker.channel.connection, fd, worker.process.pid)
         except GONE:
-            self._fail_dead(worker, call)
+            self._fail_dead(worker)
 
     @timed(WAITING)
     def _events(self, timeout: float | None = None) -> list[tuple[int, int]]:
@@ -235,32 +457,37 @@ class WorkerPool:
             self.close()
             raise
 
-    def _gather(self, call: str) -> list[Any]:
+    def _gather(self) -> list[Any]:
+        """Wait for an answer of each worker."""
         replies: list[Any] = [None] * len(self.workers)
         pending = set(range(len(self.workers)))
         deadline = None if self._timeout is None else time.monotonic() + self._timeout
-        while pending:
-            events = self._events(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000)
-            if not events:
-                self._fail_hanging(self.workers[min(pending)], call)
-            for fd, event in events:
-                worker = self._worker_of[fd]
-                if event & select.POLLIN and fd == worker.channel.fd and worker.index in pending:
-                    replies[worker.index] = self._receive(worker, call)
-                    pending.remove(worker.index)
-                elif worker.index not in pending or not worker.channel.connection.poll(0):
-                    self._fail_dead(worker, call)
+        try:
+            while pending:
+                events = self._events(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000)
+                if not events:
+                    self._fail_hanging(self.workers[min(pending)])
+                for fd, event in events:
+                    worker = self._worker_of[fd]
+                    if event & select.POLLIN and fd == worker.channel.fd and worker.index in pending:
+                        replies[worker.index] = self._receive(worker)[0]
+                        pending.remove(worker.index)
+                    elif worker.index not in pending or not worker.channel.connection.poll(0):
+                        self._fail_dead(worker)
+        except BaseException:  # after an interrupt, later calls would read the remaining answers
+            self.close()
+            raise
         return replies
 
     @timed(TRANSFER)
-    def _receive(self, worker: Worker, call: str) -> Any:
+    def _receive(self, worker: Worker) -> tuple[Any, float]:
         try:
             code, payload = worker.channel.receive()
         except GONE:
-            self._fail_dead(worker, call)
+            self._fail_dead(worker)
         if code == messages.FAILED:
-            self._fail_raised(worker, call, payload)
-        return payload
+            self._fail_raised(worker, payload)
+        return payload or (None, 0.0)
 
     def _check_open(self) -> None:
         if not self.is_open:
@@ -269,131 +496,103 @@ class WorkerPool:
                 "Make a new one."
             )
 
-    def _fail_raised(self, worker: Worker, call: str, failure: Failure) -> NoReturn:
+    def _fail_raised(self, worker: Worker, failure: Failure) -> NoReturn:
         self.close()
         cause = exception_of(failure)
         where = f" in {failure.place}" if failure.place else ""
-        what = f"raised {failure.text.rstrip('.')}{where}"
-        error = self.error(what, worker, call, trace=failure.traceback)
-        if isinstance(cause, self.self_explanatory):
+        error = self._error(f"raised {failure.text.rstrip('.')}{where}", worker, trace=failure.traceback)
+        if isinstance(cause, MazeError) and not failure.place:  # its message names its origin
             raise cause from error
         raise error from cause if isinstance(cause, Exception) else None
 
-    def _fail_dead(self, worker: Worker, call: str) -> NoReturn:
+    def _fail_dead(self, worker: Worker) -> NoReturn:
         # the process may have reported an exception before it ended, after messages that are not read yet
         with suppress(*GONE):
             while worker.channel.connection.poll(0):
                 code, payload = worker.channel.receive()
                 if code == messages.FAILED:
-                    self._fail_raised(worker, call, payload)
+                    self._fail_raised(worker, payload)
         worker.process.join(1.0)
         exit_code = worker.process.exitcode
         self.close()
         if exit_code is None:
-            raise self.error("closed its pipe but is still running", worker, call)
+            raise self._error("closed its pipe but is still running", worker)
         advice = "An environment, or a library it uses, ended the process."
         if exit_code < 0:
             advice = _ADVICE_FOR_SIGNALS.get(exit_code, "")
-        raise self.error(exit_text(exit_code), worker, call, advice)
+        raise self._error(exit_text(exit_code), worker, advice)
 
-    def _fail_hanging(self, worker: Worker, call: str) -> NoReturn:
+    def _fail_hanging(self, worker: Worker) -> NoReturn:
         self.close()
         what = f"did not answer within {self._timeout:g} seconds"
         advice = "Raise `timeout` (`runner.env_timeout` of a run) if an environment may take that long."
-        raise self.error(what, worker, call, advice)
+        raise self._error(what, worker, advice)
 
-    def error(self, what: str, worker: Worker, call: str, advice: str = "", trace: str = "") -> WorkerError:
+    def _error(self, what: str, worker: Worker, advice: str = "", trace: str = "") -> EnvWorkerError:
         """Return the error that names a failed worker.
 
         :param what: What happened to it.
         :param worker: The worker.
-        :param call: The call it was in.
         :param advice: What to do about it.
         :param trace: The original traceback, if there is one.
         """
-        indices = list(range(worker.rows.start, worker.rows.stop))
-        envs = f"environments {indices[0]} to {indices[-1]}" if len(indices) > 1 else f"environment {indices[0]}"
-        pid = worker.process.pid
-        text = f"environment worker {worker.index} ({envs}, pid {pid}) {what} during `{call}`."
+        call, item = self._call, ""
+        if worker.tasks:
+            call, item = worker.tasks[0].method, self._item(worker.tasks[0].arguments)
+        indices, pid = list(range(worker.rows.start, worker.rows.stop)), worker.process.pid
+        envs = f"environment {indices[0]}, " if len(indices) == 1 else ""
+        if len(indices) > 1:
+            envs = f"environments {indices[0]} to {indices[-1]}, "
+        text = f"{self._noun} {worker.index} ({envs}pid {pid}) {what} during `{call}`{item}."
         lines = [text, advice, trace and f"Traceback in the worker:\n{trace}"]
         return EnvWorkerError("\n".join(filter(None, lines)), worker.index, indices, pid, call)
 
 
-class ShareWorkers(WorkerPool):
-    """Worker processes that share items: each worker reports a result for every n-th item.
+class ClusterEvents(ABC):
+    """Statistics of the actors in worker processes or on a cluster, per epoch."""
 
-    :param noun: Name of the workers in messages.
-    :param hosts: Host of each worker.
-    :param n_items: Number of items.
-    :param item: Text that names an item by its number, for messages (`in episode 3`).
-    """
+    @define_epoch_stats(sum)
+    def actor_restarts(self, value: int) -> None:
+        """Number of actors that were replaced after the actor was lost or one of its environments failed."""
 
-    self_explanatory = (MazeError,)
+    @define_epoch_stats(np.mean)
+    def actors_busy(self, value: float) -> None:
+        """Share of the time in which actors worked; the rest is time waiting for the learner or other actors."""
 
-    def __init__(self, noun: str, hosts: Sequence[Host], n_items: int, item: Callable[[int], str]) -> None:
-        self._noun, self._n_items, self._item = noun, n_items, item
-        self._n_done = [0] * len(hosts)
-        # Forking takes milliseconds and needs no pickling, but it is not safe with other threads.
-        can_fork = sys.platform == "linux" and threading.active_count() == 1
-        super().__init__(hosts, start_method="fork" if can_fork else "spawn")
+    @define_epoch_stats(np.mean)
+    def actors_there(self, value: int) -> None:
+        """Number of actors at the end of the epoch; it changes when machines join or leave."""
 
-    def results(self, method: str) -> Iterator[tuple[int, Any]]:
-        """Yield the number and the result of each item in the order of arrival; then end the workers.
+    @define_epoch_stats(np.mean)
+    def learner_waiting(self, value: float) -> None:
+        """Share of the time in which the learner waited for actors."""
 
-        :param method: Method of the hosts that reports the results of its items in their order.
-        """
-        try:
-            self.gather("start")
-            self.tell(method)
-            while sum(self._n_done) < self._n_items:
-                for worker, result in self.reports(wait=True):
-                    number = self._number(worker)
-                    self._n_done[worker.index] += 1
-                    yield number, result
-        finally:
-            self.close()
+    @define_epoch_stats(np.mean)
+    def calls_under_way(self, value: int) -> None:
+        """Number of rollout fragments or population slices in progress or queued at the end of the epoch."""
 
-    def _number(self, worker: Worker) -> int:
-        return worker.index + len(self._n_done) * self._n_done[worker.index]
+    @define_epoch_stats(np.mean)
+    def object_store_megabytes(self, value: float) -> None:
+        """Memory in use for weights and fragments at the end of the epoch, summed over all machines."""
 
-    @override(WorkerPool)
-    def error(self, what: str, worker: Worker, call: str, advice: str = "", trace: str = "") -> WorkerError:
-        item = self._item(min(self._number(worker), self._n_items - 1))
-        n_done = self._n_done[worker.index]
-        text = f"{self._noun} {worker.index} (pid {worker.process.pid}) {what} {item} (after {n_done} finished)."
-        return WorkerError("\n".join(filter(None, (text, advice, trace))))
+    @define_epoch_stats(np.mean)
+    @define_stats_grouping("actor")
+    def calls_per_second(self, value: float, actor: int) -> None:
+        """Rollout fragments or population slices that an actor completed per second."""
+
+    @define_epoch_stats(np.mean, output_name="mean")
+    @define_epoch_stats(max, output_name="max")
+    def fragment_age(self, value: float) -> None:
+        """Number of updates that the policy of a fragment had missed on arrival, if updates do not wait for all."""
+
+    @define_epoch_stats(sum)
+    def fragments_dropped(self, value: int) -> None:
+        """Number of fragments that were dropped because they were too old."""
 
 
-class SharedMemory:
-    """A mapped file without a name, so it cannot remain on disk; the mapping ends with the last array on it."""
-
-    def __init__(self, fd: int, size: int) -> None:
-        self.fd = fd
-        self.map = mmap.mmap(fd, size)
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # `os` may be gone when the interpreter ends
-        close(self.fd)
-
-
-def map_memory(size: int, fd: int | None = None) -> SharedMemory:
-    """Map memory that other processes can map as well. It is zero-initialised, and pages are allocated on first access.
-
-    :param size: Number of bytes.
-    :param fd: Memory of another process; `None`: create new memory.
-    """
-    size = max(size, mmap.PAGESIZE)
-    if fd is None:
-        fd = _anonymous_file()
-        os.ftruncate(fd, size)
-    return SharedMemory(fd, size)
-
-
-def _anonymous_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("maze")
-    fd, path = tempfile.mkstemp(prefix="maze-")
-    os.unlink(path)
-    return fd
+def unpublished(policy: Any) -> Any:
+    """Return the value of a result of :meth:`TaskPool.publish`."""
+    return cloudpickle.loads(policy.tobytes()) if isinstance(policy, np.ndarray) else policy
 
 
 def n_available_cores() -> int:
@@ -411,6 +610,11 @@ def env_slices(n_envs: int, n_workers: int) -> Iterator[slice]:
     bounds = [index * n_envs // n_workers for index in range(n_workers + 1)]
     for start, stop in pairwise(bounds):
         yield slice(start, stop)
+
+
+def quick_start_method() -> str:
+    """Return the start method that takes milliseconds (`fork`) where it is safe: in a process without other threads."""
+    return "fork" if sys.platform == "linux" and threading.active_count() == 1 else "spawn"
 
 
 def process_context(start_method: str | None, modules: Sequence[str] = ()) -> Any:

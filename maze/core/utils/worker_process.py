@@ -1,43 +1,50 @@
-"""Worker processes, child side: the protocol of the pipe and the loop that serves a host.
+"""Worker processes, child side: the protocol of the pipe, and the loop that serves hosted objects.
 
-A message is one byte, followed by a payload for those codes that carry one. The common step of a vector environment is
-one byte each way. The parent's side is :mod:`maze.core.utils.worker_pool`.
+A message is a code of one byte and the size of its payload, followed by the payload if there is one. The common step of
+a vector environment has none. The parent's side is :mod:`maze.core.utils.worker_pool`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
+import mmap
 import os
 import pickle
 import queue
 import select
+import struct
+import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import cloudpickle
+import numpy as np
 
 from maze.core.env.faults import text_of
 from maze.core.errors import EnvironmentFailedError
 from maze.utils.process import depend_on_parent, use_one_thread
 
 # to the worker
-CALL = b"A"  # payload: method, arguments, whether a file descriptor follows; it is answered
+CALL = b"A"  # payload: name of the object, method, arguments, whether a file descriptor follows; it is answered
 TELL = b"T"  # the same, without an answer
 CLOSE = b"C"
 SHORT_CALLS = {"step": b"S", "reset": b"R"}
-"""Frequent calls without arguments."""
+"""Frequent calls without arguments, of the object that was made first."""
 # to the parent
 DONE = b"d"  # an answer that is `None`
-RESULT = b"r"  # payload: an answer, or a report
+RESULT = b"r"  # payload: an answer and its duration in seconds
 FAILED = b"f"  # payload: Failure
 
-_WITH_PAYLOAD = frozenset({CALL, TELL, RESULT, FAILED})
+_HEAD = struct.Struct("=cQ")
+"""Code, and number of bytes of the payload."""
+_MOST_BYTES = 1 << 20
+"""Number of bytes that are read at once."""
 _METHODS = {code: method for method, code in SHORT_CALLS.items()}
 GONE = (BrokenPipeError, ConnectionResetError, EOFError)
 """Errors that occur when the process at the other end of the pipe has ended."""
@@ -45,37 +52,98 @@ _GRACE_SECONDS = 2.0
 """Seconds in which a worker may end by itself after its parent has ended."""
 
 
-class Host:
-    """An object in a worker process whose methods the parent calls.
+class SharedMemory:
+    """A mapped file without a name, so it cannot remain on disk; the mapping ends with the last array on it."""
 
-    A host that works ahead sets :attr:`has_work`: then :meth:`advance` runs between messages and sends its results with
-    :attr:`report`.
+    def __init__(self, fd: int, size: int) -> None:
+        self.fd = fd
+        self.map = mmap.mmap(fd, size)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # `os` may be gone when the interpreter ends
+        close(self.fd)
+
+
+def map_memory(size: int, fd: int | None = None) -> SharedMemory:
+    """Map memory that other processes can map as well. It is zero-initialised, and pages are allocated on first access.
+
+    :param size: Number of bytes.
+    :param fd: Memory of another process; `None`: create new memory.
+    """
+    size = max(size, mmap.PAGESIZE)
+    if fd is None:
+        fd = _anonymous_file()
+        os.ftruncate(fd, size)
+    return SharedMemory(fd, size)
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("maze")
+    fd, path = tempfile.mkstemp(prefix="maze-")
+    os.unlink(path)
+    return fd
+
+
+class Stored(NamedTuple):
+    """Position and type of an array in shared memory.
+
+    :param slot: Index of the array among those of its size.
+    :param shape: Its shape.
+    :param dtype: Its type.
     """
 
-    sends_in_background: ClassVar[bool] = False
-    """Whether a thread sends answers and reports, so that work continues while the parent does not read."""
-    report: Callable[[Any], None]
-    """Sends a result without a call."""
+    slot: int
+    shape: tuple[int, ...]
+    dtype: str
 
-    @property
-    def has_work(self) -> bool:
-        """Whether :meth:`advance` has something to do."""
-        return False
+    def of(self, memory: Mapping[int, SharedMemory]) -> np.ndarray:
+        """Return the array; it is valid until its slot is used again.
 
-    def open(self) -> Any:
-        """Build the objects of the host; the result is the first answer."""
+        :param memory: Shared memory by size of the arrays.
+        """
+        n_bytes = math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        array: np.ndarray = np.ndarray(self.shape, self.dtype, memory[n_bytes].map, self.slot * n_bytes)
+        return array
 
-    def method(self, name: str) -> Callable[..., Any]:
-        """Return the method that a call names."""
-        method: Callable[..., Any] = getattr(self, name)
-        return method
 
-    def advance(self) -> None:
-        """Do a part of the work."""
-        raise NotImplementedError
+class Host:
+    """Make objects, call their methods and close them, in a worker process or an actor of Ray."""
+
+    def __init__(self) -> None:
+        self.hosted: dict[str, Any] = {}
+        """The objects by name."""
+        self._memory: dict[int, SharedMemory] = {}
+
+    def host(self, name: str, maker: bytes, *fd: int) -> None:
+        """Make an object; the arguments are those of :meth:`~maze.core.utils.worker_pool.TaskPool.host`."""
+        self.hosted[name] = cloudpickle.loads(maker)(*fd)
+        use_one_thread()  # an environment may have imported torch
+
+    def receive(self, n_bytes: int, n_slots: int, fd: int) -> None:
+        """Receive shared memory.
+
+        :param n_bytes: Size of the arrays in it.
+        :param n_slots: Number of arrays in it.
+        :param fd: Its file descriptor.
+        """
+        self._memory[n_bytes] = map_memory(n_bytes * n_slots, fd)
+
+    def call(self, name: str, method: str, *arguments: Any) -> tuple[Any, float]:
+        """Call a method of a hosted object, or of this object if the name is empty.
+
+        :return: The result and its duration in seconds.
+        """
+        given = [each.of(self._memory) if isinstance(each, Stored) else each for each in arguments]
+        start = time.perf_counter()
+        result = getattr(self.hosted[name] if name else self, method)(*given)
+        return result, time.perf_counter() - start
 
     def close(self) -> None:
-        """Release everything; a second call does nothing."""
+        """Close all objects: they may own processes."""
+        for hosted in self.hosted.values():
+            with contextlib.suppress(Exception):  # only the first failure is reported
+                hosted.close()
+        self.hosted.clear()
 
 
 class Failure(NamedTuple):
@@ -107,15 +175,15 @@ class Channel:
         """Send a message.
 
         :param code: Its code.
-        :param payload: Its payload, for codes that carry one.
+        :param payload: Its payload; `None`: there is none.
         """
-        self.send_pickled(code, dumps(payload) if code in _WITH_PAYLOAD else None)
+        self.send_pickled(code, b"" if payload is None else dumps(payload))
 
-    def send_pickled(self, code: bytes, content: bytes | None) -> None:
+    def send_pickled(self, code: bytes, content: bytes) -> None:
         """Send a message with a pickled payload; pickling may fail and therefore precedes sending."""
-        os.write(self.fd, code)
-        if content is not None:
-            self.connection.send_bytes(content)
+        rest = memoryview(_HEAD.pack(code, len(content)) + content)
+        while rest:
+            rest = rest[os.write(self.fd, rest) :]
 
     def receive(self) -> tuple[bytes, Any]:
         """Wait for a message.
@@ -123,13 +191,25 @@ class Channel:
         :return: Code and payload.
         :raises EOFError: The process at the other end has ended.
         """
+        code, size = _HEAD.unpack(self._read(_HEAD.size))
+        return code, pickle.loads(self._read(size)) if size else None
+
+    def _read(self, size: int) -> bytes | bytearray:
+        content: bytes | bytearray = self._read_some(size)
+        if len(content) < size:
+            content = bytearray(content)
+            while len(content) < size:
+                content += self._read_some(size - len(content))
+        return content
+
+    def _read_some(self, size: int) -> bytes:
         try:
-            code = os.read(self.fd, 1)
+            part = os.read(self.fd, min(size, _MOST_BYTES))
         except ConnectionResetError as error:
             raise EOFError from error
-        if not code:
+        if not part:
             raise EOFError
-        return code, pickle.loads(self.connection.recv_bytes()) if code in _WITH_PAYLOAD else None
+        return part
 
     def flush(self) -> None:
         """Do nothing: a channel sends immediately."""
@@ -147,7 +227,7 @@ class Outbox:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._messages: queue.SimpleQueue[tuple[bytes, bytes | None] | None] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[tuple[bytes, bytes] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
         self._thread.start()
 
@@ -155,9 +235,9 @@ class Outbox:
         """Send a message after those before it; its payload may be changed afterwards.
 
         :param code: Its code.
-        :param payload: Its payload, for codes that carry one.
+        :param payload: Its payload.
         """
-        self._messages.put((code, dumps(payload) if code in _WITH_PAYLOAD else None))
+        self._messages.put((code, dumps(payload)))
 
     def flush(self) -> None:
         """Wait until everything is sent or the other process has ended; nothing can be sent afterwards."""
@@ -170,11 +250,11 @@ class Outbox:
                 self._channel.send_pickled(*message)
 
 
-def run_worker(connection: Connection, host: Host | bytes, inherited: list[Connection]) -> None:
-    """Serve a host until the parent closes the worker or ends. The main function of a worker process.
+def run_worker(connection: Connection, in_background: bool, inherited: list[Connection]) -> None:
+    """Serve hosted objects until the parent closes the worker or ends. The main function of a worker process.
 
     :param connection: End of the pipe to the parent.
-    :param host: The host, pickled unless the process was forked.
+    :param in_background: Whether a thread sends answers, so that work continues while the parent does not read.
     :param inherited: Connections that a forked process has inherited and has to close.
     """
     depend_on_parent()
@@ -182,20 +262,12 @@ def run_worker(connection: Connection, host: Host | bytes, inherited: list[Conne
         other.close()
     channel = Channel(connection)
     threading.Thread(target=_leave_with_parent, args=(channel.fd,), daemon=True).start()
-    sender: Channel | Outbox = channel
-    served: Host | None = None
+    sender = Outbox(channel) if in_background else channel
+    host = Host()
+    use_one_thread()
     with contextlib.suppress(*GONE):
         try:
-            served = host if isinstance(host, Host) else cloudpickle.loads(host)
-            assert served is not None
-            if served.sends_in_background:
-                sender = Outbox(channel)
-            served.report = partial(sender.send, RESULT)
-            use_one_thread()
-            _answer(sender, served.open())
-            use_one_thread()  # an environment may have imported torch
-            _serve(channel, sender, served)
-            served.close()
+            _serve(channel, sender, host)
         except GONE:
             raise
         except BaseException as error:  # SystemExit of an environment included: the parent receives every failure
@@ -204,33 +276,24 @@ def run_worker(connection: Connection, host: Host | bytes, inherited: list[Conne
             if isinstance(error, SystemExit):
                 raise
         finally:
-            if served is not None:
-                with contextlib.suppress(Exception):  # only the first failure is reported
-                    served.close()
+            host.close()
 
 
 def _serve(channel: Channel, sender: Channel | Outbox, host: Host) -> None:
-    poll = select.poll()
-    poll.register(channel.fd, select.POLLIN)
     while True:
-        while not host.has_work or poll.poll(0):
-            code, payload = channel.receive()
-            if code == CLOSE:
-                return
-            if payload is None:
-                _answer(sender, host.method(_METHODS[code])())
-                continue
-            method, arguments, has_descriptor = payload
-            if has_descriptor:
-                arguments = (*arguments, recv_handle(channel.connection))
-            answer = host.method(method)(*arguments)
-            if code == CALL:
-                _answer(sender, answer)
-        host.advance()
-
-
-def _answer(sender: Channel | Outbox, answer: Any) -> None:
-    sender.send(DONE if answer is None else RESULT, answer)
+        code, payload = channel.receive()
+        if code == CLOSE:
+            return
+        if payload is None:
+            answer = getattr(next(iter(host.hosted.values())), _METHODS[code])()
+            channel.send(DONE if answer is None else RESULT, None if answer is None else (answer, 0.0))
+            continue
+        name, method, arguments, has_descriptor = payload
+        if has_descriptor:
+            arguments = (*arguments, recv_handle(channel.connection))
+        result = host.call(name, method, *arguments)
+        if code == CALL:
+            sender.send(RESULT, result)
 
 
 def _leave_with_parent(fd: int) -> None:

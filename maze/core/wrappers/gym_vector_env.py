@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import io
+import pickle
 import types
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
@@ -20,6 +22,7 @@ from maze.core.env.batched_core_env import BatchedCoreEnv
 from maze.core.env.batched_maze_env import BatchedMazeEnv
 from maze.core.env.space_arrays import as_pieces, dict_specs, put_rows
 from maze.core.errors import ConfigError, EnvironmentContractError
+from maze.core.utils.safe_pickle import safe_load
 from maze.core.wrappers.gym_adapters import (
     ACTION_MASK,
     MASK_NAMES,
@@ -32,7 +35,6 @@ from maze.core.wrappers.gym_adapters import (
     unpacked,
 )
 
-_GENERATOR = "__generator__"
 _N_CHECKED_PAUSES = 100
 """Number of checked steps with pending autoresets; a check of every step would be too slow."""
 _CONSTANTS = (spaces.Space, EnvSpec, Enum, type, types.ModuleType, types.FunctionType, types.MethodType)
@@ -199,7 +201,7 @@ class GymBatch(BatchedCoreEnv):
 
     @override(BatchedCoreEnv)
     def why_not_kept(self) -> str | None:
-        return None if _keeps_itself(self.env) else next(_unkept(self.env), None)
+        return None if _keeps_itself(self.env) else _obstacle_to_storing(self.env)
 
     @override(BatchedCoreEnv)
     def row_state(self, row: int) -> dict[str, Any]:
@@ -231,10 +233,10 @@ class GymBatch(BatchedCoreEnv):
             )
             self._begun[row] = self._n_steps + 1
 
-    def _load_attributes(self, layers: list[dict[str, Any]]) -> None:
-        for layer, attributes in zip(_layers(self.env), layers, strict=True):
+    def _load_attributes(self, stored: bytes) -> None:
+        for layer, attributes in zip(_layers(self.env), safe_load(io.BytesIO(stored)), strict=True):
             for name, value in attributes.items():
-                setattr(layer, name, _live(value))
+                setattr(layer, name, value)
 
     def _reset_all(self) -> None:
         seed, self._next_seed, self.autoreset_pending = self._next_seed, None, None
@@ -432,69 +434,35 @@ def _kept(layer: Any) -> dict[str, Any]:
     }
 
 
-def _attributes(env: Any) -> list[dict[str, Any]]:
-    return [{name: _stored(value) for name, value in _kept(layer).items()} for layer in _layers(env)]
+def _attributes(env: Any) -> bytes:
+    """Return the attributes of all layers, pickled together; :func:`safe_load` reads them."""
+    return pickle.dumps([_kept(layer) for layer in _layers(env)])
 
 
-def _unkept(env: Any) -> Iterator[str]:
-    """Yield reasons why the attributes do not hold the complete state."""
-    found: list[tuple[str, Any]] = []
+def _obstacle_to_storing(env: Any) -> str | None:
+    """Return why :func:`_attributes` do not hold the complete state; `None`: they do."""
+    found: list[tuple[str, np.ndarray]] = []
     for layer in _layers(env):
         for name, value in _kept(layer).items():
             place = f"attribute `{name}` of {type(layer).__name__}"
-            if not _is_plain(value):
-                yield (
-                    f"{place} is a {type(value).__name__}, not made of numbers and arrays, and there are no methods "
-                    "`state_dict` and `load_state_dict`"
+            try:
+                safe_load(io.BytesIO(pickle.dumps(value)))
+            except Exception as error:  # pickling runs code of the object, which may raise anything
+                return (
+                    f"{place} is a {type(value).__name__} that cannot be stored, and there are no methods `state_dict` "
+                    f"and `load_state_dict` ({error})"
                 )
-            for part in _changeable(value):
+            for array in _arrays_in(value):
                 for other_place, other in found:
-                    if part is other or (_are_arrays(part, other) and np.may_share_memory(part, other)):
-                        yield f"{place} and {other_place} share their content"
-                found.append((place, part))
+                    if array is not other and np.may_share_memory(array, other):
+                        return f"{place} and {other_place} share their content"
+                found.append((place, array))
+    return None
 
 
-def _changeable(value: Any) -> Iterator[Any]:
-    """Yield the mutable parts of an attribute."""
-    if isinstance(value, np.ndarray | np.random.Generator):
+def _arrays_in(value: Any) -> Iterator[np.ndarray]:
+    if isinstance(value, np.ndarray):
         yield value
     elif isinstance(value, list | tuple | dict):
         for entry in value.values() if isinstance(value, dict) else value:
-            yield from _changeable(entry)
-
-
-def _are_arrays(*values: Any) -> bool:
-    return all(isinstance(value, np.ndarray) for value in values)
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, np.ndarray | np.generic):
-        return value.dtype.kind in "biuf"
-    if isinstance(value, list | tuple):
-        return type(value) in (list, tuple) and all(map(_is_plain, value))
-    if isinstance(value, dict):
-        return type(value) is dict and all(map(_is_plain, [*value, *value.values()]))
-    return isinstance(value, np.random.Generator) or value is None or type(value) in (bool, int, float, str)
-
-
-def _stored(value: Any) -> Any:
-    if isinstance(value, np.random.Generator):
-        return {_GENERATOR: copy.deepcopy(value.bit_generator.state)}
-    if isinstance(value, list | tuple):
-        return type(value)(map(_stored, value))
-    if isinstance(value, dict):
-        return {key: _stored(entry) for key, entry in value.items()}
-    return value.copy() if isinstance(value, np.ndarray) else value
-
-
-def _live(value: Any) -> Any:
-    if isinstance(value, dict) and set(value) == {_GENERATOR}:
-        state = value[_GENERATOR]
-        bit_generator = getattr(np.random, state["bit_generator"])()
-        bit_generator.state = state
-        return np.random.Generator(bit_generator)
-    if isinstance(value, list | tuple):
-        return type(value)(map(_live, value))
-    if isinstance(value, dict):
-        return {key: _live(entry) for key, entry in value.items()}
-    return value.copy() if isinstance(value, np.ndarray) else value
+            yield from _arrays_in(entry)

@@ -64,7 +64,7 @@ def build(base_type: type[T], config: Any, where: str, **arguments: Any) -> T:
 
     :param where: Place in the configuration, for messages.
     :param arguments: Arguments that the configuration need not state; what it states has priority.
-    :raises ConfigError: There is nothing to build, or it does not take its arguments; says where it is configured.
+    :raises ConfigError: There is nothing to build, or it does not take its arguments; the message names the place.
     """
     if config is None:
         raise ConfigError(f"{where}: expected a mapping with `_target_`, or an object, found nothing.")

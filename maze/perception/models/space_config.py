@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 from maze.core.agent.random_policy import MASK_SUFFIX, candidates_of
 from maze.core.errors import CheckpointError, ConfigError
-from maze.core.utils.files import open_seal, write_sealed
+from maze.core.utils.files import verify_checksum, write_with_checksum
 from maze.core.utils.pickle_reader import Rule, read_pickle, refuse
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class SpacesConfig:
             "observation_spaces": {key: _describe(space) for key, space in self.observation_spaces_dict.items()},
             "agent_counts": {key: int(count) for key, count in self.agent_counts_dict.items()},
         }
-        write_sealed(dump_file_path, pickle.dumps(content, protocol=4))
+        write_with_checksum(dump_file_path, pickle.dumps(content, protocol=4))
 
     @classmethod
     def load(cls, in_file_path: str | Path) -> SpacesConfig:
@@ -99,7 +99,7 @@ class SpacesConfig:
                 f"{path}: there is no such file. A training run writes `spaces_config.pkl` into its directory."
             )
         try:
-            content = read_pickle(open_seal(path.read_bytes(), str(path)), _no_rule)
+            content = read_pickle(verify_checksum(path.read_bytes(), str(path)), _no_rule)
             if not isinstance(content, dict) or content.get("format") != _FORMAT:
                 raise ValueError("it does not hold spaces")
             return cls(

@@ -12,9 +12,10 @@ from maze.core.env.core_env import CoreEnv
 from maze.core.errors import ConfigError
 from maze.core.utils.factory import TARGET_KEY, ConfigType, Factory
 from maze.train.parallelization.distributed_actors.env_groups import in_groups
-from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.train.parallelization.vector_env.sequential_vector_env import in_sequence
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
+from maze.train.parallelization.vector_env.vector_env_utils import check_same_spaces
 
 if TYPE_CHECKING:
     from maze.train.parallelization.distributed_actors.base_distributed_workers_with_buffer import (
@@ -105,9 +106,7 @@ class InProcess(Placement):
     def vector_env(
         self, env_factory: Callable[[], Any], n_envs: int, logging_prefix: str | None = None
     ) -> StructuredVectorEnv:
-        return in_groups(
-            self.env_groups, n_envs, logging_prefix, lambda n, prefix: SequentialVectorEnv([env_factory] * n, prefix)
-        )
+        return in_groups(self.env_groups, env_factory, n_envs, logging_prefix, in_sequence)
 
     @override(Placement)
     def actors(self, **arguments: Any) -> DistributedActors:
@@ -139,10 +138,10 @@ class Processes(Placement):
         if self.env_timeout is not None:  # a call may contain a step and a reset of each environment
             timeout = EXTRA_SECONDS + 2 * n_envs * self.env_timeout
 
-        def make(n: int, prefix: str | None) -> SubprocVectorEnv:
-            return SubprocVectorEnv([env_factory] * n, prefix, self.start_method, self.n_workers, timeout=timeout)
+        def make_env(factory: Callable[[], Any], n: int, prefix: str | None = None) -> SubprocVectorEnv:
+            return SubprocVectorEnv([factory] * n, prefix, self.start_method, self.n_workers, timeout=timeout)
 
-        return in_groups(self.env_groups, n_envs, logging_prefix, make)
+        return in_groups(self.env_groups, env_factory, n_envs, logging_prefix, make_env)
 
     @override(Placement)
     def actors(self, **arguments: Any) -> DistributedActors:
@@ -166,18 +165,9 @@ class Batched(Placement):
 
         env = env_factory()
         try:
-            batch = _unwrapped(env).batch(n_envs)
-            for kind, of_batch, of_one in (
-                ("action", batch.action_spaces, env.action_spaces_dict),
-                ("observation", batch.observation_spaces, env.observation_spaces_dict),
-            ):
-                if of_batch != of_one:
-                    batch.close()
-                    raise ConfigError(
-                        f"runner.placement=batched: the {kind} spaces of a single environment, {of_one}, differ from "
-                        f"those of its vectorised simulation, {of_batch}. Use runner.placement=in_process."
-                    )
-            return BatchedVectorEnv(batch, logging_prefix)
+            batched = BatchedVectorEnv(_unwrapped(env).batch(n_envs), logging_prefix)
+            check_same_spaces(env, batched, "runner.placement=batched: the vectorised simulation")
+            return batched
         finally:
             env.close()
 
@@ -199,15 +189,11 @@ def _unwrapped(env: Any) -> Any:
     while CoreEnv not in type(env.__dict__["_wrapped_env"]).__mro__:
         wrappers.append(type(env).__name__)
         env = env.env
-    if not hasattr(type(env), "batch"):
+    if wrappers or not hasattr(type(env), "batch"):
+        found = ", ".join([*wrappers, type(env).__name__])
         raise ConfigError(
-            f"runner.placement=batched: expected an environment with a vectorised simulation (a BatchedMazeEnv), found "
-            f"{type(env).__name__}. Use runner.placement=in_process or processes."
-        )
-    if wrappers:
-        raise ConfigError(
-            f"runner.placement=batched: wrappers need environments that are stepped one at a time; found "
-            f"{', '.join(wrappers)}. Remove them, or use runner.placement=in_process."
+            "runner.placement=batched: expected an environment with a vectorised simulation (a BatchedMazeEnv) without "
+            f"wrappers, found {found}. Use runner.placement=in_process or processes."
         )
     return env
 

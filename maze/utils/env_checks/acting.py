@@ -143,7 +143,7 @@ REMEDIES: Mapping[str, str] = {
     "actor-id": "Return an ActorID with a declared step key, or declare spaces and conversions for this one.",
     "actor-rewards": "Divide the reward of the step among its actors.",
     "agent-counts": "Give every sub-step its number of agents, or -1 where it varies.",
-    "agent-id": "Correct agent_id or the count; -1 says that the number varies.",
+    "agent-id": "Correct agent_id or the count; -1 if the number varies.",
     "cloning": "Take over the whole state of the other, random generators included.",
     "determinism": "Draw from a generator that seed() sets, and have reset() restore everything else.",
     "done": "Return a bool.",

@@ -111,7 +111,7 @@ def test_the_lunar_lander_heuristic_lands():
 MASKED = spaces.Dict({"move": spaces.Discrete(4), "turn": spaces.Discrete(2), "steer": SPACE["steer"]})
 
 
-def test_random_actions_are_drawn_evenly_from_those_that_a_mask_allows():
+def test_random_actions_are_sampled_uniformly_from_unmasked_actions():
     policy = RandomPolicy({0: MASKED})
     policy.seed(0)
     masks = {"move_mask": np.array([0.0, 1.0, 0.0, 1.0]), "x": np.zeros(4), "turn_mask": np.array([False, True])}

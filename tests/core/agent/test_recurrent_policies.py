@@ -183,14 +183,14 @@ def test_responses_of_feed_forward_policies_contain_no_hidden_states():
         model.critic.predict_value(observation, 0)
 
 
-def test_each_sub_step_has_a_memory_of_its_own():
+def test_each_sub_step_has_its_own_recurrent_state():
     env = two_step_env()
     policy = policy_for(env)
     observation = env.reset()
     for step_key in ("choose", "cut", "choose"):
         action = policy.compute_action(observation, env=env, actor_id=ActorID(step_key, 0))
         observation = env.step(action)[0]
-    (memory,) = policy._memories.by_context.values()
+    (memory,) = policy._hidden_states.by_context.values()
     states = memory.copied()
     assert set(states) == {ActorID("choose", 0), ActorID("cut", 0)}
     assert all(array.any() for of_actor in states.values() for array in of_actor.values())

@@ -171,7 +171,7 @@ def test_action_frequencies_match_the_probabilities():
     assert stats.chisquare(counts[:3], expected * n / expected.sum()).pvalue > 0.001
 
 
-def test_draws_of_all_default_distributions_follow_them():
+def test_samples_of_all_default_distributions_follow_them():
     logits = {"move": [0.0, 1.0, 2.0], "use": [[0.0, 2.0], [-1.0, 9.0]], "tune": [1.0, 0.0, 0.0, 0.0, 1.0, 2.0]}
     logits["steer"] = [0.5, -3.0, -1.0, 0.0]
     policy = policy_with(FixedLogits(**logits), HEADS)
@@ -198,7 +198,7 @@ SQUASHED = "maze.distributions.squashed_gaussian.SquashedGaussianProbabilityDist
 
 
 @pytest.mark.parametrize("shape", [(), (2,), (2, 3)])
-def test_squashed_draws_are_those_of_the_distribution(shape):
+def test_squashed_samples_are_those_of_the_distribution(shape):
     space = spaces.Box(np.full(shape, -2.0, np.float32), np.full(shape, 6.0, np.float32))
     mapper_config = [{"action_space": "gym.spaces.Box", "distribution": SQUASHED}]
     logits_shape = (*shape[:-1], 2 * shape[-1]) if shape else (2,)
@@ -217,7 +217,7 @@ def test_squashed_draws_are_those_of_the_distribution(shape):
     np.testing.assert_allclose(best[0], 2.0 + 4.0 * np.tanh(mean), rtol=1e-5)
 
 
-def test_squashed_draws_stay_within_bounds_that_are_no_float32_numbers():
+def test_squashed_samples_stay_within_bounds_that_are_no_float32_numbers():
     space = spaces.Box(np.array([-0.1]), np.array([0.3]), dtype=np.float64)
     mapper_config = [{"action_space": "gym.spaces.Box", "distribution": SQUASHED}]
     for mean in (-30.0, 30.0):

@@ -176,7 +176,7 @@ def test_an_episode_that_is_not_over_when_it_is_finished_was_cut_off(
     assert given == info  # what belongs to the caller stays as it is
 
 
-def test_a_wrapper_that_ends_the_episode_is_reported_and_the_next_episode_can_begin() -> None:
+def test_a_wrapper_that_ends_the_episode_is_reported_and_the_next_episode_can_start() -> None:
     env = TimeLimitWrapper.wrap(GymMazeEnv("CartPole-v1"), max_episode_steps=3)
     with AgentDeployment(DummyCartPolePolicy(), env) as deployment:
         for _ in range(2):
@@ -437,7 +437,7 @@ def test_a_deployment_without_references_ends() -> None:
     assert env.context.event_service.on_clear == []
 
 
-def test_the_thread_begins_with_the_first_state() -> None:
+def test_the_thread_starts_with_the_first_state() -> None:
     with cartpole() as deployment:
         assert not deployment_threads()
         deployment.act(STATE, 0, False, {})

@@ -140,7 +140,7 @@ def walk_env():
     )
 
 
-def test_a_rollout_keeps_the_draws_while_the_environment_gets_them_clipped():
+def test_a_rollout_records_the_samples_and_the_environment_receives_them_clipped():
     env = SequentialVectorEnv([walk_env])
     policy = build_model(walk_env(), distributions=[]).policy
     generator = RolloutGenerator(env)

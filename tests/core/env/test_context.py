@@ -16,7 +16,7 @@ CONTEXT = {"demand": ["poisson", "geometric"], "lead_time": [1, 2, 4], "penalty"
 
 
 @given(st.lists(st.floats(0, 1, exclude_max=True), min_size=3, max_size=3))
-def test_drawn_values_lie_in_their_ranges_and_are_observed_in_the_unit_interval(numbers):
+def test_sampled_values_lie_in_their_ranges_and_are_observed_in_the_unit_interval(numbers):
     context = Context({**CONTEXT, "lead_time": {"lower": 1, "upper": 4, "integer": True}}, tuple(CONTEXT))
     stored = context.drawn(np.array([numbers]))
     demand, lead_time, penalty = stored[0]
@@ -62,7 +62,7 @@ def test_invalid_contexts_are_refused_with_the_key(context, message):
         LostSalesEnv(context=context)
 
 
-def test_lead_times_longer_than_the_constant_one_make_room():
+def test_the_longest_lead_time_of_the_context_sizes_the_observation():
     env = LostSalesEnv(context={"lead_time": [1, 6]}, lead_time=4)
     assert env.reset()["stock"].shape == (6,)
     env.step({"order": 3})

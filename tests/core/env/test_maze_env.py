@@ -371,7 +371,7 @@ def test_dictionary_conversions_have_inverses_and_take_copies():
     assert observation["stock"].dtype == np.float32
 
 
-def test_drawing_an_environment_without_a_renderer_is_an_error():
+def test_rendering_an_environment_without_a_renderer_is_an_error():
     env = countdown_env()
     env.reset()
     with pytest.raises(ConfigError, match=r"MazeEnv cannot be drawn: it has no renderer.*get_renderer"):

@@ -11,7 +11,7 @@ from maze.core.errors import EnvironmentContractError
 
 @pytest.mark.parametrize("shape", [(5,), (5, 3), (5, 2, 4), (5, 0)])
 @pytest.mark.parametrize("dtype", [np.float32, np.int8, np.bool_])
-def test_rows_are_copied_whatever_their_shape_and_how_they_lie_in_memory(shape, dtype):
+def test_rows_of_any_shape_and_memory_layout_are_copied(shape, dtype):
     rng = np.random.default_rng(0)
     source = rng.integers(0, 2, shape).astype(dtype)
     source[...] = source if dtype is np.bool_ else source + np.arange(5, dtype=dtype).reshape(5, *[1] * len(shape[1:]))

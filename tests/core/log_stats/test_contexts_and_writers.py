@@ -266,7 +266,7 @@ def test_tensorboard_itself_reads_the_files(tmp_path):
     assert set(accumulator.Tags()["tensors"]) == {"job_config/text_summary", "command/text_summary"}
 
 
-def test_a_figure_that_cannot_be_drawn_is_one_warning(tmp_path, caplog):
+def test_a_figure_that_cannot_be_rendered_causes_one_warning(tmp_path, caplog):
     class Events(ABC):
         @define_plot(lambda value: 1 / 0)
         @define_epoch_stats(max)

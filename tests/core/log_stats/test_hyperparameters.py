@@ -76,7 +76,7 @@ def test_the_hyperparameter_tab_holds_the_settings_and_the_reward_of_a_run(tmp_p
     assert table.loc["Results/best_reward"].value.tolist() == [1.0, 5.0, 7.0, 7.0]
 
 
-def test_a_failed_training_is_marked_as_failed(tmp_path: Path) -> None:
+def test_a_failed_run_is_marked_as_failed(tmp_path: Path) -> None:
     def train() -> None:
         with StatsContext():
             setup_logging(CONFIG, log_dir=tmp_path)
@@ -88,7 +88,7 @@ def test_a_failed_training_is_marked_as_failed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("config", [None, "just: text", {"env": {"name": "CartPole-v1"}}])
-def test_jobs_without_training_are_not_in_the_tab(config: Any, tmp_path: Path) -> None:
+def test_rollout_jobs_are_not_in_the_hparams_tab(config: Any, tmp_path: Path) -> None:
     with StatsContext():
         setup_logging(config, log_dir=tmp_path)
         log_stats({REWARD: 1.0}, "eval")

@@ -378,7 +378,7 @@ def test_a_copied_environment_continues_the_episode_and_its_statistics_independe
     assert stats["valid_cut", "mean_episode_total"] == 1
 
 
-def test_a_clone_takes_over_the_episode_in_progress():
+def test_a_clone_continues_the_episode_in_progress():
     env, clone = LogStatsWrapper(cutting_env()), LogStatsWrapper(cutting_env())
     run_episode(env, FOUR_STEPS[:3])
     clone.reset()

@@ -208,8 +208,13 @@ def sparse_env(episodes: Any = None) -> MazeEnv[Any]:
 EPISODES = [[[], [2]], [[], [], []], [[1, 3], [], []], [[]], [[], [], [], []], [[1], [1]]]
 
 
-@pytest.mark.parametrize("n_envs", [1, 2, 3, 6])
-@pytest.mark.parametrize("vector_env", [SequentialVectorEnv, partial(SubprocVectorEnv, n_workers=2)])
+@pytest.mark.parametrize(
+    ("vector_env", "n_envs"),
+    [
+        *((SequentialVectorEnv, n_envs) for n_envs in (1, 2, 3, 6)),
+        *((partial(SubprocVectorEnv, n_workers=2), n_envs) for n_envs in (1, 3)),
+    ],
+)
 def test_vector_environments_give_the_documented_statistics_for_any_spread(vector_env, n_envs):
     envs = vector_env([partial(sparse_env, EPISODES[index::n_envs]) for index in range(n_envs)])
     try:
@@ -229,7 +234,7 @@ def test_rollouts_give_the_same_statistics_in_any_number_of_processes(
     monkeypatch.chdir(tmp_path)
     nothing_recorded: Any = {"record_trajectory": False, "record_event_logs": False}
     outcomes = []
-    for n_processes in (0, 1, 2, 3):
+    for n_processes in (0, 1, 3):
         if n_processes == 0:
             runner: Any = SequentialRolloutRunner(8, 10, render=False, **nothing_recorded)
         else:
@@ -240,4 +245,4 @@ def test_rollouts_give_the_same_statistics_in_any_number_of_processes(
             {key: comparable(value) for key, value in runner.stats.items() if key.event is SparseEvents.happened}
         )
     assert outcomes[0]
-    assert outcomes[0] == outcomes[1] == outcomes[2] == outcomes[3]
+    assert outcomes[0] == outcomes[1] == outcomes[2]

@@ -105,7 +105,7 @@ def test_the_event_viewer_offers_the_attributes_of_the_chosen_event(shown, tmp_p
     assert viewer.picture.value != first
 
 
-def test_an_attribute_that_cannot_be_drawn_is_explained_and_the_menus_stay_usable(shown, tmp_path):
+def test_an_attribute_that_cannot_be_plotted_is_explained_and_the_menus_stay_usable(shown, tmp_path):
     write_logs(tmp_path)
     viewer = NotebookEventLogsViewer(tmp_path)
     viewer.build()

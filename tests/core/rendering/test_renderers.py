@@ -60,7 +60,7 @@ def test_event_statistics_join_group_and_process_as_configured(log, arguments, e
     assert drawn_lines() == expected
 
 
-def test_several_episodes_are_drawn_as_mean_and_range():
+def test_several_episodes_are_plotted_as_mean_and_range():
     df = pd.DataFrame({"episode_id": ["a", "a", "b", "b"], "env_time": [0, 1, 0, 1], "value": [1.0, 1.0, 3.0, 5.0]})
     EventStatsRenderer.render_timeline_stat(df)
     assert drawn_lines() == {"_child0": ([0, 1], [2.0, 5.0])}
@@ -69,7 +69,7 @@ def test_several_episodes_are_drawn_as_mean_and_range():
     assert "mean and range of 2 episodes" in plt.gca().get_title()
 
 
-def test_the_step_renderer_draws_single_values_or_their_sum(log):
+def test_the_step_renderer_plots_single_values_or_their_sum(log):
     StepStatsRenderer.render_stats(log, cumulative=False)
     assert drawn_lines() == {"_child0": ([0, 1, 2], [1.0, 2.0, 3.0])}
     StepStatsRenderer.render_stats(log, "CutEvents.cut", group_by="piece", aggregation_func="sum", metric="size")
@@ -94,7 +94,7 @@ def test_closing_closes_the_renderers_own_figure_only(log):
     assert plt.get_figlabels() == ["mine"]
 
 
-def test_the_statistics_wrapper_draws_its_current_episode():
+def test_the_statistics_wrapper_plots_its_current_episode():
     env = LogStatsWrapper.wrap(GymMazeEnv("CartPole-v1"))
     env.seed(1)
     env.get_episode_event_log()
@@ -105,7 +105,7 @@ def test_the_statistics_wrapper_draws_its_current_episode():
     assert drawn_lines() == {"_child0": ([0, 1, 2], [1.0, 2.0, 3.0])}
 
 
-def test_pictures_are_drawn_without_touching_the_users_figures():
+def test_pictures_are_rendered_without_changing_the_users_figures():
     mine = plt.figure("Counting")  # the name of the renderer's own
     png = step_picture(CountRenderer(), episode().step_records[0])
     assert is_png(png)
@@ -123,7 +123,7 @@ class SilentRenderer(CountRenderer):
         """Draws nothing."""
 
 
-def test_a_renderer_that_draws_nothing_gives_no_picture():
+def test_a_renderer_without_output_gives_no_frame():
     plt.figure("mine")
     assert step_picture(SilentRenderer(), episode().step_records[0]) is None
 

@@ -66,7 +66,7 @@ def test_recorded_actions_replay_the_same_episodes_on_the_command_line(tmp_path:
         )
 
 
-def test_a_replay_of_other_episodes_says_which_seed_is_needed(
+def test_a_replay_of_other_episodes_reports_the_required_seed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     short = ["env.name=CartPole-v1", "runner=sequential", "runner.n_episodes=1", "runner.max_episode_steps=5"]

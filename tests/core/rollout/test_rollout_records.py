@@ -204,7 +204,7 @@ def test_a_damaged_record_is_named(content: bytes) -> None:
         ActionRecord.load("record.json")
 
 
-def test_a_replay_that_diverges_says_where() -> None:
+def test_a_diverging_replay_reports_the_step() -> None:
     record, _ = recorded_episode()
     env = GymMazeEnv("Pendulum-v1")
     env.seed(record.seed)

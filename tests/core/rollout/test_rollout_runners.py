@@ -141,7 +141,7 @@ def test_best_of_sampling_requires_a_number_of_samples() -> None:
         sequential(1, best_of=4, deterministic=True)
 
 
-def test_every_episode_is_run_exactly_once_however_they_are_distributed() -> None:
+def test_every_episode_is_run_exactly_once_for_every_distribution_to_workers() -> None:
     runner = parallel(3, 7)
     runner.run_with(env=ENV, wrappers={}, agent=RANDOM)
     assert runner.stats is not None
@@ -189,10 +189,10 @@ def test_episodes_without_a_limit_run_until_they_end() -> None:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("kill", r"worker \d \(pid \d+\) was killed by signal 9 \(SIGKILL\) in episode"),
-        ("exit", r"worker \d \(pid \d+\) exited with code 3 in episode"),
-        ("raise", r"worker \d .* raised ValueError: the simulator broke .* in episode \d"),
-        ("unpicklable", r"worker \d .* raised LocalError.* in episode \d"),
+        ("kill", r"worker \d \(pid \d+\) was killed by signal 9 \(SIGKILL\) during `play_slice` of episodes"),
+        ("exit", r"worker \d \(pid \d+\) exited with code 3 during `play_slice` of episodes"),
+        ("raise", r"worker \d .* raised ValueError: the simulator broke .*seeded with \d+.* of episodes \d to"),
+        ("unpicklable", r"worker \d .* raised LocalError.* of episodes \d to"),
     ],
 )
 def test_a_worker_that_fails_is_named(fault: str, message: str) -> None:

@@ -182,6 +182,7 @@ def test_comparisons_play_the_instances_in_order() -> None:
         assert played.measures["makespan"][0].tolist() == expected
 
 
+@pytest.mark.long
 def test_a_run_is_evaluated_and_played_on_a_file_of_instances(capfd: pytest.CaptureFixture[str]) -> None:
     shops = {"durations": np.full((3, 2, 2), 5), "machines": np.tile(np.arange(2), (3, 2, 1))}
     np.savez("shops.npz", **shops)

@@ -145,7 +145,7 @@ def test_a_failure_in_a_worker_names_the_file_and_keeps_the_traceback(trajectory
 
 
 def test_a_killed_worker_is_reported_with_its_signal(trajectory_dir):
-    with pytest.raises(WorkerError, match=r"worker \d .* was killed by signal 9 \(SIGKILL\) while it loaded"):
+    with pytest.raises(WorkerError, match=r"worker \d .* was killed by signal 9 \(SIGKILL\) during `load` of"):
         dataset(trajectory_dir, KilledProcessor(), n_workers=2)
 
 
@@ -248,7 +248,7 @@ def test_states_cannot_be_converted_without_an_environment(trajectory_dir):
         (True, 2, [[0, 1, 2, 3]]),  # cut off, which is not a dead end
     ],
 )
-def test_dead_end_clipping_drops_the_last_steps_of_episodes_that_ended_by_themselves(is_truncated, clip_k, expected):
+def test_dead_end_clipping_drops_the_last_steps_of_terminated_episodes(is_truncated, clip_k, expected):
     trajectory = spaces_trajectory("a", 4, is_truncated)
     processed = DeadEndClippingTrajectoryProcessor(clip_k=clip_k).process(trajectory, None)
     assert actions_of(processed) == expected

@@ -80,7 +80,7 @@ def test_a_minari_data_set_is_read_as_steps(data_format: str) -> None:
     assert len(InMemoryDataset(minari_path("pole/random-v0"), cart_pole)) == step, "by its directory as well"
 
 
-def test_wrappers_of_the_training_are_applied_and_last_observations_are_known() -> None:
+def test_wrappers_of_the_training_run_are_applied_and_last_observations_are_known() -> None:
     episodes = collected("CartPole-v1", "pole/random-v0", n_steps=4)
 
     def stacked() -> Any:
@@ -212,7 +212,7 @@ def test_policies_are_cloned_from_it() -> None:
 
 
 @pytest.mark.slow
-def test_sac_begins_with_its_demonstrations() -> None:
+def test_sac_starts_with_its_demonstrations() -> None:
     collected("Pendulum-v1", "pendulum/random-v0")
     command = ["-cn", "conf_train", "env.name=Pendulum-v1", "algorithm=sacfd", "model=flatten_concat"]
     short = ["critic=flatten_concat_state_action", "algorithm.n_epochs=1", "algorithm.epoch_length=1"]

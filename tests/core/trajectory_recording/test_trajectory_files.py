@@ -302,7 +302,7 @@ def dock(tmp_path, monkeypatch):
     sys.modules.pop("dock_project", None)
 
 
-def test_events_and_states_of_a_project_are_read_when_its_modules_are_named_and_never_by_themselves(dock, tmp_path):
+def test_events_and_states_of_a_project_are_read_only_if_its_modules_are_named(dock, tmp_path):
     path = stored(
         (EventRecord(dock.DockEvents, dock.DockEvents.ship_docked, {"name": "Zora"}), dock.DockState()), tmp_path
     )

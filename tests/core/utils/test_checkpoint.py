@@ -79,7 +79,7 @@ def foreign_zip():
         (CONTENT[:-40], "is damaged or was cut off"),
     ],
 )
-def test_a_foreign_file_is_an_error_that_says_what_was_found(tmp_path, content, message):
+def test_a_foreign_file_raises_an_error_that_describes_it(tmp_path, content, message):
     path = tmp_path / "state_dict.pt"
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=message):

@@ -75,7 +75,7 @@ def test_every_description_is_writable_as_yaml() -> None:
     assert "dict" in str(read["all"]["self"])
 
 
-def test_containers_of_a_configuration_are_written_down_however_deep_they_are() -> None:
+def test_containers_of_a_configuration_are_stored_at_any_depth() -> None:
     config: Any = {"hidden_units": [64, 32]}
     for key in ("block_params", "observation", "modality_config", "model_builder", "policy", "model", "sweep"):
         config = {key: config}

@@ -93,7 +93,7 @@ def test_misspelt_targets_are_named_with_the_key_and_a_suggestion(target, messag
         *("posix.system", f"{HERE}.innocent_name", "builtins.__import__", "torch.load"),
     ],
 )
-def test_dangerous_targets_are_refused_under_whatever_name(target):
+def test_dangerous_targets_are_refused_under_every_name(target):
     with pytest.raises(ConfigError, match="refused"):
         Factory(object).instantiate({"_target_": target, "_args_": ["x"]})
     with pytest.raises(ConfigError, match=r"shape: .*refused"):

@@ -33,7 +33,7 @@ def test_the_same_two_seeds_give_the_same_seeds_and_environments_do_not_depend_o
     assert len({*first[0], *first[1]}) == 6
 
 
-def test_seeds_not_given_are_drawn_and_recorded():
+def test_missing_seeds_are_generated_and_recorded():
     seeding = MazeSeeding(None, None, True)
     assert seeding.env_global_seed != MazeSeeding(None, None, True).env_global_seed
     again = MazeSeeding(seeding.env_global_seed, seeding.agent_global_seed, True)

@@ -93,7 +93,7 @@ def test_parts_not_profiled_in_short_runs_are_reported(tmp_path: Path) -> None:
         pytest.param("ray", {COLLECTING, WAITING, TRANSFER, LEARNING}, marks=[pytest.mark.long, pytest.mark.ray]),
     ],
 )
-def test_a_run_writes_its_report(runner: str, parts: set[str], tmp_path: Path) -> None:
+def test_a_run_writes_its_update_profile(runner: str, parts: set[str], tmp_path: Path) -> None:
     if runner == "ray":
         pytest.importorskip("ray")
     command = ["-cn", "conf_train", "env.name=CartPole-v1", "algorithm=a2c", "algorithm.rollout_evaluator=null"]

@@ -153,7 +153,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_mask_arrives_however_the_environment_is_given(way):
+def test_a_mask_is_passed_on_for_every_form_of_environment(way):
     env = WAYS[way]()
     assert env.reset()["action_mask"].tolist() == [0, 1]
     observation, _, done, _ = env.step({"action": 1})

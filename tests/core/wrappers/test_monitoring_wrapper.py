@@ -250,7 +250,7 @@ def draw_counts(value, groups, **kwargs):
     return fig
 
 
-def test_observations_are_drawn_by_the_users_function_named_by_its_path(tmp_path):
+def test_observations_are_plotted_by_the_users_function_given_by_its_path(tmp_path):
     env = counting_env(((3, "terminated"),))
     config = {f"{ObservationVisualizationWrapper.__module__}.ObservationVisualizationWrapper": {"plot_function": PATH}}
     env = LogStatsWrapper.wrap(WrapperFactory.wrap_from_config(env, config), logging_prefix="train")

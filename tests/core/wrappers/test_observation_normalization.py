@@ -431,7 +431,7 @@ def test_relative_files_refer_to_the_directory_in_which_the_wrapper_was_made(tmp
     assert (tmp_path / "statistics.pkl").is_file()
 
 
-def test_missing_statistics_are_an_error_that_says_how_to_get_them(tmp_path):
+def test_missing_statistics_raise_an_error_with_the_remedy(tmp_path):
     env = normalized(simple())
     with pytest.raises(CheckpointError, match=r"\['observation'\].*statistics.pkl.*input_dir"):
         env.reset()

@@ -115,7 +115,7 @@ def test_built_in_wrappers_continue_equally_after_copies_and_pickling(wrapper, a
 
 
 @pytest.mark.parametrize(("wrapper", "arguments"), BUILT_IN.items())
-def test_built_in_wrappers_take_over_the_state_of_another_environment(wrapper, arguments):
+def test_built_in_wrappers_copy_the_state_of_another_environment(wrapper, arguments):
     source, target = wrapper(cart_pole(1), **arguments), wrapper(cart_pole(2), **arguments)
     source.reset(), target.reset()
     action = source.action_space.sample()
@@ -154,7 +154,7 @@ def test_unknown_and_private_attributes_are_named_with_the_stack():
         TimeLimitWrapper.__new__(TimeLimitWrapper).action_space
 
 
-def test_a_wrapper_must_say_how_it_converts_recordings():
+def test_a_wrapper_must_define_its_conversion_of_recordings():
     class Silent(Wrapper[MazeEnv]):
         pass
 
@@ -177,7 +177,7 @@ def test_wrapper_that_keeps_observations_and_actions_passes_recordings_through()
     assert actions == {0: {"action": 1}}
 
 
-def test_a_clone_takes_over_the_last_step_s_shares_of_the_reward_as_well():
+def test_a_clone_keeps_the_reward_shares_of_the_last_step():
     class Shared(GymMazeEnv):
         def get_actor_rewards(self):
             return np.array([0.25, 0.75])

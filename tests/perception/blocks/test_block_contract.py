@@ -228,7 +228,7 @@ def add_noise(tensor: torch.Tensor) -> torch.Tensor:
     return tensor + torch.randn_like(tensor)
 
 
-def test_shape_inference_does_not_advance_the_random_generator_even_where_the_block_draws():
+def test_shape_inference_does_not_advance_the_random_generator_of_sampling_blocks():
     block = blocks.FunctionalBlock("x", "out", (3,), add_noise)
     random_state = torch.get_rng_state()
     assert block.out_shapes() == [(3,)]

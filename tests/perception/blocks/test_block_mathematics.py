@@ -153,7 +153,7 @@ def test_lstm_equals_pytorch_followed_by_one_layer_per_time_step(bidirectional):
     torch.testing.assert_close(block({"x": sequence})["out"], expected)
 
 
-def test_last_step_is_the_last_of_the_sequence_that_arrives_whatever_its_length():
+def test_the_last_step_is_the_last_of_sequences_of_any_length():
     block = blocks.LSTMLastStepBlock("x", "out", (5, 3), 4, 1, False, nn.Tanh)
     sequence = torch.randn(2, 9, 3)
     torch.testing.assert_close(block({"x": sequence})["out"], block.lstm_block({"x": sequence})["out_lstm"][:, -1])

@@ -187,7 +187,7 @@ def test_shared_keys_of_unknown_substeps_are_named():
         builder.init_shared_embedding_keys([0])
 
 
-def test_the_dense_block_is_what_the_config_says():
+def test_the_dense_block_follows_its_configuration():
     block = build({"observation": box(4)}).perception_blocks["observation_DenseBlock"]
     assert isinstance(block, DenseBlock)
     assert block.hidden_units == [5]

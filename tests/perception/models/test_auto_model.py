@@ -449,7 +449,7 @@ PENDULUM = spaces.Dict({"observation": spaces.Box(-8.0, 8.0, (3,), np.float32)})
 TORQUE = spaces.Dict({"torque": spaces.Box(-2.0, 2.0, (2,), np.float32), "gear": spaces.Discrete(3)})
 
 
-def test_standard_deviations_of_their_own_are_the_same_wherever_the_policy_is_and_are_learned():
+def test_state_independent_standard_deviations_are_equal_in_every_state_and_learned():
     policy = composed(PENDULUM, TORQUE, state_dependent_std=False).policy
     network = policy.networks[0]
     logits = network(tensors(some(PENDULUM)))

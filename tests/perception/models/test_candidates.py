@@ -135,7 +135,7 @@ def test_random_decisions_follow_the_mask_of_what_is_allowed():
     assert {int(policy.compute_action(seen, actor_id=ACTOR)["order"]) for _ in range(50)} == {0, 1}
 
 
-def test_only_the_number_of_candidates_may_differ_from_the_training():
+def test_only_the_number_of_candidates_may_differ_from_training():
     class Env:
         def __init__(self, n, n_features=3):
             self.action_spaces_dict, self.observation_spaces_dict = spaces_of(n, n_features)

@@ -238,7 +238,7 @@ def test_a_serialized_policy_acts_like_the_trained_one(files, name):
         np.testing.assert_array_equal(expected["action"], found["action"])
 
 
-def test_a_serialized_policy_draws_at_its_temperature(files):
+def test_a_serialized_policy_samples_at_its_temperature(files):
     directory, trained = files
     arguments = (MODEL, str(directory / "state_dict.pt"), str(directory / "spaces_config.pkl"), "cpu")
     policy = SerializedTorchPolicy(*arguments, temperature=3.0)

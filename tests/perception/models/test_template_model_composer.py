@@ -360,7 +360,7 @@ def test_observations_and_actions_of_one_name_are_named():
 # -- pictures --------------------------------------------------------------------------------------
 
 
-def test_pictures_are_drawn_without_graphviz_as_well(tmp_path, monkeypatch):
+def test_pictures_are_rendered_without_graphviz(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None)
     compose(MODEL).save_models(tmp_path)
     assert all((tmp_path / name).read_bytes().startswith(b"%PDF") for name in ("policy_0.pdf", "critic_0.pdf"))

@@ -24,9 +24,19 @@ TRAIN = [
     "runner.env_groups=1",
     "runner.concurrency=2",
     "algorithm.n_epochs=100000",
+    "algorithm.epoch_length=1",
     "algorithm.patience=0",
     "algorithm.rollout_evaluator.n_episodes=2",
 ]
+
+
+HEAD = {
+    "num_cpus": 0,
+    "object_store_memory": 100 * 2**20,
+    "include_dashboard": False,
+    "include_log_monitor": False,
+    "no_monitor": True,
+}
 
 
 def main() -> None:
@@ -37,7 +47,7 @@ def main() -> None:
     os.environ["RAY_AUTH_TOKEN"] = "a-token-of-tests-that-is-long-enough"
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": 100 * 2**20})
+    cluster = Cluster(initialize_head=True, head_node_args=HEAD)
     try:
         if fault == "head":
             cluster.add_node(num_cpus=2, object_store_memory=100 * 2**20)

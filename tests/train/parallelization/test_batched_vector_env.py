@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from maze.api.run_context import RunContext
 from maze.core.env.base_env_events import BaseEnvEvents
-from maze.core.env.batched_core_env import BatchedCoreEnv, RowStreams
+from maze.core.env.batched_core_env import BatchedCoreEnv, RowGenerators
 from maze.core.env.batched_maze_env import BatchedMazeEnv
 from maze.core.env.space_arrays import zeros
 from maze.core.errors import ConfigError, EnvironmentContractError
@@ -232,7 +232,7 @@ def test_state_of_single_environments_starts_new_episodes_with_a_warning():
 
 
 def test_streams_depend_on_seed_and_position_alone():
-    streams, other = RowStreams(3), RowStreams(1)
+    streams, other = RowGenerators(3), RowGenerators(1)
     for row in range(3):
         streams.seed(row, row - 1)
     other.seed(0, 1)
@@ -332,7 +332,7 @@ def trained(placement: str) -> tuple[Any, dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_training_at_once_gives_the_weights_of_training_one_by_one():
+def test_batched_training_gives_the_weights_of_sequential_training():
     (one_score, one), (many_score, many) = trained("in_process"), trained("batched")
     assert one_score == many_score
     for name in one:

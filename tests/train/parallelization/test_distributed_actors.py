@@ -26,13 +26,18 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteError, WorkerError
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.rollout.rollout_generator import RolloutGenerator
-from maze.core.utils.worker_pool import EnvWorkerError
+from maze.core.utils.worker_pool import EnvWorkerError, LocalPool, ProcessPool
 from maze.train.parallelization.broadcasting_container import BroadcastingContainer, BroadcastingManager
 from maze.train.parallelization.distributed_actors.distributed_actors import RolloutTickets, seed_of_call
-from maze.train.parallelization.distributed_actors.env_groups import RolloutPacket, join_rollouts
+from maze.train.parallelization.distributed_actors.env_groups import (
+    RolloutPacket,
+    bytes_of,
+    join_rollouts,
+    packed_weights,
+    unpack_weights,
+)
 from maze.train.parallelization.distributed_actors.sequential_distributed_actors import SequentialDistributedActors
 from maze.train.parallelization.distributed_actors.subproc_distributed_actors import SubprocDistributedActors
-from maze.train.parallelization.task_pool import LocalPool, ProcessPool, packed_weights, unpack_weights
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.vector_env_utils import ActorSpaces
 from tests.train.parallelization.toy_envs import (
@@ -148,7 +153,7 @@ def test_weights_of_all_types_are_packed_and_unpacked():
     net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     packed = packed_weights({"policies": {0: net.state_dict()}})
     other = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
-    unpack_weights(packed, {"policies": {0: other.state_dict()}})
+    unpack_weights(packed, bytes_of({"policies": {0: other.state_dict()}}))
     assert torch.equal(other[0].weight, net[0].weight)
     assert other[1].num_batches_tracked.shape == ()
 
@@ -255,7 +260,7 @@ def test_episodes_of_all_actors_are_counted(kind):
     actors.stop()
 
 
-def test_actors_take_over_a_policy_that_was_handed_out():
+def test_actors_use_a_broadcast_policy():
     policy = make_policy(counting_env)
     actors = subproc(counting_env, policy, queue_out_of_sync_factor=0.0)
     actors.start()
@@ -314,7 +319,7 @@ def collect_many(actors: SubprocDistributedActors) -> None:
 
 def collect_until_it_fails(actors: SubprocDistributedActors) -> tuple[Any, float]:
     actors.start()
-    workers = actors._pool.workers.workers
+    workers = actors._pool.workers
     start = time.monotonic()
     with pytest.raises(WorkerError) as caught:
         collect_many(actors)
@@ -325,9 +330,9 @@ def collect_until_it_fails(actors: SubprocDistributedActors) -> tuple[Any, float
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [
-        ("raise", "raised ValueError: the simulator lost its marbles in environment .* during `rollout`"),
-        ("hard_exit", "exited with code 4 during `rollout`"),
-        ("kill", r"was killed by signal 9 \(SIGKILL\) during `rollout`"),
+        ("raise", "raised ValueError: the simulator lost its marbles in environment .* during `collect`"),
+        ("hard_exit", "exited with code 4 during `collect`"),
+        ("kill", r"was killed by signal 9 \(SIGKILL\) during `collect`"),
     ],
 )
 def test_a_failing_actor_becomes_one_error_at_once(fault, expected):
@@ -375,7 +380,7 @@ def test_actors_with_unread_large_rollouts_continue_and_end_at_once():
     actors = subproc(wide_env, n_actors=1, batch_size=1, queue_out_of_sync_factor=3.0)
     actors.collect_batch()
     time.sleep(1.0)  # long enough for all rollouts that may wait; each is larger than a pipe holds
-    (worker,) = actors._pool.workers.workers
+    (worker,) = actors._pool.workers
     start = time.monotonic()
     actors.stop()
     assert time.monotonic() - start < 1.5
@@ -385,7 +390,7 @@ def test_actors_with_unread_large_rollouts_continue_and_end_at_once():
 def test_an_actor_killed_from_outside_is_named():
     actors = subproc(partial(counting_env, LONG), make_policy(counting_env))
     actors.collect_batch()
-    os.kill(actors._pool.workers.workers[1].process.pid, signal.SIGKILL)
+    os.kill(actors._pool.workers[1].process.pid, signal.SIGKILL)
     error, _ = collect_until_it_fails(actors)
     assert "environment worker 1 " in str(error)
     assert "signal 9" in str(error)
@@ -395,7 +400,7 @@ def test_an_actor_killed_from_outside_is_named():
 def test_stop_returns_in_time_with_a_hanging_and_a_dead_actor():
     actors = faulty("hang")
     actors.start()
-    workers = actors._pool.workers.workers
+    workers = actors._pool.workers
     os.kill(workers[0].process.pid, signal.SIGKILL)
     start = time.monotonic()
     actors.stop()
@@ -433,7 +438,7 @@ def test_workers_leave_when_the_learner_is_killed(tmp_path):
             from tests.train.parallelization.test_distributed_actors import counting_env, subproc
             actors = subproc(counting_env)
             actors.collect_batch()
-            print(*(worker.process.pid for worker in actors._pool.workers.workers), flush=True)
+            print(*(worker.process.pid for worker in actors._pool.workers), flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
             """
         )

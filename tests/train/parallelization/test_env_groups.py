@@ -21,7 +21,7 @@ def test_groups_in_processes_report_the_statistics_of_groups_in_this_process(nam
     assert recorded_by(here, name) == recorded_by(elsewhere, name)
 
 
-def test_the_grouping_decides_what_is_drawn() -> None:
+def test_the_grouping_decides_what_is_plotted() -> None:
     together, apart = InProcess(), InProcess()
     apart.env_groups = 2
     assert recorded_by(together, "flat") != recorded_by(apart, "flat")

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from maze.train.parallelization.distributed_actors.env_groups import RolloutPlan
-from maze.train.parallelization.on_ray.ray_placement import Fragment, RayVectorEnv
-from maze.train.parallelization.task_pool import Task
+from maze.core.utils.worker_pool import Task
+from maze.train.parallelization.distributed_actors.env_groups import Fragment, RolloutPlan
+from maze.train.parallelization.on_ray.ray_placement import RayVectorEnv
 from maze.train.parallelization.vector_env.vector_env_utils import ActorSpaces
 from tests.train.parallelization.toy_policies import ENVS, make_policy
 

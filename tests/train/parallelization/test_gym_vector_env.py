@@ -254,7 +254,7 @@ def test_hidden_states_are_unaffected_by_pending_autoresets():
     np.testing.assert_allclose(courses[2], courses[0], rtol=1e-4, atol=1e-5)
 
 
-def test_members_that_begin_in_the_next_step_are_left_out_of_statistics_and_columns():
+def test_members_that_start_in_the_next_step_are_left_out_of_statistics_and_columns():
     raw = gymnasium.make_vec("CartPole-v1", 4, "vector_entry_point")
     env = Batched().vector_env(EnvFactory("CartPole-v1"), 4)
     env.seed([9, 1, 2, 3])
@@ -386,7 +386,10 @@ def test_environments_that_cannot_be_saved_start_new_episodes_with_a_reason():
     opaque, sharing, other = envs
     opaque.simulation.env.physics = object()  # type: ignore[attr-defined]
     sharing.simulation.env.view = sharing.simulation.env.count[:1]  # type: ignore[attr-defined]
-    for env, reason in ((opaque, "attribute `physics` of Counters is a object"), (sharing, "share their content")):
+    for env, reason in (
+        (opaque, "attribute `physics` of Counters is a object that cannot be stored"),
+        (sharing, "share their content"),
+    ):
         problems = other.load_state_dict(env.state_dict())
         assert list(problems) == [0, 1]
         assert reason in problems[1]
@@ -567,8 +570,5 @@ def test_a_single_environment_has_the_spaces_of_its_vector_environment():
         def batch(self, n_envs: int) -> Any:
             return GymBatch(Counters(n_envs))
 
-    with pytest.raises(
-        ConfigError,
-        match=r"the action spaces of a single environment, .* differ from those",
-    ):
+    with pytest.raises(EnvironmentContractError, match=r"runner\.placement=batched: .* same `observation_spaces_dict`"):
         Batched().vector_env(lambda: Wider("CartPole-v1"), 2)

@@ -14,9 +14,9 @@ CAMPAIGN = Path(__file__).parents[3] / "benchmarks" / "ray_kill_campaign.py"
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray")
-def test_runs_whose_actors_and_nodes_are_killed_end_and_lose_nothing() -> None:
-    options = ["--every", "15", "--actors", "2", "--epochs", "3"]
-    command = [sys.executable, str(CAMPAIGN), "ppo", "rollouts", *options]
+def test_a_run_whose_actors_are_killed_ends_and_loses_nothing() -> None:
+    options = ["--every", "12", "--actors", "2", "--epochs", "2"]
+    command = [sys.executable, str(CAMPAIGN), "ppo", *options]
     found = subprocess.run(command, capture_output=True, text=True, timeout=560, check=False)
     assert found.returncode == 0, found.stdout + found.stderr[-3000:]
-    assert found.stdout.count(": passed") == 2
+    assert found.stdout.count(": passed") == 1

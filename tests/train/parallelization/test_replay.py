@@ -257,7 +257,7 @@ def test_steps_of_wrappers_that_draw_at_reset_are_played_again():
 # -- what cannot be continued -----------------------------------------------------------------------
 
 
-def test_an_environment_that_is_not_deterministic_is_named_and_begins_a_new_episode():
+def test_a_non_deterministic_environment_is_named_and_starts_a_new_episode():
     env = SequentialVectorEnv([counting_env] * 2)  # counts episodes since its creation, independent of the seed
     env.seed([1, 2])
     play(env, begun(env), np.random.default_rng(0), 4)
@@ -271,7 +271,7 @@ def test_an_environment_that_is_not_deterministic_is_named_and_begins_a_new_epis
     play(other, out, np.random.default_rng(0), 10)
 
 
-def test_an_environment_that_raises_when_played_again_begins_a_new_episode():
+def test_an_environment_that_raises_in_a_replay_starts_a_new_episode():
     env = SequentialVectorEnv([counting_env])
     env.seed([1])
     play(env, begun(env), np.random.default_rng(0), 2)
@@ -281,14 +281,14 @@ def test_an_environment_that_raises_when_played_again_begins_a_new_episode():
     assert begun(other)[0]["count"][0, 0] == 0
 
 
-def test_environments_without_seeds_say_so():
+def test_environments_without_seeds_are_reported():
     env = SequentialVectorEnv([random_walk_env])
     begun(env)
     problems = SequentialVectorEnv([random_walk_env]).load_state_dict(env.state_dict())
     assert "not seeded with an integer" in problems[0]
 
 
-def test_another_number_of_environments_begins_anew():
+def test_another_number_of_environments_starts_new_episodes():
     env = SequentialVectorEnv([random_walk_env] * 2)
     env.seed([1, 2])
     begun(env)

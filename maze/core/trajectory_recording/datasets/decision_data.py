@@ -20,7 +20,7 @@ import numpy as np
 from maze.core.env.base_env import TRUNCATION_KEY
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import CheckpointError, ConfigError
-from maze.core.trajectory_recording.records.spaces_record import PROPENSITY, SpacesRecord
+from maze.core.trajectory_recording.records.spaces_record import ACTED_BY, PROPENSITY, SpacesRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
 
@@ -202,7 +202,10 @@ def join_decision_log(path: str | Path, step_keys: Mapping[str, StepKeyType] | N
         _LOGGER.warning("Damaged lines of the decision log are skipped: %s", ", ".join(damaged[:10]))
         left_out["lines damaged"] = len(damaged)
     known = {identifier for episode in decisions.values() for identifier in episode}
-    left_out["outcomes of unknown decisions"] = len(outcomes.keys() - known)
+    unknown = [outcome.where for identifier, outcome in outcomes.items() if identifier not in known]
+    if unknown:
+        _LOGGER.warning("Outcomes of decisions that the log does not contain: %s", ", ".join(unknown[:10]))
+        left_out["outcomes of unknown decisions"] = len(unknown)
     episodes = []
     for name, episode in decisions.items():
         steps = _joined(episode, outcomes, left_out)
@@ -257,7 +260,7 @@ def _decisions(
             ActorID(key, int(row["agent_id"])),
             observation={name: array[index] for name, array in inputs.items()},
             action={name: array[index] for name, array in actions.items()},
-            info={PROPENSITY: propensity},
+            info={PROPENSITY: propensity, ACTED_BY: str(line.get("policy", ""))},
         )
         reason = "" if is_decided else f"not decided by a network ({line['kind']})"
         decision = _Decision(where, int(row["n"]), float(line["time"]), record, reason)

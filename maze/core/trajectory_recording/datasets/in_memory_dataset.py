@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from abc import ABC
 from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, Union
 
 import torch
 from torch.utils.data import Dataset, Subset
 
-from maze.core.annotations import override
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import CheckpointError, ConfigError
@@ -27,8 +28,7 @@ from maze.core.trajectory_recording.records.trajectory_record import (
 from maze.core.trajectory_recording.writers.parquet import PARQUET_SUFFIX, read_parquet
 from maze.core.utils.factory import ConfigType, Factory
 from maze.core.utils.safe_pickle import register_safe_types, registered_safe_types
-from maze.core.utils.worker_pool import ShareWorkers
-from maze.core.utils.worker_process import Host
+from maze.core.utils.worker_pool import ProcessPool, quick_start_method
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -109,15 +109,16 @@ class InMemoryDataset(Dataset[Item], ABC):
             if self.deserialize_in_main_thread:
                 env = self._environment()
                 sources = [trajectory for source in sources for trajectory in self.reader.trajectories(source, env)]
-            n_workers = min(self.n_workers, len(sources))
-            common = (self.trajectory_processor, self.reader)
-            hosts = [
-                DataLoadWorker(self.conversion_env_factory, sources[index::n_workers], *common)
-                for index in range(n_workers)
-            ]
-            names = [f"while it loaded {_name(source)}" for source in sources]
-            workers = ShareWorkers("Data loading worker", hosts, len(sources), names.__getitem__)
-            for _, converted in sorted(workers.results("load"), key=lambda result: result[0]):
+            reading = (self.trajectory_processor, self.reader, registered_safe_types())
+            make = partial(DataLoadWorker, self.conversion_env_factory, *reading)
+            pieces = enumerate(sources)
+            pool = ProcessPool(
+                min(self.n_workers, len(sources)), quick_start_method(), noun="data loading worker", item=_source
+            )
+            with closing(pool):
+                pool.host("reader", lambda *_: make)
+                loaded = list(pool.hand_out("reader", "load", lambda: next(pieces, None)))
+            for _, converted in sorted(loaded, key=lambda piece: piece[0][0]):
                 self._add(converted)
         else:
             for source in sources:
@@ -256,37 +257,39 @@ class TrajectoryReader:
             yield from InMemoryDataset.deserialize_trajectory(source, self.allow_pickle, self.extra_types, packages)
 
 
-class DataLoadWorker(Host):
-    """Worker process that reads and converts a share of the trajectories.
+class DataLoadWorker:
+    """Read and convert trajectories in a worker process.
 
     :param env_factory: Makes the environment for the conversion.
-    :param sources: Files and trajectories of this worker.
     :param processor: Processor of each trajectory.
     :param reader: Reader of files.
+    :param safe_types: Further types that may be loaded.
     """
 
     def __init__(
         self,
         env_factory: EnvFactory | None,
-        sources: Sequence[Path | str | TrajectoryRecord[Any]],
         processor: TrajectoryProcessor,
         reader: TrajectoryReader,
+        safe_types: Iterable[type | str] = (),
     ) -> None:
-        self.env_factory, self.sources, self.processor, self.reader = env_factory, sources, processor, reader
-        self._safe_types = registered_safe_types()
+        register_safe_types(*safe_types)
+        self._processor, self._reader = processor, reader
+        self._env = env_factory() if env_factory is not None else None
 
-    @override(Host)
-    def open(self) -> None:
-        register_safe_types(*self._safe_types)
+    def load(self, number: int, source: Path | str | TrajectoryRecord[Any]) -> list[list[StructuredSpacesRecord]]:
+        """Return the converted trajectories of a source.
 
-    def load(self) -> None:
-        """Report, for each source, the list of converted trajectories."""
-        env = self.env_factory() if self.env_factory is not None else None
-        for source in self.sources:
-            converted: list[list[StructuredSpacesRecord]] = []
-            for trajectory in self.reader.trajectories(source, env):
-                converted += self.processor.process(trajectory, env)
-            self.report(converted)
+        :param number: Number of the source.
+        :param source: A file, or a trajectory.
+        """
+        converted: list[list[StructuredSpacesRecord]] = []
+        for trajectory in self._reader.trajectories(source, self._env):
+            converted += self._processor.process(trajectory, self._env)
+        return converted
+
+    def close(self) -> None:
+        """Do nothing: the process ends."""
 
     @staticmethod
     def run(
@@ -304,10 +307,11 @@ class DataLoadWorker(Host):
         :param trajectory_processor: Processor of each trajectory.
         :param reader: Reader of files; by default without additional permissions.
         """
-        worker = DataLoadWorker(env_factory, trajectories_or_paths, trajectory_processor, reader or TrajectoryReader())
-        worker.report = reporting_queue.put
-        worker.load()
+        worker = DataLoadWorker(env_factory, trajectory_processor, reader or TrajectoryReader())
+        for number, source in enumerate(trajectories_or_paths):
+            reporting_queue.put(worker.load(number, source))
 
 
-def _name(source: Any) -> str:
-    return str(getattr(source, "id", source))
+def _source(arguments: tuple[int, Any]) -> str:
+    source = arguments[1]
+    return f" of {getattr(source, 'id', source)}"

@@ -13,7 +13,7 @@ from maze.core.env.base_env import is_truncated
 from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
-from maze.core.trajectory_recording.records.spaces_record import PROPENSITY, SpacesRecord
+from maze.core.trajectory_recording.records.spaces_record import ACTED_BY, PROPENSITY, SpacesRecord
 
 Array = np.ndarray[Any, Any]
 _HINT = "Was it recorded in another environment, or with other wrappers?"
@@ -56,6 +56,7 @@ class LoggedSteps:
     :param truncated: The episode was cut off.
     :param propensities: Probability (density) of the action under the policy that acted, NaN where unknown.
     :param episode_starts: First decision of each episode, and the number of decisions at the end, `[n_episodes + 1]`.
+    :param acted_by: Name of the policy that acted in each episode, where the log has it.
     """
 
     tables: dict[StepKeyType, SubstepTable]
@@ -70,6 +71,7 @@ class LoggedSteps:
     truncated: Array
     propensities: Array
     episode_starts: Array
+    acted_by: list[str] = field(default_factory=list)
     _positions: dict[StepKeyType, Array] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
@@ -211,9 +213,11 @@ class _Builder:
         self._closing: dict[StepKeyType, list[tuple[int, Mapping[str, Any]]]] = {}
         self._decisions: list[tuple[StepKeyType, int, int, int, float, bool, bool, float]] = []
         self._starts = [0]
+        self._acted_by: list[str] = []
 
     def add(self, episode: Sequence[tuple[int, SpacesRecord]]) -> None:
         first_step, truncated = episode[0][0], False
+        names: dict[str, None] = {}
         for position, (step, record) in enumerate(episode):
             place = f"episode {len(self._starts) - 1}, decision {position}"
             if record.observation is None or record.action is None or record.reward is None:
@@ -223,6 +227,7 @@ class _Builder:
                     f"outcomes of a server's decisions."
                 )
             key, info = record.actor_id.step_key, record.info if isinstance(record.info, Mapping) else {}
+            names[str(info.get(ACTED_BY, ""))] = None
             actions = self._actions.setdefault(key, [])
             self._observations.setdefault(key, []).append(record.observation)
             is_last = position == len(episode) - 1
@@ -243,6 +248,7 @@ class _Builder:
             first_key = episode[0][1].actor_id.step_key
             self._closing.setdefault(first_key, []).append((len(self._decisions) - 1, record.next_observation))
         self._starts.append(len(self._decisions))
+        self._acted_by.append(" and ".join(names))
 
     def build(self) -> LoggedSteps:
         if not self._decisions:
@@ -272,6 +278,7 @@ class _Builder:
             truncated=np.array(truncated, np.bool_),
             propensities=np.array(propensities, np.float64),
             episode_starts=np.array(self._starts, np.int64),
+            acted_by=self._acted_by,
         )
 
 

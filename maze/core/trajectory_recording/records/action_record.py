@@ -11,7 +11,7 @@ import numpy as np
 
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import CheckpointError, EnvironmentContractError
-from maze.core.utils.files import open_json, seal_json, write_whole
+from maze.core.utils.files import json_with_checksum, open_json, write_whole
 
 _SINGLE_ACTION = ""
 """Name of an action that is not a dictionary."""
@@ -58,7 +58,7 @@ class ActionRecord:
         }
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / f"{self.episode_id}.json"
-        write_whole(path, seal_json(json.dumps(content).encode()))
+        write_whole(path, json_with_checksum(json.dumps(content).encode()))
         return path
 
     @classmethod

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 PROPENSITY = "propensity"
 """Key of `info` with the probability (density) of the joint action under the policy that acted."""
+ACTED_BY = "policy"
+"""Key of `info` with the name of the policy that acted."""
 _DICT_FIELDS = ("observation", "action", "next_observation", "logits")
 _VALUE_FIELDS = ("reward", "done", "discounted_return")
 

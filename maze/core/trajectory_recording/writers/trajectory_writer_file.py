@@ -10,7 +10,7 @@ from maze.core.annotations import override
 from maze.core.errors import EnvironmentContractError
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
 from maze.core.trajectory_recording.writers.trajectory_writer import TrajectoryWriter
-from maze.core.utils.files import write_sealed
+from maze.core.utils.files import write_with_checksum
 
 
 class TrajectoryWriterFile(TrajectoryWriter):
@@ -33,4 +33,4 @@ class TrajectoryWriterFile(TrajectoryWriter):
             ) from error
         self.log_dir.mkdir(parents=True, exist_ok=True)
         name = re.sub(r"[^\w.@=+-]", "_", str(episode_record.id))
-        write_sealed(self.log_dir / f"{name}.pkl", content)
+        write_with_checksum(self.log_dir / f"{name}.pkl", content)

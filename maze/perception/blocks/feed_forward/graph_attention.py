@@ -37,7 +37,8 @@ class GraphAttentionLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, features: torch.Tensor, neighbours: torch.Tensor) -> torch.Tensor:
-        """
+        """Attend to the neighbours of each node.
+
         :param features: `(batch, nodes, n_in)`.
         :param neighbours: Whether a node attends to another, boolean `(batch, nodes, nodes)`.
         :return: `(batch, nodes, n_out)` averaged, or `(batch, nodes, n_heads * n_out)` concatenated.

@@ -98,7 +98,8 @@ class GraphConvLayer(nn.Module):
         self.bias = nn.Parameter(torch.zeros(n_out)) if bias else None
 
     def forward(self, features: torch.Tensor, adjacency: torch.Tensor) -> torch.Tensor:
-        """
+        """Combine the features of the neighbours of each node.
+
         :param features: `(batch, nodes, n_in)`.
         :param adjacency: Weights of the neighbours, `(batch, nodes, nodes)`.
         :return: `(batch, nodes, n_out)`.

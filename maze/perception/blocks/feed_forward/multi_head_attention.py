@@ -29,8 +29,8 @@ class MultiHeadAttentionBlock(ShapeNormalizationBlock):
     :param bias: Whether the projections have a bias.
     :param add_bias_kv: Whether a learned key and value are appended.
     :param add_zero_attn: Whether a key and value of zeros are appended.
-    :param kdim: Number of features of the key; None: as `in_shapes` says.
-    :param vdim: Number of features of the value; None: as `in_shapes` says.
+    :param kdim: Number of features of the key; None: as in `in_shapes`.
+    :param vdim: Number of features of the value; None: as in `in_shapes`.
     :param use_key_padding_mask: Whether the mask holds for all queries alike.
     :raises ConfigError: The inputs are not three or four, or the heads do not divide the features.
     """

@@ -35,7 +35,8 @@ class PointwiseLayers(nn.Module):
         self.net = nn.Sequential(*layers)
 
     def forward(self, points: torch.Tensor) -> torch.Tensor:
-        """
+        """Apply the same layers to each point.
+
         :param points: `(..., widths[0])`.
         :return: `(..., widths[-1])`.
         """
@@ -56,7 +57,8 @@ class AlignmentNet(nn.Module):
         )
 
     def forward(self, points: torch.Tensor, valid: torch.Tensor | None) -> torch.Tensor:
-        """
+        """Multiply the points by a learned transformation.
+
         :param points: `(batch, points, n_features)`.
         :param valid: Which points count, boolean `(batch, points, 1)`; None: all.
         :return: The aligned points.

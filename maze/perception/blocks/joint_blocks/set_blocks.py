@@ -184,8 +184,11 @@ class _MeanAndMax:
         mean = torch.matmul((valid / n_valid.clamp(min=1)).unsqueeze(-2), features).squeeze(-2)
         with torch.no_grad():  # only the maxima need gradients, so no tensor of the size of all items is kept
             absent = features.detach().masked_fill(~valid.unsqueeze(-1), torch.finfo(features.dtype).min)
-            places = absent.max(-2, keepdim=True).indices
-        highest = features.gather(-2, places).squeeze(-2).masked_fill(n_valid == 0, 0.0)
+        if torch.is_grad_enabled():
+            highest = features.gather(-2, absent.max(-2, keepdim=True).indices).squeeze(-2)
+        else:
+            highest = absent.amax(-2)  # much faster, with gradients of its own where items are equal
+        highest = highest.masked_fill(n_valid == 0, 0.0)
         return torch.cat([mean, highest], dim=-1)
 
     def in_numpy(self, *arrays: Array) -> Array:

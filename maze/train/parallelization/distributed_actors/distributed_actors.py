@@ -18,16 +18,16 @@ from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, LogStatsValue, get_stats_logger
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.utils.update_profile import COLLECTING, timed
+from maze.core.utils.worker_pool import Task
 from maze.core.wrappers.log_stats_wrapper import stats_value
 from maze.train.parallelization.distributed_actors.env_groups import (
+    EnvGroups,
     Generators,
-    RemoteGroups,
     RolloutPacket,
     RolloutPlan,
     join_rollouts,
     seed_of_start,
 )
-from maze.train.parallelization.task_pool import Task
 from maze.train.parallelization.vector_env.replay_log import states_for
 from maze.train.parallelization.vector_env.vector_env_utils import ActorSpaces
 
@@ -247,7 +247,7 @@ class ActorsAhead(DistributedActors):
         actor_agent_seeds: list[int],
         *,
         envs_per_actor: int = 1,
-        make_groups: Callable[[], RemoteGroups],
+        make_groups: Callable[[], EnvGroups],
     ) -> None:
         super().__init__(env_factory, policy, n_rollout_steps, n_actors, batch_size, envs_per_actor=envs_per_actor)
         self._queue_size = math.ceil(queue_out_of_sync_factor * batch_size)
@@ -257,7 +257,7 @@ class ActorsAhead(DistributedActors):
         self._learned: dict[int, list[Any]] = {}
         """Actor -> statistics that the wrappers of its environments have learned."""
         self._make_groups = make_groups
-        self._groups: RemoteGroups | None = None
+        self._groups: EnvGroups | None = None
 
     @override(DistributedActors)
     def start(self) -> None:
@@ -325,7 +325,7 @@ class ActorsAhead(DistributedActors):
         seconds = time.perf_counter() - start
         return CollectedBatch(self._joined(taken, self._spaces), n_before, len(self._arrived), seconds, lags)
 
-    def _issue(self, groups: RemoteGroups, actor: int) -> None:
+    def _issue(self, groups: EnvGroups, actor: int) -> None:
         """Request one more rollout from an actor."""
         agent_seed = seed_of_start(self._agent_seeds[actor % self.n_actors], self._n_starts - 1)
         seed = seed_of_call(agent_seed, self._n_issued[actor], actor if actor >= self.n_actors else None)
@@ -333,7 +333,7 @@ class ActorsAhead(DistributedActors):
         task = groups.submit(actor, "collect", *self._weights, Generators(seed=seed), self._plan)
         self._tasks[task] = self._tickets.version
 
-    def _receive(self, groups: RemoteGroups, wait: bool) -> None:
+    def _receive(self, groups: EnvGroups, wait: bool) -> None:
         """Append all finished rollouts to the queue.
 
         :param wait: Wait for a rollout if none is finished.
@@ -345,7 +345,7 @@ class ActorsAhead(DistributedActors):
             assert packet is not None, "actors collect rollouts"
             self._arrived.append((task.actor, packet, self._tasks.pop(task)))
 
-    def _begin_new(self, groups: RemoteGroups) -> None:
+    def _begin_new(self, groups: EnvGroups) -> None:
         """Issue the tickets of new actors."""
         n_actors = groups.pool.n_actors if self._may_join else self.n_actors
         for actor in range(len(self._n_issued), n_actors):

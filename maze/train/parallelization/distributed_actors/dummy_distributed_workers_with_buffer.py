@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,37 +47,19 @@ class _Group:
         return env
 
 
-class _Collecting:
-    """Rollouts that a thread collects.
+def _in_thread(collect: Callable[[], list[TransitionRows]]) -> Future[list[TransitionRows]]:
+    """Collect rollouts in a thread, which logs to the statistics of this run."""
+    future: Future[list[TransitionRows]] = Future()
 
-    :param collect: Collects and returns the rollouts.
-    """
-
-    def __init__(self, collect: Callable[[], list[TransitionRows]]) -> None:
-        self._collect = collect
-        self._rows: list[TransitionRows] = []
-        self._error: BaseException | None = None
-        context = contextvars.copy_context()  # the thread logs to the statistics of this run
-        # a daemon thread does not keep the process alive if an environment hangs
-        self._thread = threading.Thread(target=context.run, args=(self._run,), daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
+    def run() -> None:
         try:
-            self._rows = self._collect()
+            future.set_result(collect())
         except BaseException as error:
-            self._error = error
+            future.set_exception(error)
 
-    def wait(self, seconds: float | None = None) -> None:
-        """Wait for the thread, at most for a number of seconds."""
-        self._thread.join(seconds)
-
-    def rows(self) -> list[TransitionRows]:
-        """Wait for the rollouts and return them; raise the error of the thread, if there is one."""
-        self.wait()
-        if self._error is not None:
-            raise self._error
-        return self._rows
+    # a daemon thread does not keep the process alive if an environment hangs
+    threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True).start()
+    return future
 
 
 class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
@@ -105,7 +88,7 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
         super().__init__(*args, **kwargs)
         self._make_env = make_env or (lambda env_factory, n_envs: SequentialVectorEnv([env_factory] * n_envs))
         self._groups = []
-        self._collecting: _Collecting | None = None
+        self._collecting: Future[list[TransitionRows]] | None = None
         self._turn = 0
         self._actors: list[ActorID] = []
 
@@ -120,7 +103,7 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
     @override(BaseDistributedWorkersWithBuffer)
     def stop(self) -> None:
         if self._collecting is not None:
-            self._collecting.wait(_CLOSE_SECONDS)
+            wait([self._collecting], _CLOSE_SECONDS)
             self._collecting, self.is_ahead = None, False
         for group in self._groups:
             group.env.close()
@@ -144,12 +127,12 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
     def begin_rollouts(self) -> None:
         if not self.is_ahead:
             self.start()
-            self._collecting, self.is_ahead = _Collecting(self._collected), True
+            self._collecting, self.is_ahead = _in_thread(self._collected), True
 
     @override(BaseDistributedWorkersWithBuffer)
     def finish_rollouts(self) -> None:
         if self._collecting is not None:
-            self._add(self._collecting.rows())
+            self._add(self._collecting.result())
             self._collecting = None
 
     def _collected(self) -> list[TransitionRows]:

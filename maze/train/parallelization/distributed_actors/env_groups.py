@@ -7,13 +7,13 @@ in actors of Ray collect the same.
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
+import torch
 
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
@@ -23,21 +23,11 @@ from maze.core.rollout.batched_acting import logits_shapes_of, play_episodes
 from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns, SubstepColumns
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.update_profile import TRANSFER, timed
-from maze.core.utils.worker_pool import env_slices
+from maze.core.utils.worker_pool import LocalPool, Task, TaskPool, env_slices, unpublished
 from maze.core.wrappers.reward_wrappers import statistics_states
-from maze.train.parallelization.task_pool import (
-    MadeOnce,
-    Task,
-    TaskPool,
-    copied_to_cpu,
-    packed_weights,
-    unpack_weights,
-    unpublished,
-)
 from maze.train.parallelization.vector_env.structured_vector_env import DividedVectorEnv, StructuredVectorEnv
 from maze.train.parallelization.vector_env.vector_env_utils import (
     ActorSpaces,
-    EncodedStats,
     check_same_spaces,
     decode_stats,
     encode_stats,
@@ -50,7 +40,8 @@ if TYPE_CHECKING:
 
 
 Row = dict[str, np.ndarray]
-MakeEnv = Callable[[Callable[[], Any], int], StructuredVectorEnv]
+MakeEnv = Callable[..., StructuredVectorEnv]
+"""Makes a vector environment from a factory, the number of environments, and optionally a logging prefix."""
 
 
 class SubstepPacket(NamedTuple):
@@ -154,12 +145,14 @@ def _join_substep(parts: list[SubstepPacket], places: list[slice], substep: Subs
     n_envs = places[-1].stop
     valid = np.zeros((len(ticks), n_envs), np.bool_)
     agent_ids = np.zeros((len(ticks), n_envs), np.int64)
-    rows_of_parts = [np.searchsorted(ticks, part.ticks) for part in parts]
+    every = slice(0, len(ticks))  # faster than indices
+    rows_of_parts = [every if len(part.ticks) == len(ticks) else ticks.searchsorted(part.ticks) for part in parts]
     for part, envs, rows in zip(parts, places, rows_of_parts, strict=True):
         valid[rows, envs] = True if part.valid is None else part.valid
         agent_ids[rows, envs] = part.agent_ids
+    is_complete = np.all(valid, axis=1).tolist()
     for row, tick in enumerate(ticks.tolist()):
-        here = None if valid[row].all() else np.flatnonzero(valid[row]).tolist()
+        here = None if is_complete[row] else np.flatnonzero(valid[row]).tolist()
         substep.add_row(tick, here, agent_ids[row] if here is None else agent_ids[row, here])
     substep.finish(is_dense=False)
     for part, envs, rows in zip(parts, places, rows_of_parts, strict=True):
@@ -202,22 +195,31 @@ class Generators(NamedTuple):
 
 
 class EnvGroup:
-    """Environments that are stepped together by one policy.
+    """Environments that are stepped together by one policy, in an actor of a pool; each call passes the policy.
 
-    :param env: The vector environment.
+    :param make_env: Makes the vector environment from a factory and the number of environments.
+    :param env_factory: Makes one environment.
+    :param n_envs: Number of environments.
     :param name: Name of the group in messages.
     :param seeds: A seed for each environment; empty: they are seeded later.
     :param wrappers: Learned statistics of the wrappers of each environment; empty: none.
     """
 
     def __init__(
-        self, env: StructuredVectorEnv, name: str, seeds: Sequence[Any] = (), wrappers: Sequence[Any] = ()
+        self,
+        make_env: MakeEnv,
+        env_factory: Callable[[], Any],
+        n_envs: int,
+        name: str,
+        seeds: Sequence[Any] = (),
+        wrappers: Sequence[Any] = (),
     ) -> None:
-        self.env = env
+        env = self.env = make_env(env_factory, n_envs)
         self._name = name
-        self.generator = RolloutGenerator(env)
+        self._generator = RolloutGenerator(env)
         self._columns: dict[tuple[int, bool], RolloutColumns] = {}
         self._episodes: list[LogStats] = []
+        self._token = -1
         env.epoch_stats = EpisodeRelay(self._episodes.append)
         if seeds:
             env.seed(seeds)
@@ -232,17 +234,20 @@ class EnvGroup:
         """Call a method of the vector environment."""
         return getattr(self.env, method)(*arguments)
 
+    def begin_next(self) -> None:
+        """Let the next rollout start with a reset, which keeps restored states."""
+        self._generator.reset()
+
     def close(self) -> None:
         """Close the environments."""
         self.env.close()
 
-    def collect(self, policy: Policy, plan: RolloutPlan) -> RolloutPacket:
-        """Collect and check a rollout; it is valid until the next one.
+    def collect(self, token: int, structure: Any, weights: Any, generators: Generators, plan: RolloutPlan) -> Fragment:
+        """Collect and check a rollout; it is valid until the next one. See :meth:`_acting` for the policy.
 
-        :param policy: The policy.
         :param plan: Parameters of the rollout.
         """
-        env, key = self.env, (plan.n_steps, plan.with_logits)
+        policy, env, key = self._acting(token, structure, weights, generators), self.env, plan[:2]
         env.keep_terminal_observations = plan.keeps_terminal
         if env.constrained != plan.constrained:
             env.record_constrained(plan.constrained)
@@ -251,25 +256,50 @@ class EnvGroup:
             shapes = logits_shapes_of(policy, env.action_spaces_dict) if plan.with_logits else None
             self._columns = {key: RolloutColumns.for_env(env, plan.n_steps, shapes)}
         if plan.begins:
-            self.generator.reset()
+            self._generator.reset()
         columns = self._columns[key]
         try:
-            self.generator.collect(policy, columns)
+            self._generator.collect(policy, columns)
             columns.check(env.seeding_at)
         except (NonFiniteError, EnvironmentContractError) as error:
             raise type(error)(f"{self._name}, {error}") from error
-        return RolloutPacket.of(columns)
+        return self._fragment(RolloutPacket.of(columns), policy, generators)
 
-    def play(self, policy: Policy, budget: np.ndarray, deterministic: bool) -> None:
+    def play(
+        self, token: int, structure: Any, weights: Any, generators: Generators, budget: np.ndarray, deterministic: bool
+    ) -> Fragment:
         """Play `budget` episodes of each environment, `[n_envs]`; see :meth:`StructuredVectorEnv.play_episodes`."""
+        policy = self._acting(token, structure, weights, generators)
         self._episodes.clear()
         play_episodes(policy, self.env, budget.copy(), deterministic)
+        return self._fragment(None, policy, generators)
 
-    def take_episodes(self) -> list[LogStats]:
-        """Return the statistics of the episodes that ended since the last call."""
+    def _acting(self, token: int, structure: Any, weights: Any, generators: Generators) -> Any:
+        """Return the policy that acts.
+
+        :param token: Number of the policy.
+        :param structure: The policy, as published by the pool.
+        :param weights: Its weights, uint8 `[n_bytes]`; `None`: those that it has.
+        :param generators: Its random generators. Policies that are no `TorchPolicy` continue with their own.
+        """
+        is_new, self._token = token != self._token, token
+        if is_new:
+            self._policy = unpublished(structure)
+            if self._policy is structure and not isinstance(structure, TorchPolicy):
+                self._policy = copy.deepcopy(structure)
+            self._bytes = [] if weights is None else bytes_of(self._policy.state_dict())
+        if weights is not None:
+            unpack_weights(weights, self._bytes)
+        if is_new or isinstance(self._policy, TorchPolicy):
+            generators.hand_to(self._policy)
+        return self._policy
+
+    def _fragment(self, packet: RolloutPacket | None, policy: Any, generators: Generators) -> Fragment:
+        learned = [statistics_states(env) for env in getattr(self.env, "envs", ())]
         episodes = self._episodes[:]
         self._episodes.clear()
-        return episodes
+        state = policy.rng_state() if generators.state is not None else None
+        return Fragment(packet, episodes, learned if any(learned) else [], state)
 
 
 class EpisodeRelay(LogStatsAggregator):
@@ -308,64 +338,21 @@ class Fragment(NamedTuple):
 
     packet: RolloutPacket | None
     """`None`: episodes were played, without a rollout."""
-    episodes: list[EncodedStats]
+    episodes: list[LogStats]
     wrappers: list[Any]
     """Learned statistics of the wrappers of each environment; empty: no wrapper learns."""
     generators: Any = None
     """State of the policy's generators afterwards, if the learner needs it."""
 
-
-class RemoteGroup(EnvGroup):
-    """A group of environments in an actor of a pool; each call passes the policy.
-
-    :param make_env: Makes the vector environment from a factory and the number of environments.
-    :param env_factory: Makes one environment.
-    :param n_envs: Number of environments.
-    :param arguments: Further arguments of :class:`EnvGroup`.
-    """
-
-    def __init__(self, make_env: MakeEnv, env_factory: Callable[[], Any], n_envs: int, *arguments: Any) -> None:
-        super().__init__(make_env(env_factory, n_envs), *arguments)
-        self._token = -1
-
-    @override(EnvGroup)
-    def collect(self, *arguments: Any) -> Fragment:  # type: ignore[override]  # the policy is pickled
-        """Collect a rollout; see :meth:`_act`."""
-        return self._act(super().collect, *arguments)
-
-    @override(EnvGroup)
-    def play(self, *arguments: Any) -> Fragment:  # type: ignore[override]  # the policy is pickled
-        """Play episodes; see :meth:`_act`."""
-        return self._act(super().play, *arguments)
-
-    def _act(
-        self, act: Any, token: int, structure: np.ndarray, weights: Any, generators: Generators, *more: Any
-    ) -> Fragment:
-        """Call a method of :class:`EnvGroup` with the policy.
-
-        :param act: The method.
-        :param token: Number of the policy.
-        :param structure: The pickled policy, uint8 `[n_bytes]`.
-        :param weights: Its weights, uint8 `[n_bytes]`; `None`: the weights in the pickled policy.
-        :param generators: Random generators of the policy.
-        :param more: Further arguments of the method.
-        """
-        is_new, self._token = token != self._token, token
-        if is_new:
-            self._policy = unpublished(structure)
-        policy, has_network = self._policy, weights is not None
-        if has_network:
-            unpack_weights(weights, policy.state_dict())
-        if has_network or is_new:  # other policies continue with their own generators
-            generators.hand_to(policy)
-        packet: RolloutPacket | None = act(policy, *more)
-        learned = [statistics_states(env) for env in getattr(self.env, "envs", ())]
-        episodes = [encode_stats(stats) for stats in self.take_episodes()]
-        state = policy.rng_state() if generators.state is not None else None
-        return Fragment(packet, episodes, learned if any(learned) else [], state)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (self.packet, list(map(encode_stats, self.episodes)), *self[2:])
 
 
-class RemoteGroups:
+def _received(packet: RolloutPacket | None, episodes: list[Any], *rest: Any) -> Fragment:
+    return Fragment(packet, list(map(decode_stats, episodes)), *rest)
+
+
+class EnvGroups:
     """Groups of environments in the actors of a pool.
 
     :param pool: The actors; each of the first ones hosts a group.
@@ -376,7 +363,8 @@ class RemoteGroups:
 
     def __init__(self, pool: TaskPool, name: str, make_env: MakeEnv, noun: str = "Group") -> None:
         self.pool, self._name, self._make_env, self._noun = pool, name, make_env, noun
-        self._policy: MadeOnce[Any] = MadeOnce()
+        self._policy: Any = None
+        self._token = 0
         self.learned: dict[int, list[Any]] = {}
         """Group -> statistics that the wrappers of its environments have learned."""
 
@@ -394,11 +382,11 @@ class RemoteGroups:
         """
         groups = group_slices(sizes)
 
-        def maker(index: int, n_starts: int) -> Callable[[], RemoteGroup]:
+        def maker(index: int, n_starts: int) -> Callable[[], EnvGroup]:
             nth, first = divmod(index, len(sizes))
             own = [seed_of_start(seed_of_start(seed, n_starts), nth) for seed in seeds()[groups[first]]]
-            arguments = (env_factory, sizes[first], f"{self._noun} {index}", own, self.learned.get(index, []))
-            return partial(RemoteGroup, self._make_env, *arguments)
+            learned = self.learned.get(index, [])
+            return partial(EnvGroup, self._make_env, env_factory, sizes[first], f"{self._noun} {index}", own, learned)
 
         self.pool.host(self._name, maker, None if may_join else len(sizes))
         spaces: list[ActorSpaces] = self.call("spaces", [()] * len(sizes))
@@ -407,7 +395,7 @@ class RemoteGroups:
         return spaces[0]
 
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call a method of all groups in parallel; see :class:`RemoteGroup`."""
+        """Call a method of all groups in parallel; see :class:`EnvGroup`."""
         return self.pool.call(self._name, method, arguments)
 
     def submit(self, index: int, method: str, *arguments: Any) -> Task:
@@ -418,12 +406,15 @@ class RemoteGroups:
     def hand_over(self, policy: Any) -> tuple[int, Any, Any]:
         """Store a policy for all actors: its structure once, its weights in each call.
 
-        :return: The first arguments of :meth:`RemoteGroup.collect` and :meth:`RemoteGroup.play`.
+        :return: The first arguments of :meth:`EnvGroup.collect` and :meth:`EnvGroup.play`. Groups in this process use
+            the policy itself.
         """
-        has_network = isinstance(policy, TorchPolicy)
-        structure = self._policy.of(policy, lambda: self.pool.publish(copied_to_cpu(policy) if has_network else policy))
-        weights = self.pool.put(packed_weights(policy.state_dict())) if has_network else None
-        return self._policy.n_made, structure, weights
+        is_copied = isinstance(policy, TorchPolicy) and not isinstance(self.pool, LocalPool)
+        if policy is not self._policy:
+            self._structure = self.pool.publish(copied_to_cpu(policy) if is_copied else policy)
+            self._policy, self._token = policy, self._token + 1
+        weights = self.pool.put(packed_weights(policy.state_dict())) if is_copied else None
+        return self._token, self._structure, weights
 
     @timed(TRANSFER)
     def take(self, index: int, fragment: Fragment, statistics: LogStatsAggregator) -> RolloutPacket | None:
@@ -434,43 +425,55 @@ class RemoteGroups:
         :param statistics: Statistics of the epoch.
         """
         for episode in fragment.episodes:
-            statistics.receive(decode_stats(episode))
+            statistics.receive(episode)
         if fragment.wrappers:
             self.learned[index] = fragment.wrappers
         return fragment.packet
 
 
-class GroupedVectorEnv(DividedVectorEnv, ABC):
+class GroupedVectorEnv(DividedVectorEnv):
     """Environments in groups. A group collects whole rollouts and plays whole episodes; single steps are not possible.
 
     The first group draws from the generators of the policy. Each other group starts every rollout with a seed derived
     from their state before the rollout and the index of the group. Only the state of the policy has to be saved, and a
     call can be repeated with the same result. A policy that is not a `TorchPolicy` is copied once; its copies continue.
 
+    :param groups: The groups in the actors of a pool.
+    :param env_factory: Makes one environment.
     :param sizes: Number of environments of each group.
-    :param spaces: Spaces of the environments.
     :param logging_prefix: Prefix of the epoch statistics (`train`, `eval`); `None`: they are not logged.
     """
 
     acts = True
+    may_join = False
+    """Whether actors that join get a group as well."""
 
-    def __init__(self, sizes: Sequence[int], spaces: ActorSpaces, logging_prefix: str | None) -> None:
+    def __init__(
+        self, groups: EnvGroups, env_factory: Callable[[], Any], sizes: Sequence[int], logging_prefix: str | None
+    ) -> None:
+        self._actors = groups
+        self._seeds: list[Any] = []
+        spaces = groups.open(env_factory, sizes, lambda: self._seeds, self.may_join)
         super().__init__(group_slices(sizes), spaces, logging_prefix)
-        self._seeds: list[Any] = [None] * self.n_envs
-
-    @abstractmethod
-    def _act(self, policy: Policy, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call `collect` or `play` of each group with the policy and its :meth:`_generators`.
-
-        :param policy: The policy; its generators are afterwards in the state of the first group's.
-        :param method: Name of the method of :class:`EnvGroup`.
-        :param arguments: Further arguments by group.
-        """
 
     @override(DividedVectorEnv)
     def seed(self, seeds: Sequence[Any]) -> None:
         self._seeds = list(seeds)
         super().seed(seeds)
+
+    def _act(self, policy: Policy, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[RolloutPacket | None]:
+        """Call `collect` or `play` of each group and return the rollouts.
+
+        :param policy: The policy; its generators are afterwards in the state of the first group's.
+        :param method: Name of the method of :class:`EnvGroup`.
+        :param arguments: Further arguments by group.
+        """
+        copies, drawn = self._actors.hand_over(policy), self._generators(policy)
+        all_arguments = [(*copies, of_group, *more) for of_group, more in zip(drawn, arguments, strict=True)]
+        fragments: list[Fragment] = self._actors.call(method, all_arguments)
+        if isinstance(policy, TorchPolicy):
+            policy.set_rng_state(fragments[0].generators)
+        return [self._actors.take(index, fragment, self.epoch_stats) for index, fragment in enumerate(fragments)]
 
     def _generators(self, policy: Policy) -> list[Generators]:
         """Return the generators of each group."""
@@ -478,9 +481,13 @@ class GroupedVectorEnv(DividedVectorEnv, ABC):
         if isinstance(policy, TorchPolicy):
             before = policy.rng_state()
             return [Generators(before), *(Generators(seed=seed_beside(before, index)) for index in others)]
-        seeds = [[int(self._seeds[self.groups[index].start] or 0), index] for index in others]
-        drawn = [int(np.random.SeedSequence(numbers).generate_state(1)[0]) for numbers in seeds]
-        return [Generators(), *(Generators(seed=seed) for seed in drawn)]
+        firsts = [self._seeds[group.start] if self._seeds else 0 for group in self.groups]
+        seeds = [np.random.SeedSequence([int(firsts[index] or 0), index]).generate_state(1) for index in others]
+        return [Generators(), *(Generators(seed=int(seed[0])) for seed in seeds)]
+
+    @override(DividedVectorEnv)
+    def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        return self._actors.call("call", [(method, *of_group) for of_group in arguments])
 
     @override(StructuredVectorEnv)
     def roll_out(self, policy: Policy, columns: RolloutColumns, begins: bool) -> None:
@@ -489,13 +496,17 @@ class GroupedVectorEnv(DividedVectorEnv, ABC):
         plan = RolloutPlan(columns.n_steps, with_logits, self.keep_terminal_observations, begins, self.constrained)
         join_rollouts(self._collect(policy, plan), columns)
 
-    def _collect(self, policy: Policy, plan: RolloutPlan) -> Iterable[RolloutPacket]:
+    def _collect(self, policy: Policy, plan: RolloutPlan) -> Iterable[Any]:
         """Return the rollouts of all groups, in their order."""
         return self._act(policy, "collect", [(plan,)] * len(self.groups))
 
     @override(StructuredVectorEnv)
     def play_episodes(self, policy: Policy, budget: np.ndarray, deterministic: bool) -> None:
         self._act(policy, "play", [(budget[group], deterministic) for group in self.groups])
+
+    @override(StructuredVectorEnv)
+    def close(self) -> None:
+        self._actors.pool.close()
 
     def _no_single_steps(self, *_: Any, **__: Any) -> NoReturn:
         raise EnvironmentContractError(
@@ -506,67 +517,22 @@ class GroupedVectorEnv(DividedVectorEnv, ABC):
     step = reset = actor_ids = is_actor_done = get_actor_rewards = get_env_time = _no_single_steps
 
 
-class LocalGroups(GroupedVectorEnv):
-    """Groups that collect one after another in the training process, with environments there or in worker processes.
-
-    :param envs: Vector environment of each group.
-    :param logging_prefix: Prefix of the epoch statistics (`train`, `eval`); `None`: they are not logged.
-    :param noun: Name of a group in messages.
-    """
-
-    def __init__(self, envs: Sequence[StructuredVectorEnv], logging_prefix: str | None, noun: str = "Group") -> None:
-        super().__init__([env.n_envs for env in envs], ActorSpaces.of(envs[0]), logging_prefix)
-        self.members = [EnvGroup(env, f"{noun} {index}") for index, env in enumerate(envs)]
-        self._copies: list[Policy] = []
-
-    @override(GroupedVectorEnv)
-    def _act(self, policy: Policy, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        if isinstance(policy, TorchPolicy):
-            policies, generators = [policy] * len(self.groups), self._generators(policy)
-        else:
-            policies, generators = self._copies_of(policy), [Generators()] * len(self.groups)
-        results, states = [], []
-        for member, acting, of_group, rest in zip(self.members, policies, generators, arguments, strict=True):
-            of_group.hand_to(acting)
-            results.append(getattr(member, method)(acting, *rest))
-            for episode in member.take_episodes():
-                self.epoch_stats.receive(episode)
-            if isinstance(acting, TorchPolicy):
-                states.append(acting.rng_state())
-        if isinstance(policy, TorchPolicy):
-            policy.set_rng_state(states[0])
-        return results
-
-    def _copies_of(self, policy: Policy) -> list[Any]:
-        """Return the copy of each group of a policy that is not a `TorchPolicy`."""
-        if not self._copies or self._copies[0] is not policy:
-            self._copies = [policy, *(copy.deepcopy(policy) for _ in self.groups[1:])]
-            for of_group, generators in zip(self._copies, self._generators(policy), strict=True):
-                generators.hand_to(of_group)
-        return self._copies
-
-    @override(DividedVectorEnv)
-    def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        return [member.call(method, *of_group) for member, of_group in zip(self.members, arguments, strict=True)]
-
-    @override(StructuredVectorEnv)
-    def close(self) -> None:
-        self._call_all("close")
-
-
 def in_groups(
-    n_groups: int, n_envs: int, logging_prefix: str | None, make: Callable[[int, str | None], StructuredVectorEnv]
+    n_groups: int, env_factory: Callable[[], Any], n_envs: int, logging_prefix: str | None, make_env: MakeEnv
 ) -> StructuredVectorEnv:
-    """Make a vector environment, divided into groups if there are several.
+    """Make a vector environment, divided into groups if there are several, which collect one after another.
 
     :param n_groups: Maximum number of groups.
+    :param env_factory: Makes one environment.
     :param n_envs: Number of environments.
     :param logging_prefix: Prefix of the epoch statistics.
-    :param make: Makes a vector environment of a number of environments and a logging prefix.
+    :param make_env: Makes a vector environment from the factory, the number of environments and a logging prefix.
     """
     if n_groups <= 1 or n_envs == 1:
-        return make(n_envs, logging_prefix)
-    return LocalGroups([make(size, None) for size in group_sizes(n_envs, n_groups)], logging_prefix)
+        return make_env(env_factory, n_envs, logging_prefix)
+    sizes = group_sizes(n_envs, n_groups)
+    groups = EnvGroups(LocalPool(len(sizes)), "environments", make_env)
+    return GroupedVectorEnv(groups, env_factory, sizes, logging_prefix)
 
 
 def group_sizes(n_envs: int, n_groups: int) -> list[int]:
@@ -606,3 +572,48 @@ def seed_beside(rng_state: Mapping[str, Any], *numbers: int) -> int:
     """
     state = rng_state["numpy"]
     return int(np.random.SeedSequence([state["state"], state["inc"], *numbers]).generate_state(1, np.uint64)[0])
+
+
+def tensors_of(state_dict: Mapping[Any, Any]) -> Iterator[torch.Tensor]:
+    """Yield all tensors of a nested state dictionary, in its order, each in its own shape `[...]`."""
+    for value in state_dict.values():
+        if isinstance(value, Mapping):
+            yield from tensors_of(value)
+        else:
+            yield value
+
+
+def copied_to_cpu(policy: TorchPolicy) -> TorchPolicy:
+    """Return a copy of a policy on the CPU that acts in evaluation mode."""
+    portable = copy.deepcopy(policy)
+    portable.to("cpu")
+    portable.eval()
+    return portable
+
+
+def bytes_of(state_dict: Mapping[Any, Any]) -> list[np.ndarray]:
+    """Return the memory of all tensors, which are on the CPU, uint8 `[n_bytes]` each; they become contiguous."""
+    tensors = list(tensors_of(state_dict))
+    for tensor in tensors:
+        tensor.data = tensor.data.contiguous()
+    return [tensor.detach().reshape(-1).view(torch.uint8).numpy() for tensor in tensors]
+
+
+def packed_weights(state_dict: Mapping[Any, Any]) -> np.ndarray:
+    """Return all weights as one flat array, uint8 `[n_bytes]`, the fastest form for transfers between machines."""
+    rows = [
+        tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy() for tensor in tensors_of(state_dict)
+    ]
+    return np.concatenate(rows) if rows else np.zeros(0, np.uint8)
+
+
+def unpack_weights(packed: np.ndarray, rows: Sequence[np.ndarray]) -> None:
+    """Copy the result of :func:`packed_weights` into live tensors.
+
+    :param packed: Weights, uint8 `[n_bytes]`; not modified.
+    :param rows: Their memory, the result of :func:`bytes_of`.
+    """
+    offset = 0
+    for row in rows:
+        row[:] = packed[offset : offset + len(row)]
+        offset += len(row)

@@ -9,15 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 from maze.core.annotations import override
 from maze.core.utils.update_profile import COLLECTING, timed
+from maze.core.utils.worker_pool import LocalPool
 from maze.train.parallelization.distributed_actors.distributed_actors import (
     CollectedBatch,
     DistributedActors,
     checked_actor_seeds,
 )
-from maze.train.parallelization.distributed_actors.env_groups import LocalGroups, RolloutPacket, seed_of_start
-from maze.train.parallelization.task_pool import copied_to_cpu
+from maze.train.parallelization.distributed_actors.env_groups import (
+    EnvGroups,
+    Generators,
+    GroupedVectorEnv,
+    RolloutPacket,
+    copied_to_cpu,
+    seed_of_start,
+)
 from maze.train.parallelization.vector_env.replay_log import states_for
-from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.train.parallelization.vector_env.sequential_vector_env import in_sequence
+from maze.train.parallelization.vector_env.vector_env_utils import ActorSpaces
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
@@ -49,7 +57,7 @@ class SequentialDistributedActors(DistributedActors):
         super().__init__(env_factory, policy, n_rollout_steps, n_actors, batch_size, envs_per_actor=envs_per_actor)
         self._seeds = checked_actor_seeds(actor_env_seeds, n_actors * envs_per_actor, "actor_env_seeds")
         self._acting_policy = policy
-        self._env: LocalGroups | None = None
+        self._env: GroupedVectorEnv | None = None
         self._n_starts = 0
         self._next_actor = 0
         self._stopped_state: dict[str, Any] = {"environments": []}
@@ -58,11 +66,12 @@ class SequentialDistributedActors(DistributedActors):
     def start(self) -> None:
         self._started()
 
-    def _started(self) -> LocalGroups:
+    def _started(self) -> GroupedVectorEnv:
         if self._env is None:
             self._acting_policy = self.policy if self.policy.device == "cpu" else copied_to_cpu(self.policy)
-            envs = [SequentialVectorEnv([self.env_factory] * self.envs_per_actor) for _ in range(self.n_actors)]
-            self._env = LocalGroups(envs, None, "Actor")
+            self._groups = EnvGroups(LocalPool(self.n_actors), "rollouts", in_sequence, "Actor")
+            sizes = [self.envs_per_actor] * self.n_actors
+            self._env = GroupedVectorEnv(self._groups, self.env_factory, sizes, None)
             self._env.seed([seed_of_start(seed, self._n_starts) for seed in self._seeds])
             states = states_for(self._stopped_state, len(self._seeds))  # wrappers continue from their statistics
             self._env.load_state_dict({"environments": [{"problem": "", "wrappers": s["wrappers"]} for s in states]})
@@ -89,17 +98,17 @@ class SequentialDistributedActors(DistributedActors):
         self._acting_policy.eval()
         start = time.perf_counter()
         packets: list[RolloutPacket] = []
+        acting = self._groups.hand_over(self._acting_policy)
         for _ in range(self.batch_size):
-            group = env.members[self._next_actor]
-            packet = group.collect(self._acting_policy, self._plan)
+            task = self._groups.submit(self._next_actor, "collect", *acting, Generators(), self._plan)
+            self._groups.pool.finished([task])
+            packet = self._groups.take(self._next_actor, task.result, self.epoch_stats)
+            assert packet is not None, "actors collect rollouts"
             # the next rollout of the actor overwrites this one
             packets.append(copy.deepcopy(packet) if self.batch_size > self.n_actors else packet)
-            for episode in group.take_episodes():
-                self.epoch_stats.receive(episode)
             self._next_actor = (self._next_actor + 1) % self.n_actors
         seconds = time.perf_counter() - start
-        joined = self._joined(packets, env.members[0].spaces())
-        return CollectedBatch(joined, 0, 0, seconds, [0] * self.batch_size)
+        return CollectedBatch(self._joined(packets, ActorSpaces.of(env)), 0, 0, seconds, [0] * self.batch_size)
 
     @override(DistributedActors)
     def state_dict(self) -> dict[str, Any]:
@@ -114,6 +123,5 @@ class SequentialDistributedActors(DistributedActors):
         problems = env.load_state_dict(state_dict)
         if "next_actor" in state_dict and len(state_dict["environments"]) == len(self._seeds):
             self._n_starts, self._next_actor = state_dict["n_starts"], state_dict["next_actor"]
-        for group in env.members:
-            group.generator.reset()
+        self._groups.call("begin_next", [()] * self.n_actors)
         return problems

@@ -7,11 +7,10 @@ from multiprocessing import forkserver
 from typing import TYPE_CHECKING, Any
 
 from maze.core.annotations import override
-from maze.core.utils.worker_pool import env_slices, process_context
+from maze.core.utils.worker_pool import ProcessPool, env_slices, process_context
 from maze.train.parallelization.distributed_actors.distributed_actors import ActorsAhead, DistributedActors
-from maze.train.parallelization.distributed_actors.env_groups import RemoteGroups
-from maze.train.parallelization.task_pool import ProcessPool
-from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.train.parallelization.distributed_actors.env_groups import EnvGroups
+from maze.train.parallelization.vector_env.sequential_vector_env import in_sequence
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
@@ -75,12 +74,18 @@ class SubprocDistributedActors(ActorsAhead):
         :param start_method: `forkserver`, `spawn` or `fork`.
         :raises ConfigError: The operating system does not support this start method.
         """
-        return process_context(start_method, [ProcessPool.__module__])
+        return process_context(start_method, [EnvGroups.__module__])
 
-    def _groups_in_processes(self) -> RemoteGroups:
-        rows = list(env_slices(self.n_actors * self.envs_per_actor, self.n_actors))
-        self._pool = ProcessPool(self.n_actors, self._start_method, rows, self._tickets.max_age + 2)
-        return RemoteGroups(self._pool, "rollouts", _in_process, "Actor")
+    def _groups_in_processes(self) -> EnvGroups:
+        self._pool = ProcessPool(
+            self.n_actors,
+            self._start_method,
+            list(env_slices(self.n_actors * self.envs_per_actor, self.n_actors)),
+            n_slots=self._tickets.max_age + 2,
+            in_background=True,
+            modules=[EnvGroups.__module__],
+        )
+        return EnvGroups(self._pool, "rollouts", in_sequence, "Actor")
 
     @override(DistributedActors)
     def stop(self) -> None:
@@ -88,7 +93,3 @@ class SubprocDistributedActors(ActorsAhead):
         if self._pool is not None:
             self._pool.close()
             self._pool = None
-
-
-def _in_process(env_factory: Callable[[], Any], n_envs: int) -> SequentialVectorEnv:
-    return SequentialVectorEnv([env_factory] * n_envs)

@@ -12,16 +12,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
-
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, MazeError, WorkerError, first_line
 from maze.core.log_stats.log_stats import LogStatsAggregator
+from maze.core.utils import worker_process
 from maze.core.utils.pickling import pickled
 from maze.core.utils.update_profile import TRANSFER, WAITING, timed
+from maze.core.utils.worker_pool import ClusterEvents, Maker, Task, TaskPool
 from maze.core.utils.worker_process import Failure, exception_of, failure_of
 from maze.train.parallelization.on_ray.session import n_cpus, require_ray
-from maze.train.parallelization.task_pool import ClusterEvents, Maker, Task, TaskPool
 from maze.utils.process import use_one_thread
 
 logger = logging.getLogger(__name__)
@@ -35,15 +34,11 @@ LONGEST_PAUSE = 30.0
 """Maximum number of seconds before a replacement."""
 
 
-class Host:
-    """The remote class of the actors: makes hosted objects and calls their methods.
-
-    Ray lists its processes as `ray::Host`.
-    """
+class Host(worker_process.Host):
+    """The remote class of the actors. Failures are results. Ray lists its processes as `ray::Host`."""
 
     def __init__(self) -> None:
-        self._hosted: dict[str, Any] = {}
-        """The objects by name, or the :class:`Failure` of making them."""
+        super().__init__()
         use_one_thread()
 
     def describe(self) -> dict[str, Any]:
@@ -51,35 +46,24 @@ class Host:
         node_id = require_ray().get_runtime_context().get_node_id()
         return {"pid": os.getpid(), "node": f"{platform.node()}/{node_id[:6]}"}
 
-    def host(self, name: str, maker: bytes) -> None:
+    @override(worker_process.Host)
+    def host(self, name: str, maker: bytes, *fd: int) -> None:
         """Make an object; if that fails, its calls return the failure."""
-        if name in self._hosted:
-            self._hosted.pop(name).close()
+        if name in self.hosted:
+            self.hosted.pop(name).close()
         try:
-            self._hosted[name] = cloudpickle.loads(maker)()
+            super().host(name, maker, *fd)
         except BaseException as error:
-            self._hosted[name] = failure_of(error)
+            self.hosted[name] = failure_of(error)
 
+    @override(worker_process.Host)
     def call(self, name: str, method: str, *arguments: Any) -> Any:
-        """Call a method of a hosted object.
-
-        :return: The result and its duration in seconds, or a :class:`Failure`.
-        """
-        hosted, start = self._hosted[name], time.perf_counter()
-        if isinstance(hosted, Failure):
-            return hosted
+        if isinstance(failure := self.hosted[name], Failure):
+            return failure
         try:
-            result = getattr(hosted, method)(*arguments)
+            return super().call(name, method, *arguments)
         except BaseException as error:  # SystemExit of an environment included: the driver receives every failure
             return failure_of(error)
-        return result, time.perf_counter() - start
-
-    def close(self) -> None:
-        """Close all hosted objects: they may own processes."""
-        for hosted in self._hosted.values():
-            with suppress(Exception):
-                hosted.close()
-        self._hosted.clear()
 
 
 @dataclass

@@ -15,12 +15,12 @@ from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.config_utils import whole_number
+from maze.core.utils.worker_pool import Task
 from maze.train.parallelization.distributed_actors.distributed_actors import ActorsAhead, DistributedActors
 from maze.train.parallelization.distributed_actors.env_groups import (
-    Fragment,
+    EnvGroups,
     Generators,
     GroupedVectorEnv,
-    RemoteGroups,
     RolloutPacket,
     RolloutPlan,
     group_sizes,
@@ -29,7 +29,6 @@ from maze.train.parallelization.distributed_actors.env_groups import (
 from maze.train.parallelization.on_ray.actor_pool import ActorLimits, ActorPool
 from maze.train.parallelization.on_ray.session import n_cpus, ray_session
 from maze.train.parallelization.placement import InProcess, Placement, Processes
-from maze.train.parallelization.task_pool import Task
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 
 logger = logging.getLogger(__name__)
@@ -38,10 +37,6 @@ logger = logging.getLogger(__name__)
 class RayVectorEnv(GroupedVectorEnv):
     """Environments in actors of Ray; each actor steps one group with a copy of the policy.
 
-    :param groups: The groups in the actors.
-    :param env_factory: Makes one environment.
-    :param sizes: Number of environments of each group.
-    :param logging_prefix: Prefix of the epoch statistics (`train`, `eval`); `None`: they are not logged.
     :param wait_for: Share of the groups in a rollout. Below 1, the first fragments are taken; late groups continue and
         deliver to a later rollout, and actors that join get their own groups.
     :param max_age: Maximum age of a fragment in rollouts; older fragments are dropped.
@@ -50,14 +45,14 @@ class RayVectorEnv(GroupedVectorEnv):
 
     def __init__(
         self,
-        groups: RemoteGroups,
+        groups: EnvGroups,
         env_factory: Callable[[], Any],
         sizes: Sequence[int],
         logging_prefix: str | None,
         wait_for: float = 1.0,
         max_age: int = 1,
     ) -> None:
-        self._remote, self._pool = groups, groups.pool
+        self._pool = groups.pool
         self._n_wanted, self._max_age = math.ceil(wait_for * len(sizes) - 1e-9), max_age
         is_first = self._n_wanted < len(sizes)
         if is_first and len(set(sizes)) > 1:
@@ -70,17 +65,16 @@ class RayVectorEnv(GroupedVectorEnv):
         """Fragments in progress, with the number of their rollout."""
         self._n_rollouts = 0
         self._ages: list[int] = []
-        self._seeds = []
-        self._may_join = is_first and len(sizes) == self._pool.n_first
-        super().__init__(sizes, groups.open(env_factory, sizes, lambda: self._seeds, self._may_join), logging_prefix)
+        self.may_join = is_first and len(sizes) == self._pool.n_first
+        super().__init__(groups, env_factory, sizes, logging_prefix)
 
     @override(GroupedVectorEnv)
-    def _collect(self, policy: Policy, plan: RolloutPlan) -> Iterable[RolloutPacket]:
+    def _collect(self, policy: Policy, plan: RolloutPlan) -> Iterable[Any]:
         n_restarts = self._pool.n_restarts
         self._n_rollouts += 1
         if self.n_rollout_envs < self.n_envs:
             return self._collect_first(policy, plan)
-        packets = [fragment.packet for fragment in self._act(policy, "collect", [(plan,)] * len(self.groups))]
+        packets = super()._collect(policy, plan)
         if self._pool.n_restarts > n_restarts:
             logger.warning("An actor was lost: from this rollout on, results differ from those of a run without loss.")
         return packets
@@ -90,13 +84,13 @@ class RayVectorEnv(GroupedVectorEnv):
         assert isinstance(policy, TorchPolicy), "only a TorchPolicy has the logits that late fragments need"
         if plan.begins:
             self._under_way.clear()
-        state, copies = policy.rng_state(), self._remote.hand_over(policy)
+        state, copies = policy.rng_state(), self._actors.hand_over(policy)
         self._pool.join_new()
-        n_groups = self._pool.n_actors if self._may_join else len(self.groups)
+        n_groups = self._pool.n_actors if self.may_join else len(self.groups)
         policy.seed(seed_beside(state, n_groups))
 
         def begin(index: int) -> None:
-            task = self._remote.submit(index, "collect", *copies, Generators(seed=seed_beside(state, index)), plan)
+            task = self._actors.submit(index, "collect", *copies, Generators(seed=seed_beside(state, index)), plan)
             self._under_way[task] = self._n_rollouts
 
         for index in set(range(n_groups)) - {task.actor for task in self._under_way}:
@@ -107,7 +101,7 @@ class RayVectorEnv(GroupedVectorEnv):
             is_late = min(self._under_way.values()) < self._n_rollouts
             for task in self._pool.finished(list(self._under_way), 1 if is_late else self._n_wanted - len(taken)):
                 self._ages.append(self._n_rollouts - self._under_way.pop(task))
-                packet = self._remote.take(task.actor, task.result, self.epoch_stats)
+                packet = self._actors.take(task.actor, task.result, self.epoch_stats)
                 if self._ages[-1] <= self._max_age and packet is not None:
                     taken.append(packet)
                 if self._ages[-1]:
@@ -127,21 +121,6 @@ class RayVectorEnv(GroupedVectorEnv):
                 events.fragment_age(value=age)
                 events.fragments_dropped(value=int(age > self._max_age))
             self._ages.clear()
-
-    @override(GroupedVectorEnv)
-    def _act(self, policy: Policy, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        copies, drawn = self._remote.hand_over(policy), self._generators(policy)
-        all_arguments = [(*copies, of_group, *more) for of_group, more in zip(drawn, arguments, strict=True)]
-        fragments: list[Fragment] = self._remote.call(method, all_arguments)
-        if isinstance(policy, TorchPolicy):
-            policy.set_rng_state(fragments[0].generators)
-        for index, fragment in enumerate(fragments):
-            self._remote.take(index, fragment, self.epoch_stats)
-        return fragments
-
-    @override(GroupedVectorEnv)
-    def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        return self._remote.call("call", [(method, *of_group) for of_group in arguments])
 
     @override(StructuredVectorEnv)
     def close(self) -> None:
@@ -212,13 +191,13 @@ class OnRay(ActorLimits, Placement):
         groups = self._groups(pool, "actors")
         return ActorsAhead(**arguments, make_groups=lambda: groups)
 
-    def _groups(self, pool: ActorPool, name: str) -> RemoteGroups:
+    def _groups(self, pool: ActorPool, name: str) -> EnvGroups:
         inside: Placement = InProcess()
         # a worker process of the actor can be killed when native code of an environment hangs; the actor itself cannot
         if self.cpus_per_actor > 1 or self.env_timeout is not None:
             inside = Processes(n_workers=self.cpus_per_actor)
             inside.env_timeout = self.env_timeout
-        return RemoteGroups(pool, f"{name} {next(self._names)}", inside.vector_env)
+        return EnvGroups(pool, f"{name} {next(self._names)}", inside.vector_env)
 
     @override(Placement)
     def actor_pool(self, n_wanted: int, n_needed: int = 0) -> ActorPool:

@@ -487,3 +487,8 @@ def vectorized(generator: Any) -> Any:
     if generator.is_vectorized:
         return generator
     return RolloutGenerator(SequentialVectorEnv([lambda: generator.env], logging_prefix="train"))
+
+
+def in_sequence(env_factory: Callable[[], Any], n_envs: int, logging_prefix: str | None = None) -> SequentialVectorEnv:
+    """Make a :class:`SequentialVectorEnv` of equal environments."""
+    return SequentialVectorEnv([env_factory] * n_envs, logging_prefix)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -13,8 +14,8 @@ from maze.core.env.space_arrays import Arrays, ArraySpec, SpacesDict, action_col
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStats
-from maze.core.utils.worker_pool import WorkerPool, env_slices, map_memory, n_available_cores
-from maze.core.utils.worker_process import Host
+from maze.core.utils.worker_pool import ProcessPool, env_slices, n_available_cores
+from maze.core.utils.worker_process import map_memory
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.structured_vector_env import (
     DividedVectorEnv,
@@ -112,7 +113,10 @@ def rows_of(arrays: Arrays, rows: slice) -> Arrays:
     return {step_key: {key: array[rows] for key, array in by_key.items()} for step_key, by_key in arrays.items()}
 
 
-class EnvWorker(Host):
+_NAME = "environments"
+
+
+class EnvWorker(SequentialVectorEnv):
     """Step environments in a worker process, with actions and results in shared memory.
 
     :param env_factories: Each makes one environment.
@@ -120,24 +124,12 @@ class EnvWorker(Host):
     """
 
     def __init__(self, env_factories: Sequence[Callable[[], MazeEnv[Any]]], first_index: int) -> None:
-        self._env_factories = env_factories
-        self._first_index = first_index
-        self._env: SequentialVectorEnv | None = None
+        super().__init__(env_factories, first_index=first_index)
+        self._rows = slice(first_index, first_index + self.n_envs)
 
-    @override(Host)
-    def open(self) -> tuple[ActorSpaces, bool]:
-        self._env = SequentialVectorEnv(self._env_factories, first_index=self._first_index)
-        return ActorSpaces.of(self._env), self._env.is_flat
-
-    @override(Host)
-    def method(self, name: str) -> Callable[..., Any]:
-        method: Callable[..., Any] = getattr(self if name in _METHODS_OF_WORKER else self._env, name)
-        return method
-
-    @override(Host)
-    def close(self) -> None:
-        if self._env is not None:
-            self._env.close()
+    def spaces(self) -> tuple[ActorSpaces, bool]:
+        """Return the spaces, and whether the environments are flat."""
+        return ActorSpaces.of(self), self.is_flat
 
     def share(self, n_envs: int, fd: int) -> None:
         """Receive the shared memory.
@@ -145,48 +137,38 @@ class EnvWorker(Host):
         :param n_envs: Number of all environments.
         :param fd: File descriptor of the shared memory.
         """
-        env = self._open_env
-        rows = self._rows = slice(self._first_index, self._first_index + env.n_envs)
-        shared = self._shared = SharedArrays(n_envs, env.observation_spaces_dict, env.action_spaces_dict, fd)
+        rows = self._rows
+        shared = self._shared = SharedArrays(n_envs, self.observation_spaces_dict, self.action_spaces_dict, fd)
         self._observations = rows_of(shared.observations, rows)
         self._actions = rows_of(shared.actions, rows)
-        env.rewards, env.step_complete = shared.rewards[rows], shared.step_complete[rows]
-        env.terminated, env.truncated = shared.terminated[rows], shared.truncated[rows]
-        env.step_complete[:] = True
+        self.rewards, self.step_complete = shared.rewards[rows], shared.step_complete[rows]
+        self.terminated, self.truncated = shared.terminated[rows], shared.truncated[rows]
+        self.step_complete[:] = True
 
     def keep_terminal(self, is_kept: bool) -> None:
         """Set whether the last observations of terminated episodes are reported as well."""
-        self._open_env.keep_terminal_observations = is_kept
+        self.keep_terminal_observations = is_kept
 
-    def step(self) -> Any:
-        """Step the environments with the actions in the shared memory."""
-        return self._reported(self._open_env.advance(self._actions, self._observations))
+    @override(SequentialVectorEnv)
+    def step(self) -> Any:  # type: ignore[override]  # actions and observations are in the shared memory
+        return self._reported(self.advance(self._actions, self._observations))
 
-    def reset(self) -> Any:
-        """Reset the environments."""
-        self._open_env.begin(self._observations)
+    @override(SequentialVectorEnv)
+    def reset(self) -> Any:  # type: ignore[override]
+        self.begin(self._observations)
         return self._reported([])
-
-    @property
-    def _open_env(self) -> SequentialVectorEnv:
-        assert self._env is not None, "`open` comes first"
-        return self._env
 
     def _reported(self, infos: list[dict[Any, Any]]) -> Any:
         """Return the results that are not in shared memory; `None`: there are none."""
-        env, first = self._open_env, self._first_index
-        if not env.is_flat or not infos:
-            self._shared.write_actors(self._rows, env.actor_ids())
+        first = self._first_index
+        if not self.is_flat or not infos:
+            self._shared.write_actors(self._rows, self.actor_ids())
         with_info = {index: info for index, info in enumerate(infos, first) if info}
-        finished = [(first + index, encode_stats(stats)) for index, stats in env.finished_episodes.items()]
-        if not (with_info or finished or env.final_observations or env.actor_rewards or env.constrained):
+        finished = [(first + index, encode_stats(stats)) for index, stats in self.finished_episodes.items()]
+        if not (with_info or finished or self.final_observations or self.actor_rewards or self.constrained):
             return None
-        finals = {first + index: tuple(final) for index, final in env.final_observations.items()}
-        return finished, with_info, finals, env.actor_rewards, env.constrained_values
-
-
-_METHODS_OF_WORKER = frozenset({"share", "keep_terminal", "step", "reset"})
-"""Other methods are called on its :class:`SequentialVectorEnv`."""
+        finals = {first + index: tuple(final) for index, final in self.final_observations.items()}
+        return finished, with_info, finals, self.actor_rewards, self.constrained_values
 
 
 class CloudpickleWrapper:
@@ -230,16 +212,16 @@ class SubprocVectorEnv(DividedVectorEnv):
     ) -> None:
         n_envs = len(env_factories)
         slices = list(env_slices(n_envs, _worker_count(n_workers, n_envs)))
-        hosts = [EnvWorker(env_factories[rows], rows.start) for rows in slices]
-        self._pool = pool = WorkerPool(hosts, slices, start_method, timeout)
+        self._pool = pool = ProcessPool(len(slices), start_method, slices, timeout, modules=[__name__])
         try:
-            replies: list[tuple[ActorSpaces, bool]] = pool.gather("building the environments")
+            pool.host(_NAME, lambda index, _: partial(EnvWorker, env_factories[slices[index]], slices[index].start))
+            replies: list[tuple[ActorSpaces, bool]] = pool.call(_NAME, "spaces", [()] * len(slices))
             super().__init__(slices, replies[0][0], logging_prefix)
             for rows, (spaces, _) in zip(slices, replies, strict=True):
                 check_same_spaces(self, spaces, f"environment {rows.start}")
             self.is_flat = all(is_flat for _, is_flat in replies)
             self._shared = shared = SharedArrays(n_envs, self.observation_spaces_dict, self.action_spaces_dict)
-            pool.call("share", n_envs, fd=shared.memory.fd)
+            pool.call(_NAME, "share", [(n_envs,)] * len(slices), shared.memory.fd)
         except BaseException:
             pool.close()
             raise
@@ -257,9 +239,9 @@ class SubprocVectorEnv(DividedVectorEnv):
             raise EnvironmentContractError("`reset` has to be called before the first `step`.")
         if self.keep_terminal_observations != self._is_keeping_terminal_observations:
             self._is_keeping_terminal_observations = self.keep_terminal_observations
-            self._pool.call("keep_terminal", self.keep_terminal_observations)
+            self._call_all("keep_terminal", self.keep_terminal_observations)
         self._write_actions(actions)
-        infos = self._take(self._pool.call("step"))
+        infos = self._take(self._pool.call_short("step"))
         observations = self._read_observations(out)
         if out is None:
             return self._returned(observations, infos)
@@ -268,7 +250,7 @@ class SubprocVectorEnv(DividedVectorEnv):
     @override(StructuredVectorEnv)
     def reset(self, out: Mapping[StepKeyType, Mapping[str, np.ndarray]] | None = None) -> Any:
         self._actor_ids = []
-        self._take(self._pool.call("reset"))
+        self._take(self._pool.call_short("reset"))
         observations = self._read_observations(out)
         return out if out is not None else self._fresh(observations)
 
@@ -309,7 +291,7 @@ class SubprocVectorEnv(DividedVectorEnv):
 
     @override(DividedVectorEnv)
     def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        return self._pool.call_each(method, arguments)
+        return self._pool.call(_NAME, method, arguments)
 
     def _write_actions(self, actions: Mapping[Any, Any]) -> None:
         step_keys = {actor.step_key for actor in self._actor_ids} if not self.is_flat else {self._actor_ids[0].step_key}

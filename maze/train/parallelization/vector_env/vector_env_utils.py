@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Union
 
 import cloudpickle
 
@@ -60,26 +60,33 @@ def with_stats(env: Any) -> LogStatsWrapper:
     return wrapped
 
 
-EncodedStats = list[tuple[str, str, bytes, str | None, LogStatsGroup | None, Any]]
-"""Statistics for another process, by key: module and name of the event, pickled event, output name, group, value."""
+EncodedStats = list[tuple[Any, Any]]
+"""Statistics for another process: their keys as :data:`_Reference`, and their values."""
+
+_Reference = tuple[str, str, bytes, Union[str, None], Union[LogStatsGroup, None]]
+"""Key of a statistic: module and name of the event, pickled event, output name, group."""
 
 
 def encode_stats(stats: LogStats) -> EncodedStats:
     """Encode the statistics of an episode for another process."""
-    return [(*_event_reference(event), *rest, value) for (event, *rest), value in stats.items()]
+    return [(_reference_of(key), value) for key, value in stats.items()]
 
 
 def decode_stats(encoded: EncodedStats) -> LogStats:
     """Decode the result of :func:`encode_stats`: its keys refer to the event methods of this process."""
-    return {
-        LogStatsKey(event_named(module, name) or _unpickled(event), output_name, group): value
-        for module, name, event, output_name, group, value in encoded
-    }
+    return {_key_of(reference): value for reference, value in encoded}
 
 
 @cache
-def _event_reference(event: Callable[..., Any]) -> tuple[str, str, bytes]:
-    return event.__module__, event.__qualname__, cloudpickle.dumps(event)
+def _reference_of(key: LogStatsKey) -> _Reference:
+    event = key.event
+    return event.__module__, event.__qualname__, cloudpickle.dumps(event), key.output_name, key.group
+
+
+@cache
+def _key_of(reference: _Reference) -> LogStatsKey:
+    module, name, event, output_name, group = reference
+    return LogStatsKey(event_named(module, name) or _unpickled(event), output_name, group)
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -18,6 +19,49 @@ if TYPE_CHECKING:
     from maze.runner import Runner
 
 
+@dataclass(frozen=True)
+class Risk:
+    """The objective `mean_weight * mean + (1 - mean_weight) * CVaR` of returns.
+
+    CVaR (conditional value at risk, expected shortfall) is the mean of the worst share `level` of the returns
+    (Rockafellar and Uryasev 2000).
+    """
+
+    level: float
+    mean_weight: float = 0.0
+
+    @classmethod
+    def parse(cls, text: Any) -> Risk:
+        """Read `cvar:<level>` or `<weight>*mean+<weight>*cvar:<level>`.
+
+        >>> Risk.parse("0.25*mean + 0.75*cvar:0.1")
+        Risk(level=0.1, mean_weight=0.25)
+
+        :raises ConfigError: The text is something else, or the weights do not add up to 1.
+        """
+        number = r"(\d*\.?\d+)"
+        match = re.fullmatch(rf"(?:{number}\*mean\+{number}\*)?cvar:{number}", re.sub(r"\s", "", str(text)))
+        weight, of_tail, level = (float(part or 0.0) for part in match.groups()) if match else (0.0, 0.0, 0.0)
+        is_mixture = match is not None and match[1] is not None
+        if not 0.0 < level <= 1.0 or (is_mixture and abs(weight + of_tail - 1.0) > 1e-6):
+            raise ConfigError(
+                f"algorithm.risk: expected `cvar:<level>` or `<weight>*mean+<weight>*cvar:<level>`, with weights that "
+                f"add up to 1 and a level above 0 and up to 1, such as `cvar:0.1` or `0.5*mean+0.5*cvar:0.1`; found "
+                f"{text!r}."
+            )
+        return cls(level, weight)
+
+    def weights(self, n_quantiles: int) -> list[float]:
+        """Return the weight of each of `n` quantiles in ascending order; they add up to 1.
+
+        >>> Risk(level=0.5).weights(4)
+        [0.5, 0.5, 0.0, 0.0]
+        """
+        covered = (min(max(self.level * n_quantiles - index, 0.0), 1.0) for index in range(n_quantiles))
+        of_tail = (1.0 - self.mean_weight) / (self.level * n_quantiles)
+        return [self.mean_weight / n_quantiles + of_tail * share for share in covered]
+
+
 @dataclass
 class AlgorithmConfig(CheckedConfig, ABC):
     """Hyperparameters and properties of an algorithm.
@@ -27,7 +71,7 @@ class AlgorithmConfig(CheckedConfig, ABC):
 
     * the hyperparameters as fields with defaults and docstrings, checked in `__post_init__`;
     * `trainer` and, unless there is none, `critic`, and `distributions` where a policy's logits mean something else;
-    * a trainer, which says how it is built (:meth:`~maze.train.trainers.common.trainer.Trainer.build`).
+    * a trainer, which defines how it is built (:meth:`~maze.train.trainers.common.trainer.Trainer.build`).
 
     Runners and placements, the command line, `RunContext`, model selection, checkpoints and sweeps come by themselves.
     The attributes below the fields are understood where a configuration makes fields of them.
@@ -61,6 +105,8 @@ class AlgorithmConfig(CheckedConfig, ABC):
     kl_to_initial_coef = 0.0
     kl_to_initial_decay = 1.0
     rollout_evaluator = cast(Any, None)
+    risk = cast("str | None", None)
+    n_quantiles = 50
 
     def __init_subclass__(cls) -> None:
         if "name" not in cls.__dict__:
@@ -68,7 +114,12 @@ class AlgorithmConfig(CheckedConfig, ABC):
 
     def __post_init__(self) -> None:
         self.require_integer("n_epochs", "patience", "critic_burn_in_epochs", minimum=0)
-        self.require_integer("epoch_length", minimum=1)
+        self.require_integer("epoch_length", "n_quantiles", minimum=1)
+        if self.risk is not None:
+            Risk.parse(self.risk)
+            evaluator = self.rollout_evaluator  # means would select models that do not avoid risk
+            if isinstance(evaluator, Mapping) and not {"keep", "objective"} & {*evaluator}:
+                self.rollout_evaluator = {**evaluator, "keep": "latest"}
         self.require_number("kl_to_initial_coef", 0.0)
         self.require_number("kl_to_initial_decay", 0.0, 1.0)
         for field in fields(self):

@@ -91,6 +91,27 @@ def gradient_step(
     return norms
 
 
+def scheduled_lr(schedule: str, initial_lr: float, progress: float) -> float:
+    """Return the learning rate after a share `progress` (0 to 1) of all updates.
+
+    >>> scheduled_lr("linear", 0.1, 0.75)
+    0.025
+    """
+    progress = min(max(progress, 0.0), 1.0)
+    if schedule == "linear":
+        return initial_lr * (1.0 - progress)
+    return initial_lr * (0.5 * (1.0 + math.cos(math.pi * progress)) if schedule == "cosine" else 1.0)
+
+
+def require_end_of_schedule(schedule: str, n_epochs: int) -> None:
+    """Raise a `ConfigError` where a learning rate that develops has no end, as `n_epochs` is 0."""
+    if n_epochs == 0 and schedule != "constant":
+        raise ConfigError(
+            f"algorithm.lr_schedule: `{schedule}` needs the number of epochs; set `algorithm.n_epochs`, or use "
+            "`constant`."
+        )
+
+
 def mean_of(values: Tensor, weight: Tensor | None) -> Tensor:
     """Return the mean of the elements of weight 1; 0 if there are none. Elements of weight 0 need not be finite.
 
@@ -155,7 +176,7 @@ class UpdateStats:
         blocks = itertools.groupby(self._parameters.items(), key=lambda item: item[1][:1])
         self._blocks = {name: index for index, (_, events) in enumerate(blocks) for name, _ in events}
         self._sums: dict[tuple[Row, ...], _Sum] = {}
-        self._values: dict[str, list[tuple[float, ...]]] = {}
+        self._values: dict[Row, list[tuple[float, ...]]] = {}
         self._times: dict[str, list[float]] = {}
 
     @torch.no_grad()
@@ -180,10 +201,15 @@ class UpdateStats:
         same.total += values
         same.count += 1
 
-    def add_value(self, event: str, *values: float) -> None:
-        """Add the arguments of an event, which is left out where the interface has no such event."""
+    def add_value(self, event: str, *values: float, group: Key | None = None) -> None:
+        """Add the arguments of an event, which is left out where the interface has no such event.
+
+        :param event: The event.
+        :param values: Its arguments, without the group.
+        :param group: Group of the values; `None`: the event has no group.
+        """
         if event in self._parameters:
-            self._values.setdefault(event, []).append(values)
+            self._values.setdefault((event, group), []).append(values)
 
     def add_time(self, event: str, seconds: float) -> None:
         """Add the seconds that a part of an update took; an event with a percentage gets that of all such parts.
@@ -208,8 +234,9 @@ class UpdateStats:
         for (event, key), total in totals.items():
             mean = total / counts[event, key]
             calls[event, key] = (mean,) if key is None else (key, mean)
-        for event, given in self._values.items():
-            calls[event, None] = tuple(sum(values) / len(values) for values in zip(*given, strict=True))
+        for (event, key), given in self._values.items():
+            means = tuple(sum(values) / len(values) for values in zip(*given, strict=True))
+            calls[event, key] = means if key is None else (key, *means)
         all_seconds = sum(sum(seconds) for seconds in self._times.values()) or 1.0
         for event, seconds in self._times.items():
             mean, percent = sum(seconds) / len(seconds), 100.0 * sum(seconds) / all_seconds
@@ -224,7 +251,8 @@ class UpdateStats:
     def state_dict(self) -> dict[str, Any]:
         """Return the values collected so far."""
         sums = [(list(rows), same.total.clone(), same.count) for rows, same in self._sums.items()]
-        return {"sums": sums, "values": dict(self._values), "times": dict(self._times)}
+        values = [(*row, list(given)) for row, given in self._values.items()]
+        return {"sums": sums, "values": values, "times": dict(self._times)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state that :meth:`state_dict` returned."""
@@ -232,7 +260,8 @@ class UpdateStats:
             tuple((event, key) for event, key in rows): _Sum(total.clone(), count)
             for rows, total, count in state_dict["sums"]
         }
-        self._values, self._times = dict(state_dict["values"]), dict(state_dict["times"])
+        self._values = {(event, key): list(given) for event, key, given in state_dict["values"]}
+        self._times = dict(state_dict["times"])
 
     def _check(self, losses: Losses, rows: tuple[Row, ...]) -> None:
         for event, key in rows:

@@ -496,7 +496,7 @@ class EpochTrainer(Trainer, ABC):
     def evaluate(self, deterministic: bool | None = None, repeats: int = 1) -> None:
         """Evaluate the current policy.
 
-        :param deterministic: Take the most probable actions; `None` leaves it to the evaluator.
+        :param deterministic: Take greedy actions; `None` leaves it to the evaluator.
         :param repeats: How often.
         :raises ConfigError: There is no evaluator.
         """
@@ -560,7 +560,7 @@ class EpochTrainer(Trainer, ABC):
         if score is None:
             return ""
         value = significant(float(score))
-        return f"{value} (constraints are broken by {score.violation:.5g})" if score.violation else value
+        return f"{value} (constraints are violated by {score.violation:.5g})" if score.violation else value
 
     # -- files -----------------------------------------------------------------------------------------
 

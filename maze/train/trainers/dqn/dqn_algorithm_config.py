@@ -114,6 +114,14 @@ class DQNAlgorithmConfig(ReplayConfig):
     rollout_evaluator: Any = field(default_factory=default_rollout_evaluator)
     """Evaluates the policy between epochs (or its configuration); `None`: training episodes judge it."""
 
+    risk: str | None = None
+    """Objective of risk: actions are chosen by `cvar:0.1`, the mean of the worst tenth of the quantiles of the return,
+    or a mixture such as `0.5*mean+0.5*cvar:0.1`. `cvar:1` is QR-DQN (Dabney et al. 2018), `null` is DQN. The latest
+    model is kept as the best one, unless `rollout_evaluator.keep` or `.objective` is set."""
+
+    n_quantiles: int = 50
+    """Number of quantiles of the return, with `risk`."""
+
     split_rollouts_into_transitions = True
 
     @override(AlgorithmConfig)

@@ -6,6 +6,7 @@ import copy
 import itertools
 from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -25,8 +26,9 @@ from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.log_stats.event_decorators import define_epoch_stats, define_mean_by
-from maze.train.trainers.common.config_classes import AlgorithmConfig
+from maze.train.trainers.common.config_classes import AlgorithmConfig, Risk
 from maze.train.trainers.common.learning import Losses, Terms, gradient_step, mean_of
+from maze.train.trainers.common.quantiles import QuantileHead, no_output_layer, output_layer, quantile_huber_loss
 from maze.train.trainers.common.replay_buffer.transitions import NStepReturns, TransitionBatch
 from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import PrioritizedReplayBuffer
 from maze.train.trainers.common.replay_trainer import ReplayTrainer
@@ -97,23 +99,27 @@ def dueling(value: Tensor, advantages: Tensor) -> Tensor:
 
 
 def values_of(factors: Sequence[Tensor], choices: Sequence[Tensor]) -> Tensor:
-    """Return values of the chosen actions, `[B, n_factors]`.
+    """Return values of the chosen actions, `[B, n_factors]`, or their quantiles `[B, n_factors, n_quantiles]`.
 
-    :param factors: Values of all actions of each factor, `[B, n]`.
+    :param factors: Values of all actions of each factor, `[B, n]`, or their quantiles `[B, n, n_quantiles]`.
     :param choices: int64 `[B]` for each factor.
     """
-    return torch.cat(
-        [values.gather(-1, choice.unsqueeze(-1)) for values, choice in zip(factors, choices, strict=True)], -1
-    )
+
+    def index(values: Tensor, choice: Tensor) -> Tensor:
+        return choice.unsqueeze(-1) if values.dim() == 2 else choice.view(-1, 1, 1).expand(-1, 1, values.shape[-1])
+
+    pairs = zip(factors, choices, strict=True)
+    return torch.cat([values.gather(1, index(values, choice)) for values, choice in pairs], 1)
 
 
 def best_value(chooser: Sequence[Tensor], teller: Sequence[Tensor]) -> Tensor:
     """Return the value of the best action, `[B]`: the mean over its factors (Tavakoli et al. 2018, eq. 5).
 
     :param chooser: Values of all actions of each factor, `[B, n]`, by which the best is chosen.
-    :param teller: Values that count: the same, or those of other networks (double Q-learning).
+    :param teller: Values that count: the same, those of other networks (double Q-learning), or quantiles
+        `[B, n, n_quantiles]`, which are returned by quantile.
     """
-    return values_of(teller, [values.argmax(-1) for values in chooser]).mean(-1)
+    return values_of(teller, [values.argmax(-1) for values in chooser]).mean(1)
 
 
 def bellman_targets(
@@ -122,7 +128,7 @@ def bellman_targets(
     gamma: float,
     value_of: Callable[[int, TensorDict], Tensor],
 ) -> list[Tensor]:
-    """Return targets of the actions taken in each sub-step, `[B]` by actor.
+    """Return targets of the actions taken in each sub-step, `[B, ...]` by actor.
 
     One step: the reward of the sub-step plus the value of the next sub-step, which is discounted where it begins
     another environment step. Several steps: the rewards of the rest of this environment step and of those after it,
@@ -131,23 +137,28 @@ def bellman_targets(
     :param batch: Transitions; targets of sub-steps that were not taken have no meaning.
     :param n_step: N-step returns; `None`: one step counts.
     :param gamma: Discount per environment step.
-    :param value_of: Values `[B]` of the observations of the actor at a position.
+    :param value_of: Values `[B]` of the observations of the actor at a position, or quantiles `[B, n_quantiles]`.
     """
+
+    def target(ended: Tensor, reward: Tensor, following: Tensor) -> Tensor:
+        ended, reward = (each.view(-1, *[1] * (following.dim() - 1)) for each in (ended, reward))
+        return torch.where(ended, reward, reward + following)
+
     if n_step is not None:
         value = value_of(0, n_step.next_observations[0])
         if n_step.next_actor is not None:
             for position in range(1, len(batch.actors)):
                 own = value_of(position, n_step.next_observations[position])
-                value = torch.where(n_step.next_actor == position, own, value)
-        following = n_step.discounts * value
-        return [torch.where(n_step.terminated, reward, reward + following) for reward in n_step.rewards.unbind(-1)]
+                value[n_step.next_actor == position] = own[n_step.next_actor == position]
+        following = n_step.discounts.view(-1, *[1] * (value.dim() - 1)) * value
+        return [target(n_step.terminated, reward, following) for reward in n_step.rewards.unbind(-1)]
     targets = []
     for position, reward in enumerate(batch.rewards.unbind(-1)):
         if position + 1 == len(batch.actors):
             ended, following = batch.terminated, gamma * value_of(0, batch.next_observations[0])
         else:
             ended, following = batch.ended_at(position), value_of(position + 1, batch.observations[position + 1])
-        targets.append(torch.where(ended, reward, reward + following))
+        targets.append(target(ended, reward, following))
     return targets
 
 
@@ -173,12 +184,56 @@ class ActionValueNetwork(nn.Module):
     @override(nn.Module)
     def forward(self, observation: TensorDict) -> list[Tensor]:
         """Return values of all actions of each factor, `[B, n]`; those of masked actions are at the minimum."""
-        outputs: TensorDict = self.policy(observation)
+        return self._values(observation, self.policy(observation))
+
+    def _values(self, observation: TensorDict, outputs: TensorDict) -> list[Tensor]:
         found = [outputs[head].flatten(1)[:, part] for head, part, _ in self.factors if head in outputs]
         if self.state_value is None:
             return found
         value = self.state_value({**observation, **outputs})["value"].reshape(-1, 1)
         return [dueling(value, advantages) for advantages in found]
+
+
+class ActionQuantileNetwork(ActionValueNetwork):
+    """Quantiles of the returns of the actions of a sub-step, whose weighted means are the values.
+
+    The policy's logits stay values, or advantages, by which actions are chosen; heads `o` add how the quantiles differ
+    from the value `q` of an action: `z_i = q + o_i - sum_j(w_j * o_j)`. They are needed in training only.
+
+    :param policy: As of :class:`ActionValueNetwork`, like the next two.
+    :param state_value: Network of state values.
+    :param factors: The single choices.
+    :param weights: Weights of the quantiles, `[n_quantiles]`.
+    """
+
+    weights: Tensor
+
+    def __init__(
+        self, policy: nn.Module, state_value: nn.Module | None, factors: Sequence[Factor], weights: Sequence[float]
+    ) -> None:
+        super().__init__(policy, state_value, factors)
+        self.register_buffer("weights", torch.tensor(weights, device=next(policy.parameters()).device))
+        sizes = {factor.head: factor.part.stop for factor in factors}  # the last part of a head ends it
+        layers = {head: output_layer(policy, (size, 1)) for head, size in sizes.items()}
+        self._heads = {
+            head: QuantileHead(layer, sizes[head], len(weights)) for head, layer in layers.items() if layer is not None
+        }
+        self.heads = nn.ModuleList(self._heads.values())
+
+    def quantiles(self, observation: TensorDict) -> list[Tensor]:
+        """Return the quantiles of all actions of each factor, `[B, n, n_quantiles]`."""
+        with ExitStack() as stack:
+            for watched in self._heads.values():
+                stack.enter_context(watched.watching())
+            outputs = self.policy(observation)
+        found: list[Tensor] = []
+        factors = [factor for factor in self.factors if factor.head in outputs]
+        for values, (head, part, _) in zip(self._values(observation, outputs), factors, strict=True):
+            if head not in self._heads:
+                raise no_output_layer(f"the policy network of action head `{head}`")
+            offsets = self._heads[head]()[:, part]
+            found.append(values.unsqueeze(-1) + offsets - (offsets @ self.weights).unsqueeze(-1))
+        return found
 
 
 class EpsilonGreedyPolicy(TorchPolicy):
@@ -295,10 +350,17 @@ class DQN(ReplayTrainer):
         config, policy, self.actors = self.config, model.policy, workers.actors
         factors = factors_of(policy.distribution_mapper.action_space)
         own = [policy.network_for(actor) for actor in self.actors]
-        networks = {
-            net: ActionValueNetwork(net, _state_value(model, actor, self.actors) if config.dueling else None, factors)
-            for net, actor in zip(own, self.actors, strict=True)
-        }
+        networks: dict[nn.Module, ActionValueNetwork] = {}
+        for net, actor in zip(own, self.actors, strict=True):
+            state_value = _state_value(model, actor, self.actors) if config.dueling else None
+            if config.risk is None:
+                networks[net] = ActionValueNetwork(net, state_value, factors)
+            else:
+                weights = Risk.parse(config.risk).weights(config.n_quantiles)
+                networks[net] = ActionQuantileNetwork(net, state_value, factors, weights)
+        quantile_networks = (each for each in networks.values() if isinstance(each, ActionQuantileNetwork))
+        self._heads = nn.ModuleList([each.heads for each in quantile_networks])
+        """What the model does not contain."""
         targets = {net: copy.deepcopy(values).requires_grad_(False) for net, values in networks.items()}
         self._networks, self._targets = [networks[net] for net in own], [targets[net] for net in own]
         self._followers = TargetNetworks(targets.values(), networks.values())
@@ -362,15 +424,18 @@ class DQN(ReplayTrainer):
             targets = bellman_targets(batch, self._n_step_returns(batch), self.config.gamma, self._best_value)
         for position, actor in enumerate(self.actors):
             network, actions = self._networks[position], batch.actions[position]
-            values = network(as_float_tensors(batch.observations[position], self.model.device))
-            taken = values_of(
-                values, [factor.of(actions).long() for factor in network.factors if factor.head in actions]
-            )
-            target = targets[position].unsqueeze(-1).expand_as(taken)
+            choices = [factor.of(actions).long() for factor in network.factors if factor.head in actions]
+            taken = values_of(self._told(network, batch.observations[position]), choices)
+            target = targets[position].unsqueeze(1).expand_as(taken)
             if (weight := batch.acted(position)) is not None:
                 # the placeholder of an action that was not taken may be masked: its value is not finite
-                taken, target = (each.masked_fill((weight == 0.0).unsqueeze(-1), 0.0) for each in (taken, target))
-            loss = smooth_l1_loss(taken, target, reduction="none").mean(-1)
+                absent = (weight == 0.0).view(-1, *[1] * (taken.dim() - 1))
+                taken, target = (each.masked_fill(absent, 0.0) for each in (taken, target))
+            if isinstance(network, ActionQuantileNetwork):
+                loss = quantile_huber_loss(taken, target).mean(-1)
+                taken, target = taken.mean(-1), target.mean(-1)
+            else:
+                loss = smooth_l1_loss(taken, target, reduction="none").mean(-1)
             error = (taken - target).detach().abs().sum(-1)
             if batch.weights is not None:
                 loss = loss * batch.weights
@@ -397,12 +462,21 @@ class DQN(ReplayTrainer):
 
     def _best_value(self, position: int, observation: TensorDict) -> Tensor:
         observation = as_float_tensors(observation, self.model.device)
-        values = self._targets[position](observation)
-        return best_value(self._networks[position](observation) if self.config.double else values, values)
+        target = self._targets[position]
+        values = self._told(target, observation)
+        if self.config.double:
+            return best_value(self._networks[position](observation), values)
+        return best_value(target(observation) if isinstance(target, ActionQuantileNetwork) else values, values)
+
+    def _told(self, network: ActionValueNetwork, observation: TensorDict) -> list[Tensor]:
+        """Return the values of all actions of each factor, or their quantiles."""
+        observation = as_float_tensors(observation, self.model.device)
+        return network.quantiles(observation) if isinstance(network, ActionQuantileNetwork) else network(observation)
 
     @override(ReplayTrainer)
     def _parts(self) -> dict[str, Part]:
-        return {**super()._parts(), "optimizer": self.optimizer, "targets": self._followers}
+        heads: dict[str, Part] = {"quantile_heads": self._heads} if len(self._heads) else {}
+        return {**super()._parts(), "optimizer": self.optimizer, "targets": self._followers, **heads}
 
 
 def _state_value(model: TorchActorCritic, actor: ActorID, actors: list[ActorID]) -> nn.Module:

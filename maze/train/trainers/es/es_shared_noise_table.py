@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from maze.core.errors import ConfigError
-from maze.core.utils.worker_pool import map_memory
+from maze.core.utils.worker_process import map_memory
 
 _CHUNK = 8192
 """Number of values drawn at once, large enough to amortise the set-up of the generator."""

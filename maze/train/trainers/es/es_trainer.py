@@ -326,33 +326,25 @@ def make_distributed_rollouts(
     :param start_method: `forkserver`, `spawn` or `fork`; `None`: `forkserver` if available.
     """
     assert run.env_factory is not None, "setup comes first"
+    env_factory, env_seed = run.env_factory, run.env_seeds(1)[0]
+    common: dict[str, Any] = {"n_eval_rollouts": n_eval_rollouts, "concurrency": concurrency}
     if run.placement.in_process:
         return ESDummyDistributedRollouts(
-            env=env,
-            n_eval_rollouts=n_eval_rollouts,
+            env,
             shared_noise=shared_noise,
             agent_instance_seed=agent_seed,
-            env_factory=run.env_factory,
-            env_seed=run.env_seeds(1)[0],
-            concurrency=concurrency,
+            env_factory=env_factory,
+            env_seed=env_seed,
+            **common,
         )
     env.close()  # workers make their own environments
     pool = run.placement.actor_pool(n_wanted=n_available_cores())
     if pool is not None:
-        maker = partial(Players.opened, run.env_factory, shared_noise.count, shared_noise.seed, concurrency)
-        seeds = EpisodeSeeds(shared_noise, agent_seed, run.env_seeds(1)[0])
-        return PooledRollouts(pool, lambda *_: maker, seeds, n_eval_rollouts)
+        maker = Players.maker(env_factory, shared_noise, concurrency)
+        return PooledRollouts(pool, maker, EpisodeSeeds(shared_noise, agent_seed, env_seed), n_eval_rollouts)
     n_train_workers = n_train_workers or n_available_cores()
     return ESSubprocDistributedRollouts(
-        env_factory=run.env_factory,
-        n_training_workers=n_train_workers,
-        n_eval_workers=n_eval_workers,
-        shared_noise=shared_noise,
-        env_seeds=run.env_seeds(n_train_workers + n_eval_workers),
-        agent_seed=agent_seed,
-        start_method=start_method,
-        n_eval_rollouts=n_eval_rollouts,
-        concurrency=concurrency,
+        env_factory, n_train_workers, n_eval_workers, shared_noise, [env_seed], agent_seed, start_method, **common
     )
 
 

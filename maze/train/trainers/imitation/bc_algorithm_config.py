@@ -29,7 +29,7 @@ class BCAlgorithmConfig(AlgorithmConfig):
     """Number of environment steps in a minibatch."""
 
     n_eval_workers: int = 0
-    """Number of environments for evaluation rollouts; 0: as the runner's `eval_concurrency` says."""
+    """Number of environments for evaluation rollouts; 0: the runner's `eval_concurrency`."""
 
     validation_percentage: float = 20
     """Share of the data, in percent, that is kept for validation."""

@@ -58,8 +58,9 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require_integer("actors_batch_size", "num_actors", "envs_per_actor", minimum=1)
-        if self.constraints:
-            raise ConfigError("algorithm.constraints: expected none with IMPALA, use PPO or A2C.")
+        for name, value in (("constraints", self.constraints), ("risk", self.risk)):
+            if value:
+                raise ConfigError(f"algorithm.{name}: expected none with IMPALA, use PPO or A2C.")
         self.require_number("queue_out_of_sync_factor", 0.0)
         for name in ("vtrace_clip_rho_threshold", "vtrace_clip_pg_rho_threshold"):
             if getattr(self, name) is not None:

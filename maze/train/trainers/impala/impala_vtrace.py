@@ -49,7 +49,7 @@ class VTrace(ReturnFunction):
                 trajectories.step_complete if trajectories.acts is None else trajectories.acts, trace_lambda, 1.0
             )
         sum_of_rewards = torch.stack(trajectories.rewards).sum(0)
-        log_rhos = log_rhos_of_streams(trajectories.log_rhos, terminated | truncated, len(trajectories.values))
+        log_rhos = log_rhos_by_trajectory(trajectories.log_rhos, terminated | truncated, len(trajectories.values))
         returns = [
             from_importance_weights(
                 log_rhos[index],
@@ -222,7 +222,7 @@ def from_logits(
             clip_rho_threshold,
             clip_pg_rho_threshold,
         )
-        for stream, stream_log_rhos in enumerate(log_rhos_of_streams(log_rhos, discounts == 0.0, len(values)))
+        for stream, stream_log_rhos in enumerate(log_rhos_by_trajectory(log_rhos, discounts == 0.0, len(values)))
     ]
     advantages = [entry.pg_advantages for entry in returns]
     if len(values) == 1:
@@ -230,7 +230,7 @@ def from_logits(
     return VTraceFromLogitsReturns([entry.vs for entry in returns], advantages, log_rhos, behaviour, target)
 
 
-def log_rhos_of_streams(log_rhos: Sequence[Tensor], is_over: Tensor, n_streams: int) -> list[Tensor]:
+def log_rhos_by_trajectory(log_rhos: Sequence[Tensor], is_over: Tensor, n_streams: int) -> list[Tensor]:
     """Return the log importance weights of whole environment steps for each trajectory of values.
 
     Between two values of the same sub-step, each sub-step acts once: the later sub-steps of the same environment step,

@@ -15,7 +15,7 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.planning.branches import Actions, Branches, Group
 from maze.planning.planner import ActionValues, BranchSimulator, Candidates, Planner
-from maze.planning.rollout_policy import acting, candidate_actions
+from maze.planning.rollout_policy import acting, candidate_actions, of_group, value_function
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.trainer import EpochTrainer
 from maze.train.trainers.labelling.labelling_configs import DCLConfig
@@ -59,6 +59,7 @@ class DCL(LabellingTrainer):
             if base.is_recurrent:
                 raise ConfigError("algorithm.base: a policy with hidden states cannot plan, copies have none of them.")
         self._base: Policy | None = base
+        self._value = of_group(value_function(config.value, "algorithm.value"))
         self._explorer = RandomPolicy(copies.action_spaces)
         is_single = base is not None and base.needs_env()
         self._walk, self._limit = copies.branches(is_single)
@@ -159,7 +160,7 @@ class DCL(LabellingTrainer):
         act, config, done_before = acting(policy), self.config, self._planned.n_decisions
         groups, n_steps = self._decisions(act)
         horizons = [each for each in (config.horizon, self._limit and self._limit - n_steps) if each is not None]
-        simulate = BranchSimulator(self._planned, act, min(horizons, default=None))
+        simulate = BranchSimulator(self._planned, act, min(horizons, default=None), self._value)
         planner = Planner(simulate, config.scenarios, config.confidence, chance=self.copies.chance, is_for_each=True)
         for group in groups:
             self._label_group(group, policy, act, planner)

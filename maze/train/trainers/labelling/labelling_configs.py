@@ -49,7 +49,7 @@ class DCLConfig(LabellingConfig):
     trainer = "maze.train.trainers.labelling.dcl_trainer.DCL"
 
     n_epochs: int = 0
-    """Number of epochs, each of which is a generation; 0: as `generations` says."""
+    """Number of epochs, each of which is a generation; 0: `generations`."""
 
     generations: int = 2
     """Number of policies that are learned, each from simulations of the one before."""
@@ -65,6 +65,10 @@ class DCLConfig(LabellingConfig):
 
     gamma: float = 1.0
     """Discount factor of the simulated returns."""
+
+    value: Any = None
+    """What is still to come at the horizon: a function of observations `[n, ...]` and the actor, or its configuration;
+    `null`: nothing."""
 
     confidence: float = 0.8
     """Of the intervals that end the comparison of a candidate with the action of the current policy."""
@@ -127,7 +131,11 @@ class SelfLabellingConfig(LabellingConfig):
     n_passes: int = 1
     """Number of passes over the best solutions of an update."""
 
+    lr_schedule: str = "constant"
+    """How the learning rate develops: `constant`, or `linear` or `cosine` to zero at the end of `n_epochs`."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require_integer("instances", "n_passes", minimum=1)
+        self.require_choice("lr_schedule", ("constant", "linear", "cosine"))
         self.require_integer("samples", minimum=2)

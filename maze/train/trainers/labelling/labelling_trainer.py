@@ -196,7 +196,7 @@ class Copies:
 class LabellingTrainer(EpochTrainer, ABC):
     """Label decisions by simulation, and imitate the labels with the loss of behavioural cloning.
 
-    Labels are made in the process of the trainer; evaluations are where the placement says.
+    Labels are computed in the process of the trainer; the placement concerns evaluations.
 
     :param algorithm_config: Hyperparameters.
     :param policy: The policy that is trained.

@@ -13,6 +13,7 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.planning.branches import Branches, Group
 from maze.train.trainers.common.config_classes import AlgorithmConfig
+from maze.train.trainers.common.learning import require_end_of_schedule, scheduled_lr
 from maze.train.trainers.common.trainer import EpochTrainer
 from maze.train.trainers.labelling.labelling_configs import SelfLabellingConfig
 from maze.train.trainers.labelling.labelling_trainer import Copies, LabellingTrainer, require_discrete
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
 
 _MOST_ACTIONS = 4096
+_SHARE_OF_ROWS = 0.75
+"""Beams are made smaller when at most so many of their instances are left to solve."""
 _IMPOSSIBLE = -1e30
 """Only the log-probabilities of masked actions are so small."""
 
@@ -43,7 +46,8 @@ class SelfLabelling(LabellingTrainer):
 
     An update samples several solutions of each of some instances and imitates the best one, weighted by its advantage
     over the mean of all. Solutions are sampled without replacement, by stochastic beam search (Kool, van Hoof and
-    Welling 2019). Only the best episodes are played again with their observations, and learned from.
+    Welling 2019), from the policy itself: samples of a flatter distribution would flatten it more with each update.
+    Only the best episodes are played again with their observations, and learned from.
 
     :param algorithm_config: Hyperparameters.
     :param policy: The policy that is trained.
@@ -63,6 +67,7 @@ class SelfLabelling(LabellingTrainer):
                 "algorithm=self_labelling: expected a deterministic environment, but two copies of the environment "
                 "with new futures differ, so the best of several episodes is due to chance. Use algorithm=dcl."
             )
+        require_end_of_schedule(self.config.lr_schedule, self.config.n_epochs)
         require_discrete(copies.action_spaces, _MOST_ACTIONS, "self_labelling")
         self._played, self._limit = copies.branches()
         self._beams = copies.branches()[0], copies.branches()[0]
@@ -74,6 +79,7 @@ class SelfLabelling(LabellingTrainer):
 
     @override(EpochTrainer)
     def _update(self) -> None:
+        self.optimizer.lr = scheduled_lr(self.config.lr_schedule, self.config.lr, self.share_done)
         self._label()
         for _ in range(self.config.n_passes):
             self._imitate()
@@ -117,46 +123,55 @@ class SelfLabelling(LabellingTrainer):
         """
         n_instances, n_samples = self.config.instances, self.config.samples
         branches, following = self._beams
-        of_instances = np.repeat(np.arange(n_instances), n_samples)
-        branches.fork(self._played.states(), of_instances, np.zeros_like(of_instances), seed=0)
-        log_probs = np.zeros(n_instances * n_samples)
-        perturbed = np.full(n_instances * n_samples, -np.inf)  # of places that are empty
+        rows = np.arange(n_instances * n_samples)  # the places of the branches in the results
+        branches.fork(self._played.states(), rows // n_samples, np.zeros_like(rows), seed=0)
+        log_probs, returns = np.zeros(len(rows)), np.zeros(len(rows))
+        perturbed = np.full(len(rows), -np.inf)  # of places that are empty
         perturbed[::n_samples] = 0.0
+        is_solution = np.isfinite(perturbed)
         history: list[tuple[np.ndarray, np.ndarray]] = []
         while groups := branches.observe(self._limit):
             children = self._children(branches, groups, np.isfinite(perturbed))
             of_children = log_probs[children.rows] + children.log_probs
             noisy = conditional_gumbel(of_children, children.rows, perturbed, self.rng)
-            kept = best_of_each(noisy, children.rows // n_samples, n_instances, n_samples)
+            kept = best_of_each(noisy, children.rows // n_samples, len(rows) // n_samples, n_samples)
             is_empty = kept < 0
             kept = np.where(is_empty, np.repeat(kept[::n_samples], n_samples), kept)
             parents, actions = children.rows[kept], children.actions[kept]
             log_probs, perturbed = of_children[kept], np.where(is_empty, -np.inf, noisy[kept])
             following.continue_from(branches, parents)
             branches, following = following, branches
-            branches.step([(group, self._decoded(group, actions[group.rows])) for group in branches.observe()])
-            history.append((parents, actions))
+            branches.step([(group, self._decoded(group, actions[group.rows])) for group in branches.actors()])
+            returns[rows], is_solution[rows] = branches.returns, np.isfinite(perturbed)
+            of_all = np.arange(len(returns)), np.full(len(returns), -1)
+            of_all[0][rows], of_all[1][rows] = rows[parents], actions
+            history.append(of_all)
+            runs = (~branches.done & is_solution[rows]).reshape(-1, n_samples).any(axis=1)
+            if 0 < np.count_nonzero(runs) <= _SHARE_OF_ROWS * len(runs):  # do not step instances that are solved
+                left = np.flatnonzero(np.repeat(runs, n_samples))
+                following.continue_from(branches, left)
+                branches, following = following, branches
+                rows, log_probs, perturbed = rows[left], log_probs[left], perturbed[left]
         shape = (n_instances, n_samples)
-        return (
-            _traced(history).reshape(-1, *shape),
-            branches.returns.reshape(shape),
-            np.isfinite(perturbed).reshape(shape),
-        )
+        return _traced(history).reshape(-1, *shape), returns.reshape(shape), is_solution.reshape(shape)
 
     def _children(self, branches: Branches, groups: Sequence[Group], is_used: np.ndarray) -> Children:
         """Return what branches may continue with; those that have ended stay what they are."""
         ended = np.flatnonzero(branches.done & is_used)
         parts = [Children(ended, np.full(len(ended), -1), np.zeros(len(ended)))]
         for group in groups:
+            of_group = np.flatnonzero((is_used & ~branches.done)[group.rows])
+            if not len(of_group):
+                continue
+            observations = {key: array[of_group] for key, array in group.stacked().items()}
             with torch.inference_mode():
-                output = self.policy.compute_substep_policy_output(group.stacked(), group.actor_id)
-            joint = np.zeros((len(group.rows), 1))
+                output = self.policy.compute_substep_policy_output(observations, group.actor_id)
+            joint = np.zeros((len(of_group), 1))
             for head in self.copies.action_spaces[group.actor_id.step_key]:
                 of_head = log_softmax(output.action_logits[head].double().cpu().numpy(), axis=-1)
                 joint = (joint[:, :, None] + of_head[:, None, :]).reshape(len(joint), -1)
-            joint[~(is_used & ~branches.done)[group.rows]] = -np.inf
             indices, actions = np.nonzero(joint > _IMPOSSIBLE)
-            parts.append(Children(group.rows[indices], actions, joint[indices, actions]))
+            parts.append(Children(group.rows[of_group[indices]], actions, joint[indices, actions]))
         rows, actions, log_probs = (np.concatenate(column) for column in zip(*parts, strict=True))
         order = np.argsort(rows, kind="stable")
         return Children(rows[order], actions[order], log_probs[order])

@@ -33,7 +33,7 @@ def soft_bellman_target(reward: Tensor, next_value: Tensor, ended: Tensor, disco
 
     :param reward: `[B]`
     :param next_value: Soft value of what followed; after a truncation that of the true last observation.
-    :param ended: Whether the episode *terminated*, so that nothing follows; what stands in `next_value` is ignored.
+    :param ended: Whether the episode *terminated*, so that nothing follows; the content of `next_value` is ignored.
     :param discount: 1 between sub-steps of one environment step.
     """
     return reward + discount * next_value.masked_fill(ended, 0.0)
@@ -53,7 +53,7 @@ def critic_loss(q_values: Sequence[Tensor], target: Tensor, weight: Tensor | Non
 
 
 def continuous_policy_loss(log_prob: Tensor, q_value: Tensor, alpha: Tensor, weight: Tensor | None = None) -> Tensor:
-    """`alpha * log_prob - Q` of reparameterised actions (equation 9), averaged.
+    """Return `alpha * log_prob - Q` of reparameterised actions (equation 9), averaged.
 
     :param log_prob: Joint log-probabilities of the actions, `[batch]` as all others, with gradients.
     :param q_value: The smaller value of both networks, with gradients through the actions.
@@ -157,7 +157,7 @@ def choice_values(
 
 
 def _with_each_option(space: spaces.Space[object], action: Tensor, index: int, n_options: int) -> Tensor:
-    """`[n_options, B, ...]`: the action with each option of one of its components."""
+    """Return `[n_options, B, ...]`: the action with each option of one of its components."""
     options = action.unsqueeze(0).repeat(n_options, *[1] * action.dim())
     flat = options.view(n_options, action.shape[0], -1)
     flat[:, :, index] = torch.arange(n_options, device=action.device, dtype=action.dtype).unsqueeze(-1)

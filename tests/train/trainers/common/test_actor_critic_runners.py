@@ -79,7 +79,7 @@ def test_the_trainer_is_named_by_its_path_and_configured_by_the_algorithm(start,
     assert runner.trainer.config.lr == 0.123
 
 
-def test_runs_with_the_same_seeds_are_bit_identical_wherever_environments_are_stepped(start):
+def test_runs_with_the_same_seeds_are_bit_identical_in_every_placement(start):
     results = []
     for runner_class in (ACDevRunner, ACDevRunner, ACLocalRunner):
         runner = start(composed(), runner_class=runner_class)

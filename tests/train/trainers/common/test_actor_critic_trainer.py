@@ -1,4 +1,4 @@
-"""The life cycle of actor-critic trainings, on CartPole with tiny networks."""
+"""The life cycle of actor-critic runs, on CartPole with tiny networks."""
 
 import copy
 import math
@@ -117,7 +117,7 @@ def test_another_seed_shuffles_minibatches_differently():
     assert not same(*results)
 
 
-def test_training_does_not_depend_on_where_the_environments_are_stepped():
+def test_training_is_independent_of_the_placement_of_environments():
     results = []
     for env_class in (SequentialVectorEnv, SubprocVectorEnv):
         env = env_class([make_env] * 2)
@@ -382,7 +382,7 @@ def test_a_loss_or_gradient_that_is_not_finite_is_named_and_the_step_not_taken(t
 
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_training_after_its_update_with_everything_saved(tmp_path, signum, status):
+def test_a_signal_ends_the_run_after_its_update_with_its_state_saved(tmp_path, signum, status):
     trainer = make_trainer(checkpoint_file=tmp_path / "latest.pt", epoch_length=5)
     update = trainer._update
 
@@ -407,7 +407,7 @@ def test_a_signal_ends_the_training_after_its_update_with_everything_saved(tmp_p
 # -- state --------------------------------------------------------------------------------
 
 
-def test_latest_state_holds_everything_the_training_consists_of(tmp_path):
+def test_the_latest_state_holds_the_complete_run(tmp_path):
     selection = BestModelSelection(str(tmp_path / "state_dict.pt"), None)
     model = make_model()
     selection.model = model

@@ -98,7 +98,7 @@ def test_weights_are_dumped_by_epoch_for_every_evaluation_interval(tmp_path):
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_a_training_that_ends_without_a_best_model_keeps_the_last_one(tmp_path, caplog):
+def test_a_run_without_a_best_model_keeps_the_last_one(tmp_path, caplog):
     model = nn.Linear(1, 1)
     selection = BestModelSelection(str(tmp_path / "state_dict.pt"), model)
     selection.update(math.nan)

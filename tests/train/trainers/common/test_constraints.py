@@ -19,9 +19,9 @@ from maze.core.log_stats.event_decorators import (
 )
 from maze.core.log_stats.log_stats import LogStatsKey
 from maze.core.rollout.rollout_generator import RolloutGenerator
-from maze.train.parallelization.distributed_actors.env_groups import LocalGroups
+from maze.train.parallelization.distributed_actors.env_groups import in_groups
 from maze.train.parallelization.vector_env.batched_vector_env import BatchedVectorEnv
-from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv, in_sequence
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
 from maze.train.trainers.a2c.a2c_trainer import A2C
 from maze.train.trainers.common.actor_critic.constraints import (
@@ -164,7 +164,7 @@ NAMES = ("wear", "fault", "share", "reward")
 PLACEMENTS = {
     "in process": lambda: SequentialVectorEnv([machine_env] * 4),
     "processes": lambda: SubprocVectorEnv([machine_env] * 4, n_workers=2),
-    "groups": lambda: LocalGroups([SequentialVectorEnv([machine_env] * 2) for _ in range(2)], None),
+    "groups": lambda: in_groups(2, machine_env, 4, None, in_sequence),
     "batched": lambda: BatchedVectorEnv(Machine(4)),
 }
 
@@ -210,8 +210,8 @@ def machine_trainer(trainer_class, constraints, n_updates, **settings):
     ("trainer_class", "constraint"),
     [
         (PPO, "wear <= 0.62"),  # fast, slow, fast, slow, fast
-        (PPO, "share <= 0.62"),
-        (A2C, "wear <= 0.62"),
+        pytest.param(PPO, "share <= 0.62", marks=pytest.mark.long),
+        pytest.param(A2C, "wear <= 0.62", marks=pytest.mark.long),
         (PPO, "fault per wear <= 0.1"),
     ],
 )

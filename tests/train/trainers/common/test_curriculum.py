@@ -1,4 +1,4 @@
-"""Curricula: environments that change with the epochs, wherever they are stepped, and trainings that go on exactly."""
+"""Curricula: environments that change with the epochs, wherever they are stepped, and runs that go on exactly."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ OFFLINE = (
 RECURRENT = (
     *("algorithm=ppo", "model=auto", "model.recurrence=carried", "critic=template_state", *ACTOR_CRITIC[1:]),
     *("algorithm.sequence_length=5", "runner.concurrency=2", "algorithm.batch_size=8"),
-    *("algorithm.constraints=['reward <= 15']", "algorithm.reward_scaling=true"),
+    *("algorithm.constraints=['reward <= 15']", "algorithm.reward_scaling=true", "algorithm.risk=cvar:0.5"),
 )
 NORMALIZED = (
     "model=auto",
@@ -67,6 +67,7 @@ TRAININGS = {
     "a2c": ("algorithm=a2c", *ACTOR_CRITIC, "runner.concurrency=2"),
     "ppo": ("algorithm=ppo", *PPO),
     "ppo-constrained": ("algorithm=ppo", *PPO, "algorithm.constraints=['reward <= 15']"),
+    "ppo-risk": ("algorithm=ppo", *PPO, "algorithm.risk=0.5*mean+0.5*cvar:0.4", "algorithm.gae_lambda=0.9"),
     "ppo-processes": ("algorithm=ppo", *PPO, "runner=local"),
     "ppo-recurrent": (*RECURRENT, "runner=dev"),
     "ppo-recurrent-processes": (*RECURRENT, "runner=local"),
@@ -82,6 +83,7 @@ TRAININGS = {
     "sac-processes": ("algorithm=sac", *SAC, *NORMALIZED_SAC, "algorithm.initial_buffer_size=20", "runner=local"),
     "sacfd": ("algorithm=sacfd", *SAC, "algorithm.initial_buffer_size=20"),
     "dqn": ("algorithm=dqn", *DQN),
+    "dqn-risk": ("algorithm=dqn", *DQN, "algorithm.risk=cvar:0.3", "algorithm.prioritized=true"),
     "dqn-prioritized": (
         "algorithm=dqn",
         *DQN,
@@ -106,8 +108,9 @@ TRAININGS = {
     "es": ("algorithm=es", "algorithm.n_rollouts_per_update=4", "algorithm.max_steps=20", "runner.n_eval_rollouts=2"),
 }
 LEARNS_ALONE = ("bc", "cql", "es", "iql")
-TAKES_LONGER = ("ppo-processes", "sac-processes", "sac-ahead", "sacfd", "dqn-prioritized")
-ONE_OF_EACH_KIND = [pytest.param(name, marks=[pytest.mark.long] * (name in TAKES_LONGER)) for name in TRAININGS]
+MAY_TAKE_LONG = ("ppo-recurrent", "impala", "sac-ahead", "dqn", "dcl", "self_labelling", "cql", "es")
+ONE_OF_EACH_KIND = ["ppo", "sac", "bc", *(pytest.param(name, marks=pytest.mark.long) for name in MAY_TAKE_LONG)]
+"""One run of each learner and of each kind of state between updates; the first two tests have all runs."""
 N_EPOCHS = 4
 
 
@@ -280,7 +283,7 @@ N_UPDATES = {
 
 
 @pytest.mark.parametrize("name", TRAININGS)
-def test_a_training_stopped_by_a_signal_and_resumed_equals_the_uninterrupted_one(name, tmp_path, uninterrupted, caplog):
+def test_a_run_stopped_by_a_signal_and_resumed_equals_the_uninterrupted_one(name, tmp_path, uninterrupted, caplog):
     first = Run(name, tmp_path / "first", prepare=signal_after(N_UPDATES.get(name, 5)))
     assert first.interrupted
     resumed = Run(name, tmp_path / "second", input_dir=str(tmp_path / "first"), resume=True)
@@ -318,18 +321,15 @@ def test_an_evaluation_that_a_signal_ends_is_repeated_by_the_resumed_run(name, t
 @pytest.mark.parametrize("name", ONE_OF_EACH_KIND)
 def test_a_signal_in_the_last_update_leaves_the_last_evaluation_to_the_resumed_run(name, tmp_path, uninterrupted):
     n_updates = {
-        "a2c": 8,
         "ppo": 8,
-        "ppo-processes": 8,
         "ppo-recurrent": 8,
-        "ppo-recurrent-processes": 8,
         "impala": 8,
         "dcl": 16,
         "self_labelling": 8,
         "sac": 32,
         "sac-ahead": 32,
-        "sac-processes": 32,
-        "sacfd": 32,
+        "dqn": 32,
+        "cql": 16,
     }.get(name, N_EPOCHS)
     first = Run(name, tmp_path / "first", prepare=signal_after(n_updates))
     assert first.interrupted
@@ -338,7 +338,7 @@ def test_a_signal_in_the_last_update_leaves_the_last_evaluation_to_the_resumed_r
 
 
 @pytest.mark.parametrize("name", ["ppo", "sac", "sac-ahead", "bc"])
-def test_a_killed_training_is_resumed_from_its_last_epoch(name, tmp_path, uninterrupted):
+def test_a_killed_run_is_resumed_from_its_last_epoch(name, tmp_path, uninterrupted):
     Run(name, tmp_path / "first", prepare=killed_after_saving(3))
     resumed = Run(name, tmp_path / "second", input_dir=str(tmp_path / "first"), resume=True)
     expected = uninterrupted(name)
@@ -358,26 +358,24 @@ def test_resuming_twice_is_as_good_as_once(tmp_path, uninterrupted):
 
 @pytest.mark.parametrize("name", ONE_OF_EACH_KIND)
 def test_resuming_with_nothing_left_changes_nothing(name, tmp_path, uninterrupted, caplog):
-    first = Run(name, tmp_path / "0", n_epochs=2)
-    for index in range(1, 3):
-        idle = Run(name, tmp_path / f"{index}", 2, input_dir=str(tmp_path / f"{index - 1}"), resume=True)
-        assert differing(first.result, idle.result) == []
-        assert not idle.recorder.rows
-    resumed = Run(name, tmp_path / "last", input_dir=str(tmp_path / "2"), resume=True)
+    first = Run(name, tmp_path / "first", n_epochs=2)
+    idle = Run(name, tmp_path / "idle", 2, input_dir=str(tmp_path / "first"), resume=True)
+    assert differing(first.result, idle.result) == []
+    assert not idle.recorder.rows
+    resumed = Run(name, tmp_path / "last", input_dir=str(tmp_path / "idle"), resume=True)
     assert "not resumed exactly" not in caplog.text
     check(uninterrupted(name), first, resumed)
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH_KIND)
-@pytest.mark.parametrize("begins", ["fresh", "resumed"])
-def test_a_signal_before_the_first_update_loses_nothing(begins, name, tmp_path, uninterrupted, caplog):
-    """It may come during an evaluation, or while everything is built."""
+def test_a_signal_before_the_first_update_of_a_fresh_and_a_resumed_run_loses_nothing(
+    name, tmp_path, uninterrupted, caplog
+):
+    """The signal may arrive during an evaluation or the set-up."""
     rows, origin = [], {}
-    if begins == "resumed":
-        rows += Run(name, tmp_path / "0", prepare=signal_after(N_UPDATES.get(name, 2))).recorder.rows
-        origin = {"input_dir": str(tmp_path / "0"), "resume": True}
-    for index in range(1, 3):
-        run = Run(name, tmp_path / f"{index}", prepare=signal_in_evaluation, **origin)
+    signals = (signal_in_evaluation, signal_after(N_UPDATES.get(name, 2)), signal_in_evaluation, signal_in_evaluation)
+    for index, prepare in enumerate(signals):
+        run = Run(name, tmp_path / f"{index}", prepare=prepare, **origin)
         assert run.interrupted
         rows += run.recorder.rows
         origin = {"input_dir": str(tmp_path / f"{index}"), "resume": True}
@@ -406,7 +404,7 @@ def test_replay_buffer_and_learned_weights_are_independent_of_the_placement(unin
     assert differing(uninterrupted("sac-ahead").result, uninterrupted("sac-processes").result) == []
 
 
-def test_seeds_are_taken_over_and_the_best_model_is_in_the_new_directory(tmp_path, uninterrupted):
+def test_seeds_are_inherited_and_the_best_model_is_in_the_new_directory(tmp_path, uninterrupted):
     Run("es", tmp_path / "first", prepare=signal_after(2))
     overrides = {"seeding__env_base_seed": None, "seeding__agent_base_seed": None}
     second = tmp_path / "second"
@@ -442,7 +440,7 @@ def test_actors_in_processes_resume_with_new_episodes_and_a_warning(tmp_path, ca
 # -- without resume ---------------------------------------------------------------------------------
 
 
-def test_without_resume_only_weights_are_taken_over(tmp_path):
+def test_without_resume_only_weights_are_loaded(tmp_path):
     first = Run("impala", tmp_path / "first", n_epochs=1)
     best = load_state(tmp_path / "first" / "state_dict.pt")
     initial = []
@@ -487,7 +485,7 @@ def test_resuming_needs_the_directory_to_exist(tmp_path):
     assert "nowhere/latest.pt" in refused(tmp_path, input_dir=str(tmp_path / "nowhere"))
 
 
-def test_resuming_needs_the_state_of_a_training(tmp_path):
+def test_resuming_needs_the_state_of_a_run(tmp_path):
     earlier = tmp_path / "earlier"
     earlier.mkdir()
     save_state(earlier / "state_dict.pt", {"policies": {}})

@@ -136,7 +136,7 @@ def test_a_weight_close_to_zero_changes_reported_statistics_only():
     assert same(*results)
 
 
-def test_a_resumed_training_stays_close_to_the_same_policy(tmp_path):
+def test_a_resumed_run_stays_close_to_the_same_policy(tmp_path):
     trainer = make_trainer(PPO, kl_to_initial_coef=0.1, checkpoint_file=tmp_path / "latest.pt")
     initial = weights(trainer.model.policy)
     trainer.train()

@@ -36,6 +36,6 @@ def test_second_sigint_interrupts_at_once():
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_an_interrupted_training_is_no_ordinary_exception():
+def test_the_exception_of_an_interrupted_run_is_no_ordinary_exception():
     assert issubclass(TrainingInterrupted, KeyboardInterrupt)
     assert not issubclass(TrainingInterrupted, Exception)

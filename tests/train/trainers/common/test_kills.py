@@ -14,5 +14,5 @@ def test_runs_killed_at_random_moments_resume_to_the_same_result() -> None:
     command = [sys.executable, str(CAMPAIGN), "--kills", "4", "--algorithms", "ppo", "es"]
     found = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert found.returncode == 0, found.stdout + found.stderr
-    assert "4 trainings killed" in found.stdout
+    assert "4 runs killed" in found.stdout
     assert "4 exact, 0 with a warning, 0 failures" in found.stdout

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import tensor
 
-from maze.train.trainers.common.actor_critic.actor_critic_trainer import scheduled_lr
 from maze.train.trainers.common.actor_critic.losses import (
     clipped_surrogate,
     normalize_advantage,
     policy_gradient_loss,
     value_loss,
 )
+from maze.train.trainers.common.learning import scheduled_lr
 
 floats = st.floats(-3, 3, width=32)
 

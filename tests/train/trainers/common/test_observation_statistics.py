@@ -172,7 +172,7 @@ def train(directory, *overrides):
     return [next(iter(each["policies"].values())) for each in (state, latest["model"])]
 
 
-def test_a_training_learns_from_each_rollout_once_and_the_best_model_has_the_statistics_of_its_time(tmp_path):
+def test_a_run_learns_from_each_rollout_once_and_the_best_model_has_the_statistics_of_its_epoch(tmp_path):
     best, latest = train(tmp_path / "run", "algorithm=ppo", *ON_POLICY)
     (name,) = [name for name in latest if name.endswith("count")]
     assert latest[name].item() == 2 * 8 * 2  # neither evaluations nor the bootstrap's observation

@@ -55,7 +55,7 @@ def test_a_sum_tree_finds_the_index_that_a_cumulative_sum_finds(values, changes)
         assert (sums >= ends[found] - np.array(values)[found] - tolerance).all()
 
 
-def test_steps_are_drawn_in_proportion_to_the_power_of_their_errors_with_weights_that_make_up_for_it():
+def test_steps_are_sampled_proportionally_to_the_power_of_their_errors_with_importance_weights():
     buffer = PrioritizedReplayBuffer(8, seed=0, alpha=0.5, beta=1.0)
     buffer.allocate([ACTOR], OBSERVATIONS, ACTIONS)
     buffer.add_rows(rows(0, [0.0] * 4, [False] * 4, [-1] * 4))
@@ -81,7 +81,7 @@ def test_new_steps_have_the_highest_priority_and_replace_the_oldest():
     np.testing.assert_allclose(np.bincount(drawn, minlength=4)[:2] / len(drawn), [0.5, 0.5], atol=0.02)
 
 
-def test_a_restored_buffer_draws_the_same():
+def test_a_restored_buffer_samples_the_same_items():
     buffers = [PrioritizedReplayBuffer(6, seed=seed) for seed in (1, 2)]
     for buffer in buffers:
         buffer.allocate([ACTOR], OBSERVATIONS, ACTIONS)

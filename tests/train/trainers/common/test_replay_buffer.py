@@ -70,7 +70,7 @@ def everything(buffer):
     return buffer.columns.read(np.arange(len(buffer.columns)), "cpu")
 
 
-def test_a_drawn_transition_is_one_that_was_added():
+def test_a_sampled_transition_was_added_before():
     buffer = UniformReplayBuffer(10, seed=0)
     buffer.add_rollout([step(number) for number in range(5)])
     for record in buffer.sample_batch(50, "cpu"):
@@ -96,7 +96,7 @@ def test_a_full_buffer_holds_exactly_the_latest_items(size, pieces):
     assert buffer.n_added == number
 
 
-def test_every_item_is_drawn_about_equally_often():
+def test_every_item_is_sampled_about_equally_often():
     buffer = UniformReplayBuffer(4, seed=1)
     buffer.add_rollout([step(number) for number in range(4)])
     drawn = buffer.sample_transitions(8000, "cpu").observations[0]["x"].flatten().long()
@@ -105,7 +105,7 @@ def test_every_item_is_drawn_about_equally_often():
     assert buffer.avg_pick_per_transition == 2000
 
 
-def test_the_same_seed_draws_the_same_items_and_a_restored_buffer_continues():
+def test_the_same_seed_samples_the_same_items_and_a_restored_buffer_continues():
     first, second = (UniformReplayBuffer(8, seed=7) for _ in range(2))
     for buffer in (first, second):
         buffer.add_rollout([step(number) for number in range(8)])
@@ -223,7 +223,7 @@ def test_buffer_items_contain_the_taken_sub_steps():
     assert taken == {1, 2}
 
 
-def test_actors_that_come_and_go_are_refused():
+def test_varying_numbers_of_actors_are_refused():
     with pytest.raises(ConfigError, match="varying number of agents"):
         filled_from_env(coming_and_going_env, 1, 1, 1)
     with pytest.raises(EnvironmentContractError, match="same actors in the same order"):

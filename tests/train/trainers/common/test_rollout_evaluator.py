@@ -149,7 +149,7 @@ def test_evaluation_puts_networks_back_into_the_mode_they_were_in():
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_training_draws_the_same_numbers_whatever_is_evaluated(deterministic):
+def test_random_numbers_of_training_are_independent_of_the_evaluation(deterministic):
     policy = make_policy()
     expected = str(policy.rng_state())
     evaluator = RolloutEvaluator(make_vector_env(2), 2, None, deterministic)

@@ -147,7 +147,7 @@ def test_constraints_that_cannot_be_read_are_refused_when_they_are_given(text):
 
 
 def test_settings_of_wrong_types_are_refused():
-    with pytest.raises(ConfigError, match="a list of texts"):
+    with pytest.raises(ConfigError, match="expected a list such as"):
         SelectionCriterion(constraints="kpi/waste <= 1")
     with pytest.raises(ConfigError, match="maximize"):
         SelectionCriterion(maximize="no")
@@ -223,7 +223,7 @@ def test_the_best_model_fulfils_the_constraints_as_soon_as_one_does(capsys):
         (-18.0, 0.0, 1),
     ]
     output = capsys.readouterr().out
-    assert "new overall best model 5.00000! (constraints are broken by 2)" in output, (
+    assert "new overall best model 5.00000! (constraints are violated by 2)" in output, (
         "KPIs are shown as they are logged"
     )
 
@@ -326,5 +326,5 @@ def test_runs_from_the_command_line_select_by_the_criterion(settings, tmp_path, 
     selection = load_state(directory / "latest.pt")["model_selection"]
     output = capfd.readouterr().out
     assert 0.5 <= selection["best_violation"] < 1.0, "CartPole-v1 ends after 500 steps"
-    assert f"new overall best model {selection['best_reward']:.5f}! (constraints are broken by" in output
+    assert f"new overall best model {selection['best_reward']:.5f}! (constraints are violated by" in output
     assert selection["best_reward"] == int(selection["best_reward"]), "the return of one episode"

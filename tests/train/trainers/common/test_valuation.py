@@ -209,7 +209,7 @@ def test_irregular_actors_share_one_stream_where_rewards_are_shared(critic_class
     assert (batch.n_rows, batch.n_steps) == (4, 4)
 
 
-def test_shared_critic_sees_each_observation_by_itself_where_actors_vary():
+def test_a_shared_critic_observes_each_actor_separately_where_actors_vary():
     """It reads the first sub-step's observation only; values elsewhere are zero."""
     columns = build_columns(IRREGULAR, (FIRST, 50), n_keys=2)
     first, second = value_rollout(build_model([0, 1]), columns, GAE(GAMMA, 0.0)).parts

@@ -158,7 +158,7 @@ def test_step_critic_with_two_substeps_that_have_rewards_of_their_own():
     (part,) = valued(TorchStepStateCritic, two_substeps(actor_rewards=True)).parts
     # first:  1 - 10 = -9                  1 + 8/2 - 6 = -1
     #         3 + 40/2 - 20 = 3            3 + 2/2 - 30 = -26
-    # second, whose next decision is unknown at an end, so that its latest value stands in:
+    # second, whose next decision is unknown at an end, so that its latest value is used:
     #         2 - 4 = -2                   2 + 2/2 - 2 = 1
     #         4 + 5/2 - 5 = 1.5            4 + 3/2 - 3 = 2.5
     assert [advantage.tolist() for advantage in part.advantages] == [[-9, -1, 3, -26], [-2, 1, 1.5, 2.5]]

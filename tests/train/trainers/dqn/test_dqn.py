@@ -1,4 +1,4 @@
-"""DQN: values by hand, exploration, targets, and trainings."""
+"""DQN: values by hand, exploration, targets, and runs."""
 
 from __future__ import annotations
 
@@ -282,7 +282,7 @@ def derived_targets(n_actors, episodes, n_steps):
     n_steps=st.integers(1, 3),
 )
 @settings(max_examples=60, deadline=None)
-def test_targets_over_several_steps_equal_their_definition_wherever_episodes_end(n_actors, episodes, n_steps):
+def test_n_step_targets_equal_their_definition_for_every_end_of_episodes(n_actors, episodes, n_steps):
     buffer = buffer_of(scripted_env(n_actors, episodes), 1, 12)
     columns, slots = buffer.columns, np.arange(len(buffer))
     batch = columns.read(slots, "cpu")
@@ -359,7 +359,7 @@ def test_sub_steps_that_were_not_taken_have_no_part_in_losses_and_statistics(n_s
     assert all(abs(value) < 1e3 for value in values.values())
 
 
-# -- trainings -------------------------------------------------------------------------------------
+# -- runs -------------------------------------------------------------------------------------
 
 SHORT = (
     *("algorithm=dqn", "algorithm.n_epochs=2", "algorithm.epoch_length=20", "algorithm.initial_buffer_size=40"),
@@ -394,6 +394,8 @@ def trained(directory, monkeypatch, *overrides: str) -> DQN:
         ("algorithm.prioritized=true", "algorithm.n_step_returns=3", "model=auto"),
         ("model=vector_obs", "critic=template_state"),
         ("model=flatten_concat_shared_embedding",),
+        ("algorithm.risk=cvar:0.2", "algorithm.n_step_returns=3", "algorithm.prioritized=true"),
+        ("algorithm.risk=0.5*mean+0.5*cvar:0.1", "algorithm.double=false", "algorithm.dueling=false"),
         ("algorithm.num_actors=2", "algorithm.rollouts_per_iteration=2", "algorithm.num_batches_per_iter=2"),
     ],
 )
@@ -405,6 +407,7 @@ def test_every_combination_trains(overrides, tmp_path, monkeypatch):
 @pytest.mark.parametrize("ahead", ["false", "true"])
 def test_worker_processes_give_the_same_weights(ahead, tmp_path, monkeypatch):
     several = ("env.name=CartPole-v1", "algorithm.num_actors=2", "algorithm.rollouts_per_iteration=2")
+    several = (*several, "algorithm.risk=cvar:0.5")
     several = (*several, f"algorithm.collect_ahead={ahead}")
     one = trained(tmp_path / "dev", monkeypatch, *several, "runner=dev")
     other = trained(tmp_path / "local", monkeypatch, *several, "runner=local")
@@ -412,7 +415,7 @@ def test_worker_processes_give_the_same_weights(ahead, tmp_path, monkeypatch):
         assert torch.equal(mine, theirs)
 
 
-def test_a_trained_policy_acts_greedily_wherever_it_is_loaded(tmp_path, monkeypatch):
+def test_a_trained_policy_acts_greedily_in_every_loader(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"
     assert main(["-cn", "conf_train", *SHORT, "env.name=CartPole-v1", f"hydra.run.dir={run}"]) == 0
@@ -457,9 +460,10 @@ def test_exact_values_of_a_small_problem_are_learned(tmp_path, monkeypatch):
 MASKED_CUTTING = ("env=tutorial_cutting_2d_struct_masked", "wrappers=tutorial_cutting_2d", "critic=flatten_concat_step")
 
 
-def test_two_masked_sub_steps_train_without_an_invalid_action(tmp_path, monkeypatch):
+@pytest.mark.parametrize("risk", ["null", "cvar:0.1"])
+def test_two_masked_sub_steps_train_without_an_invalid_action(risk, tmp_path, monkeypatch):
     masks = "model.action_masks={cut_rotation: cutting_mask}"  # two actions have its size
-    trainer = trained(tmp_path / "run", monkeypatch, *MASKED_CUTTING, "model=auto", masks)
+    trainer = trained(tmp_path / "run", monkeypatch, *MASKED_CUTTING, "model=auto", masks, f"algorithm.risk={risk}")
     buffer = trainer.workers.replay_buffer
     columns, n = buffer.columns, len(buffer)
     assert n == 80

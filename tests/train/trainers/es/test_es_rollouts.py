@@ -20,8 +20,8 @@ from maze.train.parallelization.vector_env.vector_env_utils import with_stats
 from maze.train.trainers.common.observation_statistics import ObservationStatistics, ObservedRows
 from maze.train.trainers.es.distributed.es_distributed_rollouts import EpisodeSeeds, Outcome, RolloutSchedule
 from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import (
-    EpisodeBatch,
     ESDummyDistributedRollouts,
+    Players,
     Population,
     obstacle_to_batching,
 )
@@ -63,7 +63,9 @@ def dummy(make_env, **arguments):
 
 def single_player(env, policy):
     """Return a player that evaluates one policy at a time."""
-    return EpisodeBatch(lambda: env, policy, NOISE, 1, env, is_single=True)
+    player = Players(None, NOISE, first_env=env)
+    player.use(unbatched(policy))
+    return player
 
 
 def unbatched(policy):
@@ -79,7 +81,7 @@ def test_episodes_side_by_side_equal_episodes_one_after_another(make_env):
     together = dummy(make_env)
     one_by_one = dummy(make_env)
     results = played(together, policy, 5)
-    assert not together.players.current.is_single
+    assert not together.players.is_single
     assert summary(results) == [
         (is_eval, indices, pytest.approx(returns, rel=1e-5), lengths)
         for is_eval, indices, returns, lengths in summary(played(one_by_one, unbatched(policy), 5))
@@ -139,7 +141,8 @@ def test_mirrored_policies_use_the_same_environment_seed_with_opposite_perturbat
     assert (plus.sign, minus.sign) == (1, -1)
     assert (plus.noise_index, plus.env_seed) == (minus.noise_index, minus.env_seed)
     assert (plus.noise_index, plus.env_seed) != (other.noise_index, other.env_seed)
-    batch = EpisodeBatch(random_walk_env, build_policy(random_walk_env()), NOISE, 2)
+    batch = Players(random_walk_env, NOISE, 2)
+    batch.use(build_policy(random_walk_env()))
     parameters = get_flat_parameters(batch.policy).numpy()
     batch.configure(parameters, 0.5, None)
     rows = [np.empty_like(parameters) for _ in range(2)]
@@ -200,7 +203,7 @@ def test_a_policy_of_another_class_plays_one_episode_at_a_time():
     before = get_flat_parameters(policy)
     rollouts = dummy(counting_env)
     assert len(played(rollouts, policy, 4)) == 4
-    assert rollouts.players.current.is_single
+    assert rollouts.players.is_single
     assert torch.equal(get_flat_parameters(policy), before)
 
 
@@ -277,7 +280,7 @@ def test_observation_statistics_do_not_depend_on_the_batch(make_env, in_numpy):
     policy = normalizing(make_env(), in_numpy)
     together, few, one_by_one = dummy(make_env), dummy(make_env, concurrency=2), dummy(make_env)
     results = played(together, policy, 5)
-    assert not together.players.current.is_single
+    assert not together.players.is_single
     assert [len(result.observed) for result in results] == [0, 0, 2, 2, 2], "evaluations teach nothing"
     assert observed_statistics(played(few, policy, 5)) == observed_statistics(results)
     for one, other in zip(played(one_by_one, unbatched(policy), 5), results, strict=True):
@@ -350,7 +353,7 @@ def test_a_failing_worker_becomes_one_error(fault, expected):
     with pytest.raises(WorkerError, match=expected):
         played(rollouts, build_policy(counting_env()), 1)
     rollouts.close()
-    assert not any(worker.process.is_alive() for worker in rollouts.pool.workers.workers)
+    assert not any(worker.process.is_alive() for worker in rollouts.pool.workers)
 
 
 @pytest.mark.slow
@@ -358,7 +361,7 @@ def test_a_worker_killed_between_updates_becomes_an_error_and_close_returns():
     rollouts = ESSubprocDistributedRollouts(counting_env, 1, 1, NOISE, [3], 7, n_eval_rollouts=1)
     policy = build_policy(counting_env())
     played(rollouts, policy, 2)
-    os.kill(rollouts.pool.workers.workers[1].process.pid, signal.SIGKILL)
+    os.kill(rollouts.pool.workers[1].process.pid, signal.SIGKILL)
     with pytest.raises(WorkerError, match=r"worker 1 .*SIGKILL"):
         played(rollouts, policy, 4)  # its slice is needed
     rollouts.close()
@@ -435,7 +438,7 @@ def test_frozen_layers_are_the_same_for_all_perturbed_policies(network):
     next(iter(policy.parameters())).requires_grad_(False)
     together, one_by_one = dummy(cartpole), dummy(cartpole)
     assert summary(played(together, policy, 6)) == summary(played(one_by_one, unbatched(policy), 6))
-    assert not together.players.current.is_single
+    assert not together.players.is_single
 
 
 class Counted(ObservationWrapper):
@@ -469,7 +472,7 @@ def test_all_environments_are_closed(tmp_path, kind):
         rollouts = dummy(make_env)
     else:
         rollouts = ESSubprocDistributedRollouts(make_env, 2, 0, NOISE, [3], 7, start_method="fork", n_eval_rollouts=2)
-    for _ in range(2):  # the environments of a policy are closed when there is another one
+    for _ in range(2):
         played(rollouts, build_policy(cartpole()), 5)
     rollouts.close()
     lines = (tmp_path / "log").read_text().split()

@@ -61,7 +61,7 @@ def test_structured_and_continuous_environments_are_trained(make_env):
 
 
 @pytest.mark.parametrize("optimizer", ["adam.Adam", "sgd.SGD"])
-def test_a_resumed_training_equals_the_uninterrupted_one(tmp_path, optimizer):
+def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, optimizer):
     config = {"optimizer": {"_target_": f"maze.train.trainers.es.optimizers.{optimizer}", "step_size": 0.05}}
     uninterrupted = trained(4, **config)
     first = build_trainer(checkpoint_file=tmp_path / "latest.pt", **config)
@@ -163,7 +163,7 @@ def test_the_policy_after_the_last_update_is_evaluated():
     assert len(selection.judged) == 4  # a known evaluation is not reported twice
 
 
-def test_without_evaluations_the_episodes_of_the_training_say_how_good_the_policy_is():
+def test_without_evaluations_the_training_episodes_measure_the_policy():
     trainer = build_trainer(counting_env, patience=3)
     selection = KeepsWeights(trainer.policy)
     trainer.train(rollouts_of(counting_env, n_eval_rollouts=0), n_epochs=50, model_selection=selection)

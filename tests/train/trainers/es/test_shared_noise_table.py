@@ -50,7 +50,7 @@ def test_numbers_cannot_be_changed_by_accident():
             numbers[0] = 1.0
 
 
-def test_indices_are_drawn_from_the_whole_table():
+def test_indices_are_sampled_from_the_whole_table():
     table = SharedNoiseTable(50)
     drawn = {table.sample_index(np.random.RandomState(seed)) for seed in range(500)}
     assert drawn == set(range(50))
@@ -63,7 +63,7 @@ def test_a_table_smaller_than_the_model_is_refused():
         SharedNoiseTable(0)
 
 
-def test_a_received_table_uses_the_same_memory():
+def test_a_received_table_shares_memory():
     table = SharedNoiseTable(10_000, seed=5)
     received = SharedNoiseTable(10_000, seed=5, fd=os.dup(table.memory.fd))
     numbers = table.get(0, 10)

@@ -26,7 +26,7 @@ def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("n_workers", [1, 2])
+@pytest.mark.parametrize("n_workers", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_states_of_the_environments_own_package_need_no_permission(recorded: Path, n_workers: int) -> None:
     data = [f"runner.dataset.dir_or_file={recorded}", f"runner.dataset.n_workers={n_workers}"]
     assert main(["-cn", "conf_train", *OWN, *SHORT, *data, "hydra.run.dir=clone"]) == 0
@@ -56,7 +56,9 @@ def test_an_episode_of_an_own_environment_becomes_a_page(
     assert list(Path("played/episode_pages").glob("*.html"))
 
 
-@pytest.mark.parametrize(("loaders", "n_episodes"), [("[0]", 50), ("[0,1,0,1]", 25)])
+@pytest.mark.parametrize(
+    ("loaders", "n_episodes"), [pytest.param("[0]", 50, marks=pytest.mark.long), ("[0,1,0,1]", 25)]
+)
 def test_sub_steps_of_an_own_environment_are_learned_from_its_heuristic(loaders: str, n_episodes: int) -> None:
     depot = "tests.train.trainers.imitation.depot"
     env = f"env={{_target_: {depot}.DepotEnv}}"

@@ -126,7 +126,7 @@ def test_two_runs_with_the_same_seeds_are_equal_bit_for_bit():
 
 
 @pytest.mark.parametrize("stop_after", [1, 3, 5])
-def test_a_resumed_training_equals_the_uninterrupted_one(tmp_path, stop_after):
+def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, stop_after):
     uninterrupted = build_trainer()
     uninterrupted.train(None)
     first = build_trainer(checkpoint_file=tmp_path / "latest.pt")
@@ -288,7 +288,7 @@ def stopped_within_an_epoch(directory):
     return load_state(directory / "latest.pt")
 
 
-def test_a_resumed_training_learns_with_the_configured_learning_rate(tmp_path):
+def test_a_resumed_run_learns_with_the_configured_learning_rate(tmp_path):
     state = stopped_within_an_epoch(tmp_path)
     resumed = build_trainer(lr=0.0)
     resumed.resume(state, tmp_path)
@@ -298,7 +298,7 @@ def test_a_resumed_training_learns_with_the_configured_learning_rate(tmp_path):
     assert (resumed.optimizer.param_groups[0]["momentum"], resumed.epoch) == (0.9, 3)
 
 
-def test_a_training_is_not_resumed_with_another_optimizer(tmp_path):
+def test_a_run_is_not_resumed_with_another_optimizer(tmp_path):
     state = stopped_within_an_epoch(tmp_path)
     resumed = build_trainer()
     resumed.optimizer = torch.optim.Adam(resumed.policy.parameters(), lr=0.01)
@@ -377,7 +377,7 @@ def test_the_runner_trains_from_either_documented_key(tmp_path, monkeypatch, key
     assert runner.trainer.model_selection.n_updates == 2
 
 
-def test_a_training_without_any_evaluation_writes_the_weights_of_its_end(tmp_path, monkeypatch, caplog):
+def test_a_run_without_evaluations_writes_its_final_weights(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     data = record_files(tmp_path / "data")
     runner, cfg = configured(
@@ -468,7 +468,7 @@ def test_the_runner_refuses_data_of_another_environment_before_anything_is_train
     assert not (tmp_path / "state_dict.pt").exists()
 
 
-def test_missing_data_is_an_error_that_says_how_to_get_it(tmp_path, monkeypatch):
+def test_missing_data_raises_an_error_with_the_remedy(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     runner, cfg = configured()
     with (

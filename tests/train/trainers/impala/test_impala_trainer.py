@@ -207,7 +207,7 @@ def test_impala_reports_the_time_of_its_parts(capsys):
 
 
 @pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.BatchNorm1d(3)])
-def test_networks_that_differ_in_training_are_compared_with_the_actors_as_the_actors_are(layer):
+def test_networks_with_training_mode_are_compared_in_the_mode_of_the_actors(layer):
     model = make_model(random_walk_env)
     (key,) = model.policy.networks
     net = model.policy.networks[key].layers["push"]

@@ -165,9 +165,7 @@ def test_actors_with_own_rewards_weigh_all_decisions_up_to_their_next():
 @pytest.mark.parametrize("trace_lambda", [1.0, 0.8, 0.0])
 @pytest.mark.parametrize("critic", ["Shared", "Step"])
 @pytest.mark.parametrize("make_env", [hierarchical_env, coming_and_going_env, partial(two_step_env, 3, 1)])
-def test_on_policy_the_targets_are_those_of_generalized_advantage_estimation_wherever_actors_vary(
-    make_env, critic, trace_lambda
-):
+def test_on_policy_targets_equal_generalized_advantage_estimation_with_varying_actors(make_env, critic, trace_lambda):
     env = SequentialVectorEnv([make_env] * 3)
     env.seed([1, 2, 3])
     model = build_structured_model(env, critic)

@@ -17,7 +17,7 @@ from maze.train.trainers.impala.impala_vtrace import (
     from_logits,
     get_log_rhos,
     log_probs_from_logits_and_actions_and_spaces,
-    log_rhos_of_streams,
+    log_rhos_by_trajectory,
 )
 
 GAMMA = 0.9
@@ -226,9 +226,9 @@ def test_log_rhos_sum_over_the_heads_of_a_sub_step():
 def test_a_stream_counts_the_sub_steps_between_two_of_its_values():
     first, second = column(1.0, 2.0, 4.0), column(10.0, 20.0, 40.0)
     is_over = column(0, 1, 0).bool()
-    (joint,) = log_rhos_of_streams([first, second], is_over, 1)
+    (joint,) = log_rhos_by_trajectory([first, second], is_over, 1)
     assert joint[:, 0].tolist() == [11.0, 22.0, 44.0]
-    _, of_second = log_rhos_of_streams([first, second], is_over, 2)
+    _, of_second = log_rhos_by_trajectory([first, second], is_over, 2)
     # its own action and the first sub-step's of the next step; nothing of another episode, nothing unrecorded
     assert of_second[:, 0].tolist() == [12.0, 20.0, 40.0]
 
@@ -251,7 +251,7 @@ def test_from_logits_agrees_with_its_parts(n_streams):
     returns = from_logits(behaviour, target, actions, mapper, discounts, rewards, values, last, 1.0, 1.0, "cpu")
     assert len(returns.vs) == n_streams
     assert len(returns.pg_advantages) == len(returns.log_rhos) == 2
-    streams = log_rhos_of_streams(returns.log_rhos, discounts == 0.0, n_streams)
+    streams = log_rhos_by_trajectory(returns.log_rhos, discounts == 0.0, n_streams)
     for index, log_rhos in enumerate(streams):
         expected = from_importance_weights(log_rhos, discounts, rewards, values[index], last[index], 1.0, 1.0)
         assert torch.equal(returns.vs[index], expected.vs)

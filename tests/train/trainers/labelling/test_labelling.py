@@ -29,6 +29,7 @@ from maze.train.trainers.labelling.dcl_trainer import DCL, label_weight
 from maze.train.trainers.labelling.labelling_configs import DCLConfig, SelfLabellingConfig
 from maze.train.trainers.labelling.labelling_trainer import LabelledDecisions
 from maze.train.trainers.labelling.self_labelling_trainer import SelfLabelling, best_of_each, conditional_gumbel
+from maze_envs.scheduling.job_shop import JobShopEnv
 
 
 class Lamps(BatchedCoreEnv):
@@ -287,6 +288,29 @@ def test_samples_are_different_and_all_there_are_if_that_many_are_wanted(env: An
     assert np.where(is_solution, returns, 0.0).sum(axis=1).tolist() == [1.0, 1.0, 1.0]
     for instance in range(3):
         assert np.unique(actions[:, instance][:, is_solution[instance]], axis=1).shape == (2, 4)
+
+
+def test_instances_that_are_solved_leave_the_others_as_they_are() -> None:
+    """Episodes of shops of different sizes end at different times; the best ones are played again and compared."""
+    config = NotingSelfLabellingConfig(instances=8, samples=2, n_epochs=1, epoch_length=2)
+    with run_of(config, lambda: JobShopEnv(n_jobs=[3, 5], n_machines=[2, 4])) as run:
+        run.train()
+    actions, _, is_solution = NotingSelfLabelling.found
+    lengths = (actions >= 0).sum(axis=0)
+    assert is_solution.all()
+    assert (lengths == lengths[:, :1]).all()  # number of operations
+    assert len(set(lengths[:, 0])) > 2
+    for instance in range(8):
+        assert len(np.unique(actions[:, instance], axis=1).T) == 2
+
+
+def test_the_learning_rate_of_self_labelling_follows_its_schedule() -> None:
+    config = SelfLabellingConfig(n_epochs=2, epoch_length=2, instances=2, samples=2, lr=0.1, lr_schedule="linear")
+    with run_of(config, LampsEnv) as run:
+        run.train()
+        assert run.runner.trainer.optimizer.lr == pytest.approx(0.025)
+    with pytest.raises(ConfigError, match=r"algorithm\.lr_schedule: `linear` needs the number of epochs"):
+        run_of(SelfLabellingConfig(n_epochs=0, lr_schedule="linear"), LampsEnv).train()
 
 
 def test_self_labelling_refuses_chance() -> None:

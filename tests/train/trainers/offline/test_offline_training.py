@@ -356,6 +356,12 @@ def test_an_update_equals_that_of_d3rlpy(algorithm: str) -> None:
             require_equal(each, name)
 
 
+SMALL = {
+    "ppo": {"algorithm.n_rollout_steps": 10, "algorithm.batch_size": 20, "runner.concurrency": 2},
+    "sac": {"algorithm.initial_buffer_size": 20, "algorithm.batch_size": 8, "algorithm.num_actors": 2},
+}
+
+
 @pytest.mark.parametrize(("offline", "online"), [("iql", "ppo"), ("iql", "sac"), ("cql", "ppo")])
 def test_a_policy_learned_from_a_log_is_tuned_online_close_to_where_it_began(
     tmp_path: Path, offline: str, online: str
@@ -388,6 +394,7 @@ def test_a_policy_learned_from_a_log_is_tuned_online_close_to_where_it_began(
     )
     before.train(n_epochs=1)
     further = {"algorithm.lr": 1e-8, "algorithm.kl_to_initial_coef": 1.0, "input_dir": str(tmp_path / "offline")}
+    further |= SMALL[online]
     after = RunContext(
         "gym_env", algorithm=online, run_dir=str(tmp_path / "online"), overrides={**common, **further}, **options
     )

@@ -116,7 +116,7 @@ def test_each_update_collects_the_configured_number_of_rollouts(num_actors, roll
     assert trainer.workers.replay_buffer.n_added - before == 4 * rollouts * 2
 
 
-def test_rollouts_can_be_kept_and_drawn_as_a_whole():
+def test_whole_rollouts_can_be_stored_and_sampled():
     trainer = build_trainer(random_walk_env, split_rollouts_into_transitions=False, n_rollout_steps=5)
     assert len(trainer.workers.replay_buffer) == 30
     trainer.train()
@@ -137,7 +137,7 @@ def test_two_runs_with_the_same_seeds_are_bit_identical():
     assert not are_equal(weights(trainers[0]), weights(other))
 
 
-def test_a_resumed_training_continues_with_the_same_learner_and_buffer(tmp_path):
+def test_a_resumed_run_continues_with_the_same_learner_and_buffer(tmp_path):
     file = tmp_path / "latest.pt"
     first = build_trainer(random_walk_env, trainer_args={"checkpoint_file": file})
     first.train(n_epochs=1)
@@ -159,7 +159,7 @@ def test_a_checkpoint_of_another_algorithm_is_refused(tmp_path):
         trainer.load_training_state(state)
 
 
-def test_a_signal_ends_the_training_after_its_update_with_everything_saved(tmp_path, monkeypatch):
+def test_a_signal_ends_the_run_after_its_update_with_its_state_saved(tmp_path, monkeypatch):
     file = tmp_path / "latest.pt"
     trainer = build_trainer(random_walk_env, epoch_length=50, trainer_args={"checkpoint_file": file})
     original, calls = trainer.learner.update, []

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from maze.core.annotations import override
 from maze.core.errors import CheckpointError, ConfigError
 from maze.core.utils.array_conversions import Normalize
-from maze.core.utils.files import write_sealed
+from maze.core.utils.files import write_with_checksum
 from maze.core.utils.safe_pickle import safe_load
 
 StatisticsType = dict[str, np.ndarray]
@@ -295,7 +295,7 @@ def save_statistics(path: Path, statistics: StructuredStatisticsType) -> None:
     content = pickle.dumps(statistics, protocol=4)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_sealed(path, content)
+        write_with_checksum(path, content)
     except OSError as error:
         raise CheckpointError(f"Could not write the normalization statistics `{path}`: {error}.") from error
 

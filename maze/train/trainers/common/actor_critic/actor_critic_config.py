@@ -92,6 +92,14 @@ class ActorCriticConfig(AlgorithmConfig):
     multiplier_limit: float = field(default=20.0, kw_only=True)
     """Largest multiplier of a constraint."""
 
+    risk: str | None = field(default=None, kw_only=True)
+    """Objective of risk: `cvar:0.1`, the mean of the worst tenth of the episode returns, or a mixture such as
+    `0.5*mean+0.5*cvar:0.1`; `null`: the mean. The latest model is kept as the best one, unless
+    `rollout_evaluator.keep` or `.objective` is set."""
+
+    n_quantiles: int = field(default=50, kw_only=True)
+    """Number of quantiles of the critic, with `risk`. More of them represent rarer losses."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require_integer("n_rollout_steps", minimum=1)
@@ -102,6 +110,11 @@ class ActorCriticConfig(AlgorithmConfig):
         for name in ("policy_loss_coef", "value_loss_coef", "entropy_coef", "max_grad_norm"):
             self.require_number(name, 0.0)
         self.require_choice("lr_schedule", ("constant", "linear", "cosine"))
+        if self.risk is not None and self.reward_centering:
+            raise ConfigError(
+                "algorithm.risk: expected `reward_centering=0`, because problems without an end have no episode "
+                f"returns; found {self.reward_centering}."
+            )
         self.require_number("constraint_margin", 0.0, 1.0)
         self.require_number("multiplier_limit", 0.0, above=True)
         if len(self.constraint_gains) != 3 or not all(gain >= 0 for gain in self.constraint_gains):

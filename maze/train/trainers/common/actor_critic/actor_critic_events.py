@@ -90,6 +90,22 @@ class ActorCriticEvents(ABC):
     def constraint_critic_grad_norm(self, constraint: str, value: float) -> None:
         """Gradient norm of a critic network of a constraint's costs, before clipping."""
 
+    @define_mean_by("critic_id")
+    def risk_critic_loss(self, critic_id: SubstepKey, value: float) -> None:
+        """Loss of a quantile critic (`risk`)."""
+
+    @define_mean_by("critic_id")
+    def risk_critic_grad_norm(self, critic_id: SubstepKey, value: float) -> None:
+        """Gradient norm of a quantile critic, before clipping."""
+
+    @define_epoch_stats(np.mean)
+    def risk_quantile(self, value: float) -> None:
+        """Quantile of the latest training returns at the level of `risk` (value at risk)."""
+
+    @define_epoch_stats(np.mean)
+    def risk_cvar(self, value: float) -> None:
+        """CVaR of the latest training returns at the level of `risk`."""
+
     @define_epoch_stats(np.mean)
     def time_update(self, value: float) -> None:
         """Seconds spent on optimizing with a rollout."""

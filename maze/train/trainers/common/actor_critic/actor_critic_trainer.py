@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from abc import ABC
 from collections.abc import Mapping
@@ -24,7 +23,11 @@ from maze.train.parallelization.curriculum import Curriculum
 from maze.train.parallelization.vector_env.sequential_vector_env import vectorized
 from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig
 from maze.train.trainers.common.actor_critic.actor_critic_events import ActorCriticEvents
-from maze.train.trainers.common.actor_critic.constraints import LearnedConstraints, combined_advantage
+from maze.train.trainers.common.actor_critic.constraints import (
+    LearnedConstraint,
+    LearnedConstraints,
+    combined_advantage,
+)
 from maze.train.trainers.common.actor_critic.losses import (
     SurrogateLoss,
     normalize_advantage,
@@ -32,6 +35,7 @@ from maze.train.trainers.common.actor_critic.losses import (
     value_loss,
 )
 from maze.train.trainers.common.actor_critic.reward_scaling import CentredReturns, RewardScaling
+from maze.train.trainers.common.actor_critic.risk import LearnedRisk
 from maze.train.trainers.common.actor_critic.valuation import (
     GAE,
     PolicyBatch,
@@ -39,7 +43,7 @@ from maze.train.trainers.common.actor_critic.valuation import (
     RolloutBatch,
     value_rollout,
 )
-from maze.train.trainers.common.learning import Losses, Terms, gradient_step
+from maze.train.trainers.common.learning import Losses, Terms, gradient_step, require_end_of_schedule, scheduled_lr
 from maze.train.trainers.common.trainer import EpisodeSource, EpochTrainer
 from maze.train.utils.plain_state import Part
 
@@ -65,10 +69,8 @@ class ActorCriticLosses(Losses):
     policy_kl_to_initial: Terms = field(default_factory=list)
     critic_value_loss: Terms = field(default_factory=list)
     critic_value: Terms = field(default_factory=list)
-    constraint_value: Terms = field(default_factory=list)
-    constraint_violation: Terms = field(default_factory=list)
-    constraint_multiplier: Terms = field(default_factory=list)
     constraint_critic_loss: Terms = field(default_factory=list)
+    risk_critic_loss: Terms = field(default_factory=list)
 
 
 class ActorCritic(EpochTrainer, ABC):
@@ -118,16 +120,21 @@ class ActorCritic(EpochTrainer, ABC):
             )
         self._critic: TorchStateCritic = model.critic
         self.rollout_generator = vectorized(rollout_generator)
-        self._constraints = LearnedConstraints(self.config, model)
-        networks = _networks(model.policy, model.critic)
-        networks |= {name: net for one in self._constraints.each for name, net in one.networks()}
-        self.optimizer = FlatAdam(networks, lr=self.config.lr, eps=self.config.optimizer_eps)
         self.generator = seeded_generator(seed)
+        self._constraints = LearnedConstraints(self.config, model)
+        self._risk = LearnedRisk(self.config, model, self.generator) if self.config.risk is not None else None
+        self._further: list[LearnedConstraint | LearnedRisk] = [*self._constraints.each]
+        """What else has critics, in the order of the costs of a batch."""
+        if self._risk is not None:
+            self._further.append(self._risk)
+        networks = _networks(model.policy, model.critic)
+        networks |= {name: net for one in self._further for name, net in one.networks()}
+        self.optimizer = FlatAdam(networks, lr=self.config.lr, eps=self.config.optimizer_eps)
         self._returns = self._return_function()
         config = self.config
         if config.reward_centering:
             self._returns = CentredReturns(self._returns, config.reward_centering, config.reward_scaling)
-        self._memory = self._new_memory()
+        self._hidden_states = self._new_hidden_states()
         """Hidden states of a recurrent critic at the begin of the next rollout."""
         is_scaled = config.reward_scaling and not config.reward_centering
         self._reward_scaling = RewardScaling(config.gamma) if is_scaled else None
@@ -162,11 +169,7 @@ class ActorCritic(EpochTrainer, ABC):
 
     @override(EpochTrainer)
     def _begin_training(self, n_epochs: int) -> None:
-        if n_epochs == 0 and self.config.lr_schedule != "constant":
-            raise ConfigError(
-                f"algorithm.lr_schedule: `{self.config.lr_schedule}` needs the number of epochs; set "
-                "`algorithm.n_epochs`, or use `constant`."
-            )
+        require_end_of_schedule(self.config.lr_schedule, n_epochs)
         self.optimizer.tie()
 
     @override(EpochTrainer)
@@ -183,9 +186,10 @@ class ActorCritic(EpochTrainer, ABC):
         centring = self._returns if isinstance(self._returns, CentredReturns) else None
         optional: dict[str, Part | None] = {
             "reward_centering": centring,
-            "critic_memory": self._memory,
+            "critic_memory": self._hidden_states,
             "reward_scaling": self._reward_scaling,
             "constraints": self._constraints if self._constraints.each else None,
+            "risk": self._risk,
         }
         chosen: dict[str, Part] = {name: part for name, part in optional.items() if part is not None}
         return {"optimizer": self.optimizer, "generator": self.generator, **chosen, "rollouts": self.rollout_generator}
@@ -199,11 +203,11 @@ class ActorCritic(EpochTrainer, ABC):
         """Continue in the environments that the curriculum, if there is one, has for an epoch."""
         if self._curriculum is not None and (rollouts := self._curriculum.entered(epoch)) is not None:
             self.rollout_generator, self._columns = rollouts, None
-            self._memory = self._new_memory()
-            for one in self._constraints.each:
+            self._hidden_states = self._new_hidden_states()
+            for one in self._further:
                 one.restart()
 
-    def _new_memory(self) -> HiddenStates | None:
+    def _new_hidden_states(self) -> HiddenStates | None:
         if not self.model.is_recurrent:
             return None
         return HiddenStates(self.rollout_generator.env.n_rollout_envs, self._critic.state_sizes)
@@ -253,12 +257,18 @@ class ActorCritic(EpochTrainer, ABC):
 
     def _valued(self, columns: RolloutColumns) -> RolloutBatch:
         """Return the rollout with its targets."""
+        rewards = columns.rewards if self._risk is None else columns.rewards.copy()
         if self._reward_scaling is not None:
             self._reward_scaling.scale(columns)
-        batch = value_rollout(self.model, columns, self._returns, self._memory, self.config.sequence_length)
+        batch = value_rollout(self.model, columns, self._returns, self._hidden_states, self.config.sequence_length)
         if isinstance(self._returns, CentredReturns):
             self.stats.add_value("average_reward", self._returns.averages[0])
         self._constraints.learn(columns, batch, is_fixed=self.critic_learns_alone)
+        self._constraints.report(self.stats)
+        if self._risk is not None:
+            unit = 1.0 if self._reward_scaling is None else self._reward_scaling.std
+            self._risk.learn(columns, rewards, unit, batch)
+            self._risk.report(self.stats)
         return batch
 
     def _optimize(self, batch: RolloutBatch) -> None:
@@ -283,8 +293,9 @@ class ActorCritic(EpochTrainer, ABC):
             key, advantage = substep.actor_id.step_key, part.advantages[index]
             if config.advantage_normalization:
                 advantage = normalize_advantage(advantage)
-            if part.costs:
-                advantage = self._constrained(advantage, [costs.advantages[index] for costs in part.costs])
+            if constraints := self._constraints.each:
+                costs = [costs.advantages[index] for costs in part.costs[: len(constraints)]]
+                advantage = self._constrained(advantage, costs)
             log_prob = output.prob_dist.joint_log_prob(substep.action)
             loss = self._policy_loss(log_prob, part.old_log_probs[index], advantage)
             entropy = output.entropy.mean()
@@ -329,19 +340,20 @@ class ActorCritic(EpochTrainer, ABC):
     def _add_cost_terms(
         self, losses: ActorCriticLosses, part: PolicyBatch, policy_output: PolicyOutput, share: float
     ) -> None:
-        """Return losses of the critics of costs, and the state of each constraint."""
-        for position, (one, costs) in enumerate(zip(self._constraints.each, part.costs, strict=True)):
+        """Add losses of the critics of costs and of the quantile critic."""
+        is_shared = self._critic.num_critics == 1
+        for position, (one, costs) in enumerate(zip(self._further, part.costs, strict=True)):
             values = one.predicted(part, position, policy_output)
-            weight = share if one.critic.num_critics == 1 else 1.0
-            for value, target, old_value in zip(values, costs.targets, costs.old_values, strict=True):
-                loss = self._value_loss(value, target, old_value) * weight
-                losses.constraint_critic_loss.append((one.name, loss))
+            for index, (value, target) in enumerate(zip(values, costs.targets, strict=True)):
+                if isinstance(one, LearnedRisk):
+                    key, terms = 0 if is_shared else part.substeps[index].actor_id.step_key, losses.risk_critic_loss
+                    loss = one.loss(value, target)
+                else:
+                    key, terms = one.name, losses.constraint_critic_loss
+                    loss = self._value_loss(value, target, costs.old_values[index])
+                loss = loss * (share if is_shared else 1.0)
+                terms.append((key, loss))
                 losses.add(loss, self.config.value_loss_coef)
-            if math.isfinite(one.value):  # an episode has ended
-                number, violation = losses.total.new_tensor, one.constraint.violation(one.value)
-                losses.constraint_value.append((one.name, number(one.value)))
-                losses.constraint_violation.append((one.name, number(violation)))
-                losses.constraint_multiplier.append((one.name, number(one.multiplier)))
 
     def _value_loss(self, value: Tensor, target: Tensor, old_value: Tensor) -> Tensor:
         return value_loss(value, target)
@@ -350,18 +362,6 @@ class ActorCritic(EpochTrainer, ABC):
         learns_alone = self.critic_learns_alone
         frozen = [name for name in self.optimizer.names if learns_alone and name[0] == "policy_grad_norm"]
         self.stats.add(losses, gradient_step(losses, self.optimizer, self.config.max_grad_norm, frozen=frozen))
-
-
-def scheduled_lr(schedule: str, initial_lr: float, progress: float) -> float:
-    """Return the learning rate after a share `progress` (0 to 1) of all updates.
-
-    >>> scheduled_lr("linear", 0.1, 0.75)
-    0.025
-    """
-    progress = min(max(progress, 0.0), 1.0)
-    if schedule == "linear":
-        return initial_lr * (1.0 - progress)
-    return initial_lr * (0.5 * (1.0 + math.cos(math.pi * progress)) if schedule == "cosine" else 1.0)
 
 
 def _networks(policy: TorchPolicy, critic: TorchStateCritic) -> dict[tuple[str, Any], nn.Module]:

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from maze.core.agent.state_critic_input_output import StateCriticInput, StateCri
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
+from maze.core.utils.checkpoint import Stateful
 from maze.perception.blocks.general.input_conversion import RunningNormalizationBlock
 from maze.train.trainers.common.actor_critic.reward_scaling import CentredReturns, RewardScaling
 from maze.train.trainers.common.actor_critic.valuation import (
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from maze.core.rollout.rollout_columns import RolloutColumns
     from maze.perception.blocks.recurrent.recurrent_cell import Run
     from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig
+    from maze.train.trainers.common.learning import UpdateStats
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +127,74 @@ class _CostReturns(ReturnFunction):
         return GAE(1.0, self._lambda)(trajectories)
 
 
-class LearnedConstraint:
+class CostCritic:
+    """A copy of the model's critic that learns other quantities than rewards.
+
+    :param model: The model that is trained.
+    """
+
+    saved: ClassVar[tuple[str, ...]]
+    """Attributes with plain values that belong to the state. The first is an array with a row for each environment."""
+
+    def __init__(self, model: TorchActorCritic) -> None:
+        shared = [m for net in model.critic.networks.values() for m in net.modules()]
+        normalizing = {id(module): module for module in shared if isinstance(module, RunningNormalizationBlock)}
+        self.critic: TorchStateCritic = copy.deepcopy(model.critic, normalizing)  # type: ignore[assignment]  # checked
+        self.model = TorchActorCritic(model.policy, self.critic, model.device)
+        self._hidden_states: HiddenStates | None = None
+
+    def _prepare_hidden_states(self, n_envs: int) -> None:
+        self._hidden_states = HiddenStates(n_envs, self.critic.state_sizes) if self.model.is_recurrent else None
+
+    def _parts(self) -> dict[str, Stateful]:
+        memory: dict[str, Stateful] = {} if self._hidden_states is None else {"memory": self._hidden_states}
+        return {"critic": self.critic, **memory}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return critic and statistics."""
+        own = {name: copy.copy(getattr(self, name)) for name in self.saved}
+        return {**own, **{name: part.state_dict() for name, part in self._parts().items()}}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore a state of :meth:`state_dict`."""
+        for name in self.saved:
+            setattr(self, name, copy.copy(state_dict[name]))
+        self._prepare_hidden_states(len(getattr(self, self.saved[0])))
+        for name, part in self._parts().items():
+            if name in state_dict:
+                part.load_state_dict(state_dict[name])
+
+    def _add_costs(
+        self, columns: RolloutColumns, batch: RolloutBatch, returns: ReturnFunction, sequence_length: int
+    ) -> None:
+        """Add advantages and targets of this critic to a batch of a rollout."""
+        valued = value_rollout(self.model, columns, returns, self._hidden_states, sequence_length, are_joint=True)
+        for part, of_costs in zip(batch.parts, valued.parts, strict=True):
+            part.costs.append(CostRows(of_costs.old_values, of_costs.advantages, of_costs.targets))
+            if part.sequences is not None and of_costs.sequences is not None:
+                part.sequences.critic_states += of_costs.sequences.critic_states
+
+    def predicted(self, part: PolicyBatch, position: int, policy_output: PolicyOutput) -> list[Tensor]:
+        """Return the values of costs, with gradients, for each output of the critic `[n_rows, ...]`.
+
+        :param part: A minibatch.
+        :param position: Number of this critic among those of the costs of the minibatch.
+        :param policy_output: Output of the policy for it, with embeddings that critics may share.
+        """
+        given = StateCriticInput()
+        runs: Sequence[Run] = []
+        if part.sequences is not None:
+            runs = part.sequences.all_at_once(self.model.device).critic
+            n_runs = len(runs) // (1 + len(part.costs))
+            runs = runs[n_runs * (1 + position) : n_runs * (2 + position)]
+        for index, (output, substep) in enumerate(zip(policy_output.substep_outputs, part.substeps, strict=True)):
+            item = StateCriticStepInput.build(output, substep.observation)
+            item.run = runs[index] if index < len(runs) else None
+            given.append(item)
+        return self.critic.predict_values(given).values
+
+
+class LearnedConstraint(CostCritic):
     """A constraint in training: its multiplier, and the critic of its costs.
 
     :param text: The constraint, such as `late_share <= 0.05`.
@@ -133,17 +203,16 @@ class LearnedConstraint:
     :raises ConfigError: The constraint cannot be read or is an equation.
     """
 
+    saved = ("_carried", "_pid", "value", "_n_at_limit", "_violation_at_limit", "_is_reported")
+
     def __init__(self, text: str, config: ActorCriticConfig, model: TorchActorCritic) -> None:
+        super().__init__(model)
         self.constraint = constraint = Constraint.parse(text)
         if constraint.sign == "==":
             raise ConfigError(f"algorithm.constraints: expected `<=` or `>=`, found {constraint.text!r}.")
         self.name = constraint.name if constraint.per is None else f"{constraint.name}_per_{constraint.per}"
         self.sources = [statistic_source(name) for name in (constraint.name, constraint.per) if name is not None]
         self.sign = 1.0 if constraint.sign in ("<=", "<") else -1.0
-        shared = [m for net in model.critic.networks.values() for m in net.modules()]
-        normalizing = {id(module): module for module in shared if isinstance(module, RunningNormalizationBlock)}
-        self.critic: TorchStateCritic = copy.deepcopy(model.critic, normalizing)  # type: ignore[assignment]  # checked
-        self.model = TorchActorCritic(model.policy, self.critic, model.device)
         self.value = float("nan")
         """Latest value of the statistic in rollouts."""
         self._config = config
@@ -154,8 +223,7 @@ class LearnedConstraint:
         self._scaling = RewardScaling(config.gamma)
         centring = config.reward_centering and not self.sources[0].at_end
         self._centred = CentredReturns(self._returns, config.reward_centering, is_scaled=True) if centring else None
-        self._carried = np.zeros((0, 2))
-        self._memory: HiddenStates | None = None
+        self.restart()
         self._n_at_limit, self._violation_at_limit, self._is_reported = 0, 0.0, False
 
     @property
@@ -182,7 +250,7 @@ class LearnedConstraint:
         """
         if len(self._carried) != columns.n_envs:
             self._carried = np.zeros((columns.n_envs, 2))
-            self._memory = HiddenStates(columns.n_envs, self.critic.state_sizes) if self.model.is_recurrent else None
+            self._prepare_hidden_states(columns.n_envs)
         ended = columns.terminated | columns.truncated
         complete = columns.step_complete | ended
         values = columns.constrained[..., first] * complete
@@ -196,12 +264,7 @@ class LearnedConstraint:
             self._scaling.scale(costs)
             if costs.actor_rewards is not None:
                 costs.actor_rewards = costs.rewards
-        returns = self._centred or self._returns
-        valued = value_rollout(self.model, costs, returns, self._memory, self._config.sequence_length, are_joint=True)
-        for part, of_costs in zip(batch.parts, valued.parts, strict=True):
-            part.costs.append(CostRows(of_costs.old_values, of_costs.advantages, of_costs.targets))
-            if part.sequences is not None and of_costs.sequences is not None:
-                part.sequences.critic_states += of_costs.sequences.critic_states
+        self._add_costs(costs, batch, self._centred or self._returns, self._config.sequence_length)
 
     def _measure(self, values: np.ndarray, weights: np.ndarray, ended: np.ndarray, is_fixed: bool) -> None:
         if self.sources[0].is_rate:
@@ -236,45 +299,15 @@ class LearnedConstraint:
             self._violation_at_limit = violation
         self._n_at_limit += 1
 
-    def predicted(self, part: PolicyBatch, position: int, policy_output: PolicyOutput) -> list[Tensor]:
-        """Return the values of costs, with gradients, for each output of the critic `[n_rows]`.
+    @override(CostCritic)
+    def _parts(self) -> dict[str, Stateful]:
+        centred: dict[str, Stateful] = {} if self._centred is None else {"centred": self._centred}
+        return {**super()._parts(), "scaling": self._scaling, **centred}
 
-        :param part: A minibatch.
-        :param position: Number of this constraint among all.
-        :param policy_output: Output of the policy for it, with embeddings that critics may share.
-        """
-        given = StateCriticInput()
-        runs: Sequence[Run] = []
-        if part.sequences is not None:
-            runs = part.sequences.all_at_once(self.model.device).critic
-            n_runs = len(runs) // (1 + len(part.costs))
-            runs = runs[n_runs * (1 + position) : n_runs * (2 + position)]
-        for index, (output, substep) in enumerate(zip(policy_output.substep_outputs, part.substeps, strict=True)):
-            item = StateCriticStepInput.build(output, substep.observation)
-            item.run = runs[index] if index < len(runs) else None
-            given.append(item)
-        return self.critic.predict_values(given).values
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return multiplier, critic and running sums."""
-        parts = {"scaling": self._scaling, "centred": self._centred, "memory": self._memory}
-        states = {name: part.state_dict() for name, part in parts.items() if part is not None}
-        at_limit = [self._n_at_limit, self._violation_at_limit, self._is_reported]
-        own = {"pid": list(self._pid), "value": self.value, "carried": self._carried.copy(), "at_limit": at_limit}
-        return {**own, "critic": self.critic.state_dict(), **states}
-
+    @override(CostCritic)
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore a state of :meth:`state_dict`."""
-        self._pid, self.value = PID(*state_dict["pid"]), state_dict["value"]
-        self._carried = np.array(state_dict["carried"], np.float64)
-        self._n_at_limit, self._violation_at_limit, self._is_reported = state_dict["at_limit"]
-        self.critic.load_state_dict(state_dict["critic"])
-        if "memory" in state_dict:
-            self._memory = HiddenStates(len(self._carried), self.critic.state_sizes)
-        parts = {"scaling": self._scaling, "centred": self._centred, "memory": self._memory}
-        for name, part in parts.items():
-            if part is not None and name in state_dict:
-                part.load_state_dict(state_dict[name])
+        super().load_state_dict(state_dict)
+        self._pid = PID(*self._pid)
 
 
 class LearnedConstraints:
@@ -295,6 +328,14 @@ class LearnedConstraints:
             one.model.eval()
             one.learn(columns, batch, first, is_fixed)
             first += len(one.sources)
+
+    def report(self, stats: UpdateStats) -> None:
+        """Report value, violation and multiplier of the constraints whose values are known."""
+        for one in self.each:
+            if math.isfinite(one.value):  # an episode has ended
+                stats.add_value("constraint_value", one.value, group=one.name)
+                stats.add_value("constraint_violation", one.constraint.violation(one.value), group=one.name)
+                stats.add_value("constraint_multiplier", one.multiplier, group=one.name)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of all constraints, by their texts."""

@@ -99,11 +99,11 @@ class RewardScaling:
 class CentredReturns(ReturnFunction):
     """Returns of what rewards are above their average: simple reward centring (Naik et al. 2024, Reward centering).
 
-    Where a problem has no end and is judged by averages, values consist mostly of the average reward divided by
-    `1 - gamma`, a constant that says nothing about actions and hides what does. Without it `gamma` may come close to 1.
-    With `gamma` 1 values are those of average-reward reinforcement learning: defined up to a constant, which is chosen
-    so that targets have mean 0 in each rollout (it drifts unless it is held: Ma et al. 2021, Average-reward
-    reinforcement learning with trust region methods).
+    Where a problem has no end and is judged by averages, values consist mostly of the average reward divided by `1 -
+    gamma`, a constant that carries no information about actions and hides differences that do. Without it `gamma` may
+    come close to 1. With `gamma` 1 values are those of average-reward reinforcement learning: defined up to a constant,
+    which is chosen so that targets have mean 0 in each rollout (it drifts unless it is held: Ma et al. 2021, Average-
+    reward reinforcement learning with trust region methods).
 
     What remains is as large as states differ in value: a queue under heavy load has values of hundreds, which a network
     with outputs around 1 learns too late, if ever. Scaled, it is divided by the standard deviation of the targets.

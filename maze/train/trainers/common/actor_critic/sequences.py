@@ -120,22 +120,25 @@ class SequencedRollout:
 
     :param model: The model.
     :param columns: The rollout, with the hidden states of the policy before it.
-    :param memory: Hidden states of the critic before it; `None`: zero.
+    :param hidden_states: Hidden states of the critic before it; `None`: zero.
     :param length: Most steps of a sequence; 0: no limit.
     :raises ConfigError: The critic cannot be recurrent in such a rollout.
     """
 
     def __init__(
-        self, model: TorchActorCritic, columns: RolloutColumns, memory: HiddenStates | None, length: int = 0
+        self, model: TorchActorCritic, columns: RolloutColumns, hidden_states: HiddenStates | None, length: int = 0
     ) -> None:
         assert isinstance(model.critic, TorchStateCritic)
         self._model, self._critic, self._columns = model, model.critic, columns
-        self._memory, self._length = memory or HiddenStates(columns.n_envs, model.critic.state_sizes), length
+        self._hidden_states, self._length = (
+            hidden_states or HiddenStates(columns.n_envs, model.critic.state_sizes),
+            length,
+        )
         self._has_shared_critic = isinstance(model.critic, TorchSharedStateCritic)
         _check(model.critic, columns)
-        assert columns.memory is not None, "checked"
-        self._known = columns.memory.states
-        ended = np.concatenate([columns.memory.begins[np.newaxis], columns.terminated | columns.truncated])
+        assert columns.hidden_states is not None, "checked"
+        self._known = columns.hidden_states.states
+        ended = np.concatenate([columns.hidden_states.begins[np.newaxis], columns.terminated | columns.truncated])
         self._episodes = np.cumsum(ended, axis=0)
         """Number of episodes that have begun in each environment before each tick, and after the last one."""
         self._final: dict[tuple[str, ActorID | None, int, int], tuple[States, int]] = {}
@@ -207,10 +210,10 @@ class SequencedRollout:
             for actor in actors
         ]
         if self._has_shared_critic:
-            found.critic_states = [before(None, self._memory.of(None), critic.state_sizes(None))]
+            found.critic_states = [before(None, self._hidden_states.of(None), critic.state_sizes(None))]
         else:
             found.critic_states = [
-                summed(before(one, self._memory.of(one), critic.state_sizes(one)) for one in of_agents(actor))
+                summed(before(one, self._hidden_states.of(one), critic.state_sizes(one)) for one in of_agents(actor))
                 for actor in actors
             ]
         level = since_start[starts] // self._length if self._length else np.zeros_like(starts)
@@ -244,7 +247,9 @@ class SequencedRollout:
         sought = None if self._has_shared_critic else actor
         sizes = self._model.policy.state_sizes(actor)
         policy = self._states_at("policy", actor, places, self._known.get(actor, {}), sizes)
-        critic = self._states_at("critic", sought, places, self._memory.of(sought), self._critic.state_sizes(sought))
+        critic = self._states_at(
+            "critic", sought, places, self._hidden_states.of(sought), self._critic.state_sizes(sought)
+        )
         return ModelRuns([StepRun(policy)], [StepRun(critic)])
 
     def _states_at(
@@ -266,13 +271,13 @@ class SequencedRollout:
                     tensor[row] = torch.from_numpy(known[key][env])
         return states
 
-    def update_memory(self) -> None:
+    def update_hidden_states(self) -> None:
         """Update the hidden states of the critic to the end of the rollout."""
         now = self._episodes[-1]
-        self._memory.reset(now > 0)
+        self._hidden_states.reset(now > 0)
         for (name, actor, env, episode), (final, row) in self._final.items():
             if name == "critic" and episode == now[env]:
-                for key, array in self._memory.of(actor).items():
+                for key, array in self._hidden_states.of(actor).items():
                     array[env] = final[key][row].cpu().numpy()
 
 
@@ -285,7 +290,7 @@ def _is_of_one(columns: RolloutColumns) -> bool:
 def _check(critic: TorchStateCritic, columns: RolloutColumns) -> None:
     sequence = columns.actor_sequence
     problem = ""
-    if columns.memory is None:
+    if columns.hidden_states is None:
         problem = "the critic has some and the policy has none, so that the begins of episodes are unknown"
     elif isinstance(critic, TorchDeltaStateCritic) and critic.is_recurrent:
         problem = "a delta critic has no hidden states"

@@ -311,7 +311,7 @@ def value_rollout(
     model: TorchActorCritic,
     columns: RolloutColumns,
     returns: ReturnFunction,
-    memory: HiddenStates | None = None,
+    hidden_states: HiddenStates | None = None,
     sequence_length: int = 0,
     *,
     are_joint: bool = False,
@@ -321,7 +321,7 @@ def value_rollout(
     :param model: The model that learns.
     :param columns: The rollout.
     :param returns: Estimates advantages and targets.
-    :param memory: Hidden states of a recurrent critic before the rollout; they are updated to its end.
+    :param hidden_states: Hidden states of a recurrent critic before the rollout; they are updated to its end.
     :param sequence_length: Most steps of the sequences that recurrent networks are unrolled over; 0: no limit.
     :param are_joint: Whether all actors get the rewards of a tick, also where actors have rewards of their own.
     :raises ConfigError: The critic cannot value the sub-steps of such a rollout.
@@ -331,7 +331,7 @@ def value_rollout(
             "model.critic: a delta critic needs environments that all take the same sub-steps in the same order, but "
             "the actors of this environment vary. Use a step or a shared critic."
         )
-    sequenced = SequencedRollout(model, columns, memory, sequence_length) if model.is_recurrent else None
+    sequenced = SequencedRollout(model, columns, hidden_states, sequence_length) if model.is_recurrent else None
     batches = [
         _evaluated(model, substeps, index, returns.is_off_policy, sequenced)
         for substeps, index in decisions_by_policy(
@@ -349,7 +349,7 @@ def value_rollout(
         found = returns(trajectories)
         parts = [_with_returns(batch, number, trajectories, found) for number, batch in enumerate(batches)]
     if sequenced is not None:
-        sequenced.update_memory()
+        sequenced.update_hidden_states()
     return RolloutBatch([part for part in parts if part.n_rows], max(1, int(columns.step_complete.sum())))
 
 
@@ -394,7 +394,7 @@ def _with_returns(batch: PolicyBatch, number: int, trajectories: Trajectories, f
 
     def rows(arrays: Sequence[Tensor]) -> list[Tensor]:
         if place is None:
-            return [array.flatten() for array in arrays]
+            return [array.flatten(0, 1) for array in arrays]
         return [torch.from_numpy(array.cpu().numpy()[place]).to(array.device) for array in arrays]
 
     batch = replace(batch, advantages=rows(found.advantages), targets=rows(found.targets))
@@ -422,7 +422,7 @@ def _trajectories_of_environments(
     values = _time_major(batches, [batch.old_values for batch in batches], shape)
     ends = _values_at_ends(model, columns, sequenced, substeps if n_substeps > 1 else ())
     last = torch.tensor([ends.pop((columns.n_ticks, env))[1] for env in range(columns.n_envs)])
-    final = {(tick // n_substeps, env): value for (tick, env), (_, value) in ends.items()}
+    final = {(tick // n_substeps, env): torch.tensor(value) for (tick, env), (_, value) in ends.items()}
     next_values = [next_values_from(value, last.to(value), final) for value in values]
 
     def by_substep(array: np.ndarray) -> list[Tensor]:
@@ -506,13 +506,15 @@ def _values_at_ends(
     columns: RolloutColumns,
     sequenced: SequencedRollout | None,
     substeps: Sequence[SubstepRows] = (),
-) -> dict[Place, tuple[ActorID, float]]:
+) -> dict[Place, tuple[ActorID, Any]]:
     """Return the next actor and its value after the rollout (time `n_ticks`) and where episodes were truncated.
+
+    The value of a quantile critic is the list of its quantiles.
 
     :param substeps: The sub-steps of a dense rollout, if there are several. Critics that observe all of them take the
         observations of the others from the step before.
     """
-    ends: dict[Place, tuple[ActorID, float]] = {}
+    ends: dict[Place, tuple[ActorID, Any]] = {}
     actors = [substep.actor_id for substep in substeps]
     for actor, (places, observation) in _open_ends(columns).items():
         known = None
@@ -551,15 +553,15 @@ def _open_ends(columns: RolloutColumns) -> dict[ActorID, tuple[list[Place], dict
 def _time_major(batches: Sequence[PolicyBatch], outputs: list[list[Tensor]], shape: tuple[int, ...]) -> list[Tensor]:
     """Place the rows of all batches in the order of time.
 
-    :param outputs: For each batch one tensor `[n_rows]` for each output of a network.
+    :param outputs: For each batch one tensor `[n_rows, ...]` for each output of a network.
     :param shape: `(n_times, n_envs)`.
-    :return: For each output of a network `[n_times, n_envs]`.
+    :return: For each output of a network `[n_times, n_envs, ...]`.
     """
     if batches[0].index is None:
-        return [output.reshape(shape) for output in outputs[0]]
+        return [output.reshape(*shape, *output.shape[1:]) for output in outputs[0]]
     arrays = []
     for of_batches in zip(*outputs, strict=True):
-        array = np.zeros(shape, np.float32)  # NumPy starts small operations much faster
+        array = np.zeros((*shape, *of_batches[0].shape[1:]), np.float32)  # NumPy starts small operations much faster
         for batch, output in zip(batches, of_batches, strict=True):
             array[batch.index] = output.cpu().numpy()
         arrays.append(torch.from_numpy(array).to(of_batches[0].device))

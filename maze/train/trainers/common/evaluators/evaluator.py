@@ -33,7 +33,7 @@ class Evaluator(ABC):
     def choosing(self, deterministic: bool | None) -> Iterator[None]:
         """Return a context in which actions are chosen as given.
 
-        :param deterministic: The most probable ones, or drawn ones; `None`: as configured.
+        :param deterministic: Greedy actions, or sampled ones; `None`: as configured.
         """
         configured = self.deterministic
         if deterministic is not None and configured is not None:

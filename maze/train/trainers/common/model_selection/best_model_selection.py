@@ -104,7 +104,7 @@ class BestModelSelection(ModelSelectionBase):
         elif not math.isfinite(violation):
             logger.warning("A constraint cannot be checked; this model is not considered for the best one.")
         elif rank > best_rank:
-            broken = f" (constraints are broken by {violation:.5g})" if violation else ""
+            broken = f" (constraints are violated by {violation:.5g})" if violation else ""
             self.best_reward, self.best_violation = float(reward), float(violation)
             if active_console() is None:  # which shows the best score with the epoch
                 print(f"-> new overall best model {self.best_value:.5f}!{broken}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import math
 import operator
 import re
 import statistics
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -105,9 +107,7 @@ class SelectionCriterion:
         if not isinstance(maximize, bool):
             raise ConfigError(f"maximize: expected true or false, found {maximize!r}.")
         if isinstance(constraints, str) or not all(isinstance(text, str) for text in constraints):
-            raise ConfigError(
-                f"constraints: expected a list of texts such as 'kpi/waste <= 0.1', found {constraints!r}."
-            )
+            raise ConfigError(f"constraints: expected a list such as ['kpi/waste <= 0.1'], found {constraints!r}.")
         self.objective = MEAN_REWARD if objective is None else objective
         self.maximize = maximize
         self.constraints = [Constraint.parse(text) for text in constraints]
@@ -245,11 +245,23 @@ class StatisticSource(NamedTuple):
 
     def of(self, stats: Mapping[LogStatsKey, Any]) -> Any:
         """Return its value in statistics of a step, or of an episode (`at_end`); 0 without the event."""
+        event = _event_method(self.event)
+        if event is not None and not self.group:
+            return stats.get(LogStatsKey(event, self.output_name, None), 0.0)
         for key, value in stats.items():
-            event, group = (key.event.__module__, key.event.__qualname__), tuple(map(str, key.group or ()))
-            if (event, key.output_name, group) == self[:3]:
+            of_event = (key.event.__module__, key.event.__qualname__)
+            if (of_event, key.output_name, tuple(map(str, key.group or ()))) == self[:3]:
                 return value
         return 0.0
+
+
+@functools.cache
+def _event_method(event: tuple[str, str]) -> Callable[..., Any] | None:
+    """Return the interface method with this module and qualified name; `None`: it is defined in a function."""
+    try:
+        return operator.attrgetter(event[1])(sys.modules[event[0]])  # type: ignore[no-any-return]
+    except (AttributeError, KeyError):
+        return None
 
 
 def statistic_source(name: str) -> StatisticSource:

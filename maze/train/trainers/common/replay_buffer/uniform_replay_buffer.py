@@ -14,6 +14,7 @@ from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
+from maze.core.utils.seeding import generator_state, set_generator_state
 from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer, Transition
 from maze.train.trainers.common.replay_buffer.rows import record_of_batch, rows_of_records
 from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch, TransitionColumns, TransitionRows
@@ -145,9 +146,8 @@ class UniformReplayBuffer(BaseReplayBuffer):
     @override(BaseReplayBuffer)
     def state_dict(self, with_content: bool = True) -> dict[str, Any]:
         """Return the generator, counts and optionally all items; plain values and tensors."""
-        bits = self._rng.bit_generator.state
         return {
-            "generator": [bits["state"]["state"], bits["state"]["inc"], bits["has_uint32"], bits["uinteger"]],
+            "generator": list(generator_state(self._rng).values()),
             "n_drawn": self.n_drawn,
             "item_length": self.item_length,
             "content": self.columns.state_dict() if with_content and self._columns is not None else None,
@@ -169,13 +169,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
                 f"steps in items of {state['item_length']}, this one {self.columns.capacity} in items of "
                 f"{self.item_length}. Continue with the configuration of the run that was saved."
             )
-        number, inc, has_uint32, uinteger = state["generator"]
-        self._rng.bit_generator.state = {
-            "bit_generator": "PCG64",
-            "state": {"state": number, "inc": inc},
-            "has_uint32": has_uint32,
-            "uinteger": uinteger,
-        }
+        set_generator_state(self._rng, dict(zip(generator_state(self._rng), state["generator"], strict=True)))
         self.lacks_rows = content is None
         if content is not None:
             self.n_drawn = state["n_drawn"]

@@ -31,9 +31,9 @@ from maze.core.errors import EnvironmentContractError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.rollout.batched_acting import Row, act_by_actor
 from maze.core.utils.update_profile import COLLECTING, timed
+from maze.core.utils.worker_pool import LocalPool, Maker, TaskPool, unpublished
 from maze.perception.program.network_program import TorchPopulation
 from maze.perception.program.numpy_networks import Rows, population_in_numpy
-from maze.train.parallelization.task_pool import LocalPool, MadeOnce, Maker, TaskPool, unpublished
 from maze.train.parallelization.vector_env.vector_env_utils import is_flat_env, with_stats
 from maze.train.trainers.common.observation_statistics import ObservationStatistics, ObservedRows
 from maze.train.trainers.es.distributed.es_distributed_rollouts import (
@@ -90,12 +90,6 @@ class Population:
         self._networks = {
             key: _network_function(network, stacked, self._heads[key]) for key, network in policy.networks.items()
         }
-
-    def begin(self, seed: int | None) -> None:
-        """Do nothing: the rows are the parameters of the networks."""
-
-    def end(self, parameters: np.ndarray) -> None:
-        """Do nothing: the parameters of the policy itself are not changed."""
 
     def act(self, actor_id: ActorID, observations: Mapping[str, np.ndarray], rows: Rows) -> dict[str, np.ndarray]:
         """Return the actions of some policies, one observation for each.
@@ -164,21 +158,7 @@ class SinglePolicy:
 
     def __init__(self, policy: Any, env: Any) -> None:
         self.parameters = np.zeros((1, n_trained_parameters(policy)), np.float32)
-        self._policy = policy
         self._act = acting_in(env, policy, deterministic=True)
-
-    def begin(self, seed: int | None) -> None:
-        """Perturb the policy.
-
-        :param seed: Seed of the policy; `None`: its generators continue.
-        """
-        set_flat_parameters(self._policy, torch.from_numpy(self.parameters[0]))
-        if seed is not None:
-            self._policy.seed(seed)
-
-    def end(self, parameters: np.ndarray) -> None:
-        """Restore the unperturbed parameters."""
-        set_flat_parameters(self._policy, torch.from_numpy(parameters))
 
     def act(self, actor_id: ActorID, observations: Mapping[str, np.ndarray], rows: Rows) -> dict[str, np.ndarray]:
         """Return the action of the policy, see :meth:`Population.act`."""
@@ -201,57 +181,106 @@ class _Slot:
         self.n_steps = 0
 
 
-class EpisodeBatch:
+class Players:
     """Play episodes in parallel and evaluate their perturbed policies as one batch.
 
-    :param env_factory: Makes an environment; called when a further one is needed.
-    :param policy: The policy.
+    :param env_factory: Makes an environment, when a further one is needed; `None`: episodes are sequential.
     :param shared_noise: The noise table.
-    :param n_slots: Number of parallel episodes.
+    :param concurrency: Maximum number of parallel episodes; 0: at most 64.
     :param first_env: The first environment; `None`: it is made by the factory.
-    :param is_single: Whether the policy cannot be evaluated as a batch; then there is one slot.
     """
 
     def __init__(
         self,
-        env_factory: Callable[[], Any],
-        policy: Any,
+        env_factory: Callable[[], Any] | None,
         shared_noise: SharedNoiseTable,
-        n_slots: int,
+        concurrency: int = 0,
         first_env: Any = None,
-        *,
-        is_single: bool = False,
     ) -> None:
-        self.policy = policy
         self.shared_noise = shared_noise
-        self.is_single = is_single
-        self._normalized = ObservationStatistics(policy).names
-        self._env_factory = env_factory
-        first = _Slot(env_factory() if first_env is None else first_env)
-        self._slots = [first]
+        self._env_factory, self._concurrency = env_factory, concurrency or MAX_ENVS
+        self._slots: list[_Slot] = []
         """The first `n_active` slots have a running episode."""
         self._n_active = 0
-        self._n_slots = n_slots
-        self._population = SinglePolicy(policy, first.env) if is_single else Population(policy, n_slots)
-        observation_spaces, action_spaces = first.env.observation_spaces_dict, first.env.action_spaces_dict
+        self._current = 0
+        """Row of the environment that raised an exception."""
+        self._token = -1
+        self._normalization_stats: Any = None
+        self._add_slot(first_env)
+
+    @classmethod
+    def maker(cls, env_factory: Callable[[], Any], shared_noise: SharedNoiseTable, concurrency: int) -> Maker:
+        """Return the maker of players in the actors of a pool; actors on this machine share the noise table."""
+        count, seed = shared_noise.count, shared_noise.seed
+
+        def made(fd: int | None = None) -> Players:
+            return cls(env_factory, SharedNoiseTable(count, seed=seed, fd=fd), concurrency)
+
+        return lambda *_: made
+
+    def play(
+        self,
+        episodes: list[Episode],
+        token: int,
+        policy: Any,
+        parameters: np.ndarray,
+        noise_stddev: float,
+        max_steps: int | None,
+    ) -> list[Outcome]:
+        """Play episodes.
+
+        :param episodes: The episodes.
+        :param token: Number of the policy.
+        :param policy: The published policy and statistics for environments with observation normalization.
+        :param parameters: Result of :func:`~maze.train.trainers.es.es_utils.get_flat_weights`, float32 `[n_weights]`.
+        :param noise_stddev: Standard deviation of the perturbations.
+        :param max_steps: Episodes are truncated after this number of environment steps; `None`: never.
+        :return: Results of the episodes, in their order.
+        """
+        if token != self._token:
+            self.use(*unpublished(policy))
+            self._token = token
+        self.configure(parameters.copy(), noise_stddev, max_steps)  # arrays of a pool cannot be written
+        waiting, outcomes = list(episodes), dict[int, Outcome]()
+        try:
+            while len(outcomes) < len(episodes):
+                while waiting and self._n_active < self._n_slots:
+                    self.start(waiting.pop(0))
+                outcomes.update((episode.number, outcome) for episode, outcome in self.advance())
+        finally:
+            self.stop()
+        return [outcomes[episode.number] for episode in episodes]
+
+    def use(self, policy: Any, normalization_stats: Any = None) -> None:
+        """Play with a policy from now on.
+
+        :param policy: The policy.
+        :param normalization_stats: Statistics for environments with observation normalization; `None`: their own.
+        """
+        self.policy, self._normalization_stats = policy, normalization_stats
+        for slot in self._slots:
+            self._normalize(slot.env)
+        env = self._slots[0].env
+        observation_spaces = env.observation_spaces_dict
+        if (obstacle := obstacle_to_batching(policy, observation_spaces)) is not None:
+            logger.info("Perturbed policies are evaluated one after another: %s.", obstacle)
+        self.is_single = obstacle is not None
+        """Whether the policy cannot be evaluated as a batch; then there is one episode at a time."""
+        is_sequential = self.is_single or self._env_factory is None
+        self._n_slots = n_slots = 1 if is_sequential else population_size(policy, self._concurrency)
+        self._population = SinglePolicy(policy, env) if self.is_single else Population(policy, n_slots)
         self._specs = array_specs(observation_spaces, "observation")
         self._observations = zeros(observation_spaces, (n_slots,), "observation")
-        self._action_specs = array_specs(action_spaces, "action")
+        self._action_specs = array_specs(env.action_spaces_dict, "action")
         self._float_keys = {
             step_key: [key for key, (_, dtype) in specs.items() if dtype.kind == "f"]
             for step_key, specs in self._specs.items()
         }
+        self._normalized = ObservationStatistics(policy).names
         self._observed = ObservedRows(self._normalized, observation_spaces, n_slots)
-        self._current = 0
-        """Row of the environment that raised an exception."""
 
     def configure(self, parameters: np.ndarray, noise_stddev: float, max_steps: int | None) -> None:
-        """Start an update; running episodes are discarded.
-
-        :param parameters: Result of :func:`~maze.train.trainers.es.es_utils.get_flat_weights`.
-        :param noise_stddev: Standard deviation of the perturbations.
-        :param max_steps: Episodes are truncated after this number of environment steps; `None`: never.
-        """
+        """Start an update; running episodes are discarded. See :meth:`play` for the parameters."""
         self._parameters = parameters
         if self._normalized:
             self._parameters, statistics = np.split(parameters, [n_trained_parameters(self.policy)])
@@ -265,31 +294,28 @@ class EpisodeBatch:
         for slot in self._slots[: self._n_active]:
             slot.env.get_stats(LogStatsLevel.EPISODE).clear_inputs()
         self._n_active = 0
-        self._population.end(self._parameters)
+        self._restore_policy()
 
-    @property
-    def n_free(self) -> int:
-        """Number of episodes that can be started."""
-        return self._n_slots - self._n_active
-
-    def close(self, keep: Any = None) -> None:
-        """Close the environments.
-
-        :param keep: An environment that is not closed.
-        """
+    def close(self) -> None:
+        """Close all environments; a second call does nothing."""
         for index, slot in enumerate(self._slots):
-            if slot.env is not keep:
-                closed(slot.env.close, f"environment {index}")
+            closed(slot.env.close, f"environment {index}")
+        self._slots.clear()
 
-    def play_on(self, waiting: list[Episode]) -> list[tuple[Episode, Outcome]]:
-        """Start waiting episodes as long as slots are free, and advance all running episodes.
+    def _add_slot(self, env: Any = None) -> None:
+        if env is None:
+            assert self._env_factory is not None, "sequential episodes need a first environment"
+            env = self._env_factory()
+        self._normalize(env)
+        self._slots.append(_Slot(env))
 
-        :param waiting: Episodes that have not started; started episodes are removed.
-        :return: Episodes that ended.
-        """
-        while waiting and self.n_free:
-            self.start(waiting.pop(0))
-        return self.advance()
+    def _normalize(self, env: Any) -> None:
+        if self._normalization_stats is not None and hasattr(env, "set_normalization_statistics"):
+            env.set_normalization_statistics(self._normalization_stats)
+
+    def _restore_policy(self) -> None:
+        if self.is_single:
+            set_flat_parameters(self.policy, torch.from_numpy(self._parameters))
 
     def perturbed(self, episode: Episode, out: np.ndarray) -> None:
         """Write the parameters of the policy of an episode.
@@ -306,10 +332,13 @@ class EpisodeBatch:
         """Start an episode."""
         row = self._current = self._n_active
         if row == len(self._slots):
-            self._slots.append(_Slot(self._env_factory()))
-        slot = self._slots[row]
-        self.perturbed(episode, self._population.parameters[row])
-        self._population.begin(episode.env_seed)
+            self._add_slot()
+        slot, parameters = self._slots[row], self._population.parameters[row]
+        self.perturbed(episode, parameters)
+        if self.is_single:
+            set_flat_parameters(self.policy, torch.from_numpy(parameters))
+            if episode.env_seed is not None:
+                self.policy.seed(episode.env_seed)
         try:
             if episode.env_seed is not None:
                 slot.env.seed(episode.env_seed)
@@ -418,7 +447,7 @@ class EpisodeBatch:
         slot = self._slots[row]
         observed = self._observed.of(row) if slot.episode.sign else None
         outcome = Outcome(published_stats(slot.env), float(slot.episode_return), slot.n_steps, observed)
-        self._population.end(self._parameters)
+        self._restore_policy()
         self._n_active -= 1
         last = self._n_active
         if row != last:
@@ -446,101 +475,6 @@ def published_stats(env: Any) -> LogStats:
     return stats
 
 
-class Players:
-    """Play episodes with the perturbed policies of one policy at a time.
-
-    :param env: The first environment.
-    :param env_factory: Makes further environments; `None`: episodes are sequential.
-    :param shared_noise: The noise table.
-    :param concurrency: Maximum number of parallel episodes; 0: at most 64.
-    """
-
-    def __init__(
-        self, env: Any, env_factory: Callable[[], Any] | None, shared_noise: SharedNoiseTable, concurrency: int
-    ) -> None:
-        self.env: Any = with_stats(env)
-        self._env_factory, self._shared_noise = env_factory, shared_noise
-        self._concurrency = concurrency or MAX_ENVS
-        self._token = -1
-        self.current: EpisodeBatch | None = None
-        """The player of the current policy."""
-
-    @classmethod
-    def opened(
-        cls, env_factory: Callable[[], Any], count: int, seed: int, concurrency: int, fd: int | None = None
-    ) -> Players:
-        """Build environment and noise table in an actor.
-
-        :param env_factory: Makes one environment.
-        :param count: Size of the noise table.
-        :param seed: Seed of the noise table.
-        :param concurrency: Maximum number of parallel episodes.
-        :param fd: File descriptor of the memory of the noise table.
-        """
-        return cls(env_factory(), env_factory, SharedNoiseTable(count, seed=seed, fd=fd), concurrency)
-
-    def play(
-        self,
-        episodes: list[Episode],
-        token: int,
-        policy: Any,
-        parameters: np.ndarray,
-        noise_stddev: float,
-        max_steps: int | None,
-    ) -> list[Outcome]:
-        """Play episodes.
-
-        :param episodes: The episodes.
-        :param token: Number of the policy.
-        :param policy: The published policy and statistics for environments with observation normalization.
-        :param parameters: Parameters and normalization statistics of the policy, float32 `[n_weights]`.
-        :param noise_stddev: Standard deviation of the perturbations.
-        :param max_steps: Episodes are truncated after this number of environment steps; `None`: never.
-        :return: Results of the episodes, in their order.
-        """
-        if token != self._token or self.current is None:
-            self.current, self._token = self._made(*unpublished(policy)), token
-        player = self.current
-        player.configure(parameters.copy(), noise_stddev, max_steps)  # arrays of a pool cannot be written
-        waiting, outcomes = list(episodes), dict[int, Outcome]()
-        try:
-            while len(outcomes) < len(episodes):
-                outcomes.update((episode.number, outcome) for episode, outcome in player.play_on(waiting))
-        finally:
-            player.stop()
-        return [outcomes[episode.number] for episode in episodes]
-
-    def close(self) -> None:
-        """Close all environments; a second call does nothing."""
-        self._close_current()
-        env, self.env = self.env, None
-        if env is not None:
-            closed(env.close, "environment")
-
-    def _made(self, policy: Any, normalization_stats: Any) -> EpisodeBatch:
-        """Return the player of a policy; the one before is closed."""
-        self._close_current()
-        first, factory = self.env, self._env_factory
-
-        def made(env: Any = None) -> Any:
-            env = factory() if env is None and factory is not None else env
-            if normalization_stats is not None and hasattr(env, "set_normalization_statistics"):
-                env.set_normalization_statistics(normalization_stats)
-            return env
-
-        made(first)
-        if (obstacle := obstacle_to_batching(policy, first.observation_spaces_dict)) is not None:
-            logger.info("Perturbed policies are evaluated one after another: %s.", obstacle)
-        is_single = obstacle is not None
-        n_slots = 1 if is_single or factory is None else population_size(policy, self._concurrency)
-        return EpisodeBatch(made, policy, self._shared_noise, n_slots, first, is_single=is_single)
-
-    def _close_current(self) -> None:
-        player, self.current = self.current, None
-        if player is not None:
-            player.close(keep=self.env)
-
-
 SMALLEST_SLICE = 16
 """Minimum number of episodes of a slice if the number of episodes depends on their lengths."""
 
@@ -555,7 +489,7 @@ class PooledRollouts(ESDistributedRollouts):
 
     :param pool: The actors.
     :param maker: Makes the :class:`Players` of an actor; called with the arguments of a
-        :data:`~maze.train.parallelization.task_pool.Maker`.
+        :data:`~maze.core.utils.worker_pool.Maker`.
     :param seeds: Perturbations and environment seeds.
     :param n_eval_rollouts: Number of episodes of the unperturbed policy in each update.
     """
@@ -564,7 +498,8 @@ class PooledRollouts(ESDistributedRollouts):
         self.n_eval_rollouts = n_eval_rollouts
         self.pool, self._seeds = pool, seeds
         self._update = self._n_rollouts = self._n_timesteps = 0
-        self._policy: MadeOnce[Any] = MadeOnce()
+        self._policy: Any = None
+        self._token = 0
         noise = seeds.shared_noise
         pool.host(_NAME, maker, fd=noise.memory.fd)
 
@@ -578,9 +513,11 @@ class PooledRollouts(ESDistributedRollouts):
     ) -> Generator[ESRolloutResult, None, None]:
         schedule = RolloutSchedule(self._seeds, self._update, self.n_eval_rollouts, self._n_rollouts, self._n_timesteps)
         self._update += 1  # also without `prepare_update`
-        sent = self._policy.of(policy, lambda: self.pool.publish((policy, normalization_stats)))
+        if policy is not self._policy:
+            self._sent = self.pool.publish((policy, normalization_stats))
+            self._policy, self._token = policy, self._token + 1
         parameters = self.pool.put(get_flat_weights(policy).numpy())
-        common = (self._policy.n_made, sent, parameters, noise_stddev, max_steps)
+        common = (self._token, self._sent, parameters, noise_stddev, max_steps)
         share = -(-(self._n_rollouts + self.n_eval_rollouts) // (self.pool.n_ahead * self.pool.n_actors))
         size = max(share, SMALLEST_SLICE if self._n_timesteps else 1)
 
@@ -621,7 +558,7 @@ class ESDummyDistributedRollouts(PooledRollouts):
         env_seed: int | None = None,
         concurrency: int = 0,
     ) -> None:
-        self.players = Players(env, env_factory, shared_noise, concurrency)
+        self.players = Players(env_factory, shared_noise, concurrency, env)
         seeds = EpisodeSeeds(shared_noise, agent_instance_seed, env_seed)
         super().__init__(LocalPool(), lambda *_: lambda: self.players, seeds, n_eval_rollouts)
 

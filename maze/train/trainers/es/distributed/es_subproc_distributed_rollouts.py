@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from maze.core.annotations import override
 from maze.core.utils.config_utils import whole_number
-from maze.train.parallelization.task_pool import ProcessPool
+from maze.core.utils.worker_pool import ProcessPool
 from maze.train.trainers.es.distributed.es_distributed_rollouts import EpisodeSeeds, ESDistributedRollouts
 from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import Players, PooledRollouts
 from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
@@ -43,10 +42,10 @@ class ESSubprocDistributedRollouts(PooledRollouts):
     ) -> None:
         for name, number, minimum in (("train", n_training_workers, 1), ("eval", n_eval_workers, 0)):
             whole_number(f"runner.n_{name}_workers", number, at_least=minimum)
-        maker = partial(Players.opened, env_factory, shared_noise.count, shared_noise.seed, concurrency)
+        maker = Players.maker(env_factory, shared_noise, concurrency)
         seeds = EpisodeSeeds(shared_noise, agent_seed, env_seeds[0] if env_seeds else None)
-        pool = ProcessPool(n_training_workers + n_eval_workers, start_method)
-        super().__init__(pool, lambda *_: maker, seeds, n_eval_rollouts)
+        pool = ProcessPool(n_training_workers + n_eval_workers, start_method, modules=[Players.__module__])
+        super().__init__(pool, maker, seeds, n_eval_rollouts)
 
     @override(ESDistributedRollouts)
     def close(self) -> None:
