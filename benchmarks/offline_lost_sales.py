@@ -17,6 +17,7 @@ from benchmarks import off_policy
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.perception.models.built_in.flatten_concat import FlattenConcatPolicyNet
+from maze.perception.weight_init import spread_zero_biases
 from maze.train.trainers.offline.offline_algorithm_configs import CQLConfig
 from maze.train.trainers.offline.offline_trainers import CQL
 from maze_envs.inventory.exact import lost_sales_cost
@@ -31,6 +32,7 @@ def learned_cost(problem: LostSales, seed: int, options: argparse.Namespace) -> 
     n_orders = problem.max_order + 1
     ordered = [] if options.table else ["order"]
     network = FlattenConcatPolicyNet({"stock": (2,)}, {"order": (n_orders,)}, [64, 64], "torch.nn.ReLU", ordered)
+    network.apply(spread_zero_biases)  # as `maze-run` does
     policy = TorchPolicy({0: network}, DistributionMapper(action_spaces[0], []), "cpu", [])
     config = CQLConfig(
         alpha=options.alpha, gamma=0.95, lr=1e-3, tau=0.01, epoch_length=options.updates, rollout_evaluator=None

@@ -354,7 +354,7 @@ def improvements(names: list[str], budget_s: float, seed: int) -> None:
             }
             line = {
                 "problem": name, "seed": seed, "budget_s": budget_s, "wall_s": round(wall), "cpu_s": round(spent),
-                "recommended": ladder.recommended.name, "confirmation": confirmed,
+                "recommended": ladder.recommended.name, "horizon": ladder.horizon, "confirmation": confirmed,
                 "episodes": ladder.comparison.n_episodes, "ladder": rungs, "failures": dict(ladder.failures),
                 "commands": dict(ladder.recommended.commands),
             }  # fmt: skip

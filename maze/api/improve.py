@@ -94,7 +94,7 @@ _HORIZONS, _LAST_HORIZON = (5, 10, 20, 40), 160
 """Horizons that are compared; the last one only in arrays, which are fast."""
 _USUAL_HORIZON = 20
 """Horizon where there is no time to compare any."""
-_PILOT_SCENARIOS, _PILOT_CANDIDATES = 32, 8
+_PILOT_SCENARIOS, _PILOT_CANDIDATES = 16, 4
 _WARM_START_STEPS = 20_000
 _LEAST_STATES, _WANTED_STATES = 400, 5000
 """Labelled decisions of a generation of `dcl`; below the second number, the scenarios of a label are reduced."""
@@ -201,6 +201,8 @@ class Improvement:
     rungs: Sequence[Rung]
     failures: Mapping[str, str]
     gates: Mapping[str, Gate]
+    horizon: int | None = None
+    """Environment steps that planning simulates; `None`: planning was not possible."""
 
     @cached_property
     def comparison(self) -> Comparison:
@@ -411,7 +413,8 @@ class ImproveRunner(EvaluationRunner):
 
     @override(Runner)
     def run(self, **kwargs: Any) -> None:
-        self._end = time.monotonic() + self._budget_s
+        began = time.monotonic()
+        self._end = began + self._budget_s
         self._evaluate_heuristic()
         can_plan = self._attempt(f"rollout of {HEURISTIC}", self._planning_with_heuristic)
         first, *others = self._learners()
@@ -423,13 +426,11 @@ class ImproveRunner(EvaluationRunner):
         for other in others:
             self._attempt(other, lambda name: self._training(name, 0.0))
         self._rungs = [replace(each, evaluation=each.evaluation.first(self._common)) for each in self._rungs]
-        self.improvement = Improvement(self._rungs, self._failures, self._confirmed())
+        self.improvement = Improvement(self._rungs, self._failures, self._confirmed(), self.horizon)
         print(f"\n{self.improvement.text()}", flush=True)
         comparison = self.improvement.comparison
-        used = time.monotonic() - self._end + self._budget_s
-        subtitle = (
-            f"budget: {self._budget_s:g} s of wall time, {used:.0f} s used; planning horizon: {self.horizon} steps"
-        )
+        times = f"budget: {self._budget_s:g} s of wall time, {time.monotonic() - began:.0f} s used"
+        subtitle = times if self.horizon is None else f"{times}; planning horizon: {self.horizon} steps"
         write_files(
             {
                 PAGE_FILE: self.improvement.page(subtitle),
@@ -695,7 +696,7 @@ class ImproveRunner(EvaluationRunner):
                 )
             return {
                 "algorithm.base": policy,
-                "algorithm.horizon": self.horizon,
+                "algorithm.horizon": self.horizon or _USUAL_HORIZON,
                 "algorithm.value": self.value,
                 "algorithm.scenarios": scenarios,
                 "algorithm.generation_seconds": 0.96 * generation_s,

@@ -153,13 +153,7 @@ class Comparison:
     def as_csv(self) -> str:
         """Return the table, one line for each measure and policy."""
         names = ("mean", "interquartile_mean", "difference", "improvement")
-        header = [column for name in names for column in (name, f"{name}_low", f"{name}_high")]
-        lines: list[list[object]] = [["policy", "measure", *header]]
-        for row in self.table:
-            estimates = [getattr(row, name) for name in names]
-            cells = [repr(float(end)) for each in estimates if each is not None for end in each]
-            lines.append([row.policy, row.measure, *cells, *[""] * (len(header) - len(cells))])
-        return csv_text(lines)
+        return _estimates_csv(("policy", "measure"), names, [((row.policy, row.measure), row) for row in self.table])
 
     def episodes_as_csv(
         self, facts: Sequence[tuple[object, ...]], names: Sequence[str] = ("env_seed", "agent_seed")
@@ -187,6 +181,22 @@ class Comparison:
             parts += [f"{measure}{self.goal(measure)}", *aligned(rows), ""]
         parts.append(f"{self.n_episodes} episodes, the same for all; * the interval of the difference excludes 0.")
         return "\n".join(parts)
+
+
+def _estimates_csv(
+    heading: Sequence[str], names: Sequence[str], rows: Sequence[tuple[Sequence[object], NamedTuple]]
+) -> str:
+    """Return a table of estimates, three columns each.
+
+    :param heading: Names of the first columns.
+    :param names: Fields of the rows that are estimates.
+    :param rows: The first cells and the fields of each row.
+    """
+    lines: list[list[object]] = [[*heading, *(f"{name}{end}" for name in names for end in ("", "_low", "_high"))]]
+    for first, fields in rows:
+        estimates = [getattr(fields, name) or ("", "", "") for name in names]
+        lines.append([*first, *(end if end == "" else repr(float(end)) for each in estimates for end in each)])
+    return csv_text(lines)
 
 
 def _improvement(ours: Values, theirs: Values) -> Estimate:
@@ -418,13 +428,8 @@ class TailComparison:
 
     def as_csv(self) -> str:
         """Return the table, one line for each measure, level and policy."""
-        names = ("quantile", "cvar", "difference")
-        header = [column for name in names for column in (name, f"{name}_low", f"{name}_high")]
-        lines: list[list[object]] = [["measure", "level", "policy", *header]]
-        for row in (row for measure in self.measures for row in self.rows(measure)):
-            cells = [repr(end) for name in names for end in (getattr(row, name) or ())]
-            lines.append([*row[:3], *cells, *[""] * (len(header) - len(cells))])
-        return csv_text(lines)
+        rows = [(row[:3], row) for measure in self.measures for row in self.rows(measure)]
+        return _estimates_csv(("measure", "level", "policy"), ("quantile", "cvar", "difference"), rows)
 
     def text(self) -> str:
         """Return the table for the console, measure by measure."""
@@ -517,14 +522,9 @@ class ContextComparison:
 
     def as_csv(self) -> str:
         """Return the table, one line for each context, measure and policy."""
-        parts = ("mean", "mean_low", "mean_high", "difference", "difference_low", "difference_high")
-        lines: list[list[object]] = [[*self.names, "measure", "policy", *parts]]
-        for measure in self.comparison.measures:
-            for row in self.rows(measure):
-                ends = [*row.mean, *(row.difference or ("", "", ""))]
-                cells = [repr(float(end)) if end != "" else "" for end in ends]
-                lines.append([*row.values, row.measure, row.policy, *cells])
-        return csv_text(lines)
+        rows = [row for measure in self.comparison.measures for row in self.rows(measure)]
+        found = [((*row.values, row.measure, row.policy), row) for row in rows]
+        return _estimates_csv((*self.names, "measure", "policy"), ("mean", "difference"), found)
 
     def section(self) -> str:
         """Return a section of the report: for each measure with a goal a heat map of differences."""

@@ -2,8 +2,10 @@
 
 A small network for each sub-step key learns by temporal differences. Its last hidden layer then serves as features of
 a linear fit whose fixed point is solved exactly (LSTD-Q, Lagoudakis and Parr 2003), for all data and for bootstrap
-samples of the episodes (Hao et al. 2021). Several networks are trained: values are their mean, and bootstrap samples
-are divided among them, so that intervals contain the error of the fit and that of the features.
+samples of the episodes (Hao et al. 2021). The network learns from one half of the episodes and the linear fit from the
+other one, and conversely (cross-fitting, Chernozhukov et al. 2018): features that follow the noise of the episodes they
+are fitted to would make intervals too narrow. Several random halvings are made: values are the mean of all fits, and
+bootstrap samples are divided among the halvings, so that intervals contain the error of the fit and of the features.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ from maze.offline.action_probabilities import Arrays, action_distribution, candi
 Array = np.ndarray[Any, Any]
 _MOST_BLOCKS = 1000
 """Episodes are grouped into at most so many blocks, of which bootstrap samples are drawn."""
+_CHUNK = 512
+"""Observations whose candidate actions are evaluated at once."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,8 @@ class FittedQConfig:
     """Gradient steps."""
     target_interval: int = 100
     """Gradient steps between two copies of the network into the target network."""
-    n_networks: int = 3
-    """Independently trained networks."""
+    n_halvings: int = 2
+    """Random halvings of the episodes; two networks are trained for each."""
     n_action_samples: int = 8
     """Actions over which values are averaged where they cannot be enumerated."""
     ridge: float = 1e-6
@@ -131,6 +135,12 @@ class _Inputs:
     def of_logged(self, rows: torch.Tensor) -> torch.Tensor:
         return torch.cat([self.observations[rows], self.logged[rows]], -1)
 
+    def of_drawn(self, rows: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+        """One candidate for each observation, drawn by the weights."""
+        below = self.weights[rows].cumsum(1) < torch.from_numpy(rng.random((len(rows), 1)))
+        place = below.sum(1).clamp(max=self.weights.shape[1] - 1)
+        return torch.cat([self.observations[rows], self.candidates[rows, place]], -1)
+
     def of_candidates(self, rows: torch.Tensor) -> torch.Tensor:
         actions = self.candidates[rows]
         seen = self.observations[rows].unsqueeze(1).expand(-1, actions.shape[1], -1)
@@ -175,26 +185,39 @@ def fit_q(
     inputs = {
         key: _Inputs(data, key, action_spaces[key], policy, greedy, config.n_action_samples, rng) for key in data.tables
     }
-    discounts, n = data.discounts(gamma), config.n_networks
+    discounts, n = data.discounts(gamma), config.n_halvings
     fits = []
     for index in range(n):
-        networks = _trained(data, inputs, gamma, config, rng)
-        with torch.inference_mode():
-            phi, following, expected = _features(data, inputs, networks)
-        fits.append(_solved(data, phi, expected, following * discounts[:, None], bootstrap[index::n], config.ridge))
+        is_first = rng.permutation(data.n_episodes) % 2 == 0
+        for fitted in (is_first, ~is_first):
+            networks = _trained(data, inputs, gamma, config, rng, ~fitted)
+            with torch.inference_mode():
+                phi, following, expected = _features(data, inputs, networks)
+            following *= discounts[:, None]
+            samples = np.concatenate([np.ones((1, data.n_episodes)), bootstrap[index::n]]) * fitted
+            fits.append(_solved(data, phi, expected, following, samples, config.ridge))
     n_features = fits[0].of_actions.shape[1]
-    coefficients = np.zeros((1 + len(bootstrap), n * n_features))
+    coefficients = np.zeros((1 + len(bootstrap), 2 * n * n_features))
     for index, fit in enumerate(fits):
         own = slice(index * n_features, (index + 1) * n_features)
-        coefficients[0, own] = fit.coefficients[0] / n
-        coefficients[1 + index :: n, own] = fit.coefficients[1:]
+        coefficients[0, own] = fit.coefficients[0] / (2 * n)
+        coefficients[1 + index // 2 :: n, own] = fit.coefficients[1:] / 2
     parts = zip(*((fit.of_actions, fit.of_observations, fit.of_ends) for fit in fits), strict=True)
     return FittedValues(coefficients, *(np.concatenate(part, 1) for part in parts))
 
 
 def _trained(
-    data: LoggedSteps, inputs: Mapping[Any, _Inputs], gamma: float, config: FittedQConfig, rng: np.random.Generator
+    data: LoggedSteps,
+    inputs: Mapping[Any, _Inputs],
+    gamma: float,
+    config: FittedQConfig,
+    rng: np.random.Generator,
+    episodes: Array,
 ) -> dict[Any, _Network]:
+    """Networks trained on some of the episodes.
+
+    :param episodes: Whether an episode is one of them, `[n_episodes]`.
+    """
     with isolated_global_generator(seeded_generator(int(rng.integers(2**31)))):
         networks = {key: _Network(part.size, config.hidden_units) for key, part in inputs.items()}
     discounts = data.discounts(gamma)
@@ -202,14 +225,15 @@ def _trained(
     rewards = torch.from_numpy((data.rewards / scale).astype(np.float32))
     optimizer = FlatAdam(networks, config.lr, eps=1e-8)
     targets = torch.zeros(len(data))
-    usable = {key: positions[data.has_target[positions]] for key in inputs for positions in [data.positions(key)]}
+    is_usable = data.has_target & np.repeat(episodes, data.lengths)
+    usable = {key: positions[is_usable[positions]] for key in inputs for positions in [data.positions(key)]}
     rows_of = {key: torch.from_numpy(data.rows[found]) for key, found in usable.items()}
     positions = {key: torch.from_numpy(found) for key, found in usable.items() if len(found)}
-    share = {key: len(found) / len(data) for key, found in positions.items()}
+    share = {key: len(found) / int(is_usable.sum()) for key, found in positions.items()}
     for update in range(config.n_updates):
         if update % config.target_interval == 0:
             with torch.inference_mode():
-                following = _next_values(data, inputs, networks)
+                following = _next_values(data, inputs, networks, rng)
                 targets = rewards + torch.from_numpy((discounts * following).astype(np.float32))
         loss = torch.zeros(())
         for key, found in positions.items():
@@ -223,12 +247,14 @@ def _trained(
     return networks
 
 
-def _next_values(data: LoggedSteps, inputs: Mapping[Any, _Inputs], networks: Mapping[Any, _Network]) -> Array:
+def _next_values(
+    data: LoggedSteps, inputs: Mapping[Any, _Inputs], networks: Mapping[Any, _Network], rng: np.random.Generator
+) -> Array:
+    """Values of what follows each decision, with an action drawn from the policy, `[n_decisions]`."""
     found = np.zeros(len(data))
     for key, part in inputs.items():
-        rows = data.next_rows[part.followed]
-        values = networks[key](part.of_candidates(torch.from_numpy(rows)))
-        found[part.followed] = (values * part.weights[rows]).sum(-1).numpy()
+        rows = torch.from_numpy(data.next_rows[part.followed])
+        found[part.followed] = networks[key](part.of_drawn(rows, rng)).numpy()
     return found
 
 
@@ -244,12 +270,11 @@ def _features(
         begin += widths[key]
         positions = data.positions(key)
         phi[positions, place] = _with_bias(hidden(part.of_logged(torch.from_numpy(data.rows[positions]))))
-        for target, decisions, rows in (
-            (expected, positions, data.rows[positions]),
-            (following, part.followed, data.next_rows[part.followed]),
-        ):
-            features = hidden(part.of_candidates(torch.from_numpy(rows)))
-            target[decisions, place] = _with_bias((features * part.weights[rows].unsqueeze(-1)).sum(1))
+        chunks = torch.split(torch.arange(len(part.weights)), _CHUNK)
+        means = [(part.weights[rows].unsqueeze(1) @ hidden(part.of_candidates(rows))).squeeze(1) for rows in chunks]
+        of_rows = _with_bias(torch.cat(means))
+        expected[positions, place] = of_rows[data.rows[positions]]
+        following[part.followed, place] = of_rows[data.next_rows[part.followed]]
     return phi, following, expected
 
 
@@ -258,9 +283,12 @@ def _with_bias(features: torch.Tensor) -> Array:
 
 
 def _solved(
-    data: LoggedSteps, phi: Array, expected: Array, following: Array, bootstrap: Array, ridge: float
+    data: LoggedSteps, phi: Array, expected: Array, following: Array, samples: Array, ridge: float
 ) -> FittedValues:
-    """Solve `sum phi (phi - gamma phi')^T theta = sum phi r` for all episodes, and for each bootstrap sample."""
+    """Solve `sum phi (phi - gamma phi')^T theta = sum phi r` for samples of the episodes.
+
+    :param samples: Weights of the episodes in each sample, `[n_samples, n_episodes]`.
+    """
     n_features = phi.shape[1]
     blocks = np.array_split(np.arange(data.n_episodes), min(data.n_episodes, _MOST_BLOCKS))
     starts, ends = data.episode_starts[:-1], data.episode_starts[1:]
@@ -272,8 +300,7 @@ def _solved(
         matrices[index] = fitted[rows].T @ (phi[rows] - following[rows])
         sides[index] = fitted[rows].T @ data.rewards[rows]
     penalty = np.eye(n_features) * ridge * len(data) * float((phi**2).mean())
-    of_blocks = np.stack([bootstrap[:, block].mean(1) for block in blocks], 1)
-    of_blocks = np.concatenate([np.ones((1, len(blocks))), of_blocks])
+    of_blocks = np.stack([samples[:, block].mean(1) for block in blocks], 1)
     sampled = np.tensordot(of_blocks, matrices, 1) + penalty
     thetas = np.linalg.solve(sampled, (of_blocks @ sides)[..., None])[..., 0]
     return FittedValues(thetas, phi, expected, following[ends - 1])

@@ -11,6 +11,8 @@ from torch import nn
 
 from maze.core.errors import ConfigError
 
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
 
 def make_module_init_normc(std: float = 1.0) -> Callable[[nn.Module], None]:
     """Initialise linear and convolution layers with weight vectors of length `std` and biases of zero.
@@ -28,7 +30,7 @@ def make_module_init_normc(std: float = 1.0) -> Callable[[nn.Module], None]:
     """
 
     def initialise(module: nn.Module) -> None:
-        if not isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        if not isinstance(module, _LAYERS):
             return
         with torch.no_grad():
             weight = torch.randn_like(module.weight)
@@ -57,12 +59,27 @@ def make_module_init_orthogonal(gain: float = 1.0) -> Callable[[nn.Module], None
     """
 
     def initialise(module: nn.Module) -> None:
-        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        if isinstance(module, _LAYERS):
             nn.init.orthogonal_(module.weight, gain)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
 
     return initialise
+
+
+def spread_zero_biases(module: nn.Module) -> None:
+    """Draw the biases of a linear or convolution layer uniformly within `1 / sqrt(n_inputs)` if all of them are zero.
+
+    With biases of zero, all hidden units change their slope at the origin, and a network with ReLU is linear along each
+    ray from it. Values that are fitted to logged decisions then extrapolate badly to other actions.
+
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU()).apply(make_module_init_normc())
+    >>> bool(net.apply(spread_zero_biases)[0].bias.abs().max() <= 0.5)
+    True
+    """
+    if isinstance(module, _LAYERS) and module.bias is not None and not bool(module.bias.any()):
+        bound = module.weight[0].numel() ** -0.5
+        nn.init.uniform_(module.bias, -bound, bound)
 
 
 @dataclass(frozen=True)

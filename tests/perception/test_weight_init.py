@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from maze.core.errors import ConfigError
-from maze.perception.weight_init import compute_sigmoid_bias, make_module_init_normc
+from maze.perception.weight_init import compute_sigmoid_bias, make_module_init_normc, spread_zero_biases
 
 
 @pytest.mark.parametrize("layer", [nn.Linear(7, 5), nn.Conv1d(3, 4, 2), nn.Conv2d(3, 4, 2), nn.Conv3d(2, 3, 2)])
@@ -27,6 +27,16 @@ def test_other_modules_and_missing_biases_are_left_alone():
     net.apply(make_module_init_normc())
     assert bool((net[1].weight == 1).all())
     assert torch.equal(net[2].weight_ih_l0, before)
+
+
+def test_only_biases_of_zero_are_spread_and_a_unit_then_bends_away_from_the_origin():
+    fresh, chosen = nn.Linear(2, 64).apply(make_module_init_normc()), nn.Linear(2, 3)
+    with torch.no_grad():
+        chosen.bias.copy_(torch.tensor([0.0, 5.0, 0.0]))
+    nn.Sequential(fresh, nn.LayerNorm(64), chosen).apply(spread_zero_biases)
+    assert 0.3 < fresh.bias.std() < 0.5  # uniform within 1 / sqrt(2): 0.41
+    assert fresh.bias.abs().max() <= 2**-0.5
+    assert chosen.bias.tolist() == [0.0, 5.0, 0.0]
 
 
 def test_parameters_keep_their_storage_in_initialization():

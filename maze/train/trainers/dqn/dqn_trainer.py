@@ -104,13 +104,12 @@ def values_of(factors: Sequence[Tensor], choices: Sequence[Tensor]) -> Tensor:
     :param factors: Values of all actions of each factor, `[B, n]`, or their quantiles `[B, n, n_quantiles]`.
     :param choices: int64 `[B]` for each factor.
     """
-    return torch.stack(
-        [
-            values.gather(1, choice.view(-1, *[1] * (values.dim() - 1)).expand(-1, 1, *values.shape[2:])).squeeze(1)
-            for values, choice in zip(factors, choices, strict=True)
-        ],
-        1,
-    )
+
+    def index(values: Tensor, choice: Tensor) -> Tensor:
+        return choice.unsqueeze(-1) if values.dim() == 2 else choice.view(-1, 1, 1).expand(-1, 1, values.shape[-1])
+
+    pairs = zip(factors, choices, strict=True)
+    return torch.cat([values.gather(1, index(values, choice)) for values, choice in pairs], 1)
 
 
 def best_value(chooser: Sequence[Tensor], teller: Sequence[Tensor]) -> Tensor:

@@ -35,7 +35,7 @@ class OfflineConfig(AlgorithmConfig):
     """Discount per environment step."""
 
     batch_size: int = 256
-    """Number of decisions of each actor in a batch."""
+    """Number of decisions in the batch of each policy network."""
 
     rollout_evaluator: Any = field(default_factory=default_rollout_evaluator)
     """Evaluates the policy in the environment between epochs (or its configuration); `None`: no evaluation, the weights

@@ -34,6 +34,7 @@ from maze.core.trajectory_recording.datasets.logged_steps import Array, LoggedSt
 from maze.core.utils.factory import ConfigType
 from maze.core.utils.seeding import seeded_generator
 from maze.distributions.utils import space_bounds
+from maze.perception.weight_init import spread_zero_biases
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.learning import Losses, Terms, gradient_step
 from maze.train.trainers.common.observation_statistics import ObservationStatistics
@@ -58,9 +59,9 @@ _CHUNK = 4096
 
 @dataclass
 class DecisionBatch:
-    """Logged decisions of one actor, and what followed them.
+    """Logged decisions of the agents that share a policy network, and what followed them.
 
-    :param actor: The actor.
+    :param actor: One of these actors.
     :param observations: `[B, *shape]` by key, action masks included.
     :param actions: `[B, *shape]` by head; those of `Box` heads are scaled to [-1, 1].
     :param rewards: `[B]`.
@@ -94,9 +95,10 @@ class LoggedBatches:
     :param data: The decisions.
     :param action_spaces: Action spaces by step key.
     :param gamma: Discount per environment step.
-    :param batch_size: Number of decisions of each actor in a batch.
+    :param batch_size: Number of decisions of each policy network in a batch.
     :param device: Device of the tensors.
     :param generator: Source of randomness, on the CPU.
+    :param network_key: Key of an actor's policy network; `None`: each actor has its own.
     :raises ConfigError: A `Box` head has no finite bounds, or an actor has no decision to learn from.
     """
 
@@ -108,6 +110,7 @@ class LoggedBatches:
         batch_size: int,
         device: str,
         generator: torch.Generator,
+        network_key: Callable[[ActorID], Any] | None = None,
     ) -> None:
         self._batch_size, self._device, self._generator = batch_size, device, generator
         self._observations: dict[StepKeyType, TensorDict] = {}
@@ -119,8 +122,11 @@ class LoggedBatches:
                 for head, space in action_spaces[key].spaces.items()
             }
         named = [ActorID(*actor) for actor in zip(data.step_keys, data.agent_ids.tolist(), strict=True)]
-        self.actors = list(dict.fromkeys(named))
-        """The actors, in the order of their first decisions."""
+        by_network: dict[Any, ActorID] = {}
+        shared = {a: by_network.setdefault(network_key(a) if network_key else a, a) for a in dict.fromkeys(named)}
+        named = [shared[actor] for actor in named]
+        self.actors = list(by_network.values())
+        """The first actor of each policy network, in the order of their first decisions."""
         numbers = {actor: number for number, actor in enumerate(self.actors)}
         actors = np.array([numbers[actor] for actor in named])
         next_actors = np.roll(actors, -1)
@@ -144,7 +150,7 @@ class LoggedBatches:
             self._decisions[actor] = {name: self._tensor(values[own]) for name, values in columns.items()}
 
     def draw(self) -> list[DecisionBatch]:
-        """Draw decisions of each actor, with replacement."""
+        """Draw decisions of each policy network, with replacement."""
         drawn = []
         for actor, columns in self._decisions.items():
             places = torch.randint(len(columns["rows"]), (self._batch_size,), generator=self._generator)
@@ -290,9 +296,8 @@ class OfflineTrainer(EpochTrainer):
         super().__init__(algorithm_config, model, **common)
         self.action_spaces = action_spaces
         self.generator = seeded_generator(seed, "cpu")
-        self.batches = LoggedBatches(
-            data, action_spaces, self.config.gamma, self.config.batch_size, model.device, self.generator
-        )
+        settings = (self.config.gamma, self.config.batch_size, model.device, self.generator)
+        self.batches = LoggedBatches(data, action_spaces, *settings, model.network_key)
         self.actors = self.batches.actors
         if self.config.critic is not None:
             if not isinstance(critic, TorchStepStateActionCritic):
@@ -316,7 +321,7 @@ class OfflineTrainer(EpochTrainer):
     @classmethod
     @override(Trainer)
     def build(cls, run: TrainingRunner, dataset: ConfigType | LoggedSteps = None) -> OfflineTrainer:
-        """Build the trainer of a run.
+        """Build the trainer of a run; biases of zero become random ones (:func:`spread_zero_biases`).
 
         :param run: The runner.
         :param dataset: The logged decisions, or the data set (or its configuration) that they are read from.
@@ -327,14 +332,17 @@ class OfflineTrainer(EpochTrainer):
             data = LoggedSteps.of_dataset(load_dataset(dataset, run.env_factory))
         data.require_spaces(run.spaces.observation_spaces_dict, run.spaces.action_spaces_dict)
         model = run.model()
-        policy = policy_of(model)
+        policy, critic = policy_of(model), getattr(model, "critic", None)
+        for part in (policy, critic):
+            for network in () if part is None else part.networks.values():
+                network.apply(spread_zero_biases)
         selection = run.best_model_selection(policy)
         return cls(
             run.algorithm,
             policy,
             data,
             run.spaces.action_spaces_dict,
-            getattr(model, "critic", None),
+            critic,
             seed=run.agent_seed(),
             evaluator=run.evaluator(selection),
             model_selection=selection,

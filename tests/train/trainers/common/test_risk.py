@@ -16,6 +16,7 @@ from maze.core.log_stats.log_stats import StatsContext
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.train.parallelization.vector_env.batched_vector_env import BatchedVectorEnv
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
 from maze.train.trainers.a2c.a2c_trainer import A2C
 from maze.train.trainers.common.actor_critic.risk import TailReturns, running_returns
 from maze.train.trainers.common.actor_critic.valuation import Trajectories
@@ -272,3 +273,19 @@ def test_dqn_values_actions_by_the_tail_of_their_returns(risk, lowest, highest, 
     (safe, bold) = context.policy.networks[0]({"seen": torch.ones(1, 1)})["bold"][0].tolist()
     assert safe == pytest.approx(0.3, abs=0.1)
     assert lowest < bold < highest, "0.52 is the mean; -3.8 is the CVaR, which is approached slowly"
+
+
+def test_worker_processes_give_the_same_weights():
+    weights = []
+    for make in (SequentialVectorEnv, partial(SubprocVectorEnv, n_workers=2)):
+        env = make([two_step_env] * 3)
+        try:
+            env.seed([0, 1, 2])
+            settings = {"n_epochs": 1, "epoch_length": 3, "n_rollout_steps": 12, "risk": "0.5*mean+0.5*cvar:0.5"}
+            torch.manual_seed(0)
+            trainer = A2C(settings, RolloutGenerator(env), None, build_model(env, "Shared"), None, seed=0)
+            trainer.train()
+            weights.append([*trainer.model.parameters(), *trainer._risk.critic.parameters()])
+        finally:
+            env.close()
+    assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))

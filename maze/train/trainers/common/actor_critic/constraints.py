@@ -17,7 +17,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from maze.core.agent.state_critic_input_output import StateCriticInput, StateCri
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
+from maze.core.utils.checkpoint import Stateful
 from maze.perception.blocks.general.input_conversion import RunningNormalizationBlock
 from maze.train.trainers.common.actor_critic.reward_scaling import CentredReturns, RewardScaling
 from maze.train.trainers.common.actor_critic.valuation import (
@@ -132,6 +133,9 @@ class CostCritic:
     :param model: The model that is trained.
     """
 
+    saved: ClassVar[tuple[str, ...]]
+    """Attributes with plain values that belong to the state. The first is an array with a row for each environment."""
+
     def __init__(self, model: TorchActorCritic) -> None:
         shared = [m for net in model.critic.networks.values() for m in net.modules()]
         normalizing = {id(module): module for module in shared if isinstance(module, RunningNormalizationBlock)}
@@ -141,6 +145,24 @@ class CostCritic:
 
     def _prepare_hidden_states(self, n_envs: int) -> None:
         self._hidden_states = HiddenStates(n_envs, self.critic.state_sizes) if self.model.is_recurrent else None
+
+    def _parts(self) -> dict[str, Stateful]:
+        memory: dict[str, Stateful] = {} if self._hidden_states is None else {"memory": self._hidden_states}
+        return {"critic": self.critic, **memory}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return critic and statistics."""
+        own = {name: copy.copy(getattr(self, name)) for name in self.saved}
+        return {**own, **{name: part.state_dict() for name, part in self._parts().items()}}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore a state of :meth:`state_dict`."""
+        for name in self.saved:
+            setattr(self, name, copy.copy(state_dict[name]))
+        self._prepare_hidden_states(len(getattr(self, self.saved[0])))
+        for name, part in self._parts().items():
+            if name in state_dict:
+                part.load_state_dict(state_dict[name])
 
     def _add_costs(
         self, columns: RolloutColumns, batch: RolloutBatch, returns: ReturnFunction, sequence_length: int
@@ -181,6 +203,8 @@ class LearnedConstraint(CostCritic):
     :raises ConfigError: The constraint cannot be read or is an equation.
     """
 
+    saved = ("_carried", "_pid", "value", "_n_at_limit", "_violation_at_limit", "_is_reported")
+
     def __init__(self, text: str, config: ActorCriticConfig, model: TorchActorCritic) -> None:
         super().__init__(model)
         self.constraint = constraint = Constraint.parse(text)
@@ -199,7 +223,7 @@ class LearnedConstraint(CostCritic):
         self._scaling = RewardScaling(config.gamma)
         centring = config.reward_centering and not self.sources[0].at_end
         self._centred = CentredReturns(self._returns, config.reward_centering, is_scaled=True) if centring else None
-        self._carried = np.zeros((0, 2))
+        self.restart()
         self._n_at_limit, self._violation_at_limit, self._is_reported = 0, 0.0, False
 
     @property
@@ -275,25 +299,15 @@ class LearnedConstraint(CostCritic):
             self._violation_at_limit = violation
         self._n_at_limit += 1
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return multiplier, critic and running sums."""
-        parts = {"scaling": self._scaling, "centred": self._centred, "memory": self._hidden_states}
-        states = {name: part.state_dict() for name, part in parts.items() if part is not None}
-        at_limit = [self._n_at_limit, self._violation_at_limit, self._is_reported]
-        own = {"pid": list(self._pid), "value": self.value, "carried": self._carried.copy(), "at_limit": at_limit}
-        return {**own, "critic": self.critic.state_dict(), **states}
+    @override(CostCritic)
+    def _parts(self) -> dict[str, Stateful]:
+        centred: dict[str, Stateful] = {} if self._centred is None else {"centred": self._centred}
+        return {**super()._parts(), "scaling": self._scaling, **centred}
 
+    @override(CostCritic)
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore a state of :meth:`state_dict`."""
-        self._pid, self.value = PID(*state_dict["pid"]), state_dict["value"]
-        self._carried = np.array(state_dict["carried"], np.float64)
-        self._n_at_limit, self._violation_at_limit, self._is_reported = state_dict["at_limit"]
-        self.critic.load_state_dict(state_dict["critic"])
-        self._prepare_hidden_states(len(self._carried))
-        parts = {"scaling": self._scaling, "centred": self._centred, "memory": self._hidden_states}
-        for name, part in parts.items():
-            if part is not None and name in state_dict:
-                part.load_state_dict(state_dict[name])
+        super().load_state_dict(state_dict)
+        self._pid = PID(*self._pid)
 
 
 class LearnedConstraints:

@@ -10,7 +10,7 @@ values of all such states, `V(s, y) = mean_i min(y + z_i(s) - q, 0) / level`, wi
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -123,6 +123,8 @@ class LearnedRisk(CostCritic):
     :param generator: Source of the samples that the critic learns from.
     """
 
+    saved = ("_so_far", "_episodes")
+
     def __init__(self, config: ActorCriticConfig, model: TorchActorCritic, generator: torch.Generator) -> None:
         super().__init__(model)
         self.risk, self._config = Risk.parse(config.risk), config
@@ -202,18 +204,3 @@ class LearnedRisk(CostCritic):
             stats.add_value("risk_quantile", quantile)
             tail = tail_value(torch.from_numpy(self._episodes), quantile, self.risk.level)
             stats.add_value("risk_cvar", quantile + float(tail.mean()))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return critic, running returns and latest returns."""
-        memory = {} if self._hidden_states is None else {"memory": self._hidden_states.state_dict()}
-        own = {"so_far": self._so_far.copy(), "episodes": self._episodes.copy()}
-        return {**own, "critic": self.critic.state_dict(), **memory}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore a state of :meth:`state_dict`."""
-        self._so_far = np.array(state_dict["so_far"], np.float64)
-        self._episodes = np.array(state_dict["episodes"], np.float64)
-        self.critic.load_state_dict(state_dict["critic"])
-        self._prepare_hidden_states(len(self._so_far))
-        if self._hidden_states is not None and "memory" in state_dict:
-            self._hidden_states.load_state_dict(state_dict["memory"])
