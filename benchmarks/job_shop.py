@@ -282,7 +282,7 @@ def search_in_time(policy: Any, one: Instance, seconds: float) -> tuple[int, int
         best = min(best, int(makespans(policy, [one], batch, seed=n_samples)[0]))
         n_samples += batch
         of_sample = (time.process_time() - sampling_began) / n_samples
-        batch = min(512, int(0.9 * (seconds - (time.process_time() - begin)) / of_sample))
+        batch = min(512, int(0.8 * (seconds - (time.process_time() - begin)) / of_sample))
     return greedy, best, n_samples, time.process_time() - begin
 
 
