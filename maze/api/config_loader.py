@@ -325,7 +325,7 @@ def _check_runner(config: DictConfig) -> None:
 
     if issubclass(kind, RolloutRunner | CheckRunner):  # others are the user's or RLlib's
         raise InvalidSpecificationError(
-            f"runner: expected a training runner, found {kind.__name__}. Choose 'dev' or 'local'."
+            f"runner: expected a training runner, found {kind.__name__}. Choose dev or local."
         )
 
 

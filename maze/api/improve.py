@@ -96,7 +96,7 @@ _USUAL_HORIZON = 20
 """Horizon where there is no time to compare any."""
 _PILOT_SCENARIOS, _PILOT_CANDIDATES = 16, 4
 _WARM_START_STEPS = 20_000
-_LEAST_STATES, _WANTED_STATES = 400, 5000
+_LEAST_STATES, _WANTED_STATES = 200, 5000
 """Labelled decisions of a generation of `dcl`; below the second number, the scenarios of a label are reduced."""
 _LEAST_SCENARIOS, _SCENARIOS = 16, 128
 _GENERATIONS = 2

@@ -294,9 +294,7 @@ def print_runs(arguments: Sequence[str]) -> int:
     """
     directory = Path(*arguments)
     if not directory.is_dir():
-        raise UsageError(
-            f"--runs: {directory} is not a directory. Expected the directory of all runs, such as outputs."
-        )
+        raise UsageError(f"--runs: {directory} is not a directory. Expected a directory of runs, such as outputs.")
     files = (file for depth in ("", "*/", "*/*/", "*/*/*/") for file in directory.glob(f"{depth}{CONFIG_FILE}"))
     found = [(file.parent, read_plain_yaml(file)) for file in files]
     found.sort(key=lambda entry: (entry[0] / CONFIG_FILE).stat().st_mtime)

@@ -130,7 +130,7 @@ class _Inputs:
         return torch.cat([self.observations[rows], self.logged[rows]], -1)
 
     def of_drawn(self, rows: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-        """One candidate for each observation, drawn by the weights."""
+        """Return one candidate for each observation, drawn by the weights."""
         below = self.weights[rows].cumsum(1) < torch.from_numpy(rng.random((len(rows), 1)))
         place = below.sum(1).clamp(max=self.weights.shape[1] - 1)
         return torch.cat([self.observations[rows], self.candidates[rows, place]], -1)
@@ -241,7 +241,7 @@ def _trained(
 def _next_values(
     data: LoggedSteps, inputs: Mapping[Any, _Inputs], networks: Mapping[Any, _Network], rng: np.random.Generator
 ) -> Array:
-    """Values of what follows each decision, with an action drawn from the policy, `[n_decisions]`."""
+    """Return values of what follows each decision, with an action drawn from the policy, `[n_decisions]`."""
     found = np.zeros(len(data))
     for key, part in inputs.items():
         rows = torch.from_numpy(data.next_rows[part.followed])

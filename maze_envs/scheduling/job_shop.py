@@ -361,7 +361,7 @@ class JobShops(BatchedCoreEnv):
         out["shop"][:, 1] = self.work_left.sum(axis=1) * of_job[:, 0] / n_jobs[:, 0]
 
     def _rivals(self, can_start: np.ndarray, duration: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of each job, the other jobs that can start now on its machine: number, sum of durations, most work left."""
+        """Return of each job's rivals, which can start now on its machine: number, sum of durations, most work left."""
         n_machines = self._machines[1]
         place = self._rows[:, None] * n_machines + self.machine
         jobs = np.flatnonzero(can_start)

@@ -276,6 +276,7 @@ def test_optuna_reads_the_study(command: list[str]) -> None:
     assert study.trials[0].params["runner.x"] in ("1", "2", "3")
 
 
+@pytest.mark.long
 def test_the_objective_is_the_mean_over_the_seeds(command: list[str]) -> None:
     assert main([*command, "runner.x=1,2", "hydra.sweeper.n_seeds=3"]) == 0
     best = rows()[0]

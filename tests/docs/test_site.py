@@ -57,7 +57,7 @@ def test_every_option_and_the_tutorials_plots_are_there(site: Path) -> None:
     text = re.sub(r"<[^>]*>", "", pages)
     missing = [option for option in configurations.options() if f"{option.group}={option.name}".lstrip("=") not in text]
     assert missing == []
-    for tutorial in ("cutting_environment", "cutting_structure", "plain_python", "truck_docks"):
+    for tutorial in ("cutting_environment", "cutting_structure", "plain_python", "truck_docks", "log_to_policy"):
         page = (site / "tutorials" / f"{tutorial}.html").read_text("utf-8")
         drawn = re.findall(r'class="cell_output.*?<img[^>]* src="\.\./(_images/[^"]+\.png)"', page, re.DOTALL)
         assert drawn, f"{tutorial} has no figure in the output of a cell"

@@ -18,6 +18,7 @@ from maze.core.utils.checkpoint import load_state
 from maze.core.utils.config_utils import read_config
 from maze.maze_cli import main
 from maze.report.progress import read_progress
+from tests.scripts import run_script
 
 pytestmark = [
     pytest.mark.long,
@@ -45,23 +46,14 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
-def run(directory: Path, *arguments: str) -> str:
-    finished = subprocess.run(
-        command(directory, *arguments),
-        capture_output=True,
-        text=True,
-        timeout=280,
-        env=environment(),
-        cwd=directory.parent,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stdout[-1500:] + finished.stderr[-3000:]
-    return finished.stdout
-
-
 def train(directory: Path, *arguments: str, iterations: int = 2) -> str:
     stop = f"runner.tune_config.stop.training_iteration={iterations}"
-    return run(directory, "-cn", "conf_rllib", *QUICK, *SEEDS, stop, *arguments)
+    whole = ["-cn", "conf_rllib", *QUICK, *SEEDS, stop, *arguments, f"hydra.run.dir={directory}"]
+    script = directory.parent / "train.py"
+    script.write_text(f"import sys\nfrom maze.maze_cli import main\n\nsys.exit(main({whole!r}))\n", encoding="utf-8")
+    finished = run_script(script, directory.parent, environment(), timeout=280)
+    assert finished.returncode == 0, finished.stdout[-1500:] + finished.stderr[-3000:]
+    return finished.stdout
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +108,7 @@ def test_running_statistics_are_learned_between_iterations(trained: Path) -> Non
     ("arguments", "n_seen"),
     [
         (["rllib/algorithm=ppo", *SMALL_PPO, "rllib/runner=local", "runner.num_workers=2"], 800),
-        (["rllib/algorithm=dqn", "algorithm.config.num_steps_sampled_before_learning_starts=990"], 2000),
+        (["rllib/algorithm=dqn", "algorithm.config.num_steps_sampled_before_learning_starts=1990"], 2000),
     ],
     ids=["ppo with workers", "dqn"],
 )

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from multiprocessing.reduction import send_handle
 from multiprocessing.util import Finalize
-from typing import Any, ClassVar, Generic, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn
 
 import cloudpickle
 import numpy as np
@@ -40,8 +40,6 @@ from maze.core.utils.pickling import pickled
 from maze.core.utils.update_profile import TRANSFER, WAITING, timed
 from maze.core.utils.worker_process import GONE, Channel, Failure, SharedMemory, Stored, exception_of, map_memory
 from maze.utils.process import exit_text, preload
-
-T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -590,28 +588,6 @@ class ClusterEvents(ABC):
     @define_epoch_stats(sum)
     def fragments_dropped(self, value: int) -> None:
         """Number of fragments that were dropped because they were too old."""
-
-
-class MadeOnce(Generic[T]):
-    """Cache of a value made from an object, until another object is given."""
-
-    def __init__(self) -> None:
-        self._value: Any = None
-        self._made: Any = None
-        self.n_made = 0
-        """Number of values made so far, which identifies the current one."""
-
-    def of(self, value: Any, make: Callable[[], T]) -> T:
-        """Return the value of an object.
-
-        :param value: The object.
-        :param make: Makes the value of a new object.
-        """
-        if value is not self._value:
-            self._value, self._made = value, make()
-            self.n_made += 1
-        made: T = self._made
-        return made
 
 
 def unpublished(policy: Any) -> Any:

@@ -37,9 +37,7 @@ class StepSkipWrapper(Wrapper[Any]):
 
     def __init__(self, env: Any, n_steps: int, skip_mode: str = "sticky") -> None:
         if type(n_steps) is not int or n_steps < 1:
-            raise ConfigValueError(
-                f"StepSkipWrapper: `n_steps` must be a whole number of at least 1, found {n_steps!r}."
-            )
+            raise ConfigValueError(f"StepSkipWrapper: `n_steps` must be a whole number above 0, found {n_steps!r}.")
         if skip_mode not in _MODES:
             raise ConfigValueError(
                 f"StepSkipWrapper: `skip_mode` must be one of {', '.join(_MODES)}, found {skip_mode!r}."

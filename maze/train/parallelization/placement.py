@@ -190,7 +190,7 @@ def _unwrapped(env: Any) -> Any:
         wrappers.append(type(env).__name__)
         env = env.env
     if wrappers or not hasattr(type(env), "batch"):
-        found = " of ".join([*wrappers, type(env).__name__])
+        found = ", ".join([*wrappers, type(env).__name__])
         raise ConfigError(
             "runner.placement=batched: expected an environment with a vectorised simulation (a BatchedMazeEnv) without "
             f"wrappers, found {found}. Use runner.placement=in_process or processes."

@@ -258,7 +258,7 @@ class TrajectoryReader:
 
 
 class DataLoadWorker:
-    """Reads and converts trajectories in a worker process.
+    """Read and convert trajectories in a worker process.
 
     :param env_factory: Makes the environment for the conversion.
     :param processor: Processor of each trajectory.

@@ -81,9 +81,7 @@ class DeadEndClippingTrajectoryProcessor(TrajectoryProcessor):
 
     def __post_init__(self) -> None:
         if self.clip_k < 0:
-            raise ConfigError(
-                f"DeadEndClippingTrajectoryProcessor: `clip_k` must not be negative, found {self.clip_k}."
-            )
+            raise ConfigError(f"DeadEndClippingTrajectoryProcessor: `clip_k` must be at least 0, found {self.clip_k}.")
 
     @override(TrajectoryProcessor)
     def pre_process(self, trajectory: TrajectoryRecord[Any]) -> TrajectoryRecord[Any]:

@@ -47,9 +47,7 @@ class BaseDistributedWorkersWithBuffer(EpisodeCollector, ABC):
         replay_buffer: BaseReplayBuffer,
     ) -> None:
         if len(env_instance_seeds) != n_workers:
-            raise ConfigError(
-                f"Expected one seed for each of the {n_workers} workers, found {len(env_instance_seeds)}."
-            )
+            raise ConfigError(f"Expected a seed for each of the {n_workers} workers, found {len(env_instance_seeds)}.")
         if not isinstance(replay_buffer, BaseReplayBuffer):
             raise ConfigError(f"replay_buffer: expected a BaseReplayBuffer, found {type(replay_buffer).__name__}.")
         self.env_factory = env_factory

@@ -23,7 +23,7 @@ from maze.core.rollout.batched_acting import logits_shapes_of, play_episodes
 from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns, SubstepColumns
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.update_profile import TRANSFER, timed
-from maze.core.utils.worker_pool import LocalPool, MadeOnce, Task, TaskPool, env_slices, unpublished
+from maze.core.utils.worker_pool import LocalPool, Task, TaskPool, env_slices, unpublished
 from maze.core.wrappers.reward_wrappers import statistics_states
 from maze.train.parallelization.vector_env.structured_vector_env import DividedVectorEnv, StructuredVectorEnv
 from maze.train.parallelization.vector_env.vector_env_utils import (
@@ -363,7 +363,8 @@ class EnvGroups:
 
     def __init__(self, pool: TaskPool, name: str, make_env: MakeEnv, noun: str = "Group") -> None:
         self.pool, self._name, self._make_env, self._noun = pool, name, make_env, noun
-        self._policy: MadeOnce[Any] = MadeOnce()
+        self._policy: Any = None
+        self._token = 0
         self.learned: dict[int, list[Any]] = {}
         """Group -> statistics that the wrappers of its environments have learned."""
 
@@ -409,9 +410,11 @@ class EnvGroups:
             the policy itself.
         """
         is_copied = isinstance(policy, TorchPolicy) and not isinstance(self.pool, LocalPool)
-        structure = self._policy.of(policy, lambda: self.pool.publish(copied_to_cpu(policy) if is_copied else policy))
+        if policy is not self._policy:
+            self._structure = self.pool.publish(copied_to_cpu(policy) if is_copied else policy)
+            self._policy, self._token = policy, self._token + 1
         weights = self.pool.put(packed_weights(policy.state_dict())) if is_copied else None
-        return self._policy.n_made, structure, weights
+        return self._token, self._structure, weights
 
     @timed(TRANSFER)
     def take(self, index: int, fragment: Fragment, statistics: LogStatsAggregator) -> RolloutPacket | None:

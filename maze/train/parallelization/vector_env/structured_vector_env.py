@@ -30,10 +30,6 @@ if TYPE_CHECKING:
     from maze.train.trainers.common.model_selection.selection_criterion import StatisticSource
 
 
-WrapperStates = list[dict[str, float]]
-"""States of the wrappers of one environment that learn running statistics, from the outermost inwards."""
-
-
 class FinalObservation(NamedTuple):
     """The last observation of an episode that has ended.
 

@@ -96,7 +96,7 @@ class QuantileHead(nn.Module):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Context in which the network is evaluated before the head."""
+        """Return a context in which the network is evaluated before the head."""
         (layer,) = self._layer
         self._features.clear()
         hook = layer.register_forward_pre_hook(lambda _, given: self._features.append(given[0]))

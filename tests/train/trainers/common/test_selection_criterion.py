@@ -147,7 +147,7 @@ def test_constraints_that_cannot_be_read_are_refused_when_they_are_given(text):
 
 
 def test_settings_of_wrong_types_are_refused():
-    with pytest.raises(ConfigError, match="a list of texts"):
+    with pytest.raises(ConfigError, match="expected a list such as"):
         SelectionCriterion(constraints="kpi/waste <= 1")
     with pytest.raises(ConfigError, match="maximize"):
         SelectionCriterion(maximize="no")

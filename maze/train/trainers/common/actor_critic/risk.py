@@ -2,7 +2,7 @@
 
 The CVaR of the returns `R` is the maximum over `q` of `q + E[min(R - q, 0)] / level`, which the quantile of `level`
 attains (Rockafellar and Uryasev 2000); its gradient is that of the second term with the quantile fixed (Tamar et al.
-2015, Policy gradient for coherent risk measures). The second term is a reward at the end of an episode, in the state
+2015, Optimizing the CVaR via sampling). The second term is a reward at the end of an episode, in the state
 that the return so far extends (Bäuerle and Ott 2011). A quantile critic `z_i(s)` of the rest of the return has the
 values of all such states, `V(s, y) = mean_i min(y + z_i(s) - q, 0) / level`, with `y` the return so far.
 """
@@ -142,7 +142,7 @@ class LearnedRisk(CostCritic):
         """Returns of the latest episodes, in the order of their ends."""
 
     def networks(self) -> Iterator[tuple[tuple[str, Any], nn.Module]]:
-        """Critic networks, by the event that reports their gradient and by sub-step."""
+        """Return the critic networks, by the event that reports their gradient and by sub-step."""
         is_shared = self.critic.num_critics == 1
         for key, network in self.critic.networks.items():
             yield ("risk_critic_grad_norm", 0 if is_shared else key), network

@@ -107,9 +107,7 @@ class SelectionCriterion:
         if not isinstance(maximize, bool):
             raise ConfigError(f"maximize: expected true or false, found {maximize!r}.")
         if isinstance(constraints, str) or not all(isinstance(text, str) for text in constraints):
-            raise ConfigError(
-                f"constraints: expected a list of texts such as 'kpi/waste <= 0.1', found {constraints!r}."
-            )
+            raise ConfigError(f"constraints: expected a list such as ['kpi/waste <= 0.1'], found {constraints!r}.")
         self.objective = MEAN_REWARD if objective is None else objective
         self.maximize = maximize
         self.constraints = [Constraint.parse(text) for text in constraints]

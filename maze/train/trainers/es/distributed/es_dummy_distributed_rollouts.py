@@ -31,7 +31,7 @@ from maze.core.errors import EnvironmentContractError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.rollout.batched_acting import Row, act_by_actor
 from maze.core.utils.update_profile import COLLECTING, timed
-from maze.core.utils.worker_pool import LocalPool, MadeOnce, Maker, TaskPool, unpublished
+from maze.core.utils.worker_pool import LocalPool, Maker, TaskPool, unpublished
 from maze.perception.program.network_program import TorchPopulation
 from maze.perception.program.numpy_networks import Rows, population_in_numpy
 from maze.train.parallelization.vector_env.vector_env_utils import is_flat_env, with_stats
@@ -498,7 +498,8 @@ class PooledRollouts(ESDistributedRollouts):
         self.n_eval_rollouts = n_eval_rollouts
         self.pool, self._seeds = pool, seeds
         self._update = self._n_rollouts = self._n_timesteps = 0
-        self._policy: MadeOnce[Any] = MadeOnce()
+        self._policy: Any = None
+        self._token = 0
         noise = seeds.shared_noise
         pool.host(_NAME, maker, fd=noise.memory.fd)
 
@@ -512,9 +513,11 @@ class PooledRollouts(ESDistributedRollouts):
     ) -> Generator[ESRolloutResult, None, None]:
         schedule = RolloutSchedule(self._seeds, self._update, self.n_eval_rollouts, self._n_rollouts, self._n_timesteps)
         self._update += 1  # also without `prepare_update`
-        sent = self._policy.of(policy, lambda: self.pool.publish((policy, normalization_stats)))
+        if policy is not self._policy:
+            self._sent = self.pool.publish((policy, normalization_stats))
+            self._policy, self._token = policy, self._token + 1
         parameters = self.pool.put(get_flat_weights(policy).numpy())
-        common = (self._policy.n_made, sent, parameters, noise_stddev, max_steps)
+        common = (self._token, self._sent, parameters, noise_stddev, max_steps)
         share = -(-(self._n_rollouts + self.n_eval_rollouts) // (self.pool.n_ahead * self.pool.n_actors))
         size = max(share, SMALLEST_SLICE if self._n_timesteps else 1)
 
