@@ -269,19 +269,21 @@ def batch_speed(runs: list[Path], n_samples: int, rounds: int) -> dict[str, floa
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def search_in_time(policy: Any, one: Instance, seconds: float, batch: int) -> tuple[int, int, int, float]:
-    """Search an instance: greedy actions, then batches of samples while the CPU time suffices for another one.
+def search_in_time(policy: Any, one: Instance, seconds: float) -> tuple[int, int, int, float]:
+    """Search an instance: greedy actions, then batches of samples that the CPU time suffices for.
 
     :return: Makespan of the greedy schedule and of the best one, number of samples, CPU seconds.
     """
     begin = time.process_time()
     greedy = best = int(makespans(policy, [one], 1)[0])
-    n_samples, longest = 0, 0.0
-    while (spent := time.process_time() - begin) + 1.1 * longest < seconds:
+    n_samples, batch = 0, 64
+    sampling_began = time.process_time()
+    while batch >= 16:
         best = min(best, int(makespans(policy, [one], batch, seed=n_samples)[0]))
-        longest = max(longest, time.process_time() - begin - spent)
         n_samples += batch
-    return greedy, best, n_samples, spent
+        of_sample = (time.process_time() - sampling_began) / n_samples
+        batch = min(512, int(0.8 * (seconds - (time.process_time() - begin)) / of_sample))
+    return greedy, best, n_samples, time.process_time() - begin
 
 
 def in_equal_time(run: Path, sizes: list[str], weights: str, seconds: float, temperature: float | None) -> str:
@@ -292,7 +294,7 @@ def in_equal_time(run: Path, sizes: list[str], weights: str, seconds: float, tem
         policy.temperature = temperature or TEMPERATURES.get(size, 1.0)
         found = []
         for one in instances_of(size):
-            greedy, best, n_samples, spent = search_in_time(policy, one, seconds, batch=128)
+            greedy, best, n_samples, spent = search_in_time(policy, one, seconds)
             solver = cp_sat_in(seconds, one)
             gaps_found = [100 * (makespan / one.best_known - 1) for makespan in (greedy, best, solver.makespan)]
             found.append([*gaps_found, n_samples, spent])

@@ -114,16 +114,10 @@ class _Inputs:
             seen = {name: values[rows] for name, values in table.observations.items()}
             distribution = action_distribution(policy, seen, ActorID(key, int(agent)), space, greedy)
             parts.append((rows, *candidates(distribution, space, len(rows), n_samples, rng)))
-        n_candidates = parts[0][2].shape[1]
-        weights = np.zeros((n_rows, n_candidates), np.float32)
-        actions: Arrays = {
-            head: np.zeros((n_rows, *values.shape[1:]), values.dtype) for head, values in parts[0][1].items()
-        }
-        for rows, chosen, weight in parts:
-            weights[rows] = weight
-            for head, values in chosen.items():
-                actions[head][rows] = values
-        self.weights = torch.from_numpy(weights)
+        order = np.concatenate([rows for rows, _, _ in parts]).argsort()
+        actions = {head: np.concatenate([chosen[head] for _, chosen, _ in parts])[order] for head in space.spaces}
+        weights = np.concatenate([weight for _, _, weight in parts])[order]
+        self.weights = torch.from_numpy(weights.astype(np.float32))
         self.candidates = _encoded(space, actions)
         self.followed = data.followed_by(key)
         """Decisions that an observation of the step key follows."""
@@ -227,20 +221,17 @@ def _trained(
     targets = torch.zeros(len(data))
     is_usable = data.has_target & np.repeat(episodes, data.lengths)
     usable = {key: positions[is_usable[positions]] for key in inputs for positions in [data.positions(key)]}
-    rows_of = {key: torch.from_numpy(data.rows[found]) for key, found in usable.items()}
-    positions = {key: torch.from_numpy(found) for key, found in usable.items() if len(found)}
-    share = {key: len(found) / int(is_usable.sum()) for key, found in positions.items()}
-    for update in range(config.n_updates):
+    share = {key: len(found) / is_usable.sum() for key, found in usable.items() if len(found)}
+    for update in range(config.n_updates if share else 0):
         if update % config.target_interval == 0:
             with torch.inference_mode():
                 following = _next_values(data, inputs, networks, rng)
                 targets = rewards + torch.from_numpy((discounts * following).astype(np.float32))
         loss = torch.zeros(())
-        for key, found in positions.items():
-            size = max(1, round(config.batch_size * share[key]))
-            drawn = torch.from_numpy(rng.integers(len(found), size=size))
-            values = networks[key](inputs[key].of_logged(rows_of[key][drawn]))
-            loss = loss + nn.functional.mse_loss(values, targets[found[drawn]])
+        for key, part in share.items():
+            drawn = rng.choice(usable[key], max(1, round(config.batch_size * part)))
+            values = networks[key](inputs[key].of_logged(torch.from_numpy(data.rows[drawn])))
+            loss = loss + nn.functional.mse_loss(values, targets[torch.from_numpy(drawn)])
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()

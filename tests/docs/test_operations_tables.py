@@ -108,7 +108,7 @@ def test_the_cost_of_schedules_without_waiting_is_that_of_exact_optima(monkeypat
 
 def test_a_search_keeps_its_time_and_the_best_schedule():
     (one,) = taillard.instances_of("ta01")
-    greedy, best, n_samples, spent = job_shop.search_in_time(DispatchingRule("MWKR"), one, 1.0, batch=4)
+    greedy, best, n_samples, spent = job_shop.search_in_time(DispatchingRule("MWKR"), one, 2.0)
     assert greedy == best  # a heuristic repeats its schedule
-    assert n_samples > 0
-    assert spent < 2.0
+    assert n_samples >= 64
+    assert spent < 3.0
