@@ -174,7 +174,7 @@ def _own_linear(operation: Linear) -> _Step:
         if buffer is None:
             buffer = buffers[shape] = np.empty((*shape[:-1], weight.shape[1]), np.float32)
         if len(shape) == 2:
-            dot(array, weight, buffer)  # the same product, a little sooner
+            dot(array, weight, buffer)  # the same product with less overhead
         else:
             matmul(array, weight, buffer)
         if bias is not None:

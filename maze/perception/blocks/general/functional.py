@@ -59,7 +59,7 @@ def _binds_by_name(func: Callable[..., Any], names: Sequence[str]) -> bool:
 def _takes_one_argument_each(func: Callable[..., Any], n_tensors: int) -> bool:
     try:
         signature = inspect.signature(func)
-    except ValueError:  # a built-in that does not tell
+    except ValueError:  # some built-in functions have no signature
         return False
     is_variadic = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in signature.parameters.values())
     return (is_variadic or not _binds(signature, 1)) and _binds(signature, n_tensors)

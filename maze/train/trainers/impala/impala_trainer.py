@@ -77,7 +77,7 @@ class IMPALA(ActorCritic):
     @override(Trainer)
     def train(self, n_epochs: int | None = None, **kwargs: Any) -> None:
         try:
-            self.optimizer.tie()  # what is handed out are the weights that the optimizer will change
+            self.optimizer.tie()  # the optimizer changes these weights in place
             self.rollout_generator.start()
             self.rollout_generator.broadcast_updated_policy(self.model.policy.state_dict())
             super().train(n_epochs, **kwargs)

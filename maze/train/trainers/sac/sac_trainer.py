@@ -193,7 +193,7 @@ class SACLearner:
         return draw_actions(output, self.spaces[position], self.generator, not self._all_discrete[position])
 
     def _learn_policy(self, start: float, losses: PolicyLosses) -> dict[Name, Tensor]:
-        learned = self._policy_parameters  # naming them spares the gradients of the critics
+        learned = self._policy_parameters  # with named inputs, gradients of the critics are not computed
         if self.config.entropy_tuning:
             learned = [*learned, *self.log_alphas]
             self.entropy_optimizer.zero_grad()

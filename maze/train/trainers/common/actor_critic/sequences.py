@@ -102,7 +102,7 @@ class Sequences:
         kept = is_known[self.order]
         lengths = np.add.reduceat(kept, self.starts).astype(np.int64)
         left = np.flatnonzero(lengths)
-        rows = np.cumsum(is_known) - 1  # where they are when the others are gone
+        rows = np.cumsum(is_known) - 1  # their positions after the others are removed
         return self._with_states_of(Sequences(rows[self.order[kept]], lengths[left]), left)
 
     def _with_states_of(self, sequences: Sequences, indices: np.ndarray) -> Sequences:
@@ -176,7 +176,7 @@ class SequencedRollout:
             of_key = columns.substeps[actors[0].step_key]
             agents = of_key.agent_ids[np.searchsorted(of_key.ticks, ticks), envs]
         streams = agents * columns.n_envs + envs
-        order = np.argsort(streams, kind="stable")  # each stream in the order of time
+        order = np.argsort(streams, kind="stable")  # each trajectory in the order of time
         stream, episode = streams[order], self._episodes[ticks, envs][order]
         is_new_stream = np.append(True, stream[1:] != stream[:-1])
         is_start = is_new_stream | np.append(True, episode[1:] != episode[:-1])
