@@ -147,7 +147,7 @@ class TruckDocksCoreEnv(CoreEnv):
 
 
 class DockRenderer(Renderer):
-    """Draws how long trucks have waited and docks are still occupied."""
+    """Draw how long trucks have waited and docks are still occupied."""
 
     @override(Renderer)
     def render(self, maze_state: Any, maze_action: Any, events: Any, **kwargs: Any) -> None:

@@ -24,7 +24,7 @@ _BACKENDS_WITHOUT_WINDOW = frozenset({"agg", "cairo", "pdf", "pgf", "ps", "svg",
 
 
 class Cutting2DRenderer(Renderer):
-    """Draws the selected piece with its cut on the left, and the stock on the right."""
+    """Draw the selected piece with its cut on the left, and the stock on the right."""
 
     @override(Renderer)
     def render(

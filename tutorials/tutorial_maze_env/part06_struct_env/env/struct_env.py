@@ -27,7 +27,7 @@ SELECTION, CUTTING = 0, 1
 
 
 class StructuredCutting2DEnvironment(Wrapper[MazeEnv[Any]], StructuredEnv, StructuredEnvSpacesMixin):
-    """Divides a step of the flat environment in two: first a piece is selected, then it is cut.
+    """Divide a step of the flat environment in two: first a piece is selected, then it is cut.
 
     The second sub-step sees only the selected piece and the order, and gets the reward of the whole step.
 
