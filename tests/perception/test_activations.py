@@ -85,7 +85,7 @@ def test_blocks_have_it_where_torch_is_slow_and_are_called_as_before(monkeypatch
     monkeypatch.setattr(activations, "mkl_is_slow", lambda: is_slow)
     assert activation_type("torch.nn.Tanh", "non_lin") is (Tanh if is_slow else nn.Tanh)
     assert activation_type(nn.ReLU, "non_lin") is nn.ReLU
-    with pytest.raises(ConfigError, match=r"model\.non_lin.*no Module"):
+    with pytest.raises(ConfigError, match=r"model\.non_lin.*not a subclass of Module"):
         activation_type("collections.OrderedDict", "model.non_lin")
     block = DenseBlock("x", "y", (5,), [64, 64], "torch.nn.Tanh")
     assert "Tanh" in block.extra_repr()

@@ -126,7 +126,7 @@ def test_collections_are_built_by_index_by_name_and_by_class():
 def test_types_are_found_by_name_and_checked():
     assert Factory(Shape).type_from_name(f"{HERE}.Circle") is Circle
     assert Factory(Shape).type_from_name(Circle) is Circle
-    with pytest.raises(ConfigError, match="no Shape"):
+    with pytest.raises(ConfigError, match="not a subclass of Shape"):
         Factory(Shape).type_from_name(f"{HERE}.Studio")
 
 
