@@ -23,20 +23,20 @@ from maze.train.trainers.sac.sac_algorithm_config import SACAlgorithmConfig
 
 
 @dataclass
-class ReinforceConfig(ActorCriticConfig):
-    trainer = "own_project.Reinforce"
+class GradientConfig(ActorCriticConfig):
+    trainer = "own_project.Gradient"
 
     lr: float = 0.0123
     rollout_evaluator: object = None
 
 
-class Reinforce(A2C):
-    config_class = ReinforceConfig
+class Gradient(A2C):
+    config_class = GradientConfig
 
 
 @dataclass
-class CarefulConfig(ReinforceConfig):
-    name = "careful_reinforce"
+class CarefulConfig(GradientConfig):
+    name = "careful_gradient"
 
 
 class NamelessConfig(AlgorithmConfig):
@@ -59,7 +59,7 @@ class Criticless(EpochTrainer):
         assert run.algorithm.critic is None
         raise ValueError(f"built for {type(run.placement).__name__} with {run.concurrency}")
 """
-TARGET = "algorithm._target_=own_project.ReinforceConfig"
+TARGET = "algorithm._target_=own_project.GradientConfig"
 SHORT = ("algorithm.n_epochs=1", "algorithm.epoch_length=1", "algorithm.n_rollout_steps=4", "runner.concurrency=2")
 TRAINING = ("-cn", "conf_train", "env.name=CartPole-v1", "seeding.env_base_seed=1", "seeding.agent_base_seed=1")
 
@@ -78,10 +78,10 @@ def weights(directory):
 def test_the_command_line_trains_it_by_its_target_alone(tmp_path, capfd):
     assert main([*TRAINING, TARGET, *SHORT]) == 0
     (run,) = (tmp_path / "outputs").glob("*/*/latest.pt")
-    assert "-reinforce-" in run.parent.parent.name
-    assert load_state(run)["algorithm"] == "Reinforce"
+    assert "-gradient-" in run.parent.parent.name
+    assert load_state(run)["algorithm"] == "Gradient"
     config = (run.parent / "hydra_config.yaml").read_text()
-    assert "_target_: own_project.ReinforceConfig" in config
+    assert "_target_: own_project.GradientConfig" in config
     assert "lr: 0.0123" in config  # its own defaults, and none of another algorithm
     assert "noise_stddev" not in config
 
@@ -99,7 +99,7 @@ def test_a_file_in_a_directory_of_configurations_names_it(tmp_path):
     file.write_text(
         textwrap.dedent("""\
             # @package algorithm
-            _target_: own_project.ReinforceConfig
+            _target_: own_project.GradientConfig
             n_epochs: 1
             epoch_length: 1
             n_rollout_steps: 4
@@ -107,7 +107,7 @@ def test_a_file_in_a_directory_of_configurations_names_it(tmp_path):
     )
     command = ["-cd", "conf", *TRAINING, "algorithm=mine", "runner=local", "runner.concurrency=2"]
     assert main([*command, "hydra.run.dir=run"]) == 0
-    assert load_state(tmp_path / "run" / "latest.pt")["algorithm"] == "Reinforce"
+    assert load_state(tmp_path / "run" / "latest.pt")["algorithm"] == "Gradient"
 
 
 def test_run_context_takes_the_object_the_mapping_and_the_override():
@@ -116,11 +116,11 @@ def test_run_context_takes_the_object_the_mapping_and_the_override():
     small = {"n_epochs": 1, "epoch_length": 1, "n_rollout_steps": 4}
     overrides = {"runner.concurrency": 2, "seeding.env_base_seed": 1, "seeding.agent_base_seed": 1}
     given = (
-        {"algorithm": own_project.ReinforceConfig(**small)},
-        {"algorithm": {"_target_": "own_project.ReinforceConfig", **small}},
+        {"algorithm": own_project.GradientConfig(**small)},
+        {"algorithm": {"_target_": "own_project.GradientConfig", **small}},
         {
             "overrides": {
-                "algorithm._target_": "own_project.ReinforceConfig",
+                "algorithm._target_": "own_project.GradientConfig",
                 **{f"algorithm.{key}": value for key, value in small.items()},
             }
         },
@@ -130,7 +130,7 @@ def test_run_context_takes_the_object_the_mapping_and_the_override():
         everything = {**arguments, "overrides": {**overrides, **arguments.get("overrides", {})}}
         with RunContext(env=lambda: GymMazeEnv("CartPole-v1"), silent=True, **everything) as run:
             run.train()
-            assert type(run.runner.trainer) is own_project.Reinforce
+            assert type(run.runner.trainer) is own_project.Gradient
             found.append(str(run.runner.trainer.state_dict()))
     assert found[0] == found[1] == found[2]
 
@@ -138,16 +138,16 @@ def test_run_context_takes_the_object_the_mapping_and_the_override():
 def test_a_user_algorithm_has_its_configured_name(tmp_path):
     assert main([*TRAINING, "algorithm._target_=own_project.CarefulConfig", *SHORT]) == 0
     (run,) = (tmp_path / "outputs").iterdir()
-    assert "-careful_reinforce-" in run.name
+    assert "-careful_gradient-" in run.name
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([TARGET, "~critic"], "model.critic: Reinforce needs a model with a policy and a state critic, but no critic"),
+        ([TARGET, "~critic"], "model.critic: Gradient needs a model with a policy and a state critic, but no critic"),
         (
             [TARGET, "critic=flatten_concat_state_action"],
-            "model.critic: Reinforce needs a state critic, such as critic='flatten_concat_shared'",
+            "model.critic: Gradient needs a state critic, such as critic='flatten_concat_shared'",
         ),
         (
             ["algorithm._target_=own_project.QConfig", "critic=flatten_concat_shared"],
@@ -160,7 +160,7 @@ def test_a_user_algorithm_has_its_configured_name(tmp_path):
             "algorithm.n_epochs: expected a whole number of at least 0, found 'many'",
         ),
         (["algorithm._target_=own_project.ReinforcConfig"], "own_project.ReinforcConfig"),
-        (["algorithm._target_=own_project.Reinforce"], "`own_project.Reinforce` is not a subclass of AlgorithmConfig"),
+        (["algorithm._target_=own_project.Gradient"], "`own_project.Gradient` is not a subclass of AlgorithmConfig"),
         (["algorithm._target_=own_project.NamelessConfig"], "NamelessConfig has no trainer"),
     ],
 )
@@ -179,8 +179,8 @@ def test_a_critic_of_the_wrong_kind_is_refused_by_run_context(critic):
         with pytest.raises(ConfigError, match="critic: algorithm='criticless' has no critic"):
             RunContext(env=lambda: GymMazeEnv("CartPole-v1"), algorithm=own_project.CriticlessConfig(), critic=critic)
         return
-    with pytest.raises(ConfigError, match="critic: algorithm='reinforce' needs a state critic, such as"):
-        RunContext(env=lambda: GymMazeEnv("CartPole-v1"), algorithm=own_project.ReinforceConfig(), critic=critic)
+    with pytest.raises(ConfigError, match="critic: algorithm='gradient' needs a state critic, such as"):
+        RunContext(env=lambda: GymMazeEnv("CartPole-v1"), algorithm=own_project.GradientConfig(), critic=critic)
 
 
 def test_its_trainer_receives_the_arguments_of_the_runner():
