@@ -99,7 +99,10 @@ def test_the_documented_example_samples_an_action():
             r"distribution.*Did you mean `maze.dist.*Beta",
         ),
         ([{"action_space": "gym.spaces.Box", "distribution": "nowhere.Beta"}], "there is no package `nowhere`"),
-        ([{"action_space": "gym.spaces.Box", "distribution": "torch.nn.Linear"}], "not a subclass of ProbabilityDistribution"),
+        (
+            [{"action_space": "gym.spaces.Box", "distribution": "torch.nn.Linear"}],
+            "not a subclass of ProbabilityDistribution",
+        ),
         ([{"action_space": "gym.spaces.Box"}], "expected `distribution`"),
         ([{"action_space": "gym.spaces.Discrete", "distribution": BETA}], "Action head `move`: Beta.* needs a Box"),
         ("nonsense", "expected a list of entries"),

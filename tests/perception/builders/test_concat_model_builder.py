@@ -162,7 +162,10 @@ def test_shared_embedding_keys_are_settled_for_each_substep(given_keys, expected
         ({"mapping": {"b": "feature"}}, r"observation `a` has no modality"),
         ({"feature": {"block_typ": "x"}}, r"modality_config.feature: expected `block_type`.*'block_typ'"),
         ({"feature": {"block_type": "maze.perception.blocks.DenceBlock"}}, r"config.feature: .*DenceBlock.*DenseBlock"),
-        ({"feature": {"block_type": "torch.nn.Linear"}}, r"modality_config.feature: .*not a subclass of PerceptionBlock"),
+        (
+            {"feature": {"block_type": "torch.nn.Linear"}},
+            r"modality_config.feature: .*not a subclass of PerceptionBlock",
+        ),
         (
             {"feature": {**DENSE, "block_params": {"hiden_units": [3]}}},
             r"modality_config.feature: missing.*`non_lin`.*did you mean `hidden_units`",
