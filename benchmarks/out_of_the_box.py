@@ -61,7 +61,7 @@ class Problem:
     name: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)
     n_steps: int = 0
-    """Time limit in environment steps; 0: the problem ends by itself."""
+    """Time limit in environment steps; 0: episodes have an end of their own."""
 
     @property
     def is_flat(self) -> bool:

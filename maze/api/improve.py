@@ -20,7 +20,6 @@ from omegaconf import OmegaConf
 
 from maze.api.config_auditor import unknown_argument
 from maze.api.utils import InvalidSpecificationError
-from maze.cli.algorithms import shipped_algorithms
 from maze.cli.hydra_setup import value_text
 from maze.cli.run_directory import claim_directory
 from maze.cli.run_info import shown_path
@@ -678,7 +677,7 @@ class ImproveRunner(EvaluationRunner):
         wanted = [PPO]
         with suppress(Exception):  # no copies: neither of them can train
             wanted.insert(0, DCL if chance_in(stack_of(self._make_env())[0], "improve") else SELF_LABELLING)
-        return [name for name in wanted if name in shipped_algorithms()]
+        return wanted
 
     def _settings(self, algorithm: str, seconds: float) -> dict[str, Any]:
         """Return the values by path with which an algorithm starts from the heuristic."""

@@ -168,7 +168,8 @@ def test_options_and_runs_are_compared_by_one_command(capsys: pytest.CaptureFixt
         )
         rc.train(n_epochs=1)
     policies = "policies=[random,dummy_cartpole,runs/1,{both: runs}]"
-    assert compare(policies, "runner.n_episodes=8", "runner.max_episode_steps=60") == 0
+    seeds = ("seeding.env_base_seed=1", "seeding.agent_base_seed=1")
+    assert compare(policies, "runner.n_episodes=8", "runner.max_episode_steps=60", *seeds) == 0
     shown = capsys.readouterr().out
     assert "8 episodes, the same for all" in shown
     found = {row["policy"]: row for row in rows("comparison.csv") if row["measure"] == "return"}

@@ -492,8 +492,8 @@ class ProcessPool(TaskPool):
     def _check_open(self) -> None:
         if not self.is_open:
             raise WorkerError(
-                "This vector environment is closed (by `close`, or because a worker failed or a call was interrupted). "
-                "Make a new one."
+                f"{self._noun}: the processes have ended (by `close`, or because a worker failed or a call was "
+                "interrupted). Make new ones: a new vector environment, or a new run."
             )
 
     def _fail_raised(self, worker: Worker, failure: Failure) -> NoReturn:
@@ -663,7 +663,7 @@ def _starting(is_fork: bool) -> Iterator[None]:
 
 
 def _end_workers(workers: list[Worker]) -> None:
-    """End processes: ask, then kill. Returns within five seconds."""
+    """Request the end of processes, and kill those that do not end. Takes at most five seconds."""
     for worker in workers:
         with suppress(*GONE, BlockingIOError):  # a worker that does not read is killed below
             os.set_blocking(worker.channel.fd, False)

@@ -70,7 +70,7 @@ def test_a_failing_worker_becomes_one_error_at_once(fault, expected):
     assert (error.worker_index, error.env_indices, error.call) == (1, [2, 3], "step")
     assert seconds < 4.0
     assert_all_gone(env)
-    with pytest.raises(WorkerError, match="environment is closed"):
+    with pytest.raises(WorkerError, match="processes have ended"):
         env.step(MOVES)
 
 

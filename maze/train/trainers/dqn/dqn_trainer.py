@@ -112,14 +112,19 @@ def values_of(factors: Sequence[Tensor], choices: Sequence[Tensor]) -> Tensor:
     return torch.cat([values.gather(1, index(values, choice)) for values, choice in pairs], 1)
 
 
-def best_value(chooser: Sequence[Tensor], teller: Sequence[Tensor]) -> Tensor:
+def as_column(values: Tensor, like: Tensor) -> Tensor:
+    """Return values `[B]` with as many dimensions as another tensor."""
+    return values.view(-1, *[1] * (like.dim() - 1))
+
+
+def best_value(chooser: Sequence[Tensor], estimates: Sequence[Tensor]) -> Tensor:
     """Return the value of the best action, `[B]`: the mean over its factors (Tavakoli et al. 2018, eq. 5).
 
     :param chooser: Values of all actions of each factor, `[B, n]`, by which the best is chosen.
-    :param teller: Values that count: the same, those of other networks (double Q-learning), or quantiles
+    :param estimates: Values that are returned: the same, those of other networks (double Q-learning), or quantiles
         `[B, n, n_quantiles]`, which are returned by quantile.
     """
-    return values_of(teller, [values.argmax(-1) for values in chooser]).mean(1)
+    return values_of(estimates, [values.argmax(-1) for values in chooser]).mean(1)
 
 
 def bellman_targets(
@@ -141,16 +146,16 @@ def bellman_targets(
     """
 
     def target(ended: Tensor, reward: Tensor, following: Tensor) -> Tensor:
-        ended, reward = (each.view(-1, *[1] * (following.dim() - 1)) for each in (ended, reward))
-        return torch.where(ended, reward, reward + following)
+        reward = as_column(reward, following)
+        return torch.where(as_column(ended, following), reward, reward + following)
 
     if n_step is not None:
         value = value_of(0, n_step.next_observations[0])
         if n_step.next_actor is not None:
             for position in range(1, len(batch.actors)):
                 own = value_of(position, n_step.next_observations[position])
-                value[n_step.next_actor == position] = own[n_step.next_actor == position]
-        following = n_step.discounts.view(-1, *[1] * (value.dim() - 1)) * value
+                value = torch.where(as_column(n_step.next_actor == position, own), own, value)
+        following = as_column(n_step.discounts, value) * value
         return [target(n_step.terminated, reward, following) for reward in n_step.rewards.unbind(-1)]
     targets = []
     for position, reward in enumerate(batch.rewards.unbind(-1)):
@@ -186,6 +191,14 @@ class ActionValueNetwork(nn.Module):
         """Return values of all actions of each factor, `[B, n]`; those of masked actions are at the minimum."""
         return self._values(observation, self.policy(observation))
 
+    def estimates(self, observation: TensorDict) -> list[Tensor]:
+        """Return what is learned about all actions of each factor: here their values."""
+        return self(observation)  # type: ignore[no-any-return]
+
+    def means(self, estimates: list[Tensor]) -> list[Tensor]:
+        """Return the values `[B, n]` of estimates."""
+        return estimates
+
     def _values(self, observation: TensorDict, outputs: TensorDict) -> list[Tensor]:
         found = [outputs[head].flatten(1)[:, part] for head, part, _ in self.factors if head in outputs]
         if self.state_value is None:
@@ -220,7 +233,12 @@ class ActionQuantileNetwork(ActionValueNetwork):
         }
         self.heads = nn.ModuleList(self._heads.values())
 
-    def quantiles(self, observation: TensorDict) -> list[Tensor]:
+    @override(ActionValueNetwork)
+    def means(self, estimates: list[Tensor]) -> list[Tensor]:
+        return [quantiles @ self.weights for quantiles in estimates]
+
+    @override(ActionValueNetwork)
+    def estimates(self, observation: TensorDict) -> list[Tensor]:
         """Return the quantiles of all actions of each factor, `[B, n, n_quantiles]`."""
         with ExitStack() as stack:
             for watched in self._heads.values():
@@ -425,11 +443,13 @@ class DQN(ReplayTrainer):
         for position, actor in enumerate(self.actors):
             network, actions = self._networks[position], batch.actions[position]
             choices = [factor.of(actions).long() for factor in network.factors if factor.head in actions]
-            taken = values_of(self._told(network, batch.observations[position]), choices)
+            taken = values_of(
+                network.estimates(as_float_tensors(batch.observations[position], self.model.device)), choices
+            )
             target = targets[position].unsqueeze(1).expand_as(taken)
             if (weight := batch.acted(position)) is not None:
                 # the placeholder of an action that was not taken may be masked: its value is not finite
-                absent = (weight == 0.0).view(-1, *[1] * (taken.dim() - 1))
+                absent = as_column(weight == 0.0, taken)
                 taken, target = (each.masked_fill(absent, 0.0) for each in (taken, target))
             if isinstance(network, ActionQuantileNetwork):
                 loss = quantile_huber_loss(taken, target).mean(-1)
@@ -463,15 +483,9 @@ class DQN(ReplayTrainer):
     def _best_value(self, position: int, observation: TensorDict) -> Tensor:
         observation = as_float_tensors(observation, self.model.device)
         target = self._targets[position]
-        values = self._told(target, observation)
-        if self.config.double:
-            return best_value(self._networks[position](observation), values)
-        return best_value(target(observation) if isinstance(target, ActionQuantileNetwork) else values, values)
-
-    def _told(self, network: ActionValueNetwork, observation: TensorDict) -> list[Tensor]:
-        """Return the values of all actions of each factor, or their quantiles."""
-        observation = as_float_tensors(observation, self.model.device)
-        return network.quantiles(observation) if isinstance(network, ActionQuantileNetwork) else network(observation)
+        estimates = target.estimates(observation)
+        chooser = self._networks[position](observation) if self.config.double else target.means(estimates)
+        return best_value(chooser, estimates)
 
     @override(ReplayTrainer)
     def _parts(self) -> dict[str, Part]:

@@ -58,9 +58,9 @@ def test_dueling_values_match_hand_worked_values_with_and_without_mask():
 
 def test_double_q_values_come_from_the_other_network():
     chooser = [torch.tensor([[1.0, 2.0]]), torch.tensor([[5.0, 0.0, 1.0]])]
-    teller = [torch.tensor([[7.0, 3.0]]), torch.tensor([[9.0, 20.0, 0.0]])]
-    assert best_value(chooser, teller).tolist() == [(3.0 + 9.0) / 2]
-    assert best_value(teller, teller).tolist() == [(7.0 + 20.0) / 2]
+    estimates = [torch.tensor([[7.0, 3.0]]), torch.tensor([[9.0, 20.0, 0.0]])]
+    assert best_value(chooser, estimates).tolist() == [(3.0 + 9.0) / 2]
+    assert best_value(estimates, estimates).tolist() == [(7.0 + 20.0) / 2]
 
 
 def test_factors_of_actions():

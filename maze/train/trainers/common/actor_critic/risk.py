@@ -104,13 +104,13 @@ class TailReturns(ReturnFunction):
     def _samples(self, following: Tensor, reward: Tensor, ended: Tensor, complete: Tensor | None) -> Tensor:
         shape = (*following.shape[:-1], _N_SAMPLES)
         chosen = torch.randint(following.shape[-1], shape, generator=self.generator).to(following.device)
-        goes_on = torch.rand(shape, generator=self.generator).to(following) < self.gae_lambda
+        continues = torch.rand(shape, generator=self.generator).to(following) < self.gae_lambda
         if complete is not None:
-            goes_on |= ~complete[..., None]
+            continues |= ~complete[..., None]
         samples = following.gather(-1, chosen)
         for tick in reversed(range(len(samples))):
             if tick + 1 < len(samples):
-                samples[tick] = torch.where(goes_on[tick], samples[tick + 1], samples[tick])
+                samples[tick] = torch.where(continues[tick], samples[tick + 1], samples[tick])
             samples[tick] = reward[tick, :, None] + samples[tick].masked_fill(ended[tick, :, None], 0.0)
         return samples
 
