@@ -69,7 +69,8 @@ def threads_for(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
     """Limit torch to one thread while networks of small dense layers learn.
 
     Threads wait for each other actively: on a machine with other work, several of them multiply the CPU time. Networks
-    with convolutions or larger layers, and processes with the environment variable `OMP_NUM_THREADS`, keep their threads.
+    with convolutions or larger layers keep their threads, and so do processes with the environment variable
+    `OMP_NUM_THREADS`.
 
     :param parameters: Parameters of the networks, each `[...]`.
     """
