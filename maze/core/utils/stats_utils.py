@@ -22,7 +22,8 @@ def tail_values(values: ArrayType, quantile: Any, level: float) -> ArrayType:
     :param quantile: A number, or an array that broadcasts with the values.
     :param level: Above 0, up to 1.
     """
-    return (values - quantile).clip(max=0.0) / level
+    tail: ArrayType = (values - quantile).clip(max=0.0) / level
+    return tail
 
 
 class CumulativeMovingMeanStd:
