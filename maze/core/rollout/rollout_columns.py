@@ -148,6 +148,10 @@ class RolloutColumns:
             n_constrained=len(getattr(env, "constrained", ())),
         )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the rollout without its storage: copies are read-only."""
+        return {**vars(self), "_all_by_tick": {}, "last_observations": {}, "hidden_states": None, "infos": None}
+
     @property
     def capacity(self) -> int:
         """Capacity in ticks."""
@@ -566,6 +570,11 @@ class SubstepColumns:
         """int64 `[n_rows]`: the tick that each row belongs to."""
         self.valid: np.ndarray | None = None
         """bool `[n_rows, n_envs]`; None if every entry is valid."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the filled rows."""
+        kept = ("step_key", "n_rows", "observations", "actions", "logits", "agent_ids", "ticks", "valid")
+        return {name: getattr(self, name) for name in kept}
 
     def _make_row_views(self) -> None:
         """Make the views once, so that filling the columns makes no arrays."""
