@@ -189,7 +189,7 @@ class ESTrainer(EpochTrainer):
                 "the estimated gradient is not finite; the step was not taken. Lower "
                 "`algorithm.noise_stddev` or the optimizer's step size."
             )
-        self.took_steps(n_steps)
+        self._display.steps_per_update = n_steps
         self.before_statistics(f"Iteration {self.epoch}")
         self._report_evaluation(returns)  # of the policy as it is before the step
         update_ratio = self.optimizer.update(descent)
