@@ -354,7 +354,7 @@ def _build_env(config: Any) -> MazeEnv[Any]:
 
 
 def _is_chancy(env: Any) -> bool:
-    from maze.utils.env_checks.acting import has_chance
+    from maze.utils.check_env import has_chance
 
     try:
         return has_chance(env)
