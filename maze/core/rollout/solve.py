@@ -27,7 +27,7 @@ from maze.core.utils.import_guard import imports_guarded
 from maze.core.utils.stored_run import StoredRun
 from maze.planning.branches import simulation_of
 from maze.planning.rollout_policy import candidate_actions
-from maze.utils.env_checks.acting import has_chance
+from maze.utils.check_env import has_chance
 
 FIRST_ACTION = "first_action"
 """Every action of the first decision is tried, and continued greedily (Kwon et al. 2020, POMO, NeurIPS 33)."""
