@@ -37,7 +37,7 @@ from maze.core.utils.files import aligned
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
 from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes, marked, measures_of
-from maze.utils.env_checks.acting import same
+from maze.utils.check_env import same
 
 RECORDED, REPLAYED, WHAT_IF = "recorded", "replayed", "what if"
 

@@ -19,7 +19,7 @@ from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch
 from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import (
     ESDummyDistributedRollouts,
     Population,
-    obstacle_to_batching,
+    is_batchable,
 )
 from maze.train.trainers.es.distributed.es_subproc_distributed_rollouts import ESSubprocDistributedRollouts
 from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
@@ -123,7 +123,7 @@ def slots(model):
 def test_each_perturbed_policy_acts_with_its_own_parameters_and_leaves_the_policy_alone(make_network):
     policy = policy_of(make_network)
     before, values = slots(policy), get_flat_parameters(policy)
-    assert obstacle_to_batching(policy, random_walk_env().observation_spaces_dict) is None
+    assert is_batchable(policy, random_walk_env().observation_spaces_dict)
     population = Population(policy, 3)
     rng = np.random.default_rng(0)
     population.parameters[:] = rng.normal(size=population.parameters.shape)

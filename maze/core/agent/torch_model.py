@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -17,6 +18,9 @@ from maze.core.errors import ConfigError
 from maze.perception.blocks.recurrent.recurrent_cell import Run, recurrent_cells, running
 
 logger = logging.getLogger(__name__)
+
+SMALL_LAYER = 256 * 256
+"""Number of weights up to which a layer is computed faster by one thread than by several."""
 
 
 def resolve_device(device: str, key: str = "device", default: str = "") -> str:
@@ -58,6 +62,28 @@ def unique_parameters(networks: Iterable[nn.Module]) -> list[torch.Tensor]:
         for parameter in network.parameters():
             seen.setdefault(id(parameter), parameter)
     return list(seen.values())
+
+
+@contextmanager
+def threads_for(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Limit torch to one thread while networks of small dense layers learn.
+
+    Threads wait for each other actively: on a machine with other work, several of them multiply the CPU time. Networks
+    with convolutions or larger layers keep their threads, and so do processes with the environment variable
+    `OMP_NUM_THREADS`.
+
+    :param parameters: Parameters of the networks, each `[...]`.
+    """
+    is_small = all(parameter.ndim <= 2 and parameter.numel() <= SMALL_LAYER for parameter in parameters)
+    if not is_small or "OMP_NUM_THREADS" in os.environ:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class TorchModel(ABC):

@@ -124,7 +124,7 @@ def fill_by_policy(
         while missing > 0:
             columns = generator.allocate(min(missing, steps_at_a_time))
             generator.collect(policy, columns)
-            columns.check(env.seeding_at)
+            columns.check_finite(env.seeding_at)
             n_env_steps += int(columns.step_complete.sum())
             converted = rows.convert(columns, replay_buffer.n_rows_added)
             replay_buffer.add_rows(converted)

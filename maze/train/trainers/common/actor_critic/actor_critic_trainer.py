@@ -299,7 +299,7 @@ class ActorCritic(EpochTrainer, ABC):
             self._columns = self.rollout_generator.allocate(self.config.n_rollout_steps, self.model.policy)
         self.model.eval()
         self.rollout_generator.collect(self.model.policy, self._columns)
-        self._columns.check(self.rollout_generator.env.seeding_at)
+        self._columns.check_finite(self.rollout_generator.env.seeding_at)
         return self._columns
 
     def _valued(self, columns: RolloutColumns) -> RolloutBatch:
