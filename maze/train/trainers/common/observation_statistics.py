@@ -173,8 +173,14 @@ class ObservationStatistics:
 
         :param columns: The rollout.
         """
-        if self._blocks:
-            self.learn_from(_observations(columns))
+        parts = []
+        for substep in columns.substeps.values() if self._blocks else ():
+            if substep.valid is None:  # all but those after the last step
+                flat = {key: array[: substep.n_rows] for key, array in substep.observations.items()}
+                parts.append({key: array.reshape(-1, *array.shape[2:]) for key, array in flat.items()})
+            else:
+                parts.append({key: array[substep.entries()] for key, array in substep.observations.items()})
+        self.learn_from(parts)
 
     def learn_from(self, observations: Iterable[Mapping[str, np.ndarray]]) -> None:
         """Take observations into account.
@@ -228,13 +234,3 @@ class ObservationStatistics:
                 "none yet. Train with A2C, PPO, IMPALA, SAC, DQN, ES or BC, start from such a model (input_dir=...), "
                 "or use wrappers=vector_obs, whose statistics are estimated before the run."
             )
-
-
-def _observations(columns: RolloutColumns) -> Iterable[Mapping[str, np.ndarray]]:
-    """Return observations with an action, by sub-step, without those after the last step."""
-    for substep in columns.substeps.values():
-        entries: Any = (slice(None, substep.n_rows),) if substep.valid is None else substep.entries()
-        yield {
-            key: array[entries].reshape(-1, *array.shape[2:]) if substep.valid is None else array[entries]
-            for key, array in substep.observations.items()
-        }
