@@ -155,7 +155,7 @@ class RolloutRunner(Runner, ABC):
             if input_dir:
                 _use_statistics_of_run(env, input_dir)
             agent = build_policy(agent_config, {name: getattr(env, name) for name in SPACES})
-            trained_for: Any = getattr(agent, "spaces", None)
+            trained_for: Any = getattr(agent, "spaces", agent)
             if hasattr(trained_for, "require_same"):
                 trained_for.require_same(env, "policy")
         except CheckpointError as error:
