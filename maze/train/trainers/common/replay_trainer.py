@@ -23,7 +23,7 @@ from maze.train.trainers.common.config_classes import ReplayConfig
 from maze.train.trainers.common.replay_buffer.rows import RolloutRows
 from maze.train.trainers.common.replay_buffer.transitions import fixed_actors
 from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
-from maze.train.trainers.common.trainer import EpisodeSource, EpochTrainer, Trainer
+from maze.train.trainers.common.trainer import EpochTrainer, Trainer
 from maze.train.utils.plain_state import Part
 
 if TYPE_CHECKING:
@@ -351,7 +351,7 @@ class ReplayTrainer(EpochTrainer, ABC):
         return config.n_rollout_steps * config.rollouts_per_iteration
 
     @override(EpochTrainer)
-    def episode_source(self) -> EpisodeSource:
+    def episode_source(self) -> Any:
         return self.workers
 
     @override(EpochTrainer)
