@@ -312,16 +312,14 @@ class OfflineTrainer(EpochTrainer):
 
     @classmethod
     @override(Trainer)
-    def build(cls, run: TrainingRunner, dataset: ConfigType | LoggedSteps = None) -> OfflineTrainer:
+    def build(cls, run: Any) -> OfflineTrainer:
         """Build the trainer of a run; biases of zero become random ones (:func:`spread_zero_biases`).
 
-        :param run: The runner.
-        :param dataset: The logged decisions, or the data set (or its configuration) that they are read from.
+        :param run: The :class:`OfflineRunner`.
         """
-        if isinstance(dataset, LoggedSteps):
-            data = dataset
-        else:
-            data = LoggedSteps.of_dataset(load_dataset(dataset, run.env_factory))
+        data = run.dataset
+        if not isinstance(data, LoggedSteps):
+            data = LoggedSteps.of_dataset(load_dataset(data, run.env_factory))
         data.require_spaces(run.spaces.observation_spaces_dict, run.spaces.action_spaces_dict)
         model = run.model()
         policy, critic = policy_of(model), getattr(model, "critic", None)
@@ -674,16 +672,11 @@ class TD3BC(OfflineTrainer):
 class OfflineRunner(TrainingRunner):
     """Train on logged decisions.
 
-    :param dataset: Configuration of the data set; it gets `conversion_env_factory`.
+    :param dataset: The logged decisions, or the data set (or its configuration) that they are read from; it gets
+        `conversion_env_factory`.
     """
 
     dataset: ConfigType = None
 
     trains: ClassVar[str] = "maze.train.trainers.offline.offline_trainers.OfflineTrainer"
     replaced_arguments: ClassVar[Mapping[str, str]] = {"concurrency": "runner.eval_concurrency"}
-
-    @override(TrainingRunner)
-    def build_trainer(self) -> Trainer:
-        trainer_class: Any = self.trainer_type
-        trainer: Trainer = trainer_class.build(self, self.dataset)
-        return trainer
