@@ -82,7 +82,7 @@ def gradient_step(
     joint = each[0] if len(each) == 1 else torch.linalg.vector_norm(torch.stack(each))
     norm, total = torch.stack([joint, loss]).tolist()
     if not (math.isfinite(norm) and math.isfinite(total)):
-        raise NonFiniteError(_describe_non_finite(losses, total, norms))
+        raise NonFiniteError(_describe_non_finite(losses, norms))
     if 0.0 < max_grad_norm < norm:
         optimizer.scale_gradients(max_grad_norm / norm)
     optimizer.step(frozen=frozen)
@@ -120,22 +120,19 @@ def mean_of(values: Tensor, weight: Tensor | None) -> Tensor:
     return values.masked_fill(weight == 0.0, 0.0).sum() / weight.sum().clamp(min=1.0)
 
 
-def _describe_non_finite(losses: Losses, total: float, norms: Mapping[Name, Tensor]) -> str:
-    explained = "the step was not applied. Look for extreme rewards or observations, or lower the learning rate."
-    for event, key, tensor in losses.terms:
-        if "loss" in event and not math.isfinite(value := tensor.item()):
-            return f"{event}{_belonging(event, key)} is {value}; {explained}"
-    if not math.isfinite(total):
-        return f"the loss is {total}; {explained}"
-    for (event, key), norm in norms.items():
-        if not math.isfinite(norm.item()):
-            name = event.removesuffix("_grad_norm")
-            return f"the gradient of the {name} network{_belonging(event, key)} is not finite; {explained}"
-    return f"the norm of all gradients together is not finite; {explained}"
-
-
-def _belonging(event: str, key: Key | None) -> str:
-    return "" if key is None else f" of {'critic' if event.startswith('critic') else 'sub-step'} {key!r}"
+def _describe_non_finite(losses: Losses, norms: Mapping[Name, Tensor]) -> str:
+    found = [term for term in losses.terms if "loss" in term[0]] + [("the loss", None, losses.total)]
+    found += [(event, key, norm) for (event, key), norm in norms.items()]
+    for event, key, tensor in found:
+        if not math.isfinite(value := tensor.item()):
+            of = "" if key is None else f" of {'critic' if event.startswith('critic') else 'sub-step'} {key!r}"
+            break
+    else:
+        event, of, value = "the norm of all gradients together", "", math.inf
+    return (
+        f"{event}{of} is {value}; the step was not applied. Look for extreme rewards or observations, or lower the "
+        "learning rate."
+    )
 
 
 class UpdateStats:

@@ -72,8 +72,8 @@ def start_warm(trainer: Any, run: BackendRunner, section: Mapping[str, Any]) -> 
     if not hasattr(learner, "compute_policy_output") or learner.is_recurrent or trainer.config.name == "dqn":
         raise ConfigError(
             "warm_start.policy: cloning needs a policy with probabilities of actions and without hidden states, found "
-            f"that of {type(trainer).__name__}. Use A2C, PPO, IMPALA, SAC or ES, and `model.recurrence=true` with stacked "
-            "observations instead of hidden states, or leave it empty."
+            f"that of {type(trainer).__name__}. Use A2C, PPO, IMPALA, SAC or ES, and `model.recurrence=true` with "
+            "stacked observations instead of hidden states, or leave it empty."
         )
     demonstrator = Factory(Policy).instantiate(config.policy, config_path="warm_start.policy")  # type: ignore[type-abstract]
     demonstrator.seed(run.agent_seed())
@@ -116,7 +116,7 @@ def clone_policy(
     for _ in range(config.n_epochs):
         log_probs.clear()
         for substeps in parts:
-            order = torch.randperm(substeps[0].n_rows, generator=generator)
+            order = torch.randperm(len(next(iter(substeps[0].action.values()))), generator=generator)
             for rows in torch.split(order, config.batch_size):
                 batch = [substep.rows(rows) for substep in substeps]
                 outputs = [learner.compute_substep_policy_output(one.observation, one.actor_id) for one in batch]

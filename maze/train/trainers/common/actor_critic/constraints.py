@@ -226,7 +226,7 @@ class LearnedConstraint(CostCritic):
     @property
     def multiplier(self) -> float:
         """Weight of the costs in the objective; that of rewards is 1."""
-        return self._pid.multiplier
+        return float(self._pid[2])
 
     def restart(self) -> None:
         """Begin anew in other environments."""
@@ -282,7 +282,7 @@ class LearnedConstraint(CostCritic):
     def _control(self) -> None:
         """Update the multiplier by the measured value."""
         violation = self.sign * (self.value - self._aim) / self._scale
-        self._pid = pid_step(self._pid, violation, self._config.constraint_gains, self._config.multiplier_limit)
+        self._pid = pid_step(PID(*self._pid), violation, self._config.constraint_gains, self._config.multiplier_limit)
         self._n_at_limit = self._n_at_limit + 1 if self.multiplier >= self._config.multiplier_limit else 0
         if self._n_at_limit == _UPDATES_AT_LIMIT and violation > 0.0:
             logger.warning(
@@ -295,8 +295,3 @@ class LearnedConstraint(CostCritic):
     def _parts(self) -> dict[str, Stateful]:
         centred: dict[str, Stateful] = {} if self._centred is None else {"centred": self._centred}
         return {**super()._parts(), "scaling": self._scaling, **centred}
-
-    @override(CostCritic)
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        self._pid = PID(*self._pid)

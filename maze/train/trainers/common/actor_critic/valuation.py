@@ -46,11 +46,6 @@ class SubstepRows(NamedTuple):
     logits: dict[str, Tensor] | None = None
     """Logits of the policy that acted, `[n_rows, ...]` by action head; `None`: not recorded, or a minibatch."""
 
-    @property
-    def n_rows(self) -> int:
-        """Number of decisions."""
-        return len(next(iter(self.action.values())))
-
     def rows(self, rows: Tensor) -> SubstepRows:
         """Copy some rows, without logits.
 

@@ -100,14 +100,13 @@ class UniformReplayBuffer(BaseReplayBuffer):
 
     @override(BaseReplayBuffer)
     def add_rollout(self, rollout: SpacesTrajectoryRecord | list[StructuredSpacesRecord]) -> None:
-        self._add_records(_steps(rollout), item_length=1)
+        records: Any = rollout
+        self._add_records(getattr(rollout, "step_records", records), item_length=1)
 
     @override(BaseReplayBuffer)
     def add_transition(self, transition: Transition) -> None:
-        if isinstance(transition, StructuredSpacesRecord):
-            self._add_records([transition], item_length=1)
-        else:
-            self._add_records(_steps(transition), item_length=len(transition))
+        records: Any = getattr(transition, "step_records", [transition])
+        self._add_records(records, item_length=len(records))
 
     @override(BaseReplayBuffer)
     def add_rows(self, rows: TransitionRows) -> None:
@@ -200,10 +199,6 @@ class UniformReplayBuffer(BaseReplayBuffer):
             self._columns = TransitionColumns.for_rows(self.buffer_size * item_length, actors, rows)
         self.item_length = item_length
         self.columns.add(rows)
-
-
-def _steps(rollout: SpacesTrajectoryRecord | Sequence[StructuredSpacesRecord]) -> list[StructuredSpacesRecord]:
-    return list(rollout.step_records if isinstance(rollout, SpacesTrajectoryRecord) else rollout)
 
 
 _SMALLEST = 1e-6
