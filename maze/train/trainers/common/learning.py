@@ -142,7 +142,7 @@ class UpdateStats:
     together.
 
     :param interface: The events. :class:`~maze.train.trainers.common.learning.Losses` reports to events with a value,
-        or with a group and a value; times go to events with a value, or with seconds and percent.
+        or with a group and a value.
     """
 
     def __init__(self, interface: type[Any]) -> None:
@@ -155,7 +155,6 @@ class UpdateStats:
         self._sums: dict[tuple[Row, ...], tuple[Tensor, int]] = {}
         """Sums, and number of gradient steps, of those that report the same things."""
         self._values: dict[Row, list[tuple[float, ...]]] = {}
-        self._times: dict[str, list[float]] = {}
 
     @torch.no_grad()
     def add(self, losses: Losses, gradient_norms: Mapping[Name, Tensor] | None = None) -> None:
@@ -182,19 +181,11 @@ class UpdateStats:
         """Add the arguments of an event, which is left out where the interface has no such event.
 
         :param event: The event.
-        :param values: Its arguments, without the group.
+        :param values: Its arguments, without the group; those that the event does not have are left out.
         :param group: Group of the values; `None`: the event has no group.
         """
         if event in self._parameters:
             self._values.setdefault((event, group), []).append(values)
-
-    def add_time(self, event: str, seconds: float) -> None:
-        """Add the seconds that a part of an update took; an event with a percentage gets that of all such parts.
-
-        It is left out where the interface has no such event.
-        """
-        if event in self._parameters:
-            self._times.setdefault(event, []).append(seconds)
 
     def publish(self, events: Any) -> None:
         """Fire the mean of each event and group, and start over; this is the only place that waits for the device.
@@ -213,23 +204,19 @@ class UpdateStats:
             calls[event, key] = (mean,) if key is None else (key, mean)
         for (event, key), given in self._values.items():
             means = tuple(sum(values) / len(values) for values in zip(*given, strict=True))
-            calls[event, key] = means if key is None else (key, *means)
-        all_seconds = sum(sum(seconds) for seconds in self._times.values()) or 1.0
-        for event, seconds in self._times.items():
-            mean, percent = sum(seconds) / len(seconds), 100.0 * sum(seconds) / all_seconds
-            calls[event, None] = (mean, percent)[: len(self._parameters[event])]
+            calls[event, key] = (*([] if key is None else [key]), *means)[: len(self._parameters[event])]
         order = list(self._parameters)
         groups = list(dict.fromkeys(key for _, key in calls))
         for row in sorted(calls, key=lambda row: (self._blocks[row[0]], groups.index(row[1]), order.index(row[0]))):
             getattr(events, row[0])(*calls[row])
-        for collected in (self._sums, self._values, self._times):
-            collected.clear()
+        self._sums.clear()
+        self._values.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values collected so far."""
         sums = [(list(rows), total.clone(), count) for rows, (total, count) in self._sums.items()]
         values = [(*row, list(given)) for row, given in self._values.items()]
-        return {"sums": sums, "values": values, "times": dict(self._times)}
+        return {"sums": sums, "values": values}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state that :meth:`state_dict` returned."""
@@ -238,7 +225,6 @@ class UpdateStats:
             for rows, total, count in state_dict["sums"]
         }
         self._values = {(event, key): list(given) for event, key, given in state_dict["values"]}
-        self._times = dict(state_dict["times"])
 
     def _check(self, rows: tuple[Row, ...]) -> None:
         for event, key in rows:

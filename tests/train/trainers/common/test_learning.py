@@ -131,8 +131,8 @@ def test_numbers_of_updates_are_averaged_by_event_and_group():
         losses = toy_losses(networks, factor)
         losses.report("penalty", torch.tensor(factor))
         stats.add(losses, {name: torch.tensor(factor) for name in networks})
-    stats.add_time("time_learning", 3.0)
-    stats.add_time("time_resting", 1.0)
+    stats.add_value("time_learning", 3.0, 75.0)
+    stats.add_value("time_resting", 1.0, 25.0)  # this event takes no percentage
     stats.add_value("no_such_event", 1.0)  # left out
     resumed = UpdateStats(ToyEvents)
     resumed.load_state_dict(stats.state_dict())
