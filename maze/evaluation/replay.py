@@ -184,7 +184,7 @@ def _recorded_rewards(episode: StateTrajectoryRecord) -> list[float]:
 
 
 def _events(record: StateRecord) -> Sequence[EventRecord]:
-    return [] if record.step_event_log is None else record.step_event_log.events.events
+    return [] if record.step_event_log is None else record.step_event_log.events.data
 
 
 # -- what if ----------------------------------------------------------------------------------------------------------

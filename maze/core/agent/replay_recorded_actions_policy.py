@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from maze.core.agent.policy import Policy
 from maze.core.annotations import override
+from maze.core.env.structured_env import ActorID
 from maze.core.errors import CheckpointError, EnvironmentContractError
 from maze.core.trajectory_recording.records.action_record import ActionRecord
-
-if TYPE_CHECKING:
-    from maze.core.env.base_env import BaseEnv
-    from maze.core.env.maze_env import ActionType
-    from maze.core.env.maze_state import MazeStateType
-    from maze.core.env.observation_conversion import ObservationType
-    from maze.core.env.structured_env import ActorID
 
 
 class ReplayRecordedActionsPolicy(Policy):
@@ -51,12 +45,12 @@ class ReplayRecordedActionsPolicy(Policy):
     @override(Policy)
     def compute_action(
         self,
-        observation: ObservationType,
-        maze_state: MazeStateType | None = None,
-        env: BaseEnv | None = None,
+        observation: Any,
+        maze_state: Any = None,
+        env: Any = None,
         actor_id: ActorID | None = None,
         deterministic: bool = False,
-    ) -> ActionType:
+    ) -> Any:
         maze_env: Any = env
         env_time = maze_env.get_env_time()
         if env_time < self._env_time:

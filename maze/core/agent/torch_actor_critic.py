@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
-from maze.core.agent.networks import as_float_tensors, check_network_weights
 from maze.core.agent.state_critic_input_output import StateCriticInput, StateCriticOutput, StateCriticStepInput
-from maze.core.agent.torch_model import TorchModel
+from maze.core.agent.torch_model import TorchModel, as_float_tensors, check_network_weights
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.agent.torch_policy_output import PolicyOutput
 from maze.core.agent.torch_state_action_critic import TorchStateActionCritic
@@ -54,7 +53,9 @@ class TorchActorCritic(TorchModel):
         self.critic = critic
         self.is_recurrent = policy.is_recurrent or critic.is_recurrent
         self._shares_embeddings: bool | None = None
-        self._move(self._device)
+        for part in (policy, critic):
+            if part.device != self._device:
+                part.to(self._device)
 
     @override(TorchModel)
     def parameters(self) -> list[torch.Tensor]:
@@ -76,11 +77,6 @@ class TorchActorCritic(TorchModel):
         self.policy.to(device)
         self._device = self.policy.device
         self.critic.to(device)
-
-    def _move(self, device: str) -> None:
-        for part in (self.policy, self.critic):
-            if part.device != device:
-                part.to(device)
 
     @override(TorchModel)
     def state_dict(self) -> dict[str, Any]:

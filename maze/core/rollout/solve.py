@@ -24,7 +24,7 @@ from maze.core.rollout.batched_acting import acting_function, check_interrupt
 from maze.core.utils.config_utils import EnvFactory, whole_number, with_files_of
 from maze.core.utils.factory import ConfigType
 from maze.core.utils.import_guard import imports_guarded
-from maze.core.utils.stored_run import StoredRun
+from maze.core.utils.stored_config import StoredRun
 from maze.planning.branches import simulation_of
 from maze.planning.rollout_policy import candidate_actions
 from maze.utils.check_env import has_chance

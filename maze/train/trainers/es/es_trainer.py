@@ -192,7 +192,7 @@ class ESTrainer(EpochTrainer):
                 "the returns or the estimated gradient are not finite; the step was not taken. Check the rewards, or "
                 "lower `algorithm.noise_stddev` or the optimizer's step size."
             )
-        self.took_steps(n_steps)
+        self._display.steps_per_update = n_steps
         self.before_statistics(f"Iteration {self.epoch}")
         self._report_evaluation(returns)  # of the policy as it is before the step
         update_ratio = self.optimizer.update(descent)

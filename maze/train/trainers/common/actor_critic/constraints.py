@@ -16,7 +16,7 @@ import copy
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from maze.core.agent.torch_state_critic import TorchStateCritic
     from maze.core.rollout.rollout_columns import RolloutColumns
     from maze.perception.blocks.recurrent.recurrent_cell import Run
-    from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig
+    from maze.train.trainers.common.config_classes import ActorCriticConfig
     from maze.train.trainers.common.learning import UpdateStats
 
 logger = logging.getLogger(__name__)
@@ -55,8 +55,7 @@ logger = logging.getLogger(__name__)
 _SMOOTHING = 0.9
 """Weight of earlier violations in the proportional and derivative terms."""
 _UPDATES_AT_LIMIT = 20
-"""Number of updates with the largest multiplier in which the violation must fall by a tenth; otherwise the constraint
-counts as infeasible."""
+"""Number of updates with the largest multiplier after which a constraint that is still violated is reported."""
 
 
 # -- mathematics -------------------------------------------------------------------------------------------------------
@@ -93,7 +92,7 @@ def combined_advantage(reward: Tensor, costs: Sequence[Tensor], multipliers: Seq
     """Return the advantage of the Lagrangian, `(A - sum(l_i A_i)) / (1 + sum(l_i))`, `[n_rows]` as its arguments."""
     for cost, multiplier in zip(costs, multipliers, strict=True):
         reward = reward - multiplier * cost
-    return reward / (1.0 + sum(multipliers))
+    return reward / (1.0 + sum(multipliers)) if multipliers else reward
 
 
 def sum_of_ended(values: np.ndarray, ended: np.ndarray, carried: np.ndarray) -> tuple[float, np.ndarray]:
@@ -112,19 +111,15 @@ def sum_of_ended(values: np.ndarray, ended: np.ndarray, carried: np.ndarray) -> 
 # -- learning ----------------------------------------------------------------------------------------------------------
 
 
-class _CostReturns(ReturnFunction):
-    """GAE of costs; those of whole episodes are not discounted, and nothing follows a truncated episode."""
-
-    def __init__(self, gamma: float, gae_lambda: float, at_end: bool) -> None:
-        self.gamma, self._lambda, self._at_end = gamma, gae_lambda, at_end
+@dataclass(frozen=True)
+class EpisodeCosts(GAE):
+    """GAE of costs of whole episodes, which are not discounted; nothing follows a truncated episode."""
 
     @override(ReturnFunction)
     def __call__(self, trajectories: Trajectories) -> Returns:
-        if not self._at_end:
-            return GAE(self.gamma, self._lambda)(trajectories)
         if trajectories.acts is None:
             trajectories = replace(trajectories, terminated=trajectories.terminated | trajectories.truncated)
-        return GAE(1.0, self._lambda)(trajectories)
+        return super().__call__(trajectories)
 
 
 class CostCritic:
@@ -203,7 +198,7 @@ class LearnedConstraint(CostCritic):
     :raises ConfigError: The constraint cannot be read or is an equation.
     """
 
-    saved = ("_carried", "_pid", "value", "_n_at_limit", "_violation_at_limit", "_is_reported")
+    saved = ("_carried", "_pid", "value", "_n_at_limit")
 
     def __init__(self, text: str, config: ActorCriticConfig, model: TorchActorCritic) -> None:
         super().__init__(model)
@@ -219,12 +214,14 @@ class LearnedConstraint(CostCritic):
         self._scale = abs(constraint.bound) or 1.0
         self._aim = constraint.bound - self.sign * config.constraint_margin * self._scale
         self._pid = PID()
-        self._returns = _CostReturns(config.gamma, config.gae_lambda, self.sources[0].at_end)
+        self._returns = GAE(config.gamma, config.gae_lambda)
+        if self.sources[0].at_end:
+            self._returns = EpisodeCosts(1.0, config.gae_lambda)
         self._scaling = RewardScaling(config.gamma)
         centring = config.reward_centering and not self.sources[0].at_end
         self._centred = CentredReturns(self._returns, config.reward_centering, is_scaled=True) if centring else None
         self.restart()
-        self._n_at_limit, self._violation_at_limit, self._is_reported = 0, 0.0, False
+        self._n_at_limit = 0
 
     @property
     def multiplier(self) -> float:
@@ -248,6 +245,7 @@ class LearnedConstraint(CostCritic):
         :param first: Position of the constraint's values among those of the rollout.
         :param is_fixed: Whether the multiplier stays as it is.
         """
+        self.model.eval()
         if len(self._carried) != columns.n_envs:
             self._carried = np.zeros((columns.n_envs, 2))
             self._prepare_hidden_states(columns.n_envs)
@@ -256,7 +254,15 @@ class LearnedConstraint(CostCritic):
         values = columns.constrained[..., first] * complete
         per = complete if self.sources[0].is_rate else ended
         weights = columns.constrained[..., first + 1] * complete if len(self.sources) > 1 else per.astype(np.float32)
-        self._measure(values, weights, ended, is_fixed)
+        if self.sources[0].is_rate:
+            total, weight = float(values.sum()), float(weights.sum())
+        else:
+            total, self._carried[:, 0] = sum_of_ended(values, ended, self._carried[:, 0])
+            weight, self._carried[:, 1] = sum_of_ended(weights, ended, self._carried[:, 1])
+        if weight:
+            self.value = total / weight
+            if not is_fixed:
+                self._control()
         costs = copy.copy(columns)
         costs.rewards = (self.sign * (values - self._aim * weights)).astype(np.float32)
         costs.actor_rewards = None if columns.actor_rewards is None else costs.rewards
@@ -266,38 +272,24 @@ class LearnedConstraint(CostCritic):
                 costs.actor_rewards = costs.rewards
         self._add_costs(costs, batch, self._centred or self._returns, self._config.sequence_length)
 
-    def _measure(self, values: np.ndarray, weights: np.ndarray, ended: np.ndarray, is_fixed: bool) -> None:
-        if self.sources[0].is_rate:
-            total, weight = float(values.sum()), float(weights.sum())
-        else:
-            total, self._carried[:, 0] = sum_of_ended(values, ended, self._carried[:, 0])
-            weight, self._carried[:, 1] = sum_of_ended(weights, ended, self._carried[:, 1])
-        if not weight:
-            return
-        self.value = total / weight
-        if not is_fixed:
-            violation = self.sign * (self.value - self._aim) / self._scale
-            self._pid = pid_step(self._pid, violation, self._config.constraint_gains, self._config.multiplier_limit)
-            self._warn_if_infeasible()
+    def report(self, stats: UpdateStats) -> None:
+        """Report value, violation and multiplier, if the value is known."""
+        if math.isfinite(self.value):  # an episode has ended
+            stats.add_value("constraint_value", self.value, group=self.name)
+            stats.add_value("constraint_violation", self.constraint.violation(self.value), group=self.name)
+            stats.add_value("constraint_multiplier", self.multiplier, group=self.name)
 
-    def _warn_if_infeasible(self) -> None:
-        """Warn once if the violation does not fall any more although the multiplier is at its limit."""
-        violation, limit = self._pid.violation or 0.0, self._config.multiplier_limit
-        if self.multiplier < limit or violation <= 0.0:
-            self._n_at_limit = 0
-            return
-        is_due = self._n_at_limit > 0 and self._n_at_limit % _UPDATES_AT_LIMIT == 0
-        if is_due and not self._is_reported and violation > 0.9 * self._violation_at_limit:
+    def _control(self) -> None:
+        """Update the multiplier by the measured value."""
+        violation = self.sign * (self.value - self._aim) / self._scale
+        self._pid = pid_step(self._pid, violation, self._config.constraint_gains, self._config.multiplier_limit)
+        self._n_at_limit = self._n_at_limit + 1 if self.multiplier >= self._config.multiplier_limit else 0
+        if self._n_at_limit == _UPDATES_AT_LIMIT and violation > 0.0:
             logger.warning(
-                "algorithm.constraints: %r seems to be infeasible: its multiplier is at the limit of %g, and its "
-                "value, now %.4g, does not approach the bound any more. Relax the bound, or raise "
-                "`algorithm.multiplier_limit`.",
-                *(self.constraint.text, limit, self.value),
+                "algorithm.constraints: %r seems to be infeasible: after %d updates with the largest multiplier, %g, "
+                "its value is %.4g. Relax the bound, or raise `algorithm.multiplier_limit`.",
+                *(self.constraint.text, _UPDATES_AT_LIMIT, self.multiplier, self.value),
             )
-            self._is_reported = True
-        if self._n_at_limit % _UPDATES_AT_LIMIT == 0:
-            self._violation_at_limit = violation
-        self._n_at_limit += 1
 
     @override(CostCritic)
     def _parts(self) -> dict[str, Stateful]:
@@ -308,41 +300,3 @@ class LearnedConstraint(CostCritic):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self._pid = PID(*self._pid)
-
-
-class LearnedConstraints:
-    """All constraints of a training run; see :class:`LearnedConstraint` for the arguments."""
-
-    def __init__(self, config: ActorCriticConfig, model: TorchActorCritic) -> None:
-        self.each = [LearnedConstraint(text, config, model) for text in config.constraints]
-        if len({one.name for one in self.each}) < len(self.each):
-            raise ConfigError(
-                f"algorithm.constraints: expected one constraint per statistic, found {config.constraints}."
-            )
-        self.sources = [source for one in self.each for source in one.sources]
-
-    def learn(self, columns: RolloutColumns, batch: RolloutBatch, is_fixed: bool) -> None:
-        """Update all multipliers, and add costs to a batch; see :meth:`LearnedConstraint.learn`."""
-        first = 0
-        for one in self.each:
-            one.model.eval()
-            one.learn(columns, batch, first, is_fixed)
-            first += len(one.sources)
-
-    def report(self, stats: UpdateStats) -> None:
-        """Report value, violation and multiplier of the constraints whose values are known."""
-        for one in self.each:
-            if math.isfinite(one.value):  # an episode has ended
-                stats.add_value("constraint_value", one.value, group=one.name)
-                stats.add_value("constraint_violation", one.constraint.violation(one.value), group=one.name)
-                stats.add_value("constraint_multiplier", one.multiplier, group=one.name)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the states of all constraints, by their texts."""
-        return {one.constraint.text: one.state_dict() for one in self.each}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore the constraints that the state has; others begin without a multiplier."""
-        for one in self.each:
-            if one.constraint.text in state_dict:
-                one.load_state_dict(state_dict[one.constraint.text])
