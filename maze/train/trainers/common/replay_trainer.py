@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from maze.core.agent.networks import depends_on_mode
 from maze.core.agent.policy import Policy, build_policy
 from maze.core.agent.torch_actor_critic import policy_of
+from maze.core.agent.torch_model import depends_on_mode
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator

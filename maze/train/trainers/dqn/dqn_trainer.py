@@ -17,8 +17,8 @@ from torch.nn.functional import smooth_l1_loss
 
 from maze.core.agent.flat_adam import FlatAdam
 from maze.core.agent.hidden_states import StatesOfActor
-from maze.core.agent.networks import TargetNetworks, as_float_tensors
 from maze.core.agent.torch_actor_critic import TorchActorCritic
+from maze.core.agent.torch_model import TargetNetworks, as_float_tensors
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.agent.torch_state_critic import TorchSharedStateCritic, TorchStepStateCritic
 from maze.core.annotations import override
