@@ -5,7 +5,7 @@ from __future__ import annotations
 from sphinx.application import Sphinx
 
 LESS = {
-    "tutorials/cutting_structure": {"n_rollout_steps\": 100": "n_rollout_steps\": 10", "n_epochs=3": "n_epochs=1"},
+    "tutorials/cutting_structure": {'n_rollout_steps": 100': 'n_rollout_steps": 10', "n_epochs=3": "n_epochs=1"},
     "tutorials/log_to_policy": {
         "n_steps=500": "n_steps=50",
         "range(400)": "range(20)",
@@ -22,7 +22,7 @@ LESS = {
 def _shorten(app: Sphinx, page: str, content: list[str]) -> None:
     for text, less in LESS.get(page, {}).items():
         if text not in content[0]:
-            raise ValueError(f"docs/{page}.md has no {text!r} any more, which tests replace to execute it in less time.")
+            raise ValueError(f"docs/{page}.md has no {text!r}, which tests replace to execute it faster.")
         content[0] = content[0].replace(text, less)
 
 
