@@ -34,7 +34,7 @@ from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import CollectionOfConfigType, ConfigType, Factory
 from maze.core.utils.import_guard import imports_guarded
-from maze.core.utils.stored_run import StoredRun
+from maze.core.utils.stored_config import StoredRun
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper, stats_value
 from maze.core.wrappers.monitoring_wrapper import base_maze_env
 from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
