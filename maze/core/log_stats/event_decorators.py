@@ -159,6 +159,12 @@ def define_mean_by(*groups: str, input_name: str | None = None) -> Callable[[Eve
     return decorate
 
 
+def define_time(event: EventMethod) -> EventMethod:
+    """Define the means of an epoch of an event with the arguments `time` (seconds) and `percent`."""
+    event = define_epoch_stats(np.mean, input_name="percent", output_name="mean_percent")(event)
+    return define_epoch_stats(np.mean, input_name="time", output_name="mean_time")(event)
+
+
 def define_plot(
     create_figure_function: Callable[..., Any], input_name: str | None = None
 ) -> Callable[[EventMethod], EventMethod]:

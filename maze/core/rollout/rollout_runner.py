@@ -32,7 +32,7 @@ from maze.core.utils.config_utils import EnvFactory, count_instances, whole_numb
 from maze.core.utils.factory import CollectionOfConfigType, ConfigType, plain_container
 from maze.core.utils.import_guard import ForeignModuleError, imports_guarded
 from maze.core.utils.seeding import MazeSeeding
-from maze.core.utils.stored_run import StoredRun
+from maze.core.utils.stored_config import StoredRun
 from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
     ObservationNormalizationWrapper,
 )

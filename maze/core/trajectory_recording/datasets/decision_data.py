@@ -186,18 +186,25 @@ def join_decision_log(path: str | Path, step_keys: Mapping[str, StepKeyType] | N
     for where, line in read_lines(Path(path), damaged):
         try:
             found = [] if line["kind"] == "outcome" else _decisions(where, line, step_keys)
-            outcome = None if found else _outcome(line)
+            values = {key: value for key, value in line.items() if key not in ("kind", "time", "decision")}
+            identifier = str(line["decision"]) if line["kind"] == "outcome" else ""
+            if identifier:
+                float(values["reward"])
         except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
             _LOGGER.warning("%s is not an entry of a decision log (%s: %s).", where, type(error).__name__, error)
             damaged.append(where)
             continue
-        for name, identifier, decision in found:
+        for name, number, decision in found:
             if name:
-                decisions.setdefault(name, {})[identifier] = decision
+                decisions.setdefault(name, {})[number] = decision
             else:
                 left_out["of no episode"] += 1
-        if outcome is not None:
-            _add_outcome(outcomes, where, *outcome)
+        if identifier:
+            before = outcomes.setdefault(identifier, _Outcome(where, values))
+            if before.values != values:
+                before.is_contradicted = True
+                message = "%s: the outcome of decision %s contradicts that of %s. Its episode is left out."
+                _LOGGER.warning(message, where, identifier, before.where)
     if damaged:
         _LOGGER.warning("Damaged lines of the decision log are skipped: %s", ", ".join(damaged[:10]))
         left_out["lines damaged"] = len(damaged)
@@ -214,28 +221,6 @@ def join_decision_log(path: str | Path, step_keys: Mapping[str, StepKeyType] | N
             trajectory.step_records = steps
             episodes.append(trajectory)
     return JoinedLog(episodes, +left_out)
-
-
-def _outcome(line: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    if line["kind"] != "outcome":
-        return None
-    values = {key: value for key, value in line.items() if key not in ("kind", "time", "decision")}
-    float(values["reward"])
-    return str(line["decision"]), values
-
-
-def _add_outcome(outcomes: dict[str, _Outcome], where: str, identifier: str, values: dict[str, Any]) -> None:
-    before = outcomes.setdefault(identifier, _Outcome(where, values))
-    if before.values != values:
-        before.is_contradicted = True
-        _LOGGER.warning(
-            "%s: the outcome %s of decision %s contradicts that of %s, %s. Its episode is left out.",
-            where,
-            values,
-            identifier,
-            before.where,
-            before.values,
-        )
 
 
 def _decisions(
@@ -281,10 +266,9 @@ def _joined(
         reason = reason or "in episodes with decisions without outcome"
     if any(identifier in outcomes and outcomes[identifier].is_contradicted for identifier, _ in ordered):
         reason = reason or "in episodes with contradicting outcomes"
-    if any(later.time < earlier.time for (_, earlier), (_, later) in pairwise(ordered)):
-        _LOGGER.warning(
-            "%s: the clock ran backwards in this episode; its decisions are ordered by number.", ordered[0][1].where
-        )
+    for (_, earlier), (_, later) in pairwise(ordered):
+        if later.time < earlier.time:
+            _LOGGER.warning("%s: the clock ran backwards; decisions are ordered by their number.", later.where)
     if reason:
         left_out[reason] += len(ordered)
         return []
