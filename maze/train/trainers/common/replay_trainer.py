@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from maze.core.agent.networks import depends_on_mode
-from maze.core.agent.policy import build_policy
+from maze.core.agent.policy import Policy, build_policy
 from maze.core.agent.torch_actor_critic import policy_of
+from maze.core.agent.torch_model import depends_on_mode
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
@@ -29,7 +29,6 @@ from maze.train.utils.plain_state import Part
 if TYPE_CHECKING:
     from maze.core.agent.torch_model import TorchModel
     from maze.core.agent.torch_policy import TorchPolicy
-    from maze.core.env.maze_env import MazeEnv
     from maze.train.parallelization.distributed_actors.base_distributed_workers_with_buffer import (
         BaseDistributedWorkersWithBuffer,
     )
@@ -63,15 +62,13 @@ def fill_replay_buffer(
     if demonstrations is None:
         n_steps = config.initial_buffer_size * item_length
         print(f"-> collecting {n_steps:,} environment steps before the first update ...", flush=True)
-        return fill_by_policy(
-            replay_buffer,
-            config.initial_sampling_policy if sampling_policy is None else sampling_policy,
-            config.initial_buffer_size,
-            run.agent_seed(),
-            item_length,
-            run.env_factory,
-            run.placement.vector_env,
-        )
+        sampling_policy = config.initial_sampling_policy if sampling_policy is None else sampling_policy
+        policy = initial_policy(sampling_policy, run.spaces)
+        if policy.needs_state() or policy.needs_env():  # it looks into environments of this process
+            env: StructuredVectorEnv = SequentialVectorEnv([run.env_factory])
+        else:
+            env = run.placement.vector_env(run.env_factory, 1)
+        return fill_by_policy(replay_buffer, policy, config.initial_buffer_size, run.agent_seed(), item_length, env)
     dataset = Factory(InMemoryDataset).instantiate(
         demonstrations,
         config_path="runner.initial_demonstration_trajectories",
@@ -81,38 +78,30 @@ def fill_replay_buffer(
     return 0
 
 
+def initial_policy(config: ConfigType, spaces: Any) -> Policy:
+    """Build the policy that fills a replay buffer, from its configuration.
+
+    :param config: The configuration, or the policy itself.
+    :param spaces: Has the spaces of the environment, which the policy gets if it accepts them.
+    """
+    given = {"action_spaces_dict": spaces.action_spaces_dict, "observation_spaces_dict": spaces.observation_spaces_dict}
+    return build_policy(config, given, "algorithm.initial_sampling_policy")
+
+
 def fill_by_policy(
-    replay_buffer: BaseReplayBuffer,
-    sampling_policy: ConfigType,
-    n_items: int,
-    seed: int,
-    item_length: int,
-    env_factory: Callable[[], MazeEnv[Any]],
-    make_env: Callable[[Callable[[], MazeEnv[Any]], int], StructuredVectorEnv] | None = None,
+    replay_buffer: BaseReplayBuffer, policy: Policy, n_items: int, seed: int, item_length: int, env: StructuredVectorEnv
 ) -> int:
     """Fill a buffer by rolling a policy out.
 
     :param replay_buffer: The buffer.
-    :param sampling_policy: The policy, or its configuration; it gets the action spaces if it accepts them.
+    :param policy: The policy.
     :param n_items: Number of items.
     :param seed: Seed of policy and environment.
     :param item_length: Number of environment steps of an item.
-    :param env_factory: Makes the environment.
-    :param make_env: Places so many environments of a factory; `None`, or a policy that looks into environments: in this
-        process.
+    :param env: A single environment; it is closed.
     :return: Number of environment steps taken.
     """
-    env: StructuredVectorEnv
-    env = SequentialVectorEnv([env_factory]) if make_env is None else make_env(env_factory, 1)
     try:
-        policy = build_policy(
-            sampling_policy,
-            {"action_spaces_dict": env.action_spaces_dict, "observation_spaces_dict": env.observation_spaces_dict},
-            "algorithm.initial_sampling_policy",
-        )
-        if make_env is not None and (policy.needs_state() or policy.needs_env()):
-            env.close()
-            env = SequentialVectorEnv([env_factory])
         env.seed([seed])
         spaces = (env.observation_spaces_dict, env.action_spaces_dict)
         policy.seed(seed)
@@ -175,8 +164,8 @@ class ReplayTrainer(EpochTrainer, ABC):
     update before it began with: one that is exactly one update old, however fast workers and learner are.
 
     Where the class of events has them, it reports `time_learner_rollout`, `time_dequeuing_actors` and
-    `time_sampling_from_buffer` (seconds, and perhaps percent), `estimated_queue_sizes` (before, after),
-    `buffer_size` and `buffer_avg_pick_per_transition`.
+    `time_sampling_from_buffer` (seconds, and perhaps percent of the sum of all parts), `estimated_queue_sizes` (before,
+    after), `buffer_size` and `buffer_avg_pick_per_transition`.
 
     :param algorithm_config: Hyperparameters, among them those of :class:`ReplayConfig`.
     :param model: The model that is trained and saved.
@@ -204,6 +193,8 @@ class ReplayTrainer(EpochTrainer, ABC):
         self.collects_ahead = False
         """Whether the next rollouts are collected while it learns; the workers need a policy of their own for that."""
         self._has_modes = depends_on_mode(self.policy.networks.values())
+        self.seconds_of_learning: dict[str, float] = {}
+        """Seconds that parts of learning took in this update, by event; subclasses may count some."""
 
     @classmethod
     @override(Trainer)
@@ -289,18 +280,19 @@ class ReplayTrainer(EpochTrainer, ABC):
     @override(EpochTrainer)
     def _update(self) -> None:
         """Collect transitions and learn from batches of the buffer."""
-        stats, sampling = self.stats, 0.0
         start = time.perf_counter()
         waiting = self._collect()
         self._learn_observation_statistics()
-        stats.add_time("time_learner_rollout", time.perf_counter() - start - waiting)
-        stats.add_time("time_dequeuing_actors", waiting)
+        seconds = {"time_learner_rollout": time.perf_counter() - start - waiting, "time_dequeuing_actors": waiting}
+        sampling = 0.0
         for _ in range(self.config.num_batches_per_iter):
             start = time.perf_counter()
             batch = self.workers.sample_transitions(self.model.device)
             sampling += time.perf_counter() - start
             self._learn_from(batch)
-        stats.add_time("time_sampling_from_buffer", sampling)
+        seconds |= {"time_sampling_from_buffer": sampling, **self.seconds_of_learning}
+        for event, value in seconds.items():
+            self.stats.add_value(event, value, 100.0 * value / sum(seconds.values()))
 
     def _learn_observation_statistics(self) -> None:
         """Learn from the rows that have come into the buffer; what is drawn of it is normalized with the newest."""

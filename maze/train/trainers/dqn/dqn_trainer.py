@@ -17,14 +17,14 @@ from torch.nn.functional import smooth_l1_loss
 
 from maze.core.agent.flat_adam import FlatAdam
 from maze.core.agent.hidden_states import StatesOfActor
-from maze.core.agent.networks import TargetNetworks, as_float_tensors
 from maze.core.agent.torch_actor_critic import TorchActorCritic
+from maze.core.agent.torch_model import TargetNetworks, as_float_tensors
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.agent.torch_state_critic import TorchSharedStateCritic, TorchStepStateCritic
 from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
-from maze.core.log_stats.event_decorators import define_epoch_stats, define_mean_by
+from maze.core.log_stats.event_decorators import define_epoch_stats, define_mean_by, define_time
 from maze.train.trainers.common.config_classes import AlgorithmConfig, Risk
 from maze.train.trainers.common.learning import Losses, gradient_step, mean_of
 from maze.train.trainers.common.quantiles import QuantileHead, no_output_layer, output_layer, quantile_huber_loss
@@ -317,13 +317,11 @@ class DQNEvents(ABC):
     def epsilon(self, value: float) -> None:
         """Share of actions drawn at random."""
 
-    @define_epoch_stats(np.mean, input_name="time", output_name="mean_time")
-    @define_epoch_stats(np.mean, input_name="percent", output_name="mean_percent")
+    @define_time
     def time_learner_rollout(self, time: float, percent: float) -> None:
         """Seconds spent on collecting transitions."""
 
-    @define_epoch_stats(np.mean, input_name="time", output_name="mean_time")
-    @define_epoch_stats(np.mean, input_name="percent", output_name="mean_percent")
+    @define_time
     def time_sampling_from_buffer(self, time: float, percent: float) -> None:
         """Seconds spent on drawing batches from the replay buffer."""
 
@@ -361,7 +359,17 @@ class DQN(ReplayTrainer):
         own = [policy.network_for(actor) for actor in self.actors]
         networks: dict[nn.Module, ActionValueNetwork] = {}
         for net, actor in zip(own, self.actors, strict=True):
-            state_value = _state_value(model, actor, self.actors) if config.dueling else None
+            state_value, critic = None, model.critic
+            if config.dueling and isinstance(critic, TorchStepStateCritic):
+                state_value = critic.networks[actor.step_key]
+            elif config.dueling and isinstance(critic, TorchSharedStateCritic) and len(self.actors) == 1:
+                state_value = next(iter(critic.networks.values()))
+            elif config.dueling:
+                raise ConfigError(
+                    f"model.critic: duelling heads need the value of the state at each sub-step; found a "
+                    f"{type(critic).__name__} for {len(self.actors)} sub-steps. Use critic=flatten_concat_step or "
+                    "critic=template_state, or set algorithm.dueling=false."
+                )
             if config.risk is None:
                 networks[net] = ActionValueNetwork(net, state_value, factors)
             else:
@@ -477,17 +485,3 @@ class DQN(ReplayTrainer):
     def _parts(self) -> dict[str, Part]:
         heads: dict[str, Part] = {"quantile_heads": self._heads} if len(self._heads) else {}
         return {**super()._parts(), "optimizer": self.optimizer, "targets": self._followers, **heads}
-
-
-def _state_value(model: TorchActorCritic, actor: ActorID, actors: list[ActorID]) -> nn.Module:
-    """Return the critic's network for a sub-step."""
-    critic = model.critic
-    if isinstance(critic, TorchStepStateCritic):
-        return critic.networks[actor.step_key]
-    if isinstance(critic, TorchSharedStateCritic) and len(actors) == 1:
-        return next(iter(critic.networks.values()))
-    raise ConfigError(
-        f"model.critic: duelling heads need the value of the state at each sub-step; found a "
-        f"{type(critic).__name__} for {len(actors)} sub-steps. Use critic=flatten_concat_step or "
-        "critic=template_state, or set algorithm.dueling=false."
-    )

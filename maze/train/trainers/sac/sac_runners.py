@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from maze.core.annotations import override
 from maze.core.utils.factory import ConfigType
-from maze.train.trainers.common.replay_trainer import ReplayTrainer, fill_by_policy, fill_replay_buffer
+from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.train.trainers.common.replay_trainer import ReplayTrainer, fill_by_policy, fill_replay_buffer, initial_policy
 from maze.train.trainers.common.trainer import Trainer
 from maze.train.trainers.common.training_runner import TrainingRunner
 
@@ -16,11 +17,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from maze.core.agent.policy import Policy
-    from maze.core.agent.torch_policy import TorchPolicy
     from maze.core.env.maze_env import MazeEnv
-    from maze.train.parallelization.distributed_actors.base_distributed_workers_with_buffer import (
-        BaseDistributedWorkersWithBuffer,
-    )
     from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer
 
 
@@ -76,38 +73,9 @@ class SACRunner(TrainingRunner):
         :param env_factory: Makes the environment.
         """
         item_length = 1 if split_rollouts_into_transitions else n_rollout_steps
-        fill_by_policy(
-            replay_buffer, initial_sampling_policy, initial_buffer_size, replay_buffer_seed, item_length, env_factory
-        )
-
-    def create_distributed_rollout_workers(
-        self,
-        env_factory: Callable[[], MazeEnv[Any]],
-        worker_policy: TorchPolicy,
-        n_rollout_steps: int,
-        n_workers: int,
-        batch_size: int,
-        rollouts_per_iteration: int,
-        split_rollouts_into_transitions: bool,
-        env_instance_seeds: list[int],
-        replay_buffer: BaseReplayBuffer,
-    ) -> BaseDistributedWorkersWithBuffer:
-        """Build what collects rollouts; the arguments are those of `BaseDistributedWorkersWithBuffer`."""
-        return super()._make_workers(
-            env_factory=env_factory,
-            worker_policy=worker_policy,
-            n_rollout_steps=n_rollout_steps,
-            n_workers=n_workers,
-            batch_size=batch_size,
-            rollouts_per_iteration=rollouts_per_iteration,
-            split_rollouts_into_transitions=split_rollouts_into_transitions,
-            env_instance_seeds=env_instance_seeds,
-            replay_buffer=replay_buffer,
-        )
-
-    @override(TrainingRunner)
-    def _make_workers(self, **arguments: Any) -> BaseDistributedWorkersWithBuffer:
-        return self.create_distributed_rollout_workers(**arguments)
+        env = SequentialVectorEnv([env_factory])
+        policy = initial_policy(initial_sampling_policy, env)
+        fill_by_policy(replay_buffer, policy, initial_buffer_size, replay_buffer_seed, item_length, env)
 
 
 @dataclass

@@ -29,17 +29,8 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.checkpoint import Stateful
 from maze.perception.blocks.general.input_conversion import RunningNormalizationBlock
+from maze.train.trainers.common.actor_critic import valuation
 from maze.train.trainers.common.actor_critic.reward_scaling import CentredReturns, RewardScaling
-from maze.train.trainers.common.actor_critic.valuation import (
-    GAE,
-    CostRows,
-    PolicyBatch,
-    ReturnFunction,
-    Returns,
-    RolloutBatch,
-    Trajectories,
-    value_rollout,
-)
 from maze.train.trainers.common.model_selection.selection_criterion import Constraint, statistic_source
 
 if TYPE_CHECKING:
@@ -47,7 +38,7 @@ if TYPE_CHECKING:
     from maze.core.agent.torch_state_critic import TorchStateCritic
     from maze.core.rollout.rollout_columns import RolloutColumns
     from maze.perception.blocks.recurrent.recurrent_cell import Run
-    from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig
+    from maze.train.trainers.common.config_classes import ActorCriticConfig
     from maze.train.trainers.common.learning import UpdateStats
 
 logger = logging.getLogger(__name__)
@@ -55,8 +46,7 @@ logger = logging.getLogger(__name__)
 _SMOOTHING = 0.9
 """Weight of earlier violations in the proportional and derivative terms."""
 _UPDATES_AT_LIMIT = 20
-"""Number of updates with the largest multiplier in which the violation must fall by a tenth; otherwise the constraint
-counts as infeasible."""
+"""Number of updates with the largest multiplier after which a constraint that is still violated is reported."""
 
 
 # -- mathematics -------------------------------------------------------------------------------------------------------
@@ -113,11 +103,11 @@ def sum_of_ended(values: np.ndarray, ended: np.ndarray, carried: np.ndarray) -> 
 
 
 @dataclass(frozen=True)
-class EpisodeCosts(GAE):
-    """GAE of costs of whole episodes, which are not discounted; nothing follows a truncated episode."""
+class EpisodeCosts(valuation.GAE):
+    """valuation.GAE of costs of whole episodes, which are not discounted; nothing follows a truncated episode."""
 
-    @override(ReturnFunction)
-    def __call__(self, trajectories: Trajectories) -> Returns:
+    @override(valuation.ReturnFunction)
+    def __call__(self, trajectories: valuation.Trajectories) -> valuation.Returns:
         if trajectories.acts is None:
             trajectories = replace(trajectories, terminated=trajectories.terminated | trajectories.truncated)
         return super().__call__(trajectories)
@@ -161,16 +151,22 @@ class CostCritic:
                 part.load_state_dict(state_dict[name])
 
     def _add_costs(
-        self, columns: RolloutColumns, batch: RolloutBatch, returns: ReturnFunction, sequence_length: int
+        self,
+        columns: RolloutColumns,
+        batch: valuation.RolloutBatch,
+        returns: valuation.ReturnFunction,
+        sequence_length: int,
     ) -> None:
         """Add advantages and targets of this critic to a batch of a rollout."""
-        valued = value_rollout(self.model, columns, returns, self._hidden_states, sequence_length, are_joint=True)
+        valued = valuation.value_rollout(
+            self.model, columns, returns, self._hidden_states, sequence_length, are_joint=True
+        )
         for part, of_costs in zip(batch.parts, valued.parts, strict=True):
-            part.costs.append(CostRows(of_costs.old_values, of_costs.advantages, of_costs.targets))
+            part.costs.append(valuation.CostRows(of_costs.old_values, of_costs.advantages, of_costs.targets))
             if part.sequences is not None and of_costs.sequences is not None:
                 part.sequences.critic_states += of_costs.sequences.critic_states
 
-    def predicted(self, part: PolicyBatch, position: int, policy_output: PolicyOutput) -> list[Tensor]:
+    def predicted(self, part: valuation.PolicyBatch, position: int, policy_output: PolicyOutput) -> list[Tensor]:
         """Return the values of costs, with gradients, for each output of the critic `[n_rows, ...]`.
 
         :param part: A minibatch.
@@ -199,7 +195,7 @@ class LearnedConstraint(CostCritic):
     :raises ConfigError: The constraint cannot be read or is an equation.
     """
 
-    saved = ("_carried", "_pid", "value", "_n_at_limit", "_violation_at_limit", "_is_reported")
+    saved = ("_carried", "_pid", "value", "_n_at_limit")
 
     def __init__(self, text: str, config: ActorCriticConfig, model: TorchActorCritic) -> None:
         super().__init__(model)
@@ -215,19 +211,19 @@ class LearnedConstraint(CostCritic):
         self._scale = abs(constraint.bound) or 1.0
         self._aim = constraint.bound - self.sign * config.constraint_margin * self._scale
         self._pid = PID()
-        self._returns = GAE(config.gamma, config.gae_lambda)
+        self._returns = valuation.GAE(config.gamma, config.gae_lambda)
         if self.sources[0].at_end:
             self._returns = EpisodeCosts(1.0, config.gae_lambda)
         self._scaling = RewardScaling(config.gamma)
         centring = config.reward_centering and not self.sources[0].at_end
         self._centred = CentredReturns(self._returns, config.reward_centering, is_scaled=True) if centring else None
         self.restart()
-        self._n_at_limit, self._violation_at_limit, self._is_reported = 0, 0.0, False
+        self._n_at_limit = 0
 
     @property
     def multiplier(self) -> float:
         """Weight of the costs in the objective; that of rewards is 1."""
-        return self._pid.multiplier
+        return float(self._pid[2])
 
     def restart(self) -> None:
         """Begin anew in other environments."""
@@ -238,7 +234,7 @@ class LearnedConstraint(CostCritic):
         for key, network in self.critic.networks.items():
             yield ("constraint_critic_grad_norm", (self.name, key)), network
 
-    def learn(self, columns: RolloutColumns, batch: RolloutBatch, first: int, is_fixed: bool) -> None:
+    def learn(self, columns: RolloutColumns, batch: valuation.RolloutBatch, first: int, is_fixed: bool) -> None:
         """Update the multiplier by a rollout, and add its cost advantages and targets to the rollout's batch.
 
         :param columns: The rollout.
@@ -255,7 +251,15 @@ class LearnedConstraint(CostCritic):
         values = columns.constrained[..., first] * complete
         per = complete if self.sources[0].is_rate else ended
         weights = columns.constrained[..., first + 1] * complete if len(self.sources) > 1 else per.astype(np.float32)
-        self._measure(values, weights, ended, is_fixed)
+        if self.sources[0].is_rate:
+            total, weight = float(values.sum()), float(weights.sum())
+        else:
+            total, self._carried[:, 0] = sum_of_ended(values, ended, self._carried[:, 0])
+            weight, self._carried[:, 1] = sum_of_ended(weights, ended, self._carried[:, 1])
+        if weight:
+            self.value = total / weight
+            if not is_fixed:
+                self._control()
         costs = copy.copy(columns)
         costs.rewards = (self.sign * (values - self._aim * weights)).astype(np.float32)
         costs.actor_rewards = None if columns.actor_rewards is None else costs.rewards
@@ -272,45 +276,19 @@ class LearnedConstraint(CostCritic):
             stats.add_value("constraint_violation", self.constraint.violation(self.value), group=self.name)
             stats.add_value("constraint_multiplier", self.multiplier, group=self.name)
 
-    def _measure(self, values: np.ndarray, weights: np.ndarray, ended: np.ndarray, is_fixed: bool) -> None:
-        if self.sources[0].is_rate:
-            total, weight = float(values.sum()), float(weights.sum())
-        else:
-            total, self._carried[:, 0] = sum_of_ended(values, ended, self._carried[:, 0])
-            weight, self._carried[:, 1] = sum_of_ended(weights, ended, self._carried[:, 1])
-        if not weight:
-            return
-        self.value = total / weight
-        if not is_fixed:
-            violation = self.sign * (self.value - self._aim) / self._scale
-            self._pid = pid_step(self._pid, violation, self._config.constraint_gains, self._config.multiplier_limit)
-            self._warn_if_infeasible()
-
-    def _warn_if_infeasible(self) -> None:
-        """Warn once if the violation does not fall any more although the multiplier is at its limit."""
-        violation, limit = self._pid.violation or 0.0, self._config.multiplier_limit
-        if self.multiplier < limit or violation <= 0.0:
-            self._n_at_limit = 0
-            return
-        is_due = self._n_at_limit > 0 and self._n_at_limit % _UPDATES_AT_LIMIT == 0
-        if is_due and not self._is_reported and violation > 0.9 * self._violation_at_limit:
+    def _control(self) -> None:
+        """Update the multiplier by the measured value."""
+        violation = self.sign * (self.value - self._aim) / self._scale
+        self._pid = pid_step(PID(*self._pid), violation, self._config.constraint_gains, self._config.multiplier_limit)
+        self._n_at_limit = self._n_at_limit + 1 if self.multiplier >= self._config.multiplier_limit else 0
+        if self._n_at_limit == _UPDATES_AT_LIMIT and violation > 0.0:
             logger.warning(
-                "algorithm.constraints: %r seems to be infeasible: its multiplier is at the limit of %g, and its "
-                "value, now %.4g, does not approach the bound any more. Relax the bound, or raise "
-                "`algorithm.multiplier_limit`.",
-                *(self.constraint.text, limit, self.value),
+                "algorithm.constraints: %r seems to be infeasible: after %d updates with the largest multiplier, %g, "
+                "its value is %.4g. Relax the bound, or raise `algorithm.multiplier_limit`.",
+                *(self.constraint.text, _UPDATES_AT_LIMIT, self.multiplier, self.value),
             )
-            self._is_reported = True
-        if self._n_at_limit % _UPDATES_AT_LIMIT == 0:
-            self._violation_at_limit = violation
-        self._n_at_limit += 1
 
     @override(CostCritic)
     def _parts(self) -> dict[str, Stateful]:
         centred: dict[str, Stateful] = {} if self._centred is None else {"centred": self._centred}
         return {**super()._parts(), "scaling": self._scaling, **centred}
-
-    @override(CostCritic)
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        self._pid = PID(*self._pid)
