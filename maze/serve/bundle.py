@@ -229,7 +229,7 @@ class StepSpec:
                 array = np.asarray(entries[name], np.float32)
             except (KeyError, ValueError, TypeError) as error:
                 found = f"is missing or has no numbers ({type(error).__name__}), there is {list(entries)!s:.200}"
-                raise EnvironmentContractError(f"{self.where}: the network takes `{name}`, which {found}.") from error
+                raise EnvironmentContractError(f"{self.where}: the input `{name}` {found}.") from error
             if is_batch:
                 first = first or array.shape[:1]
             if array.shape != (*first, *shape) or (is_batch and first in {(), (0,)}):
