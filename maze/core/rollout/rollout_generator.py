@@ -133,7 +133,14 @@ class RolloutGenerator:
         if n_steps is None and not self.terminate_on_done:
             raise ValueError("Without `terminate_on_done` a rollout has no end: pass `n_steps`.")
         if not self.is_vectorized:
-            return self._rollout_single(policy, n_steps, trajectory_id)
+            if self._last_observation is None:
+                self._last_observation = self.env.reset()
+            trajectory = SpacesTrajectoryRecord(self.env.get_episode_id() if trajectory_id is None else trajectory_id)
+            choose, is_over = self._choosing_function(policy), False
+            while not is_over and (n_steps is None or len(trajectory) < n_steps):
+                trajectory.append(StructuredSpacesRecord())
+                is_over = self._take_step(choose, trajectory) and self.terminate_on_done
+            return trajectory
         assert n_steps is not None
         columns = RolloutColumns.for_env(self.env, n_steps, self._logits_shapes(policy))
         columns.infos = []
@@ -280,19 +287,6 @@ class RolloutGenerator:
 
     def _logits_shapes(self, policy: Policy | None) -> LogitsShapes | None:
         return logits_shapes_of(policy, self.env.action_spaces_dict) if self.record_logits else None
-
-    def _rollout_single(self, policy: Policy, n_steps: int | None, trajectory_id: Any | None) -> SpacesTrajectoryRecord:
-        env = self.env
-        if self._last_observation is None:
-            self._last_observation = env.reset()
-        trajectory = SpacesTrajectoryRecord(env.get_episode_id() if trajectory_id is None else trajectory_id)
-        choose = self._choosing_function(policy)
-        while n_steps is None or len(trajectory) < n_steps:
-            step_record = StructuredSpacesRecord()
-            trajectory.append(step_record)
-            if self._take_step(choose, trajectory) and self.terminate_on_done:
-                break
-        return trajectory
 
     def _take_step(self, choose: _ChoosingFunction, trajectory: SpacesTrajectoryRecord) -> bool:
         """Take one environment step in a single environment: sub-steps until it is complete.
