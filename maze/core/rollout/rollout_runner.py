@@ -13,6 +13,7 @@ import numpy as np
 
 from maze.core.agent.policy import SPACES, Policy, acting_in, build_policy
 from maze.core.annotations import override
+from maze.core.env.context import ordered_seeds
 from maze.core.env.faults import (
     LONG_EPISODE,
     USER_CODE_ERRORS,
@@ -21,7 +22,6 @@ from maze.core.env.faults import (
     failure,
     failure_of_acting,
 )
-from maze.core.env.instance_set import ordered_seeds
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.space_arrays import check_in_space
 from maze.core.env.structured_env import StructuredEnv
