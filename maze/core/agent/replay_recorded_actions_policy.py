@@ -56,7 +56,17 @@ class ReplayRecordedActionsPolicy(Policy):
         if env_time < self._env_time:
             self._record = None  # the same episode may be run several times in a row
         self._env_time = env_time
-        record = self._record_of(maze_env.get_episode_id())
+        record, episode_id = self._record, maze_env.get_episode_id()
+        if record is None or record.episode_id != episode_id:
+            path = self.path / f"{episode_id}.json" if self.path.is_dir() else self.path
+            record = ActionRecord.load(path) if path.is_file() else None
+            if record is None or record.episode_id != episode_id:
+                raise CheckpointError(
+                    f"Episode {episode_id} is not among the records in {self.path}. An environment gives its episodes "
+                    f"the identities that were recorded if it has the same seed: seeding.env_base_seed, as "
+                    f"hydra_config.yaml of the recorded rollout names it, or env.seed(ActionRecord.load(file).seed)."
+                )
+            self._record, self._position = record, 0
         if self._position == len(record):
             raise EnvironmentContractError(
                 f"Episode {record.episode_id} continues after the {len(record)} recorded actions. Replay it "
@@ -70,16 +80,3 @@ class ReplayRecordedActionsPolicy(Policy):
             )
         self._position += 1
         return action
-
-    def _record_of(self, episode_id: str) -> ActionRecord:
-        if self._record is None or self._record.episode_id != episode_id:
-            path = self.path / f"{episode_id}.json" if self.path.is_dir() else self.path
-            record = ActionRecord.load(path) if path.is_file() else None
-            if record is None or record.episode_id != episode_id:
-                raise CheckpointError(
-                    f"Episode {episode_id} is not among the records in {self.path}. An environment gives its episodes "
-                    f"the identities that were recorded if it has the same seed: seeding.env_base_seed, as "
-                    f"hydra_config.yaml of the recorded rollout names it, or env.seed(ActionRecord.load(file).seed)."
-                )
-            self._record, self._position = record, 0
-        return self._record

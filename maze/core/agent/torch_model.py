@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -137,8 +137,14 @@ def check_network_weights(networks: Mapping[Any, nn.Module], state: Any, group: 
     problems = [f"network {key!r} is missing" for key in networks if key not in saved]
     problems += [f"network {key!r} is left over" for key in saved if key not in networks]
     for key, network in networks.items():
+        expected, found = network.state_dict(), saved.get(key, {})
         if key in saved:
-            problems += _tensor_problems(key, network.state_dict(), saved[key])
+            problems += [f"{key!r}: `{name}` is missing" for name in expected if name not in found]
+            problems += [f"{key!r}: `{name}` is left over" for name in found if name not in expected]
+        for name, tensor in expected.items():
+            other = found.get(name, tensor)
+            if isinstance(other, torch.Tensor) and tensor.shape != other.shape:
+                problems.append(f"{key!r}: `{name}` is {tuple(other.shape)}, the model has {tuple(tensor.shape)}")
     if problems:
         raise CheckpointError(
             f"The weights in `{group}` do not fit the model: {'; '.join(problems)}. "
@@ -201,16 +207,6 @@ def depends_on_mode(networks: Iterable[nn.Module]) -> bool:
         for network in networks
         for module in network.modules()
     )
-
-
-def _tensor_problems(key: Hashable, expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    problems = [f"{key!r}: `{name}` is missing" for name in expected if name not in found]
-    problems += [f"{key!r}: `{name}` is left over" for name in found if name not in expected]
-    for name, tensor in expected.items():
-        other = found.get(name)
-        if isinstance(tensor, torch.Tensor) and isinstance(other, torch.Tensor) and tensor.shape != other.shape:
-            problems.append(f"{key!r}: `{name}` is {tuple(other.shape)}, the model has {tuple(tensor.shape)}")
-    return problems
 
 
 class TorchModel(ABC):
