@@ -21,7 +21,7 @@ from maze.api.process_state import hydra_session, output
 from maze.api.training_run import RunResult, TrainingRun
 from maze.api.utils import RunContextError
 from maze.cli.run_directory import claim_directory
-from maze.core.utils.config_description import describe
+from maze.core.utils.config_utils import describe
 from maze.core.utils.factory import TARGET_KEY
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from maze.cli.errors import UsageError
 from maze.cli.hydra_setup import as_written
-from maze.core.utils.config_description import config_to_yaml
+from maze.core.utils.config_utils import config_to_yaml
 from maze.core.utils.files import write_whole
 from maze.utils.process import version_of
 
