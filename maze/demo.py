@@ -35,17 +35,9 @@ def main() -> None:
         f"hydra.run.dir={rollouts}",
     )
     print(
-        f"\nResults\n"
-        f"  {training}\n"
-        f"      state_dict.pt: the best model, latest.pt: the last state, .hydra/config.yaml: all settings\n"
-        f"  {rollouts}\n"
-        f"      trajectory_data/: one file per episode, event_logs/: every event as a table\n"
-        f"\nInspect them\n"
+        f"\nResults are in {training} (state_dict.pt: the best model) and {rollouts} (trajectories, event logs).\n"
         f"  {Path(sys.executable).parent}/tensorboard --logdir {run}\n"
-        f"      then open http://localhost:6006/\n"
-        f"  {Path(sys.executable).parent}/maze-run env.name=CartPole-v1 policy=torch_policy "
-        f"input_dir={training} runner=sequential runner.render=true\n"
-        f"      render the policy (needs a display)"
+        f"  {Path(sys.executable).parent}/maze-run --play {training}"
     )
 
 

@@ -83,7 +83,6 @@ class RunContext:
         names to configurations.
     :param runner: Runner: `dev` steps environments in this process, `local` in worker processes.
     :param overrides: Values, mappings or objects by their paths in the configuration, such as `algorithm.lr`.
-        Names of modules are not resolved here.
     :param configuration: Name of the root configuration (`-cn` on the command line).
     :param experiment: Name of an experiment (`+experiment=` on the command line).
     :param multirun: Whether lists stand for several runs.

@@ -20,8 +20,15 @@ from maze.api.process_state import GlobalGenerators, RunStatsContext, output
 from maze.api.rollouts import Evaluation, inside_run
 from maze.api.utils import InvalidSpecificationError, RunContextError
 from maze.cli.run_directory import CLAIM, ClaimedDirectory, claim_directory
-from maze.cli.run_info import COMMAND_FILE, command_line, config_as_yaml, write_run_info
-from maze.cli.run_summary import beginning, ending, report_writer
+from maze.cli.run_summary import (
+    COMMAND_FILE,
+    beginning,
+    command_line,
+    config_as_yaml,
+    ending,
+    report_writer,
+    write_run_info,
+)
 from maze.console.runs import EVERYTHING, QUIET, checked_verbosity
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.agent.serialized_torch_policy import SerializedTorchPolicy
@@ -175,7 +182,7 @@ class TrainingRun:
         start = time.perf_counter()
         self._policy = None
         try:
-            with self._inside(self.run_dir):
+            with self.inside(self.run_dir, self._stats):
                 self.runner.run(n_epochs=n_epochs, **train_kwargs)
         except BaseException as error:
             self.note_failure(error)
@@ -204,7 +211,7 @@ class TrainingRun:
             return
         directory, claimed = self._directory()
         try:
-            with self._inside(directory):
+            with self.inside(directory, self._stats):
                 self._write_run_info(directory)
                 group = "/".join(directory.parent.parts[-2:]) if self.loaded.swept else ""
                 self._stats.place = RunPlace(directory, self.project, group)
@@ -305,12 +312,7 @@ class TrainingRun:
 
         :param other: A policy to evaluate instead.
         :param eval_kwargs: Arguments of `RolloutEvaluator`; `None`: as configured.
-        :raises InvalidSpecificationError: An argument is unknown.
         """
-        known = inspect.signature(RolloutEvaluator).parameters
-        for name in eval_kwargs:
-            if name not in known:
-                raise InvalidSpecificationError(unknown_argument(name, list(known)))
         if other is None:
             self._require_weights("evaluate")
         else:
@@ -319,17 +321,21 @@ class TrainingRun:
         assert self.run_dir is not None
         given = {name: value for name, value in eval_kwargs.items() if value is not None}
         arguments = {**self._evaluation_defaults(), **given}
-        with self._inside(self.run_dir, StatsContext()), ExitStack() as stack:
+        with self.inside(self.run_dir, StatsContext()), ExitStack() as stack:
             register_log_stats_writer(LogStatsWriterConsole())
+            seeds = MazeSeeding.configured(self.cfg.get("seeding"))
             if other is None:
                 kind = "deterministic actions" if arguments["deterministic"] else "sampled actions"
                 print(f"Evaluating with {kind} (argument `deterministic`).", flush=True)
             else:
                 print(f"Evaluating {type(other).__name__}.", flush=True)
-                other.seed(self._seeds().generate_agent_instance_seed())
+                other.seed(seeds.generate_agent_instance_seed())
             if "eval_env" not in arguments:
-                arguments["eval_env"] = env = self._evaluation_env(int(arguments["n_episodes"]))
+                n_envs = max(1, min(int(arguments["n_episodes"]), EVALUATION_EPISODES))
+                env = SequentialVectorEnv([FrozenEnvFactory(self.env_factory)] * n_envs, logging_prefix="eval")
                 stack.callback(env.close)
+                env.seed([seeds.generate_env_instance_seed() for _ in range(n_envs)])
+                arguments["eval_env"] = env
             RolloutEvaluator(**arguments).evaluate(policy)
             return Evaluation(arguments["eval_env"].get_stats(LogStatsLevel.EPOCH).last_stats)
 
@@ -363,27 +369,19 @@ class TrainingRun:
         seeding = self.cfg.get("seeding")
         directory = self.run_dir / COMPARISON_DIR
         directory.mkdir(exist_ok=True)
-        with self._inside(directory, StatsContext()):
+        with self.inside(directory, StatsContext()):
             runner.setup(OmegaConf.create({"env": self.env_factory, "seeding": seeding}, flags={"allow_objects": True}))
             runner.run()
         assert runner.comparison is not None
         return runner.comparison
 
     @contextmanager
-    def inside(self, directory: Path | None = None) -> Iterator[Path]:
-        """Return a context of a call in the run's directory, or in one below, with its own statistics."""
-        directory = directory or self.run_dir
-        assert directory is not None
-        with self._inside(directory, StatsContext()):
-            yield directory
-
-    # -- helpers -------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _inside(self, directory: Path, stats: StatsContext | None = None) -> Iterator[None]:
-        stats = self._stats if stats is None else stats
+    def inside(self, directory: Path, stats: StatsContext) -> Iterator[None]:
+        """Return a context of a call in the run's directory, or in one below, with given statistics."""
         with inside_run(self.loaded, directory, self.silent, self._generators, stats), uploaded(self._uploads):
             yield
+
+    # -- helpers -------------------------------------------------------------------------------------------------
 
     def _directory(self) -> tuple[Path, ClaimedDirectory | None]:
         """Return the run's directory, and the claim on it if it is new."""
@@ -425,18 +423,11 @@ class TrainingRun:
                 f"n_steps: {type(trainer).__name__} has no fixed number of environment steps per epoch. Set "
                 "n_epochs instead."
             )
-        n_epochs = int(trainer.epochs_for(n_steps))
-        with output(self.silent):
-            epochs = f"{n_epochs} epoch{'s' if n_epochs > 1 else ''} of {trainer.steps_per_epoch:,} environment steps"
-            total = n_epochs * trainer.steps_per_epoch
-            rounded = "" if total == n_steps else f", {n_steps:,} rounded up to whole updates"
-            print(f"-> training for {epochs}: {total:,}{rounded}.", flush=True)
-        return n_epochs
+        return int(trainer.epochs_for(n_steps))
 
     def _check_arguments(self, train_kwargs: Mapping[str, Any]) -> None:
-        known = [*_named_parameters(self.runner.run), "n_steps"]
-        if any(p.kind is p.VAR_KEYWORD for p in inspect.signature(self.runner.run).parameters.values()):
-            known += [name for name in _named_parameters(self.runner.trainer.train) if name not in known]
+        signatures = map(inspect.signature, (self.runner.run, self.runner.trainer.train))
+        known = ["n_steps", *dict.fromkeys(name for signature in signatures for name in signature.parameters)]
         for name in train_kwargs:
             if name not in known:
                 raise InvalidSpecificationError(f"train: {unknown_argument(name, known)}")
@@ -492,16 +483,6 @@ class TrainingRun:
             "model_selection": None,
         }
 
-    def _seeds(self) -> MazeSeeding:
-        return MazeSeeding.configured(self.cfg.get("seeding"))
-
-    def _evaluation_env(self, n_episodes: int) -> SequentialVectorEnv:
-        n_envs = max(1, min(n_episodes, EVALUATION_EPISODES))
-        env = SequentialVectorEnv([FrozenEnvFactory(self.env_factory)] * n_envs, logging_prefix="eval")
-        seeds = self._seeds()
-        env.seed([seeds.generate_env_instance_seed() for _ in range(n_envs)])
-        return env
-
 
 class RunNotTrainedError(RunContextError, ConfigError):
     """A call needs a trained policy, but the run is not trained."""
@@ -530,8 +511,3 @@ def _connect(evaluator: RolloutEvaluator, runner: Any) -> None:
     if isinstance(evaluator.eval_env, StructuredVectorEnv):
         n_envs = evaluator.eval_env.n_envs
         evaluator.eval_env.seed([runner.maze_seeding.generate_env_instance_seed() for _ in range(n_envs)])
-
-
-def _named_parameters(function: Callable[..., Any]) -> list[str]:
-    parameters = inspect.signature(function).parameters.values()
-    return [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]

@@ -246,7 +246,9 @@ def run_packed_job(payload: bytes, directory: str) -> bytes:
     :return: The pickled `JobReturn`.
     """
     os.chdir(directory)
-    _use_one_thread()
+    n_threads = os.environ.setdefault("OMP_NUM_THREADS", "1")  # the CPUs are shared by all jobs
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(int(n_threads) if n_threads.isdecimal() else 1)
     hydra_context, config, task_function, singletons = cloudpickle.loads(payload)
     setup_globals()
     Singleton.set_state(singletons)
@@ -261,28 +263,9 @@ def run_packed_job(payload: bytes, directory: str) -> bytes:
     )
     if job_return.status is JobStatus.FAILED:
         traceback.print_exception(outcome(job_return))
-    return _packed(job_return)
-
-
-def _packed(job_return: JobReturn) -> bytes:
-    if job_return.status is JobStatus.FAILED:
         job_return.return_value = ExceptionReport(outcome(job_return)).exception
-    try:
-        packed: bytes = cloudpickle.dumps(job_return)
-    except Exception:  # pickling runs code of the returned object's class
-        job_return.return_value = ExceptionReport(
-            TypeError("The value returned by the job cannot be pickled.")
-        ).exception
-        job_return.status = JobStatus.FAILED
-        packed = cloudpickle.dumps(job_return)
+    packed: bytes = cloudpickle.dumps(job_return)
     return packed
-
-
-def _use_one_thread() -> None:
-    """Use one thread, unless `OMP_NUM_THREADS` is set: the CPUs are shared by all jobs."""
-    n_threads = os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(int(n_threads) if n_threads.isdecimal() else 1)
 
 
 def _redirect_output(directory: Path) -> None:

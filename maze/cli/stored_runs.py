@@ -13,8 +13,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from maze.cli.errors import GATE, UsageError, is_gate
 from maze.cli.hydra_setup import changed_wrappers
-from maze.cli.run_info import CONFIG_FILE
-from maze.cli.run_summary import algorithm_name
+from maze.cli.run_summary import CONFIG_FILE, algorithm_name
 from maze.core.errors import ConfigError, did_you_mean
 from maze.core.rollout.recording import TRAJECTORY_DIR
 from maze.core.trajectory_recording.datasets.minari_data import PREFIX as MINARI
@@ -28,6 +27,12 @@ from maze.serve.bundle import SHELF, PolicyBundle
 TRUST = "--trust"
 _ROOTS = ("conf_rollout", "conf_train")
 """Root configurations with a default environment."""
+_NAMING = {
+    "env": re.compile(r"env([.=@]|$)"),
+    "wrappers": re.compile("wrappers([=@]|$)"),  # single wrappers are added to those of the run
+    "model": re.compile(r"(model|critic|policy\.model|env_model)([.=@]|$)"),
+}
+"""Overrides that name a section."""
 
 
 def use_stored_run(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
@@ -46,7 +51,7 @@ def use_stored_run(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
     """
     directory = str(cfg.get("input_dir") or "")
     given = [override.lstrip("+~") for override in overrides]
-    wanted = [section for section in _taken_over(cfg, given) if not _is_named(section, given)]
+    wanted = [section for section in _taken_over(cfg, given) if not any(map(_NAMING[section].match, given))]
     if not directory or not wanted or not (Path(directory) / STORED_CONFIG).is_file():
         return []
     run = StoredRun(directory, [*packages_trusted_by(cfg), *_packages_named_in(cfg)])
@@ -76,12 +81,6 @@ def _taken_over(cfg: DictConfig, given: Sequence[str]) -> list[str]:
     if builds_model and "model" in cfg and not (is_chosen_elsewhere and "algorithm" in cfg):
         sections.append("model")
     return sections
-
-
-def _is_named(section: str, given: Sequence[str]) -> bool:
-    names = r"model|critic|policy\.model|env_model" if section == "model" else section
-    ends = "[=@]|$" if section == "wrappers" else "[.=@]|$"  # single wrappers are added to those of the run
-    return any(re.match(rf"({names})({ends})", override) for override in given)
 
 
 def _model_for(cfg: DictConfig, model: Any, run: StoredRun) -> Any:
@@ -199,8 +198,8 @@ def complete_policies(cfg: DictConfig, project: Path, overrides: Sequence[str]) 
     :raises UsageError: There is no such option and no such training run.
     """
     reader = PolicyReader(cfg, project, sections_named_by(overrides))
-    if isinstance(cfg.get("data"), str):
-        cfg.data = _from_project(cfg.data, project)
+    if isinstance(cfg.get("data"), str) and not cfg.data.startswith(MINARI):
+        cfg.data = str(project / cfg.data)
     if is_gate(cfg):
         _complete_gate(cfg, project)
         reader.where = " or ".join(GATE)
@@ -228,10 +227,6 @@ def sections_named_by(overrides: Sequence[str]) -> set[str]:
     return {override.lstrip("+~").partition("=")[0].partition(".")[0] for override in overrides}
 
 
-def _from_project(data: str, project: Path) -> str:
-    return data if data.startswith(MINARI) else str(project / data)
-
-
 def _complete_gate(cfg: DictConfig, project: Path) -> None:
     """Check that both policies are named, and replace a file of thresholds by its content."""
     for name in GATE:
@@ -243,7 +238,8 @@ def _complete_gate(cfg: DictConfig, project: Path) -> None:
         evidence = {"data": cfg.evidence} if isinstance(cfg.evidence, str) else OmegaConf.to_container(cfg.evidence)
         if not isinstance(evidence, dict) or "data" not in evidence:
             raise UsageError(f"evidence: expected a log, or a mapping with `data`, found {evidence!r}.")
-        evidence["data"] = _from_project(str(evidence["data"]), project)
+        data = str(evidence["data"])
+        evidence["data"] = data if data.startswith(MINARI) else str(project / data)
         with open_dict(cfg):
             common = {"_target_": _EVIDENCE_GATE, "policies": "${policies}", "margin": cfg.runner.margin}
             cfg.runner = {**common, "deterministic": False, **evidence}
@@ -339,7 +335,8 @@ class PolicyReader:
             return self._training_runs(path)
         is_file = path.suffix in (_BUNDLE, _SB3)
         if entry.startswith(SHELF):
-            policy = self._of_shelf(entry)
+            self.env = self.env or env_of_shelf(entry, self._named)
+            policy = {TARGET_KEY: _WHOLE_BUNDLE, "bundle": entry}
         else:
             policy = self._file(path) if is_file else self._option(entry)
         return path.stem if is_file else entry, self.planned(policy)
@@ -351,10 +348,6 @@ class PolicyReader:
         of_base = self.entry(policy["base"])[1]
         inner = of_base.get(_GROUP, of_base)
         return {**(of_base if _GROUP in of_base else {}), "policy": {**policy, "base": inner}}
-
-    def _of_shelf(self, entry: str) -> dict[str, Any]:
-        self.env = self.env or env_of_shelf(entry, self._named)
-        return {TARGET_KEY: _WHOLE_BUNDLE, "bundle": entry}
 
     def _file(self, path: Path) -> dict[str, Any]:
         if not path.is_file():
@@ -465,18 +458,12 @@ def complete_replay(cfg: DictConfig, project: Path, overrides: Sequence[str]) ->
             own.max_episode_steps = runner.get("max_episode_steps") or 0
         if own.deterministic is None:
             own.deterministic = bool(runner.get("deterministic")) if plays_on_itself else True
-        if has_what_if:
-            cfg.what_if.policy = _policy_of_what_if(cfg, project, named, stored, own.input_dir)
-
-
-def _policy_of_what_if(cfg: DictConfig, project: Path, named: set[str], stored: dict[str, Any], input_dir: str) -> Any:
-    """Return the configuration of the policy that continues the episode; `None`: the recorded actions."""
-    policy = cfg.what_if.policy
-    if policy is None:
-        return {"policy": stored["policy"], "input_dir": input_dir} if "policy" in stored else None
-    if policy == _AS_RECORDED:
-        return None
-    wanted = OmegaConf.to_container(policy, resolve=True) if OmegaConf.is_config(policy) else policy
-    reader = PolicyReader(cfg, project, {*named, "wrappers"})
-    reader.where = "what_if.policy"
-    return reader.entry(wanted)[1]
+        policy = _plain(cfg, "what_if.policy")
+        if plays_on_itself and "policy" in stored:
+            cfg.what_if.policy = {"policy": stored["policy"], "input_dir": own.input_dir}
+        elif policy == _AS_RECORDED:
+            cfg.what_if.policy = None
+        elif has_what_if and policy is not None:
+            reader = PolicyReader(cfg, project, {*named, "wrappers"})
+            reader.where = "what_if.policy"
+            cfg.what_if.policy = reader.entry(policy)[1]

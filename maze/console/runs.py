@@ -201,9 +201,7 @@ class RunConsole(LogStatsWriter):
         cells = self.cells()
         paths = list(next(iter(cells.values()), {}))
         columns = [Column(name, no_wrap=True, overflow="ellipsis") for name in ("", *paths)]
-        table = Table(
-            *columns, box=None, show_header=paths != [TRAINING], header_style="", pad_edge=False, padding=(0, 3, 0, 0)
-        )
+        table = Table(*columns, box=None, header_style="", pad_edge=False, padding=(0, 3, 0, 0))
         for label, figures in cells.items():
             table.add_row(label, *figures.values())
         if progressed.rate:
@@ -269,57 +267,37 @@ def _heading(progressed: Progressed) -> Iterator[str]:
 
 
 class LiveLine:
-    """A progress bar with a text, in one line of the terminal that stderr is.
+    """A line of the terminal that stderr is, which is drawn again and again.
 
     The calling thread draws it: a thread of its own would outlive a fork.
-
-    :param total: Number of units of work.
     """
 
-    def __init__(self, total: int) -> None:
+    def __init__(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-        from rich.table import Column
+        from rich.live import Live
 
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            TaskProgressColumn(),
-            BarColumn(bar_width=10),
-            TextColumn("{task.fields[text]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
-            console=Console(stderr=True),
-            auto_refresh=False,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
+        console = Console(stderr=True)
+        self._live = Live(
+            console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
         )
-        self._task = self._progress.add_task("", total=total, text="")
 
-    def draw(self, description: str, n_done: float, text: str) -> None:
-        """Draw the line.
+    def draw(self, text: str) -> None:
+        """Draw the line."""
+        from rich.text import Text
 
-        :param description: Name of the work.
-        :param n_done: Number of units that are done.
-        :param text: Text after the bar.
-        """
-        self._progress.update(self._task, description=description, completed=n_done, text=text)
-        if self._progress.live.is_started:
-            self._progress.refresh()
-        else:
-            self._progress.start()
+        self._live.start()
+        self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def clear(self) -> None:
         """Remove the line until it is drawn again."""
-        self._progress.stop()
+        self._live.stop()
 
 
-def live_line(total: int) -> LiveLine | None:
-    """Return a live line; `None` where stderr is not a terminal or nothing may be printed.
-
-    :param total: Number of units of work.
-    """
+def live_line() -> LiveLine | None:
+    """Return a live line; `None` where stderr is not a terminal or nothing may be printed."""
     console = active_console()
     is_quiet = console is not None and console.verbose == QUIET
-    return None if is_quiet or sys.stderr is None or not sys.stderr.isatty() else LiveLine(total)
+    return None if is_quiet or sys.stderr is None or not sys.stderr.isatty() else LiveLine()
 
 
 class Progress:
@@ -338,7 +316,7 @@ class Progress:
         self.n_done = 0
         self._line_after = max(1, -(-total // n_lines))
         self._start = self._refreshed = time.monotonic()
-        self._line = live_line(total)
+        self._line = live_line()
 
     def update(self) -> None:
         """Count one more unit as done."""
@@ -351,7 +329,7 @@ class Progress:
                 print(f"{self.description}: {state}", flush=True)
         elif now - self._refreshed >= _REFRESHED:
             self._refreshed = now
-            self._line.draw(self.description, self.n_done, state)
+            self._line.draw(f"{self.description}: {state}")
 
     def __enter__(self) -> Progress:
         return self
@@ -385,8 +363,7 @@ class TrainingProgress:
         self._refreshed = 0.0
         self._waiting: Progressed | None = None
         """The epoch that has ended and has not been evaluated yet."""
-        # An epoch, or the run if epochs are single updates.
-        self._line = live_line(epoch_length if epoch_length > 1 else n_epochs)
+        self._line = live_line()
 
     def start_epoch(self, epoch: int, update: int = 0) -> None:
         """Announce an epoch.
@@ -460,10 +437,7 @@ class TrainingProgress:
             self._console.epoch_done(progressed._replace(best=best))
 
     def training_done(self, best: str) -> None:
-        """Show the last epoch at the end of the run, independent of the interval.
-
-        :param best: The best score; empty: there is none.
-        """
+        """Show the last epoch at the end of the run, independent of the interval."""
         self.evaluated(best)
         if self._console is not None:
             self._console.finish()
@@ -476,16 +450,14 @@ class TrainingProgress:
         return self._epoch + self._update / self.epoch_length
 
     def _refresh(self) -> None:
-        if self._line is None:
-            return
-        left = self._left(self._n_epochs_done())
-        parts = [self._rate(), f"{left} left" if left else ""]
-        self._draw(", ".join(filter(None, parts)))
+        if self._line is not None:
+            left = self._left(self._n_epochs_done())
+            self._draw(", ".join(filter(None, (self._rate(), f"{left} left" if left else ""))))
 
     def _draw(self, text: str) -> None:
         assert self._line is not None
-        n_done = self._update if self.epoch_length > 1 else self._epoch + self._update
-        self._line.draw(f"epoch {self._epoch + 1}{f'/{self.n_epochs}' if self.n_epochs else ''}", n_done, text)
+        updates = f", update {self._update}/{self.epoch_length}" if self.epoch_length > 1 else ""
+        self._line.draw(f"epoch {self._epoch + 1}{f'/{self.n_epochs}' if self.n_epochs else ''}{updates}: {text}")
 
     def _rate(self) -> str:
         seconds = max(time.perf_counter() - self._epoch_start, 1e-9)

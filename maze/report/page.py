@@ -59,7 +59,6 @@ class RunData:
     def __init__(self, name: str) -> None:
         self.name = name
         self._paths: dict[str, dict[str, Any]] = {}
-        self._rows: dict[str, np.ndarray[Any, Any]] = {}
 
     @staticmethod
     def of(name: str, progress: Progress, n_points: int = MOST_POINTS) -> RunData:
@@ -72,22 +71,12 @@ class RunData:
         data = RunData(name)
         for path, statistics in progress.paths.items():
             rows = np.unique(np.linspace(0, len(statistics) - 1, min(len(statistics), n_points)).round().astype(int))
-            data._rows[path] = rows
             axes = {"step": statistics.steps, "seconds": statistics.seconds, "env_steps": statistics.env_steps}
             axes_and_columns = (
                 {n: np.asarray(v)[rows] for n, v in part.items()} for part in (axes, statistics.columns)
             )
             data.add_path(path, *axes_and_columns)
         return data
-
-    def add(self, path: str, name: str, values: np.ndarray[Any, Any]) -> None:
-        """Add a derived column.
-
-        :param path: Prefix of its rows.
-        :param name: Name of the column.
-        :param values: One for each row of the prefix, thinned rows included.
-        """
-        self._paths[path]["columns"].append([name, _encoded(values[self._rows[path]])])
 
     def add_path(
         self, path: str, axes: Mapping[str, np.ndarray[Any, Any]], columns: Mapping[str, np.ndarray[Any, Any]]
@@ -134,8 +123,7 @@ class Page:
 
         :raises OSError: It cannot be written.
         """
-        content = self.text().encode("utf-8", errors="replace")
-        write_whole(path, content)
+        write_whole(path, self.text().encode("utf-8", errors="replace"))
 
     def text(self) -> str:
         """Return the page as HTML."""
@@ -366,13 +354,14 @@ def charts_of_columns(paths: Sequence[StatisticsOfPath], run: int = 0) -> Iterat
             shares = [Series(column.rpartition(SHARE)[2], each.path, column, run=run) for each, column in ordered]
             yield Chart(name, shares, "stack")
         elif kind == "quantile":
-            lines = [_quantile_series(each, name, run) for each, column in members if column.endswith("/p50")]
-            yield Chart(name, lines)
+            median, low, high = (f"{name}/{end}" for end in ("p50", "p05", "p95"))
+            paths_of = [each.path for each, column in members if column == median]
+            yield Chart(name, [Series(path, path, median, low=low, high=high, run=run) for path in paths_of])
         elif kind == "spread":
-            lines = [_spread_series(each, name, run) for each in paths if (each, _mean(name)) in members]
+            lines = [_spread_series(each, name, run) for each in paths if (each, _of_event(name, "mean")) in members]
             if lines:
                 yield Chart(name, lines, is_spread=True)
-            lone = [column for each, column in members if _mean(name) not in each.columns]
+            lone = [column for each, column in members if _of_event(name, "mean") not in each.columns]
             for column in dict.fromkeys(lone):
                 yield _plain(column, [each for each, other in members if other == column], run)
         else:
@@ -402,10 +391,6 @@ def _kind(column: str) -> tuple[str, str]:
     return "plain", column
 
 
-def _mean(name: str) -> str:
-    return _of_event(name, "mean")
-
-
 def _of_event(name: str, statistic: str) -> str:
     """Return the column of a statistic of the event (and group) that names a chart."""
     interface, event, *group = name.split("/", 2)
@@ -417,7 +402,3 @@ def _spread_series(statistics: StatisticsOfPath, name: str, run: int) -> Series:
     known = {each: column for each, column in names.items() if column in statistics.columns}
     low, high = (known.get("min"), known.get("max")) if {"min", "max"} <= set(known) else (None, None)
     return Series(statistics.path, statistics.path, names["mean"], known.get("std"), low, high, run)
-
-
-def _quantile_series(statistics: StatisticsOfPath, name: str, run: int) -> Series:
-    return Series(statistics.path, statistics.path, f"{name}/p50", low=f"{name}/p05", high=f"{name}/p95", run=run)

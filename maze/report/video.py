@@ -72,7 +72,7 @@ def _write_mp4(
     writer.send(None)
     try:
         for frame in (first, *rest):
-            writer.send(np.ascontiguousarray(_fitted(frame, height, width)))
+            writer.send(np.ascontiguousarray(frame[:height, :width]))
     finally:
         writer.close()
 
@@ -82,20 +82,9 @@ def _write_gif(
 ) -> None:
     from PIL import Image
 
-    height, width = first.shape[:2]
-    others = [Image.fromarray(_fitted(frame, height, width)) for frame in rest]
+    others = [Image.fromarray(frame) for frame in rest]
     duration = max(20, round(1000 / frames_per_second))  # viewers slow down shorter durations
     Image.fromarray(first).save(path, save_all=True, append_images=others, duration=duration, loop=0)
-
-
-def _fitted(frame: np.ndarray[Any, Any], height: int, width: int) -> np.ndarray[Any, Any]:
-    """Crop a frame to the size of the video, or fill it up with white."""
-    if frame.shape[:2] == (height, width):
-        return frame
-    fitted = np.full((height, width, 3), 255, np.uint8)
-    part = frame[:height, :width]
-    fitted[: part.shape[0], : part.shape[1]] = part
-    return fitted
 
 
 def _encoder() -> Any:

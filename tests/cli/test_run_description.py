@@ -66,16 +66,11 @@ def commands(text: str) -> list[list[str]]:
 
 
 def test_the_printed_commands_work(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    *_, roll_out, _, _, resume = commands(info(copy / "trained", capfd))
+    _, _, compare, _, resume = commands(info(copy / "trained", capfd))
     assert "input_dir=outputs/trained" in resume
-    assert roll_out == ["policy=torch_policy", "input_dir=outputs/trained"]  # environment and model come with it
     assert main([*resume, "hydra.run.dir=resumed"]) == 0
-    quick = ("runner.n_episodes=2", "runner=sequential", "runner.max_episode_steps=5")
-    assert main([*roll_out, *quick, "hydra.run.dir=rolled_out"]) == 0
+    assert main([*compare, "runner.n_episodes=2", "runner.max_episode_steps=5", "hydra.run.dir=compared"]) == 0
     assert "ended, 4 epochs" in info("resumed", capfd)
-    (again,) = commands(info("rolled_out", capfd))
-    assert again == [*roll_out, *quick]
-    assert main([*again, "hydra.run.dir=again"]) == 0
 
 
 def damage(path: Path) -> None:
@@ -92,7 +87,7 @@ def test_a_flipped_byte_is_found_and_usable_files_are_named(copy: Path, capfd: p
     text = info(run, capfd, status=1)
     assert re.search(r"latest\.pt .*DAMAGED", text)
     assert "resume=true" not in text
-    assert "policy=torch_policy" in text, "the best model can still be rolled out"
+    assert "maze-run --play" in text, "the best model can still act"
 
 
 @pytest.mark.parametrize(
@@ -106,14 +101,14 @@ def test_a_flipped_byte_is_found_and_usable_files_are_named(copy: Path, capfd: p
     ],
     ids=["empty", "cut off", "a web page", "cut off spaces", "missing"],
 )
-def test_without_weights_or_spaces_no_rollout_command_is_printed(
+def test_without_weights_or_spaces_no_command_for_the_policy_is_printed(
     name: str, how: object, copy: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = copy / "trained" / name
     assert callable(how)
     how(path)
     text = info(copy / "trained", capfd, status=int(path.exists()))
-    assert "policy=torch_policy" not in text
+    assert "maze-run --play" not in text
 
 
 def test_damaged_logs_configurations_and_versions_are_reported(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import time
-import traceback
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -32,13 +30,14 @@ from maze.cli.sweeps.results import (
     UnknownObjectiveError,
     number_text,
     ranked,
+    results_frame,
     results_table,
     violation_text,
     write_optimum,
-    write_results,
 )
 from maze.cli.sweeps.study import Plan, SweepStudy
-from maze.core.errors import MazeError, WorkerError
+from maze.core.errors import WorkerError
+from maze.core.utils.files import write_whole
 from maze.train.trainers.common.model_selection.best_model_selection import BestScore
 from maze.train.utils.training_record import read_record
 
@@ -141,7 +140,7 @@ class SweepInProgress:
             jobs.close()
             self._write_table()
         results = self.results()
-        print(f"\n{results_table(results, maximize)}\n")
+        print(f"\n{results_table(results_frame(results, maximize))}\n")
         best = next((result for result in ranked(results, maximize) if result.objective is not None), None)
         if best is not None:
             shown = number_text(best.objective) + violation_text(best.violation)
@@ -218,7 +217,7 @@ class SweepInProgress:
         ended.duration = job.duration
         trial.runs[trial.runs.index(run)] = ended
         self.study.save(trial)
-        self._announce(trial, ended, job.job_return)
+        self._announce(trial, ended)
         value = outcome(job.job_return)
         if isinstance(value, UnknownObjectiveError) and not any(r.status == COMPLETED for r in self.study.runs):
             raise value  # a misspelt name: all other runs would fail as well
@@ -249,7 +248,7 @@ class SweepInProgress:
     def _finish_trial(self, trial: SweepTrial) -> None:
         self.study.finish(trial, self._result(trial))
 
-    def _announce(self, trial: SweepTrial, run: SweepRun, job_return: JobReturn) -> None:
+    def _announce(self, trial: SweepTrial, run: SweepRun) -> None:
         n_ended = sum(run.duration is not None for run in self.study.runs)
         seed = "" if run.seed is None else f", seed {run.seed}"
         what = f"FAILED: {run.error}" if run.status == FAILED else number_text(run.objective)
@@ -259,15 +258,12 @@ class SweepInProgress:
             f"({run.duration:.1f} s; {_shown(trial.params)})",
             flush=True,
         )
-        error = outcome(job_return)
-        is_known = isinstance(error, MazeError) or translated(error) is not None
-        if job_return.status is JobStatus.FAILED and run.status != PRUNED and not is_known:
-            traceback.print_exception(error, file=sys.stderr)
 
     def _write_table(self) -> None:
         results = self.results()
         if results:
-            write_results(self.directory, results, self.plan.maximize)
+            frame = results_frame(results, self.plan.maximize)
+            write_whole(self.directory / RESULTS_FILE, frame.to_csv(index=False))
             if not self.plan.is_grid:
                 write_optimum(self.directory, self.plan.name, results, self.plan.maximize)
         self._table_written = time.monotonic()

@@ -150,17 +150,12 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
             apply_overrides(self.hydra_context.config_loader.load_sweep_config(self.config, overrides))
 
     def _check_pruner(self, plan: Plan, seeds: Sequence[int | None]) -> None:
-        if not plan.prunes:
-            return
-        obstacle = ""
-        if not isinstance(self.launcher, LocalLauncher):
-            obstacle = "jobs must run in separate processes; use hydra/launcher=local or ray"
-        elif self.objective is not None:
-            obstacle = "trials are compared by their best evaluation; leave hydra.sweeper.objective out"
-        elif len(seeds) > 1:
-            obstacle = "trials are compared epoch by epoch, one run each; leave hydra.sweeper.n_seeds and seeds out"
-        if obstacle:
-            raise UsageError(f"hydra.sweeper.optim.pruner: to end trials early, {obstacle}.")
+        is_possible = isinstance(self.launcher, LocalLauncher) and self.objective is None and len(seeds) == 1
+        if plan.prunes and not is_possible:
+            raise UsageError(
+                "hydra.sweeper.optim.pruner: to end trials early, use hydra/launcher=local or ray, and one run per "
+                "trial (no n_seeds, no seeds), and leave hydra.sweeper.objective out."
+            )
 
 
 class GridSweep(MazeSweeper):
