@@ -132,7 +132,7 @@ def trained(name: str, run: Path, n_epochs: int = 1) -> Path:
 def loaded(run: Path) -> tuple[Any, TorchPolicy]:
     """Environment and policy of a run, as they were trained."""
     from maze.core.rollout.rollout_runner import RolloutRunner
-    from maze.core.utils.stored_run import StoredRun
+    from maze.core.utils.stored_config import StoredRun
 
     stored = StoredRun(run, TRUSTED).deployed("cpu", "state_dict.pt")
     env, policy = RolloutRunner.init_env_and_agent(stored.env, stored.wrappers or {}, 0, stored.policy, str(run))

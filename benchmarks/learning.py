@@ -246,7 +246,7 @@ def evaluate(
     The run's wrappers are around it, but for those that alter rewards or cut episodes off: these are the training's.
     """
     from maze.core.rollout.rollout_runner import RolloutRunner
-    from maze.core.utils.stored_run import StoredRun
+    from maze.core.utils.stored_config import StoredRun
     from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
     from maze.core.wrappers.wrapper import RewardWrapper
     from maze.core.wrappers.wrapper_factory import WrapperFactory

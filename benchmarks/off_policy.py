@@ -21,7 +21,15 @@ import torch
 from maze.core.agent.policy import Policy
 from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps, SubstepTable
 from maze.offline.action_probabilities import ExploringPolicy
-from maze.offline.estimate import BEHAVIOUR, ESTIMATORS, EstimationConfig, PolicyEstimate, estimate, log_probabilities
+from maze.offline.estimate import (
+    BEHAVIOUR,
+    ESTIMATORS,
+    FITTED,
+    EstimationConfig,
+    PolicyEstimate,
+    estimate,
+    log_probabilities,
+)
 from maze_envs.inventory.lost_sales import SCALE, BaseStockPolicy, LostSales
 
 GAMMA = 0.9
@@ -139,8 +147,8 @@ def main() -> None:
             results = list(pool.map(one_repetition, tasks))
     print(f"CPU seconds of a repetition (one process): {(time.process_time() - begin) / options.repetitions:.1f}")
     print(f"{'estimator':10} {'coverage':>9} {'rmse':>8} {'width':>8} {'rank':>6} {'refused':>8}")
-    for name, estimator in ESTIMATORS.items():
-        truth = {policy: values[0 if estimator.needs_values else 1] for policy, values in exact.items()}
+    for name in ESTIMATORS:
+        truth = {policy: values[0 if name in FITTED else 1] for policy, values in exact.items()}
         rows = [[entry for entry in result if entry.estimator == name] for result in results]
         given = [entry for row in rows for entry in row if not entry.refusal]
         refused = 1.0 - len(given) / sum(map(len, rows))

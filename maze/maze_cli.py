@@ -233,7 +233,7 @@ def _main(command: list[str]) -> int:
         return 0
     from maze.cli.hydra_setup import project_importable
     from maze.cli.stored_runs import remember_trust, split_trust
-    from maze.core.utils.stored_run import trusted_here, trusting
+    from maze.core.utils.stored_config import trusted_here, trusting
 
     try:
         command, trusted = split_trust(command)

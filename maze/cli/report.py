@@ -11,7 +11,7 @@ from maze.cli.errors import FlagParser
 from maze.cli.hydra_setup import value_text
 from maze.cli.run_summary import CONFIG_FILE, facts_of, find_run, is_run, record_of
 from maze.core.errors import MazeError
-from maze.core.utils.stored_run import read_plain_yaml
+from maze.core.utils.stored_config import read_plain_yaml
 from maze.report.page import Page
 from maze.report.progress import PROGRESS_FILE, read_progress
 from maze.report.run_page import REPORT_FILE, run_page

@@ -20,8 +20,14 @@ from maze.core.trajectory_recording.datasets.minari_data import PREFIX as MINARI
 from maze.core.utils.config_utils import read_config
 from maze.core.utils.factory import TARGET_KEY
 from maze.core.utils.import_guard import NEVER_WHOLE
-from maze.core.utils.stored_config import is_own_package
-from maze.core.utils.stored_run import STORED_CONFIG, StoredRun, read_plain_yaml, remember, remembered
+from maze.core.utils.stored_config import (
+    STORED_CONFIG,
+    StoredRun,
+    is_own_package,
+    read_plain_yaml,
+    remember,
+    remembered,
+)
 from maze.serve.bundle import SHELF, PolicyBundle
 
 TRUST = "--trust"

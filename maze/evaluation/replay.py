@@ -37,7 +37,7 @@ from maze.core.utils.files import aligned
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
 from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes, marked, measures_of
-from maze.utils.env_checks.acting import same
+from maze.utils.check_env import same
 
 RECORDED, REPLAYED, WHAT_IF = "recorded", "replayed", "what if"
 
@@ -164,7 +164,7 @@ def _recorded_rewards(episode: StateTrajectoryRecord) -> list[float]:
 
 
 def _events(record: StateRecord) -> Sequence[EventRecord]:
-    return [] if record.step_event_log is None else record.step_event_log.events.events
+    return [] if record.step_event_log is None else record.step_event_log.events.data
 
 
 # -- what if ----------------------------------------------------------------------------------------------------------

@@ -14,8 +14,7 @@ from maze.interop.gymnasium_export import MazeGymnasiumEnv, to_gymnasium
 if TYPE_CHECKING:
     from maze.interop.pettingzoo_env import PettingZooEnv
     from maze.interop.pettingzoo_export import to_aec, to_parallel
-    from maze.interop.sb3_policy import SB3Policy
-    from maze.interop.sb3_predictor import to_sb3
+    from maze.interop.sb3_policy import SB3Policy, to_sb3
 
 __all__ = ["MazeGymnasiumEnv", "PettingZooEnv", "SB3Policy", "to_aec", "to_gymnasium", "to_parallel", "to_sb3"]
 
@@ -24,7 +23,7 @@ _MODULES = {
     "SB3Policy": "sb3_policy",
     "to_aec": "pettingzoo_export",
     "to_parallel": "pettingzoo_export",
-    "to_sb3": "sb3_predictor",
+    "to_sb3": "sb3_policy",
 }
 
 

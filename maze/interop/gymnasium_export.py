@@ -31,8 +31,16 @@ class MazeGymnasiumEnv(gymnasium.Env[Any, Any]):
     :raises ConfigError: The environment has several actors, or no such render mode.
     """
 
-    def __init__(self, env: MazeEnv[Any], render_mode: str | None = None) -> None:
-        _require_flat(env)
+    def __init__(self, env: Any, render_mode: str | None = None) -> None:
+        if not isinstance(env, MazeEnv):
+            raise ConfigError(f"to_gymnasium: expected a Maze environment, found {type(env).__name__}.")
+        counts = env.agent_counts_dict
+        if len(env.action_spaces_dict) != 1 or any(n != 1 for n in counts.values()):
+            raise ConfigError(
+                f"to_gymnasium: {env!r} has the sub-steps {list(env.action_spaces_dict)} with {list(counts.values())} "
+                "agents. A gymnasium environment has one actor; use the flat variant of the environment, or train it "
+                "with Maze."
+            )
         self.maze_env = env
         """The Maze environment."""
         self.observation_space = env.observation_space
@@ -91,9 +99,6 @@ class MazeGymnasiumEnv(gymnasium.Env[Any, Any]):
         if hasattr(self, "_mask_name"):
             self._mask = np.asarray(observation[self._mask_name]) > 0
         return with_numbers(observation, self._discrete_keys)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.maze_env!r})"
 
 
 def to_gymnasium(env: MazeEnv[Any], render_mode: str | None = None) -> MazeGymnasiumEnv:
@@ -161,18 +166,5 @@ def with_numbers(observation: Any, keys: list[str]) -> Any:
 
 def discrete_keys(space: spaces.Space[Any]) -> list[str]:
     """Return the discrete parts of an observation space."""
-    parts = space.spaces.items() if isinstance(space, spaces.Dict) else [("observation", space)]
-    return [key for key, part in parts if isinstance(part, spaces.Discrete)]
-
-
-def _require_flat(env: MazeEnv[Any]) -> None:
-    is_maze: Any = isinstance(env, MazeEnv)
-    if not is_maze:
-        raise ConfigError(f"to_gymnasium: expected a Maze environment, found {type(env).__name__}.")
-    counts = env.agent_counts_dict
-    if len(env.action_spaces_dict) != 1 or any(n != 1 for n in counts.values()):
-        raise ConfigError(
-            f"to_gymnasium: {env!r} has the sub-steps {list(env.action_spaces_dict)} with {list(counts.values())} "
-            f"agents. A gymnasium environment has one actor; use the flat variant of the environment, or train it with "
-            f"Maze."
-        )
+    parts = space.spaces if isinstance(space, spaces.Dict) else {"observation": space}
+    return [key for key, part in parts.items() if isinstance(part, spaces.Discrete)]

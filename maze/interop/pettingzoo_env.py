@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import re
 from abc import ABC
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 
 from maze.core.annotations import override
+from maze.core.env.action_conversion import ActionConversionInterface
 from maze.core.env.base_env import TRUNCATION_KEY
 from maze.core.env.core_env import CoreEnv
 from maze.core.env.maze_action import MazeActionType
@@ -23,34 +27,13 @@ from maze.core.events.pubsub import Pubsub
 from maze.core.log_events.episode_event_log import EpisodeEventLog
 from maze.core.log_events.kpi_calculator import KpiCalculator
 from maze.core.utils.targets import locate, named_module
-from maze.core.wrappers.gym_adapters import ACTION_MASK
+from maze.core.wrappers.gym_adapters import ACTION_MASK, adapted
 from maze.core.wrappers.gym_make import import_modules
 from maze.core.wrappers.maze_gym_env_wrapper import GymActionConversion, GymObservationConversion, GymRenderer
-from maze.interop.pettingzoo_agents import AgentAdapter, actors_of, has_masks, with_unique_names
 
-
-def make_aec_env(name: str, **kwargs: Any) -> Any:
-    """Make a PettingZoo environment as an AEC environment.
-
-    :param name: See :func:`make_pettingzoo_env`.
-    :param kwargs: Its arguments.
-    :raises ConfigError: There is no such environment, a package is missing, or an argument is unknown.
-    """
-    where = f"env.name={name}"
-    require_pettingzoo(where)
-    make = _named(name, where)
-    try:
-        return as_aec(make(**kwargs))
-    except TypeError as error:
-        if not kwargs or "argument" not in str(error):
-            raise
-        raise ConfigError(f"{where}: the environment does not take the arguments {sorted(kwargs)}: {error}") from error
-    except Exception as error:
-        if not isinstance(error, ImportError | gymnasium.error.DependencyNotInstalled) and not isinstance(
-            error.__cause__, ImportError
-        ):
-            raise
-        raise ConfigImportError(f"{where} needs a package that is not installed: {error}") from error
+_NUMBERED = re.compile(r"(.*[^\d_-])[_-]?\d+")
+_MOST_RETURNS = 16
+"""Largest number of agents whose returns are KPIs."""
 
 
 def as_aec(env: Any) -> Any:
@@ -59,7 +42,6 @@ def as_aec(env: Any) -> Any:
     :param env: AEC or parallel.
     :raises ConfigError: It is neither.
     """
-    require_pettingzoo("env")
     from pettingzoo import AECEnv, ParallelEnv
     from pettingzoo.utils.conversions import parallel_to_aec
 
@@ -70,30 +52,19 @@ def as_aec(env: Any) -> Any:
     raise ConfigError(f"env: expected an AEC or parallel environment of PettingZoo, found {env!r}.")
 
 
-def require_pettingzoo(where: str) -> None:
-    """Raise a :class:`ConfigError` that names the extra if PettingZoo is not installed."""
-    if importlib.util.find_spec("pettingzoo") is None:
-        raise ConfigImportError(f"{where}: PettingZoo is not installed: {install_command('pettingzoo')}.")
-
-
-def _named(name: str, where: str) -> Callable[..., Any]:
+def _maker(name: str, where: str) -> Callable[..., Any]:
     """Return the function that makes an environment."""
-    module, colon, function = name.partition(":")
-    found: Any
-    if colon:
-        found = locate(f"{module}.{function}", where)
-        return found  # type: ignore[no-any-return]  # of another package
-    if name.startswith("mpe2/"):  # the particle environments, which are in no registry
-        module = name.replace("/", ".", 1)
-    if "." in module:
-        made = named_module(module, where)
-        for maker in ("env", "parallel_env"):
-            if callable(found := getattr(made, maker, None)):
-                return found  # type: ignore[no-any-return]
-        raise ConfigError(
-            f"{where}: `{module}` has neither a function `env` nor `parallel_env`. Name the function that makes the "
-            f"environment, {module}:<function>."
-        )
+    if ":" in name:
+        return locate(name.replace(":", "."), where)  # type: ignore[no-any-return]  # of another package
+    if "." in name or name.startswith("mpe2/"):  # the particle environments are in no registry
+        made = named_module(name.replace("/", "."), where)
+        maker = getattr(made, "env", None) or getattr(made, "parallel_env", None)
+        if maker is None:
+            raise ConfigError(
+                f"{where}: the module has neither a function `env` nor `parallel_env`. Name the function that makes "
+                f"the environment, {name}:<function>."
+            )
+        return maker  # type: ignore[no-any-return]
     import pettingzoo
 
     registered = {id.replace("-v", "_v"): id for id in pettingzoo.aec_registry}
@@ -104,13 +75,6 @@ def _named(name: str, where: str) -> Callable[..., Any]:
             "modules and functions, such as my_package.my_env_v0 or my_package.envs:make."
         )
     return functools.partial(pettingzoo.make, "aec", registered[name])
-
-
-AGAINST_RANDOM = "return_against_random"
-"""KPI: return of the learning agent in an episode in which all others act at random."""
-_RETURN = "return_"
-_MOST_RETURNS = 16
-"""Largest number of agents whose returns are KPIs."""
 
 
 def make_pettingzoo_env(
@@ -139,7 +103,17 @@ def make_pettingzoo_env(
     :raises ConfigError: There is no such environment, a package is missing, or an argument is unknown.
     """
     import_modules(further_kwargs.pop("import", None) or ())
-    make = functools.partial(make_aec_env, name, **{**(kwargs or {}), **further_kwargs})
+    where, arguments = f"env.name={name}", {**(kwargs or {}), **further_kwargs}
+    if importlib.util.find_spec("pettingzoo") is None:
+        raise ConfigImportError(f"{where}: PettingZoo is not installed: {install_command('pettingzoo')}.")
+    maker = _maker(name, where)
+
+    def make(**more: Any) -> Any:
+        try:
+            return maker(**{**arguments, **more})
+        except (TypeError, ImportError, gymnasium.error.DependencyNotInstalled) as error:
+            raise ConfigError(f"{where}: cannot be made with the arguments {arguments}: {error}") from error
+
     return PettingZooEnv(make, policies, random_opponents, drop, encode, action_mask)
 
 
@@ -184,12 +158,17 @@ class PettingZooEnv(MazeEnv["PettingZooCoreEnv"]):
         make = env if isinstance(env, type) or (callable(env) and not hasattr(env, "step")) else None
         aec_env = as_aec(env if make is None else make())
         actors = actors_of(aec_env, policies)
-        has_mask = has_masks(aec_env, list(actors)) if action_mask is None else action_mask
+        if action_mask is None:
+            aec_env.reset()
+            infos = aec_env.infos
+            action_mask = any(
+                np.size(infos.get(agent, {}).get(ACTION_MASK, ())) == getattr(aec_env.action_space(agent), "n", -1)
+                for agent in actors
+            )
         adapters: dict[StepKeyType, AgentAdapter] = {}
         for agent, actor in actors.items():
-            adapter = AgentAdapter(
-                aec_env.observation_space(agent), aec_env.action_space(agent), drop, encode, has_mask
-            )
+            sides = aec_env.observation_space(agent), aec_env.action_space(agent)
+            adapter = AgentAdapter(*sides, drop, encode, action_mask)
             known = adapters.setdefault(actor.step_key, adapter)
             own = (adapter.observation_space, adapter.action_space)
             if (known.observation_space, known.action_space) != own:
@@ -198,12 +177,142 @@ class PettingZooEnv(MazeEnv["PettingZooCoreEnv"]):
                     f"from its {own[0]} and {own[1]}."
                 )
         # the conversions of gymnasium environments need only their spaces
-        sides: dict[StepKeyType, Any] = dict(adapters)
+        conversions = {key: GymActionConversion(adapter) for key, adapter in adapters.items()}
+        heads = {(head, repr(space)) for one in conversions.values() for head, space in one.space().spaces.items()}
+        is_unique = len(dict(heads)) == len(heads)  # a model has one distribution per name
         super().__init__(
             core_env=PettingZooCoreEnv(aec_env, actors, adapters, random_opponents, make),
-            action_conversion_dict=with_unique_names({key: GymActionConversion(side) for key, side in sides.items()}),
-            observation_conversion_dict={key: GymObservationConversion(side) for key, side in sides.items()},
+            action_conversion_dict=conversions
+            if is_unique
+            else {key: RenamedActions(conversion, f"{key}_") for key, conversion in conversions.items()},
+            observation_conversion_dict={key: GymObservationConversion(adapter) for key, adapter in adapters.items()},
         )
+
+
+class AgentAdapter(gymnasium.Env[Any, Any]):
+    """Adapter of the observations and actions of the agents of one policy to spaces that networks support.
+
+    It is the environment inside of gymnasium's wrappers, if these are needed.
+
+    :param observation_space: Of the agents.
+    :param action_space: Of the agents.
+    :param drop: Observations to leave out.
+    :param encode: Number of characters or items that are encoded of a text or sequence.
+    :param has_mask: Whether their infos hold a mask of their actions.
+    """
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        drop: Sequence[str],
+        encode: Mapping[str, int] | None,
+        has_mask: bool,
+    ) -> None:
+        self._adds_mask = self._is_dict = False
+        self._all_valid = np.ones(0, np.int8)
+        if has_mask and isinstance(action_space, spaces.Discrete):
+            entries = observation_space.spaces if isinstance(observation_space, spaces.Dict) else None
+            if ACTION_MASK not in (entries or {}):
+                self._adds_mask, self._is_dict = True, entries is not None
+                self._all_valid = np.ones(int(action_space.n), np.int8)
+                mask = spaces.Box(0, 1, self._all_valid.shape, np.int8)
+                observation_space = spaces.Dict({**(entries or {"observation": observation_space}), ACTION_MASK: mask})
+        self.observation_space, self.action_space = observation_space, action_space
+        self._seen: Any = None
+        self._taken: Any = None
+        wrapped = adapted(self, drop, encode)
+        self._wrapped = None if wrapped is self else wrapped
+        if self._wrapped is not None:
+            self.observation_space, self.action_space = wrapped.observation_space, wrapped.action_space
+
+    def observed(self, observation: Any, info: Mapping[str, Any]) -> Any:
+        """Adapt an observation of PettingZoo."""
+        if self._adds_mask:
+            shown = observation if self._is_dict else {"observation": observation}
+            mask = info.get(ACTION_MASK)
+            observation = {**shown, ACTION_MASK: self._all_valid if mask is None else mask}
+        if self._wrapped is None:
+            return observation
+        self._seen = observation
+        return self._wrapped.reset()[0]
+
+    def taken(self, action: Any) -> Any:
+        """Adapt an action to PettingZoo's environment."""
+        if self._wrapped is None:
+            return action
+        self._wrapped.step(action)
+        return self._taken
+
+    @override(gymnasium.Env)
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return self._seen, {}
+
+    @override(gymnasium.Env)
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._taken = action
+        return self._seen, 0.0, False, False, {}
+
+
+class RenamedActions(ActionConversionInterface):
+    """Conversion whose actions have a prefix in their names.
+
+    :param conversion: The conversion.
+    :param prefix: The prefix.
+    """
+
+    def __init__(self, conversion: ActionConversionInterface, prefix: str) -> None:
+        self._conversion = conversion
+        self._prefix = prefix
+
+    @override(ActionConversionInterface)
+    def space_to_maze(self, action: dict[str, np.ndarray], maze_state: MazeStateType) -> MazeActionType:
+        own = {name.removeprefix(self._prefix): value for name, value in action.items()}
+        return self._conversion.space_to_maze(own, maze_state)
+
+    @override(ActionConversionInterface)
+    def maze_to_space(self, maze_action: MazeActionType) -> dict[str, np.ndarray]:
+        return {f"{self._prefix}{head}": value for head, value in self._conversion.maze_to_space(maze_action).items()}
+
+    @override(ActionConversionInterface)
+    def space(self) -> spaces.Dict:
+        return spaces.Dict({f"{self._prefix}{head}": space for head, space in self._conversion.space().items()})
+
+
+def actors_of(env: Any, policies: str | Mapping[str, str]) -> dict[str, ActorID]:
+    """Return the actor of each agent.
+
+    :param env: The environment, AEC.
+    :param policies: Shared policies, see :class:`PettingZooEnv`.
+    :raises ConfigError: The policies do not fit, or the environment does not name its agents.
+    """
+    agents = list(getattr(env, "possible_agents", None) or ())
+    if not agents:
+        raise ConfigError(f"env: {env} has no `possible_agents`, which networks are built for.")
+    keys = {agent: agent for agent in agents}
+    if isinstance(policies, Mapping):
+        keys = dict(policies)
+    elif policies == "shared":
+        keys = dict.fromkeys(agents, "agent")
+    elif policies == "by_name":
+        names = {agent: match[1] if (match := _NUMBERED.fullmatch(agent)) else agent for agent in agents}
+        found = {agent: (env.observation_space(agent), env.action_space(agent)) for agent in agents}
+        for agent, name in names.items():
+            if all(found[other] == found[agent] for other in agents if names[other] == name):
+                keys[agent] = name
+    elif policies != "separate":
+        keys = {}
+    if keys.keys() != set(agents):
+        raise ConfigError(
+            "env.policies: expected by_name, shared, separate or a policy for each of the agents "
+            f"{', '.join(agents)}, found {policies!r}."
+        )
+    counts: Counter[str] = Counter()
+    actors: dict[str, ActorID] = {}
+    for agent in agents:
+        actors[agent] = ActorID(keys[agent], counts[keys[agent]])
+        counts[keys[agent]] += 1
+    return actors
 
 
 class AgentEvents(ABC):
@@ -228,7 +337,7 @@ class AgentReturns(KpiCalculator):
             agent, value, is_against_random = (
                 record.attributes[name] for name in ("agent", "value", "is_against_random")
             )
-            kpis[AGAINST_RANDOM if is_against_random else f"{_RETURN}{agent}"] = float(value)
+            kpis["return_against_random" if is_against_random else f"return_{agent}"] = float(value)
         return kpis if len(kpis) <= _MOST_RETURNS else {}
 
 
@@ -303,25 +412,29 @@ class PettingZooCoreEnv(CoreEnv):
         self._decisions[agent] = self._n_decisions
         self._n_decisions += 1
         done_agents: list[str] = []
-        action = self._adapter(agent).taken(maze_action)
-        is_valid = self._is_valid(action)
-        reward = self._take(action, done_agents)
+        reward = self._take(self._adapter(agent).taken(maze_action), done_agents)
         reward += self._to_next_decision(done_agents)
         is_over = self._is_over()
-        is_truncated = is_over and self._choose_final_agent()
+        info = {key: value for key, value in self.env.infos.get(agent, {}).items() if key != ACTION_MASK}
+        if is_over:
+            # the last observation is that of a truncated agent, if there is any
+            acting = [one for one in self.env.agents if self._learner in (None, one)]
+            truncated = [one for one in acting if self.env.truncations[one] and not self.env.terminations[one]]
+            if acting and self._agent not in (truncated or acting):
+                self._agent = (truncated or acting)[0]
+            if truncated:
+                info[TRUNCATION_KEY] = True
+            for one in self._actors if self._learner is None else [self._learner]:
+                self.events.agent_return(one, self._returns[one], self._learner is not None)
         self._is_actor_done = agent in done_agents
         self._is_step_complete = is_over or self._agent in self._acted
         if self._is_step_complete:
-            self._shares = self._take_shares()
-        info = {key: value for key, value in self.env.infos.get(agent, {}).items() if key != ACTION_MASK}
-        if not is_valid:
-            info["error"] = f"the action {action} of {agent} is masked"
-        if is_truncated:
-            info[TRUNCATION_KEY] = True
+            # rewards of the decisions in their order, from the first one with a reward in this step
+            first = min(self._first_of_step, *self._earned, self._n_decisions)
+            self._shares = np.array([self._earned.get(number, 0.0) for number in range(first, self._n_decisions)])
+            self._earned.clear()
         if left := [self._decisions[one] for one in done_agents if one in self._decisions]:
             info[ACTORS_DONE_KEY] = [self._n_decisions - 1 - number for number in left]
-        if is_over:
-            self._fire_returns()
         return self._observed(), reward, is_over, info
 
     # -- PettingZoo's turns --------------------------------------------------------------------------------------------
@@ -363,42 +476,18 @@ class PettingZooCoreEnv(CoreEnv):
                 self._over.add(agent)
                 env.step(None)
             elif self._learner is not None and agent != self._learner:
-                reward += self._take(self._random_action(agent), done_agents)
+                space = env.action_space(agent)
+                space.seed(int(self._rng.integers(2**31)))
+                mask = self._mask(agent)
+                action = space.sample() if mask is None else space.sample(np.asarray(mask, np.int8))
+                reward += self._take(action, done_agents)
             else:
                 self._agent = agent
                 break
         return reward
 
     def _is_over(self) -> bool:
-        if self._learner is not None and self._learner in self._over:
-            return True
-        return all(agent in self._over for agent in self.env.agents)
-
-    def _choose_final_agent(self) -> bool:
-        """Select a truncated agent for the last observation, if there is any.
-
-        :return: Whether there is one.
-        """
-        env = self.env
-        acting = [agent for agent in env.agents if self._learner in (None, agent)]
-        truncated = [agent for agent in acting if env.truncations[agent] and not env.terminations[agent]]
-        if acting and self._agent not in (truncated or acting):
-            self._agent = (truncated or acting)[0]
-        return bool(truncated)
-
-    def _random_action(self, agent: str) -> Any:
-        space = self.env.action_space(agent)
-        space.seed(int(self._rng.integers(2**31)))
-        mask = self._mask(agent)
-        return space.sample() if mask is None else space.sample(np.asarray(mask, np.int8))
-
-    def _is_valid(self, action: Any) -> bool:
-        """Return whether the mask of the observation allows an action."""
-        mask = self._maze_state.get(ACTION_MASK) if isinstance(self._maze_state, Mapping) else None
-        if mask is None or not isinstance(action, int):
-            return True
-        index = action - int(getattr(self.env.action_space(self._agent), "start", 0))
-        return not (0 <= index < len(mask)) or bool(mask[index])
+        return self._learner in self._over or all(agent in self._over for agent in self.env.agents)
 
     def _mask(self, agent: str) -> Any:
         observation = self.env.observe(agent)
@@ -413,24 +502,6 @@ class PettingZooCoreEnv(CoreEnv):
 
     def _adapter(self, agent: str) -> AgentAdapter:
         return self._adapters[self._actors[agent].step_key]
-
-    # -- rewards -------------------------------------------------------------------------------------------------------
-
-    def _take_shares(self) -> np.ndarray:
-        """Return the rewards of decisions in their order, from the first one with a reward in this step."""
-        first = min(self._first_of_step, *self._earned) if self._earned else self._first_of_step
-        shares = np.zeros(self._n_decisions - first)
-        for number, earned in self._earned.items():
-            shares[number - first] = earned
-        self._earned.clear()
-        return shares
-
-    def _fire_returns(self) -> None:
-        if self._learner is not None:
-            self.events.agent_return(self._learner, self._returns[self._learner], True)
-            return
-        for agent, value in self._returns.items():
-            self.events.agent_return(agent, value, False)
 
     # -- a core environment --------------------------------------------------------------------------------------------
 
@@ -467,10 +538,7 @@ class PettingZooCoreEnv(CoreEnv):
     @property
     @override(CoreEnv)
     def agent_counts_dict(self) -> dict[StepKeyType, int]:
-        counts: dict[StepKeyType, int] = {}
-        for actor in self._actors.values():
-            counts[actor.step_key] = counts.get(actor.step_key, 0) + 1
-        return counts
+        return dict(Counter(actor.step_key for actor in self._actors.values()))
 
     @override(CoreEnv)
     def get_renderer(self) -> GymRenderer:
@@ -496,6 +564,3 @@ class PettingZooCoreEnv(CoreEnv):
             raise ConfigError(f"{self!r} was not made by name; make it with render_mode={render_mode!r} yourself.")
         self.env.close()
         self.env = self.renderer.env = as_aec(self._make(render_mode=render_mode))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.env})"

@@ -45,9 +45,6 @@ class MazeAECEnv(AECEnv):
 
     def __init__(self, env: MazeEnv[Any], render_mode: str | None = None) -> None:
         super().__init__()
-        is_maze: Any = isinstance(env, MazeEnv)
-        if not is_maze:
-            raise ConfigError(f"to_aec: expected a Maze environment, found {type(env).__name__}.")
         if render_mode not in (None, *RENDER_MODES):
             raise ConfigError(f"to_aec: `render_mode` must be one of {RENDER_MODES}, found {render_mode!r}.")
         self.maze_env = env
@@ -73,7 +70,13 @@ class MazeAECEnv(AECEnv):
             self._action_spaces[key] = space
             if isinstance(space, spaces.Dict) and len(space.spaces) == 1:
                 ((self._heads[key], self._action_spaces[key]),) = space.spaces.items()
-        self._masks = {key: _masks(env, key) for key in env.action_spaces_dict}
+        self._masks: dict[StepKeyType, dict[str, str]] = {}
+        for key, space in env.observation_spaces_dict.items():
+            inner: Any = env
+            while not isinstance(inner.action_spaces_dict[key], spaces.Dict):
+                inner = inner.env
+            masks = mask_heads(space, inner.action_spaces_dict[key]) if isinstance(space, spaces.Dict) else {}
+            self._masks[key] = {head: mask for mask, head in masks.items()}
         self._discrete = {key: discrete_keys(space) for key, space in env.observation_spaces_dict.items()}
         self._observations: dict[str, Any] = {}
         self._order: list[str] = []
@@ -90,8 +93,6 @@ class MazeAECEnv(AECEnv):
 
     def observe(self, agent: str) -> Any:
         """Return the last observation of an agent."""
-        if agent not in self._observations:
-            self._observations[agent] = _zeros(self.observation_space(agent))
         return self._observations[agent]
 
     @override(AECEnv)
@@ -118,8 +119,24 @@ class MazeAECEnv(AECEnv):
         env_time = self.maze_env.get_env_time()
         head = self._heads.get(self._step_key(agent))
         observation, reward, done, info = self.maze_env.step(action if head is None else {head: action})
-        self._give(float(reward), bool(done) or self.maze_env.get_env_time() != env_time)
-        self._end(agent, bool(done), info)
+        self._clear_rewards()
+        self._pending += float(reward)
+        if done or self.maze_env.get_env_time() != env_time:  # the environment step is complete
+            own = self.maze_env.get_actor_rewards()
+            if own is None:
+                self.rewards = dict.fromkeys(self.agents, self._pending)
+            else:
+                for name, earned in zip(reversed(self._order), reversed(np.ravel(own)), strict=False):
+                    if name in self.rewards:
+                        self.rewards[name] += float(earned)
+            self._pending = 0.0
+        left = [self._order[-1 - ago] for ago in info.get(ACTORS_DONE_KEY, ()) if ago < len(self._order)]
+        if self.maze_env.is_actor_done():
+            left.append(agent)
+        self.terminations.update({name: True for name in left if name in self.terminations})
+        if done:
+            ends = self.truncations if is_truncated(done, info) else self.terminations
+            ends.update({name: True for name in self.agents if not self.terminations[name]})
         self._accumulate_rewards()
         self._turn_to_next(observation)
         if self.render_mode == "human":
@@ -133,54 +150,30 @@ class MazeAECEnv(AECEnv):
         """Close the Maze environment."""
         self.maze_env.close()
 
-    def _give(self, reward: float, is_complete: bool) -> None:
-        self._clear_rewards()
-        self._pending += reward
-        if not is_complete:
-            return
-        own = self.maze_env.get_actor_rewards()
-        if own is None:
-            self.rewards = dict.fromkeys(self.agents, self._pending)
-        else:
-            for agent, earned in zip(reversed(self._order), reversed(np.ravel(own)), strict=False):
-                if agent in self.rewards:
-                    self.rewards[agent] += float(earned)
-        self._pending = 0.0
-
-    def _end(self, agent: str, done: bool, info: Mapping[Any, Any]) -> None:
-        """Set terminations and truncations."""
-        left = [self._order[-1 - ago] for ago in info.get(ACTORS_DONE_KEY, ()) if ago < len(self._order)]
-        if self.maze_env.is_actor_done():
-            left.append(agent)
-        for name in left:
-            if name in self.terminations:
-                self.terminations[name] = True
-        if done:
-            ends = self.truncations if is_truncated(done, info) else self.terminations
-            ends.update({name: True for name in self.agents if not self.terminations[name]})
-
     def _turn_to_next(self, observation: Any) -> None:
         """Set the observation of the next actor; agents that are done take their last steps first."""
         actor = self.maze_env.actor_id()
         agent = self._name(actor)
-        if agent not in self.agents and not self._is_all_over():
+        over = [name for name in self.agents if self.terminations[name] or self.truncations[name]]
+        if agent not in self.agents and (not over or over != self.agents):
             self._enter(agent)
         if agent in self.agents:
             numbers = self._discrete[actor.step_key]
             self._observations[agent] = observation = with_numbers(observation, numbers)
-            if (mask := self._mask(actor.step_key, observation)) is not None:
-                self.infos[agent] = {ACTION_MASK: mask}
+            if masks := self._masks[actor.step_key]:
+                valid = {head: (np.asarray(observation[mask]) > 0).astype(np.int8) for head, mask in masks.items()}
+                space = self._action_spaces[actor.step_key]
+                of_heads = {head: valid.get(head) for head in space.spaces} if isinstance(space, spaces.Dict) else None
+                self.infos[agent] = {ACTION_MASK: of_heads or next(iter(valid.values()))}
             self.agent_selection = agent
-        if any(self.terminations[name] or self.truncations[name] for name in self.agents):
+        if over:
             if agent not in self.agents:
                 self.agent_selection = self.agents[0]
             self._deads_step_first()
 
-    def _is_all_over(self) -> bool:
-        return bool(self.agents) and all(self.terminations[name] or self.truncations[name] for name in self.agents)
-
     def _enter(self, agent: str) -> None:
         self.agents.append(agent)
+        self._observations[agent] = _zeros(self.observation_space(agent))
         self.rewards[agent] = self._cumulative_rewards[agent] = 0.0
         self.terminations[agent] = self.truncations[agent] = False
         self.infos[agent] = {}
@@ -190,19 +183,6 @@ class MazeAECEnv(AECEnv):
 
     def _step_key(self, agent: str) -> StepKeyType:
         return self._step_keys[agent.rpartition("_")[0]]
-
-    def _mask(self, step_key: StepKeyType, observation: Any) -> Any:
-        masks = self._masks[step_key]
-        if not masks:
-            return None
-        of_heads = {head: np.asarray(np.asarray(observation[mask]) > 0, np.int8) for head, mask in masks.items()}
-        space = self._action_spaces[step_key]
-        if not isinstance(space, spaces.Dict):
-            return next(iter(of_heads.values()))
-        return {head: of_heads.get(head) for head in space.spaces}
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.maze_env!r})"
 
 
 class MazeParallelEnv(turn_based_aec_to_parallel_wrapper):
@@ -264,16 +244,6 @@ def to_parallel(env: MazeEnv[Any], render_mode: str | None = None) -> MazeParall
 
 def _prefix(step_key: StepKeyType) -> str:
     return f"step_{step_key}" if isinstance(step_key, int) else step_key
-
-
-def _masks(env: Any, step_key: StepKeyType) -> dict[str, str]:
-    """Return the mask of each action head in a sub-step."""
-    inner, observation_space = env, env.observation_spaces_dict[step_key]
-    while not isinstance(inner.action_spaces_dict[step_key], spaces.Dict):
-        inner = inner.env
-    if not isinstance(observation_space, spaces.Dict):
-        return {}
-    return {head: mask for mask, head in mask_heads(observation_space, inner.action_spaces_dict[step_key]).items()}
 
 
 def _zeros(space: spaces.Space[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Models of stable-baselines3 and sb3-contrib as Maze policies."""
+"""Models of stable-baselines3 and sb3-contrib as Maze policies, and Maze policies as such models."""
 
 from __future__ import annotations
 
@@ -10,20 +10,27 @@ import json
 import pickle
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
 
 from maze.core.agent.policy import Policy
 from maze.core.annotations import override
+from maze.core.env.space_arrays import ActionBounds, split_rows
 from maze.core.env.structured_env import ActorID, StepKeyType
-from maze.core.errors import CheckpointError, ConfigError, ConfigImportError, install_command
+from maze.core.errors import CheckpointError, ConfigError, ConfigImportError, EnvironmentContractError, install_command
+from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.utils.checkpoint import load_state
+from maze.core.utils.factory import Factory
+from maze.core.wrappers.gym_adapters import action_leaves, adapted, gym_env_name
+from maze.core.wrappers.maze_gym_env_wrapper import GymActionConversion, GymObservationConversion
 from maze.interop.gymnasium_export import mask_heads
 
 _PACKAGES = ("stable_baselines3", "sb3_contrib")
@@ -68,14 +75,49 @@ class SB3Policy(Policy):
         path = Path(path)
         path = path if path.exists() or path.suffix else path.with_suffix(".zip")
         step_key, self._head, self._mask = _fitting_entries(observation_spaces_dict, action_spaces_dict)
-        stored = _read(path, allow_pickle)
-        self._observed, observation_space = _observed(stored, observation_spaces_dict[step_key], path)
+        try:
+            with zipfile.ZipFile(path) as archive:
+                text, weights = archive.read("data").decode(), archive.read("policy.pth")
+            described = json.loads(text)
+        except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
+            raise CheckpointError(
+                f"policy.path: {path} is not a model saved by model.save(...) of stable-baselines3 ({error})."
+            ) from error
+        if allow_pickle:
+            from stable_baselines3.common.save_util import json_to_data
+
+            data = json_to_data(text)
+            policy_class, kwargs = data["policy_class"], dict(data.get("policy_kwargs") or {})
+        else:
+            policy_class, kwargs = _described_policy(described, path)
+        self._observed, observation_space = _observed(
+            described.get("observation_space"), observation_spaces_dict[step_key], path
+        )
         self._takes_dict = isinstance(observation_space, spaces.Dict)
         action_space = action_spaces_dict[step_key].spaces[self._head]
-        self.sb3_policy: Any = _built(stored, observation_space, action_space, path, device)
-        """The policy of stable-baselines3."""
+        kwargs = {key: value for key, value in kwargs.items() if key not in _NOT_FOR_ACTING}
+        if described.get("use_sde"):
+            kwargs.setdefault("use_sde", True)
+        if "lr_schedule" in inspect.signature(policy_class).parameters:  # not for ARS
+            kwargs["lr_schedule"] = lambda _: 0.0
+        try:
+            self.sb3_policy: Any = policy_class(observation_space, action_space, **kwargs)
+            """The policy of stable-baselines3."""
+            self.sb3_policy.load_state_dict(dict(load_state(io.BytesIO(weights))))
+        except (RuntimeError, TypeError, AssertionError, ValueError) as error:
+            raise CheckpointError(
+                f"{path}: the model does not fit this environment with the spaces {observation_space} and "
+                f"{action_space}: {error}"
+            ) from error
+        self.sb3_policy.set_training_mode(False)
+        self.sb3_policy.to(device)
         self._takes_mask = "action_masks" in inspect.signature(self.sb3_policy.predict).parameters
-        self._normalization = None if normalization is None else _normalization(Path(normalization), allow_pickle)
+        self._normalization: Any = None
+        if normalization is not None:
+            if not allow_pickle:
+                raise _needs_pickle(Path(normalization), "it is a pickle of VecNormalize")
+            with Path(normalization).open("rb") as file:
+                self._normalization = pickle.load(file)
         self._state: Any = None
         self._is_start = np.ones(1, bool)
         self._generators = torch.random.get_rng_state()
@@ -122,59 +164,23 @@ class SB3Policy(Policy):
             torch.random.set_rng_state(before)
 
 
-class _Stored(NamedTuple):
-    """The parts of a file that acting needs."""
-
-    described: Mapping[str, Any]
-    """The JSON, in which pickled values have a description."""
-    policy_class: type[Any]
-    policy_kwargs: Mapping[str, Any]
-    weights: Mapping[str, Any]
-
-
-def _read(path: Path, allow_pickle: bool) -> _Stored:
-    """Read a file, its pickles only with `allow_pickle`."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            text, weights = archive.read("data").decode(), archive.read("policy.pth")
-        described = json.loads(text)
-    except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
-        raise CheckpointError(
-            f"policy.path: {path} is not a model saved by model.save(...) of stable-baselines3 ({error})."
-        ) from error
-    if allow_pickle:
-        from stable_baselines3.common.save_util import json_to_data
-
-        data = json_to_data(text)
-        policy_class, policy_kwargs = data["policy_class"], data.get("policy_kwargs") or {}
-    else:
-        policy_class = _class_of(described.get("policy_class"), path)
-        policy_kwargs = {
-            key: _plain(key, value, path)
-            for key, value in (described.get("policy_kwargs") or {}).items()
-            if not key.startswith(":") and key not in _NOT_FOR_ACTING
-        }
-    return _Stored(described, policy_class, policy_kwargs, load_state(io.BytesIO(weights)))
-
-
-def _class_of(described: Any, path: Path) -> type[Any]:
-    """Return the class of a policy, which its file describes by the text of one of its methods."""
-    described = described if isinstance(described, Mapping) else {}
-    owner = _OWNER_OF_INIT.match(str(described.get("__init__")))
-    module = str(described.get("__module__"))
-    if owner is not None:
-        return _looked_up(f"{module}.{owner[1]}", path)
-    raise _needs_pickle(path, f"its policy is of a class in {module} without a description")
-
-
-def _plain(key: str, value: Any, path: Path) -> Any:
-    """Return an argument of the policy, which its file describes as JSON or, for classes, as text."""
-    if not isinstance(value, str) or not value.startswith("<"):
-        return value
-    named = _CLASS.fullmatch(value)
-    if named is None:
-        raise _needs_pickle(path, f"its policy_kwargs.{key} is {value}")
-    return _looked_up(named[1], path)
+def _described_policy(described: Any, path: Path) -> tuple[type[Any], dict[str, Any]]:
+    """Return the class and the arguments of a policy, which its file describes as JSON and, for classes, as text."""
+    policy = described.get("policy_class")
+    policy = policy if isinstance(policy, Mapping) else {}
+    owner = _OWNER_OF_INIT.match(str(policy.get("__init__")))
+    if owner is None:
+        raise _needs_pickle(path, f"its policy is of a class in {policy.get('__module__')} without a description")
+    kwargs = {}
+    for key, value in (described.get("policy_kwargs") or {}).items():
+        if key.startswith(":") or key in _NOT_FOR_ACTING:
+            continue
+        kwargs[key] = value
+        if isinstance(value, str) and value.startswith("<"):
+            if (named := _CLASS.fullmatch(value)) is None:
+                raise _needs_pickle(path, f"its policy_kwargs.{key} is {value}")
+            kwargs[key] = _looked_up(named[1], path)
+    return _looked_up(f"{policy.get('__module__')}.{owner[1]}", path), kwargs
 
 
 def _looked_up(name: str, path: Path) -> type[Any]:
@@ -222,9 +228,11 @@ def _fitting_entries(observation_spaces: Any, action_spaces: Any) -> tuple[Any, 
     return step_key, head, next(iter(mask_heads(observation_space, action_space)), None)
 
 
-def _observed(stored: _Stored, space: spaces.Dict, path: Path) -> tuple[list[str], spaces.Space[Any]]:
-    """Return the observations of the model, and its observation space."""
-    described = stored.described.get("observation_space")
+def _observed(described: Any, space: spaces.Dict, path: Path) -> tuple[list[str], spaces.Space[Any]]:
+    """Return the observations of the model, and its observation space.
+
+    :param described: Description of its space.
+    """
     described = described if isinstance(described, Mapping) else {}
     if str(described.get(":type:")).endswith(".Dict'>"):
         # the entries are described as text; their names are parsed
@@ -245,35 +253,218 @@ def _observed(stored: _Stored, space: spaces.Dict, path: Path) -> tuple[list[str
     return names, own
 
 
-def _built(stored: _Stored, observation_space: Any, action_space: Any, path: Path, device: str) -> Any:
-    """Build the policy with its weights."""
-    kwargs = dict(stored.policy_kwargs)
-    for name in _NOT_FOR_ACTING:
-        kwargs.pop(name, None)
-    if stored.described.get("use_sde") and "use_sde" not in kwargs:
-        kwargs["use_sde"] = True
-    if "lr_schedule" in inspect.signature(stored.policy_class).parameters:  # not for ARS
-        kwargs["lr_schedule"] = lambda _: 0.0
-    try:
-        policy: Any = stored.policy_class(observation_space, action_space, **kwargs)
-        policy.load_state_dict(dict(stored.weights))
-    except (RuntimeError, TypeError, AssertionError, ValueError) as error:
-        raise CheckpointError(
-            f"{path}: the model does not fit this environment with the spaces {observation_space} and "
-            f"{action_space}: {error}"
-        ) from error
-    policy.set_training_mode(False)
-    return policy.to(device)
+# -- Maze policies in stable-baselines3 --------------------------------------------------------------------------------
 
 
-def _normalization(path: Path, allow_pickle: bool) -> Any:
-    if not allow_pickle:
-        raise CheckpointError(
-            f"{path}: files of VecNormalize can only be loaded by running code in them. If you trust the file, set "
-            "policy.allow_pickle=true."
+class SB3Predictor:
+    """A policy with the `predict` method of stable-baselines3 models: for `evaluate_policy`, `VecVideoRecorder`, ...
+
+    :param policy: A policy that needs observations only.
+    :param actor_id: The actor that it acts for.
+    :param shapes: Shapes of its observations, by name, without the batch dimension.
+    :param heads: Conversion of the policy's actions `[n_envs, ...]` to the environment's, by action head: clips them,
+        as models of stable-baselines3 do.
+    :param packs_actions: Whether actions with one head are dictionaries, too.
+    :raises ConfigError: The policy needs the environment or its state.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        actor_id: ActorID,
+        shapes: Mapping[str, tuple[int, ...]],
+        heads: Mapping[str, Callable[[np.ndarray], np.ndarray]],
+        packs_actions: bool = False,
+    ) -> None:
+        if not getattr(policy, "is_recurrent", False) and (policy.needs_state() or policy.needs_env()):
+            raise ConfigError(
+                f"to_sb3: {type(policy).__name__} needs the environment or its state, but `predict` gets only "
+                "observations."
+            )
+        self.policy = policy
+        """The Maze policy."""
+        self._actor_id = actor_id
+        self._shapes = dict(shapes)
+        self._heads = dict(heads)
+        self._packs_actions = packs_actions or len(self._heads) > 1
+
+    def predict(
+        self,
+        observation: Any,
+        state: Any = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+    ) -> tuple[Any, Any]:
+        """Compute actions.
+
+        :param observation: An array, or a dictionary of arrays, of one environment or of several, `[n_envs, ...]`.
+        :param state: The state returned with the previous actions: hidden states `[n_envs, size]` of a recurrent policy
+            by key. For other policies it is returned unchanged.
+        :param episode_start: Whether an episode begins, `[n_envs]`: resets the state of a recurrent policy.
+        :param deterministic: Take deterministic actions instead of sampling.
+        :return: Actions, `[n_envs, ...]` for several environments, and the state. Dictionary actions are a list, one
+            for each environment.
+        :raises EnvironmentContractError: An observation or a hidden state is missing, or has another shape.
+        """
+        entries = self._entries(observation)
+        is_batch = all(value.ndim > len(self._shapes[name]) for name, value in entries.items())
+        for name, value in entries.items():
+            if value.shape[int(is_batch) :] != self._shapes[name]:
+                shape = self._shapes[name]
+                raise EnvironmentContractError(
+                    f"predict: expected the observation `{name}` in the shape {shape}, or, for all observations, "
+                    f"{('n_envs', *shape)}, found {value.shape}."
+                )
+        batch = {name: value if is_batch else value[np.newaxis] for name, value in entries.items()}
+        if getattr(self.policy, "is_recurrent", False):
+            state = self._states(state, episode_start, len(next(iter(batch.values()))))
+        chosen = self._actions(batch, deterministic, state)
+        actions = {head: convert(chosen[head]) for head, convert in self._heads.items()}
+        rows: Any = next(iter(actions.values()))
+        if self._packs_actions:
+            rows = split_rows(actions)
+        return (rows if is_batch else rows[0]), state
+
+    def seed(self, seed: int) -> None:
+        """Seed the policy's generators."""
+        self.policy.seed(seed)
+
+    def _states(self, state: Any, episode_start: np.ndarray | None, n_rows: int) -> dict[str, np.ndarray]:
+        """Return hidden states `[n_rows, size]` by key, which the recurrent policy overwrites."""
+        policy: Any = self.policy
+        states = {key: np.zeros((n_rows, size), np.float32) for key, size in policy.state_sizes(self._actor_id).items()}
+        for key, array in states.items():
+            if state is not None:
+                found = np.shape(state[key]) if isinstance(state, Mapping) and key in state else None
+                if found != array.shape:
+                    raise EnvironmentContractError(
+                        f"predict: expected the `state` of the previous call, `{key}` in the shape {array.shape}, "
+                        f"found {found}."
+                    )
+                array[...] = state[key]
+            if episode_start is not None:
+                array[np.asarray(episode_start, np.bool_)] = 0.0
+        return states
+
+    def _actions(self, batch: dict[str, np.ndarray], deterministic: bool, state: Any) -> dict[str, np.ndarray]:
+        compute_actions: Any = getattr(self.policy, "compute_actions", None)
+        if compute_actions is not None:
+            more = {"states": state} if getattr(self.policy, "is_recurrent", False) else {}
+            chosen: dict[str, np.ndarray] = compute_actions(batch, self._actor_id, deterministic, **more)
+            return chosen
+        observations = split_rows(batch)
+        rows = [self.policy.compute_action(row, None, None, self._actor_id, deterministic) for row in observations]
+        return {head: np.stack([np.asarray(row[head]) for row in rows]) for head in self._heads}
+
+    def _entries(self, observation: Any) -> dict[str, np.ndarray]:
+        if not isinstance(observation, Mapping):
+            if len(self._shapes) != 1:
+                raise EnvironmentContractError(
+                    f"predict: expected a dictionary with the observations {', '.join(self._shapes)}, found one array."
+                )
+            observation = {next(iter(self._shapes)): observation}
+        if missing := [name for name in self._shapes if name not in observation]:
+            raise EnvironmentContractError(
+                f"predict: the observation {', '.join(missing)} is missing; there are {', '.join(observation)}."
+            )
+        return {name: np.asarray(observation[name]) for name in self._shapes}
+
+
+def to_sb3(policy: Policy | str | Path, env: Any = None, trusted_packages: Sequence[str] = ()) -> SB3Predictor:
+    """Give a Maze policy the method `predict(observation, state, episode_start, deterministic)`.
+
+    Observations are those of the environment with the wrappers that the policy was trained with, as
+    :func:`~maze.interop.to_gymnasium` exports it, single or dictionaries. Continuous actions are clipped to the action
+    space.
+
+    :param policy: A policy, the directory of a training run, or the file of a policy bundle.
+    :param env: The environment of the caller: of Maze, exported or not, or of gymnasium. Actions are elements of its
+        action space: dictionaries if it is one, counted from the `start` of a `Discrete` space of gymnasium. Required
+        for a policy object, unless it was loaded from a run.
+    :param trusted_packages: Further packages that the configuration of a run may name.
+    :raises ConfigError: Spaces are unknown, there are several actors with different spaces, or the actions are not
+        those of `env`.
+    :raises CheckpointError: The run, or the bundle, cannot be read.
+    """
+    acted_in = getattr(env, "maze_env", env)
+    packs_actions = acted_in is not None and isinstance(acted_in.action_space, spaces.Dict)
+    foreign = None
+    if isinstance(acted_in, gymnasium.Env):
+        foreign = adapted(acted_in)
+        known: Any = tuple(
+            {0: conversion(foreign).space()} for conversion in (GymObservationConversion, GymActionConversion)
         )
-    try:
-        with path.open("rb") as file:
-            return pickle.load(file)
-    except Exception as error:
-        raise CheckpointError(f"policy.normalization: {path} cannot be loaded: {error}") from error
+    else:
+        known = _spaces_of(acted_in) if acted_in is not None else None
+    if isinstance(policy, str | Path):
+        path = Path(policy)
+        if path.is_file():
+            bundled: Any = Factory(Policy).instantiate(  # type: ignore[type-abstract]  # a concrete one
+                {"_target_": "maze.serve.policy.BundlePolicy", "bundle": str(path)}
+            )
+            step_key, step = next(iter(bundled.bundle.steps.items()))
+            shapes = {name: tuple(shape) for name, shape in step.inputs.items()}
+            described = bundled.bundle.card["steps"][0]["heads"]
+            heads = _heads({head: _space_of(described[head]) for head in step.heads}, foreign)
+            return SB3Predictor(bundled, ActorID(step_key, 0), shapes, heads, packs_actions)
+        own_env, policy = RolloutRunner.init_stored_env_and_agent(path, trusted_packages)
+        known = _spaces_of(own_env)
+        own_env.close()
+    elif known is None and (stored := getattr(policy, "spaces", None)) is not None:
+        known = (stored.observation_spaces_dict, stored.action_spaces_dict)
+    if known is None:
+        raise ConfigError("to_sb3: name the environment that the policy acts in, to_sb3(policy, env).")
+    observation_spaces, action_spaces = known
+    if len(action_spaces) != 1:
+        raise ConfigError(
+            f"to_sb3: the policy acts in the sub-steps {list(action_spaces)}, and models of stable-baselines3 in one."
+        )
+    ((step_key, observation_space),) = observation_spaces.items()
+    shapes = {name: tuple(space.shape or ()) for name, space in observation_space.spaces.items()}
+    heads = _heads(action_spaces[step_key].spaces, foreign)
+    return SB3Predictor(policy, ActorID(step_key, 0), shapes, heads, packs_actions)
+
+
+def _heads(
+    action_space: Mapping[str, spaces.Space[Any]], foreign: Any
+) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
+    """Return the conversion of the policy's actions to the environment's, by head.
+
+    :param action_space: Spaces of the policy's heads.
+    :param foreign: The gymnasium environment of the caller; `None`: it is one of Maze.
+    """
+    bounds = ActionBounds(spaces.Dict(dict(action_space)))
+    if foreign is None:
+        return {head: partial(bounds.clip_rows, head) for head in action_space}
+    leaves = action_leaves(foreign.action_space)[1]
+    expected = {head: leaf.space.shape for head, leaf in leaves.items()}
+    found = {head: space.shape for head, space in action_space.items()}
+    if found != expected:
+        raise ConfigError(
+            f"to_sb3: the policy chooses actions of the shapes {found}, and {gym_env_name(foreign)} takes {expected}. "
+            "Give the environment with the wrappers that the policy was trained with, exported by to_gymnasium."
+        )
+
+    def convert(head: str, values: np.ndarray) -> np.ndarray:
+        return leaves[head].batch_to_gym(bounds.clip_rows(head, values))
+
+    return {head: partial(convert, head) for head in action_space}
+
+
+def _space_of(described: Mapping[str, Any]) -> spaces.Space[Any]:
+    """Return the space of a bundle's head as a box, of which only the shape matters for discrete heads."""
+    shape = tuple(described["shape"])
+    low, high = (np.array(described.get(bound), np.float64) for bound in ("low", "high"))  # null, unbounded, is NaN
+    low, high = np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
+    return spaces.Box(np.broadcast_to(low, shape), np.broadcast_to(high, shape), dtype=np.float64)
+
+
+def _spaces_of(env: Any) -> tuple[Mapping[Any, Any], Mapping[Any, Any]]:
+    """Return observation and action spaces by step key, inside of wrappers that remove dictionaries."""
+    found = []
+    for name in ("observation_spaces_dict", "action_spaces_dict"):
+        inner = env
+        while not all(isinstance(space, spaces.Dict) for space in getattr(inner, name).values()):
+            inner = inner.env
+        found.append(getattr(inner, name))
+    return found[0], found[1]

@@ -1,9 +1,24 @@
-"""Estimates of what policies would have achieved in logged episodes, with intervals, or a reason why there are none."""
+"""Estimates of what policies would have achieved in logged episodes, with intervals, or a reason why there are none.
+
+Arrays of the estimators are `[n_episodes, horizon]`, a column for each decision; behind the end of an episode ratios
+are 1 and everything else is 0. `rewards` are discounted to the start of the episode (`gamma**t * r_t`), and so are the
+values `q` `Q(s_t, a_t)` and `v` `V(s_t)` of the evaluated policy; `v` has one more column, for what follows the last
+decision of truncated episodes. `ratios` are the probability of each action under the evaluated policy, divided by that
+under the policy that acted.
+
+`weights` `[n_samples, n_episodes]` count how often each episode occurs in bootstrap samples; all estimators return
+`[n_samples]`. The estimate itself is that of `np.ones((1, n_episodes))`.
+
+Precup et al. 2000 (importance sampling), Jiang and Li 2016 (doubly robust), Thomas and Brunskill 2016 (weighted doubly
+robust, MAGIC).
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from gymnasium import spaces
@@ -12,7 +27,6 @@ from maze.core.agent.policy import Policy
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
-from maze.offline import estimators as ope
 from maze.offline.action_probabilities import action_distribution
 from maze.offline.fitted_q import Array, FittedQConfig, FittedValues, fit_q
 from maze.report.estimates import Estimate
@@ -21,35 +35,162 @@ BEHAVIOUR = "behaviour"
 """Row of a table with the return of the logged episodes themselves."""
 
 
-@dataclass(frozen=True)
-class Estimator:
-    """One way of estimating.
+class Logged(NamedTuple):
+    """What the estimators take; see the module."""
 
-    :param name: Short name.
-    :param function: See :mod:`maze.offline.estimators`.
-    :param needs_ratios: It weights logged actions by their probabilities.
-    :param needs_values: It uses fitted values.
+    rewards: Array
+    ratios: Array
+    q: Array
+    v: Array
+
+
+def cumulative_ratios(ratios: Array) -> Array:
+    """Return the ratio of the probabilities of all actions up to each decision, `[n_episodes, horizon]`."""
+    return np.asarray(np.cumprod(ratios, axis=1))
+
+
+def importance_sampling(logged: Logged, weights: Array) -> Array:
+    """Return the mean of the returns, weighted by the ratio of the whole episode."""
+    episode = cumulative_ratios(logged.ratios)[:, -1] * logged.rewards.sum(1)
+    return _mean(episode, weights)
+
+
+def weighted_importance_sampling(logged: Logged, weights: Array) -> Array:
+    """Estimate as importance sampling, divided by the sum of the ratios instead of the number of episodes."""
+    ratio = cumulative_ratios(logged.ratios)[:, -1]
+    return _ratio(weights @ (ratio * logged.rewards.sum(1)), weights @ ratio)
+
+
+def per_decision(logged: Logged, weights: Array) -> Array:
+    """Weight each reward by the ratio of the decisions up to it."""
+    return _mean((cumulative_ratios(logged.ratios) * logged.rewards).sum(1), weights)
+
+
+def weighted_per_decision(logged: Logged, weights: Array) -> Array:
+    """Estimate as per-decision importance sampling, with ratios divided by their mean at each decision."""
+    ratios = cumulative_ratios(logged.ratios)
+    return np.asarray(_ratio(weights @ (ratios * logged.rewards), weights @ ratios).sum(1))
+
+
+def direct_method(logged: Logged, weights: Array) -> Array:
+    """Return the mean of the fitted values of the first observations."""
+    return _mean(logged.v[:, 0], weights)
+
+
+def doubly_robust(logged: Logged, weights: Array) -> Array:
+    """Return the fitted values, corrected by the weighted errors of the fit (Jiang and Li 2016, eq. 10)."""
+    return _mean(doubly_robust_terms(logged), weights)
+
+
+def doubly_robust_terms(logged: Logged) -> Array:
+    """Return what each episode contributes to the doubly robust estimate, `[n_episodes]`."""
+    return np.asarray(logged.v[:, 0] + (cumulative_ratios(logged.ratios) * _errors(logged)).sum(1))
+
+
+def weighted_doubly_robust(logged: Logged, weights: Array) -> Array:
+    """Estimate as doubly robust, with ratios divided by their mean at each decision (Thomas, Brunskill 2016)."""
+    ratios = cumulative_ratios(logged.ratios)
+    correction = _ratio(weights @ (ratios * _errors(logged)), weights @ ratios).sum(1)
+    return np.asarray(direct_method(logged, weights) + correction)
+
+
+def magic(logged: Logged, weights: Array, n_lengths: int = 8) -> Array:
+    """Return the mixture of weighted doubly robust estimates that correct different numbers of decisions.
+
+    The mixture minimises the estimated mean squared error (Thomas and Brunskill 2016, section 6): squared distance from
+    the interval of the estimate that corrects all decisions, plus covariance.
+
+    :param n_lengths: Number of different numbers of decisions, from none to all.
     """
+    n_episodes, horizon = logged.rewards.shape
+    lengths = np.unique(np.linspace(0, horizon, n_lengths).round().astype(np.int64))
+    ratios = cumulative_ratios(logged.ratios)
+    errors = _errors(logged)
+    partial = np.cumsum(_ratio(ratios, np.broadcast_to(ratios.mean(0), ratios.shape)) * errors, axis=1)
+    terms = logged.v[:, :1] + np.concatenate([np.zeros((n_episodes, 1)), partial], 1)[:, lengths]
+    covariance = np.atleast_2d(np.cov(terms, rowvar=False)) / n_episodes
+    means = terms.mean(0)
+    half = 1.96 * math.sqrt(max(covariance[-1, -1], 0.0))
+    bias = np.maximum(np.abs(means - means[-1]) - half, 0.0)
+    mixture = _simplex_minimum(covariance + np.outer(bias, bias))
+    corrections = np.cumsum(_ratio(weights @ (ratios * errors), weights @ ratios), axis=1)
+    by_length = np.concatenate([np.zeros((len(weights), 1)), corrections], 1)[:, lengths]
+    return np.asarray((direct_method(logged, weights)[:, None] + by_length) @ mixture)
 
-    name: str
-    function: Callable[[ope.Logged, Array], Array]
-    needs_ratios: bool
-    needs_values: bool
+
+def effective_sample_size(ratios: Array) -> float:
+    """Return the number of equally weighted episodes that weighted ones are worth: `(sum w)**2 / sum w**2` (Kish 1965).
+
+    :param ratios: `[n_episodes]`, not negative.
+    """
+    scale = float(ratios.max(initial=0.0))
+    if not scale > 0:
+        return 0.0
+    scaled = ratios / scale
+    return float(scaled.sum() ** 2 / (scaled**2).sum())
 
 
-ESTIMATORS = {
-    estimator.name: estimator
-    for estimator in (
-        Estimator("fqe", ope.direct_method, False, True),
-        Estimator("is", ope.importance_sampling, True, False),
-        Estimator("wis", ope.weighted_importance_sampling, True, False),
-        Estimator("pdis", ope.per_decision, True, False),
-        Estimator("wpdis", ope.weighted_per_decision, True, False),
-        Estimator("dr", ope.doubly_robust, True, True),
-        Estimator("wdr", ope.weighted_doubly_robust, True, True),
-        Estimator("magic", ope.magic, True, True),
-    )
+def bootstrap_weights(n_episodes: int, n_samples: int, rng: np.random.Generator) -> Array:
+    """Return how often each episode occurs in samples with replacement, `[n_samples, n_episodes]`."""
+    return rng.multinomial(n_episodes, np.full(n_episodes, 1.0 / n_episodes), size=n_samples).astype(np.float64)
+
+
+def empirical_bernstein(values: Array, alpha: float = 0.05) -> tuple[float, float]:
+    """Return a confidence interval of the mean from variance and range of the values (Maurer and Pontil 2009, thm. 4).
+
+    The range is that of the values, as that of weighted returns is unknown: the interval assumes that no larger ones
+    exist.
+
+    :param values: `[n]`, at least two.
+    :param alpha: Probability of missing the mean, both sides together.
+    """
+    n = len(values)
+    confidence = math.log(4.0 / alpha)
+    width = math.sqrt(2.0 * values.var(ddof=1) * confidence / n) + 7.0 * np.ptp(values) * confidence / (3.0 * (n - 1))
+    mean = float(values.mean())
+    return mean - float(width), mean + float(width)
+
+
+def _errors(logged: Logged) -> Array:
+    """Return the discounted temporal-difference errors of the fitted values: `r_t + v_(t+1) - q_t`."""
+    return np.asarray(logged.rewards + logged.v[:, 1:] - logged.q)
+
+
+def _mean(values: Array, weights: Array) -> Array:
+    return np.asarray(weights @ values / weights.sum(1))
+
+
+def _ratio(numerator: Array, denominator: Array) -> Array:
+    return np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator > 0)
+
+
+def _simplex_minimum(matrix: Array) -> Array:
+    """Return the mixture `x` (not negative, sum 1) that minimises `x' A x`.
+
+    :param matrix: Symmetric, positive semidefinite, `[n, n]`.
+    """
+    from scipy.optimize import nnls
+
+    n = len(matrix)
+    scale = max(float(np.trace(matrix)) / n, 1e-300)
+    root = np.linalg.cholesky(matrix / scale + 1e-9 * np.eye(n)).T
+    mixture, _ = nnls(np.concatenate([root, np.full((1, n), 1e3)]), np.append(np.zeros(n), 1e3))
+    return np.asarray(mixture / mixture.sum())
+
+
+ESTIMATORS: Mapping[str, Callable[[Logged, Array], Array]] = {
+    "fqe": direct_method,
+    "is": importance_sampling,
+    "wis": weighted_importance_sampling,
+    "pdis": per_decision,
+    "wpdis": weighted_per_decision,
+    "dr": doubly_robust,
+    "wdr": weighted_doubly_robust,
+    "magic": magic,
 }
+"""Estimators by name; all but `fqe` weight logged actions by the ratios of their probabilities."""
+FITTED = frozenset({"fqe", "dr", "wdr", "magic"})
+"""Estimators that use fitted values."""
 
 
 @dataclass(frozen=True)
@@ -136,11 +277,11 @@ class Weighting:
         ratios = np.exp(log_probs) / data.propensities
         if np.isnan(ratios).any():
             return cls(ratios, float("nan"), float("nan"), float("nan"))
-        episode = ope.cumulative_ratios(data.padded(ratios, 1.0))[:, -1]
+        episode = cumulative_ratios(data.padded(ratios, 1.0))[:, -1]
         largest = float(episode.max() / episode.sum()) if episode.sum() > 0 else float("nan")
         standard_error = float(ratios.std() / np.sqrt(len(ratios)))
         missing = 1.0 - float(ratios.mean()) - 2.0 * standard_error
-        return cls(ratios, ope.effective_sample_size(episode), largest, max(0.0, missing))
+        return cls(ratios, effective_sample_size(episode), largest, max(0.0, missing))
 
 
 def log_probabilities(
@@ -184,29 +325,23 @@ def estimate(
     if data.n_episodes < 2:
         raise ConfigError(f"estimate: expected at least two episodes, found {data.n_episodes}.")
     rng = np.random.default_rng(config.seed)
-    bootstrap = ope.bootstrap_weights(data.n_episodes, config.n_bootstrap, rng)
-    entries = [_behaviour(data, bootstrap, config.gamma)]
+    bootstrap = bootstrap_weights(data.n_episodes, config.n_bootstrap, rng)
+    returns = data.returns(config.gamma)
+    logged = Estimate(float(returns.mean()), *_percentiles(bootstrap @ returns / bootstrap.sum(1)))
+    n, bernstein = len(returns), empirical_bernstein(returns)
+    entries = [PolicyEstimate(BEHAVIOUR, "mean", logged, bernstein, float(n), 1.0 / n, 0.0)]
     for name, policy in policies.items():
         weighting = Weighting.of(data, log_probabilities(data, policy, action_spaces, config.greedy))
-        chosen = [ESTIMATORS[each] for each in config.estimators]
         values = None
-        if any(estimator.needs_values and not _refusal(estimator, weighting, config) for estimator in chosen):
+        if any(each in FITTED and not _refusal(each, weighting, config) for each in config.estimators):
             settings = (config.gamma, bootstrap, config.seed, config.fitted_q, config.greedy)
             values = fit_q(data, policy, action_spaces, *settings)
-        entries += [_entry(name, each, data, weighting, values, bootstrap, config) for each in chosen]
+        entries += [_entry(name, each, data, weighting, values, bootstrap, config) for each in config.estimators]
     return entries
 
 
-def _behaviour(data: LoggedSteps, bootstrap: Array, gamma: float) -> PolicyEstimate:
-    returns = data.returns(gamma)
-    sampled = bootstrap @ returns / bootstrap.sum(1)
-    estimate = Estimate(float(returns.mean()), *_percentiles(sampled))
-    bernstein = ope.empirical_bernstein(returns)
-    return PolicyEstimate(BEHAVIOUR, "mean", estimate, bernstein, float(len(returns)), 1.0 / len(returns), 0.0)
-
-
-def _refusal(estimator: Estimator, weighting: Weighting, config: EstimationConfig) -> str:
-    if estimator.needs_ratios and np.isnan(weighting.ratios).any():
+def _refusal(estimator: str, weighting: Weighting, config: EstimationConfig) -> str:
+    if estimator != "fqe" and np.isnan(weighting.ratios).any():
         return (
             "The log has no probabilities of its actions. Log them (`maze-serve --explore`), or estimate by `fqe`, "
             "which needs none."
@@ -216,7 +351,7 @@ def _refusal(estimator: Estimator, weighting: Weighting, config: EstimationConfi
             f"{weighting.unsupported:.0%} of the policy's decisions are actions that the log does not contain (at most "
             f"{config.max_unsupported:.0%} are accepted). Log with more exploration."
         )
-    if estimator.needs_ratios and weighting.effective_episodes < config.min_effective_episodes:
+    if estimator != "fqe" and weighting.effective_episodes < config.min_effective_episodes:
         return (
             f"The weighted episodes are worth {weighting.effective_episodes:.1f} equally weighted ones (at least "
             f"{config.min_effective_episodes:g} are needed). Log more exploration or more and shorter episodes, or "
@@ -227,68 +362,43 @@ def _refusal(estimator: Estimator, weighting: Weighting, config: EstimationConfi
 
 def _entry(
     policy: str,
-    estimator: Estimator,
+    estimator: str,
     data: LoggedSteps,
     weighting: Weighting,
     values: FittedValues | None,
     bootstrap: Array,
     config: EstimationConfig,
 ) -> PolicyEstimate:
-    n_episodes = float(data.n_episodes)
-    effective = weighting.effective_episodes if estimator.needs_ratios else n_episodes
-    largest = weighting.largest_weight if estimator.needs_ratios else 1.0 / n_episodes
-    refusal = _refusal(estimator, weighting, config)
-    if refusal:
+    n, function, gamma = data.n_episodes, ESTIMATORS[estimator], config.gamma
+    sizes = (float(n), 1.0 / n) if estimator == "fqe" else (weighting.effective_episodes, weighting.largest_weight)
+    if refusal := _refusal(estimator, weighting, config):
         nothing = Estimate(float("nan"), float("nan"), float("nan"))
-        return PolicyEstimate(policy, estimator.name, nothing, None, effective, largest, weighting.unsupported, refusal)
-    logged = arranged(data, weighting.ratios, values, config.gamma)
-    value = float(estimator.function(logged, np.ones((1, data.n_episodes)))[0])
-    if estimator.needs_values:
-        refitted = (with_values(logged, data, values, config.gamma, 1 + b) for b in range(len(bootstrap)))
-        sampled = np.concatenate(
-            [estimator.function(each, row[np.newaxis]) for each, row in zip(refitted, bootstrap, strict=True)]
-        )
-    else:
-        sampled = estimator.function(logged, bootstrap)
-    return PolicyEstimate(
-        policy,
-        estimator.name,
-        Estimate(value, *_percentiles(sampled)),
-        _bernstein(estimator.name, logged),
-        effective,
-        largest,
-        weighting.unsupported,
-        samples=sampled,
-    )
-
-
-def arranged(data: LoggedSteps, ratios: Array, values: FittedValues | None, gamma: float) -> ope.Logged:
-    """Return the arrays that estimators take.
-
-    :param data: The logged decisions.
-    :param ratios: `[n_decisions]`.
-    :param values: Fitted values; `None`: zeros.
-    :param gamma: Discount per environment step.
-    """
+        return PolicyEstimate(policy, estimator, nothing, None, *sizes, weighting.unsupported, refusal)
     rewards = data.padded(data.rewards * gamma**data.steps, 0.0)
-    nothing = np.zeros((len(rewards), rewards.shape[1] + 1))
-    logged = ope.Logged(rewards, data.padded(ratios, 1.0), nothing[:, 1:], nothing)
-    return with_values(logged, data, values, gamma)
+    zeros = np.zeros((n, rewards.shape[1] + 1))
+    logged = Logged(rewards, data.padded(weighting.ratios, 1.0), zeros[:, 1:], zeros)
+    if values is None or estimator not in FITTED:
+        sampled = function(logged, bootstrap)
+    else:
+        logged = with_values(logged, data, values, gamma)
+        refitted = (with_values(logged, data, values, gamma, 1 + b) for b in range(len(bootstrap)))
+        sampled = np.concatenate(
+            [function(each, row[np.newaxis]) for each, row in zip(refitted, bootstrap, strict=True)]
+        )
+    estimate = Estimate(float(function(logged, np.ones((1, n)))[0]), *_percentiles(sampled))
+    bernstein = _bernstein(estimator, logged)
+    return PolicyEstimate(policy, estimator, estimate, bernstein, *sizes, weighting.unsupported, samples=sampled)
 
 
-def with_values(
-    logged: ope.Logged, data: LoggedSteps, values: FittedValues | None, gamma: float, fit: int = 0
-) -> ope.Logged:
+def with_values(logged: Logged, data: LoggedSteps, values: FittedValues, gamma: float, fit: int = 0) -> Logged:
     """Return the arrays with fitted values.
 
     :param logged: The arrays.
     :param data: The logged decisions.
-    :param values: Fitted values; `None`: the arrays stay.
+    :param values: Fitted values.
     :param gamma: Discount per environment step.
     :param fit: 0: the values fitted to all episodes; others: those fitted to bootstrap samples.
     """
-    if values is None:
-        return logged
     discounts = gamma**data.steps
     of_actions, of_observations, of_ends = values.of(fit)
     # without a known target a decision corrects nothing
@@ -299,14 +409,14 @@ def with_values(
     return logged._replace(q=q, v=v)
 
 
-def _bernstein(name: str, logged: ope.Logged) -> tuple[float, float] | None:
-    ratios = ope.cumulative_ratios(logged.ratios)
+def _bernstein(name: str, logged: Logged) -> tuple[float, float] | None:
+    ratios = cumulative_ratios(logged.ratios)
     if name == "is":
-        return ope.empirical_bernstein(ratios[:, -1] * logged.rewards.sum(1))
+        return empirical_bernstein(ratios[:, -1] * logged.rewards.sum(1))
     if name == "pdis":
-        return ope.empirical_bernstein((ratios * logged.rewards).sum(1))
+        return empirical_bernstein((ratios * logged.rewards).sum(1))
     if name == "dr":
-        return ope.empirical_bernstein(ope.doubly_robust_terms(logged))
+        return empirical_bernstein(doubly_robust_terms(logged))
     return None
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -19,19 +17,20 @@ from maze.core.trajectory_recording.datasets.trajectory_processor import Identit
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord, TrajectoryRecord
 from maze.core.utils.factory import CollectionOfConfigType
-from maze.core.utils.files import aligned
+from maze.core.utils.files import aligned, csv_text
 from maze.evaluation.comparison import intervals_figure
 from maze.evaluation.runners import EvaluationRunner, require_policies, runs_of, write_files
 from maze.offline.action_probabilities import cloned_propensities
 from maze.offline.estimate import (
     BEHAVIOUR,
     ESTIMATORS,
+    FITTED,
     EstimationConfig,
     PolicyEstimate,
     estimate,
     log_probabilities,
 )
-from maze.report.page import Cell, Page, fact_list, number_text, page_section, table
+from maze.report.page import Page, fact_list, page_section, table
 from maze.runner import Runner
 from maze.utils.process import use_one_thread
 
@@ -219,17 +218,13 @@ def _cells(entry: PolicyEstimate) -> tuple[str, ...]:
 
 
 def _as_csv(entries: Sequence[PolicyEstimate]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     intervals = ("estimate", "low", "high", "bernstein_low", "bernstein_high")
-    writer.writerow(
-        ["policy", "estimator", *intervals, "effective_episodes", "largest_weight", "unsupported", "refusal"]
-    )
+    rows = [("policy", "estimator", *intervals, "effective_episodes", "largest_weight", "unsupported", "refusal")]
     for entry in entries:
-        intervals = (*entry.estimate, *(entry.bernstein or ("", "")))
+        numbers: tuple[Any, ...] = (*entry.estimate, *(entry.bernstein or ("", "")))
         weighting = (entry.effective_episodes, entry.largest_weight, entry.unsupported)
-        writer.writerow([entry.policy, entry.estimator, *intervals, *weighting, entry.refusal])
-    return text.getvalue()
+        rows.append((entry.policy, entry.estimator, *numbers, *weighting, entry.refusal))
+    return csv_text(rows)
 
 
 def log_facts(data: LoggedSteps, is_cloned: bool = False) -> list[tuple[str, str]]:
@@ -245,13 +240,19 @@ def log_facts(data: LoggedSteps, is_cloned: bool = False) -> list[tuple[str, str
         ("Decisions", f"{len(data)} ({lengths.min()} to {lengths.max()} in an episode)"),
         ("Returns", f"mean {returns.mean():.4g}, median {middle:.4g}, 5 to 95 %: {low:.4g} to {high:.4g}"),
         ("Truncated episodes", f"{int(data.truncated.sum())}; they continue in estimates with fitted values only"),
-        ("Probabilities of the actions", f"known for {n_known} of {len(data)} decisions"),
+        (
+            "Probabilities of the actions",
+            "estimated by cloning the behaviour; intervals do not contain the error of this"
+            if is_cloned
+            else f"known for {n_known} of {len(data)} decisions",
+        ),
     ]
     if len(set(data.acted_by)) > 1:
-        by_policy = {name: returns[np.array(data.acted_by) == name] for name in dict.fromkeys(data.acted_by)}
-        facts[3:3] = [(f"Returns of {name or 'others'}", _mean_text(found)) for name, found in by_policy.items()]
-    if is_cloned:
-        facts[-1] = (facts[-1][0], "estimated by cloning the behaviour; intervals do not contain the error of this")
+        for name in dict.fromkeys(data.acted_by):
+            own = returns[np.array(data.acted_by) == name]
+            mean, error = own.mean(), 1.96 * own.std() / max(1.0, len(own) - 1.0) ** 0.5
+            text = f"mean {mean:.4g} (95 %: {mean - error:.4g} to {mean + error:.4g}) in {len(own)} episodes"
+            facts.append((f"Returns of {name or 'others'}", text))
     for key, decisions in data.tables.items():
         for head, actions in decisions.actions.items():
             if actions.dtype.kind == "i" and actions.ndim == 1:
@@ -272,11 +273,6 @@ def log_facts(data: LoggedSteps, is_cloned: bool = False) -> list[tuple[str, str
     if n_lost := int((~data.has_target).sum()):
         facts.append(("Left out of fitted values", f"{n_lost} decisions before truncations without an observation"))
     return facts
-
-
-def _mean_text(returns: np.ndarray[Any, Any]) -> str:
-    mean, error = returns.mean(), 1.96 * returns.std() / max(1.0, len(returns) - 1.0) ** 0.5
-    return f"mean {mean:.4g} (95 %: {mean - error:.4g} to {mean + error:.4g}) in {len(returns)} episodes"
 
 
 def estimation_page(
@@ -308,7 +304,7 @@ def _policy_section(policy: str, entries: Sequence[PolicyEstimate], is_truncated
     shown = [entry for entry in own if not entry.refusal]
     parts = {"Estimates": shown}
     if is_truncated:  # two different quantities
-        fitted = [entry for entry in shown if entry.policy != BEHAVIOUR and ESTIMATORS[entry.estimator].needs_values]
+        fitted = [entry for entry in shown if entry.policy != BEHAVIOUR and entry.estimator in FITTED]
         parts = {
             "Return up to the end of the log": [entry for entry in shown if entry not in fitted],
             "Return beyond truncations": fitted,
@@ -323,24 +319,9 @@ def _policy_section(policy: str, entries: Sequence[PolicyEstimate], is_truncated
         for title, part in parts.items()
         if part
     )
-    return page_section(
-        policy, f'<div class="pair">{figures}</div>', facts=table((*_HEADER[1:], "refused because"), _rows(own))
-    )
-
-
-def _rows(entries: Sequence[PolicyEstimate]) -> Iterator[list[Cell]]:
-    for entry in entries:
-        given = entry.estimate
-        interval = f"{number_text(given.low)} to {number_text(given.high)}" if given.is_known else ""
-        yield [
-            _label(entry),
-            None if entry.refusal else given.value,
-            interval,
-            None if np.isnan(entry.effective_episodes) else entry.effective_episodes,
-            "" if np.isnan(entry.largest_weight) else f"{entry.largest_weight:.1%}",
-            "" if np.isnan(entry.unsupported) else f"{entry.unsupported:.0%}",
-            entry.refusal,
-        ]
+    rows = [(_label(entry), *_cells(entry)[2:], entry.refusal) for entry in own]
+    facts = table((*_HEADER[1:], "refused because"), rows)
+    return page_section(policy, f'<div class="pair">{figures}</div>', facts=facts)
 
 
 def _label(entry: PolicyEstimate) -> str:

@@ -17,7 +17,7 @@ from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.core.wrappers.wrapper import Wrapper
-from maze.utils.env_checks.acting import has_chance
+from maze.utils.check_env import has_chance
 
 
 class SingleState(NamedTuple):

@@ -6,9 +6,9 @@ labels for learning and batches of states all use it.
 
 from __future__ import annotations
 
+import pickle
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -96,6 +96,14 @@ class BranchSimulator:
         """See :class:`Simulator`."""
         by_horizon: np.ndarray = self.at_horizons(source, rows, scenarios, first, seed, [self.horizon])[0]
         return by_horizon
+
+    def of_pickled(self, source: bytes, *arguments: Any) -> tuple[np.ndarray, int]:
+        """Return the returns of branches from pickled states, and the number of sub-steps simulated so far."""
+        return self(pickle.loads(source), *arguments), self.n_decisions
+
+    def close(self) -> None:
+        """Release the copies."""
+        self.branches.close()
 
     def at_horizons(
         self,
@@ -222,7 +230,9 @@ class Planner:
         self._is_for_each = is_for_each
         self.simulate, self.scenarios, self.confidence = simulate, scenarios, confidence
         self.decisions, self.seconds = decisions, seconds
-        self._cost, self._chance = _Cost(length), chance
+        self._chance = chance
+        self._costs = {} if length is None else {"decisions": float(length)}
+        """Decisions and seconds of a branch, as far as they are known, so that rounds fit into budgets."""
 
     def plan(self, source: Any, candidates: Sequence[Candidates], seed: int | None) -> list[ActionValues]:
         """Compare the candidates of some states, all of them at the same sub-step.
@@ -232,8 +242,11 @@ class Planner:
         :param seed: Seed of the scenarios; `None`: the true future, see :meth:`~maze.planning.branches.Branches.fork`.
         """
         least = min(_SCENARIOS_TO_REPLACE if self._chance else _ROUND_WITHOUT, self.scenarios)
+        # Bonferroni: the best of many looks better by chance
+        n_intervals = [1 if self._is_for_each else max(1, len(actions) - 1) for actions in candidates]
         trials = [
-            _Trial(row, actions, self._confidence_of(len(actions) - 1), least) for row, actions in enumerate(candidates)
+            _Trial(row, actions, 1.0 - (1.0 - self.confidence) / n_intervals[row], least)
+            for row, actions in enumerate(candidates)
         ]
         started, done_before = time.perf_counter(), self.simulate.n_decisions
         n_rounds = int(np.ceil(np.log2(max(1, max(map(len, candidates)) - 1))))
@@ -244,24 +257,37 @@ class Planner:
             limits = [n_next, self.scenarios - n_used]
             if self.decisions is not None:
                 left = self.decisions * len(trials) - (self.simulate.n_decisions - done_before)
-                limits.append(self._cost.affordable(left, "decisions", n_rows))
+                limits.append(self._affordable(left, "decisions", n_rows))
             if self.seconds is not None:
                 left_over = self.seconds * len(trials) - (time.perf_counter() - started)
-                limits.append(self._cost.affordable(left_over, "seconds", n_rows))
+                limits.append(self._affordable(left_over, "seconds", n_rows))
             if (n_new := min(limits)) < 1:
                 break
-            with self._cost.measured(self.simulate, n_rows * n_new):
-                self._sample(source, running, n_used, n_new, seed)
+            round_started, round_before = time.perf_counter(), self.simulate.n_decisions
+            self._sample(source, running, n_used, n_new, seed)
+            self._costs["decisions"] = (self.simulate.n_decisions - round_before) / (n_rows * n_new)
+            self._costs["seconds"] = (time.perf_counter() - round_started) / (n_rows * n_new)
             n_used += n_new
             n_next = n_used
             for trial in running:
                 trial.halve()
         return [trial.result() for trial in trials]
 
-    def _confidence_of(self, n_candidates: int) -> float:
-        """Return the confidence of one candidate's interval (Bonferroni: the best of many looks better by chance)."""
-        n_intervals = 1 if self._is_for_each else max(1, n_candidates)
-        return 1.0 - (1.0 - self.confidence) / n_intervals
+    def _affordable(self, left: float, unit: str, n_rows: int) -> int:
+        """Return scenarios that a budget allows.
+
+        :param left: What is left of the budget.
+        :param unit: `decisions` or `seconds`.
+        :param n_rows: Branches of each scenario.
+        """
+        if left <= 0:
+            return 0
+        if unit not in self._costs:
+            return _MIN_SCENARIOS
+        n_scenarios = int(left / (self._costs[unit] * n_rows))
+        if not n_scenarios and unit == "seconds":
+            self._costs[unit] *= 0.8  # it may have been measured at a bad moment: it is measured again
+        return n_scenarios
 
     def _sample(self, source: Any, trials: Sequence[_Trial], n_used: int, n_new: int, seed: int | None) -> None:
         """Simulate new scenarios for what is left of each decision."""
@@ -275,38 +301,6 @@ class Planner:
             stop = start + 1 + len(trial.left)
             trial.add(returns[start], returns[start + 1 : stop])
             start = stop
-
-
-class _Cost:
-    """What a branch costs, as far as it is known, so that rounds fit into budgets."""
-
-    def __init__(self, length: int | None) -> None:
-        self._of_branch: dict[str, float] = {} if length is None else {"decisions": float(length)}
-
-    def affordable(self, left: float, unit: str, n_rows: int) -> int:
-        """Return scenarios that a budget allows.
-
-        :param left: What is left of the budget.
-        :param unit: `decisions` or `seconds`.
-        :param n_rows: Branches of each scenario.
-        """
-        if left <= 0:
-            return 0
-        known = self._of_branch.get(unit)
-        if known is None:
-            return _MIN_SCENARIOS
-        n_scenarios = int(left / (known * n_rows))
-        if not n_scenarios and unit == "seconds":
-            self._of_branch[unit] *= 0.8  # it may have been measured at a bad moment: it is measured again
-        return n_scenarios
-
-    @contextmanager
-    def measured(self, simulate: Simulator, n_branches: int) -> Iterator[None]:
-        """Measure the time of the simulations within this block."""
-        started, done_before = time.perf_counter(), simulate.n_decisions
-        yield
-        self._of_branch["decisions"] = (simulate.n_decisions - done_before) / n_branches
-        self._of_branch["seconds"] = (time.perf_counter() - started) / n_branches
 
 
 class _Trial:

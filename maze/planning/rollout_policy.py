@@ -29,7 +29,6 @@ from maze.core.utils.worker_pool import ProcessPool
 from maze.planning.branches import (
     Actions,
     ArrayBranches,
-    Branches,
     Group,
     SingleBranches,
     SingleState,
@@ -43,7 +42,6 @@ from maze.planning.planner import (
     Candidates,
     FirstActions,
     Planner,
-    Simulator,
     gains_by_horizon,
 )
 
@@ -56,8 +54,8 @@ _SCENARIOS = 128
 _SIMULATED_SHARE = 0.2
 """Share of the decisions whose gain by horizon is measured: many episodes say more than neighbouring decisions."""
 
-Value = Callable[[Mapping[str, np.ndarray], ActorID], np.ndarray]
-"""Estimates what is still to come: observations `[n, ...]` and the actor that acts next to `[n]`."""
+Value = Callable[[Group], np.ndarray]
+"""Estimates what is still to come in a group of branches, `[n_rows]`."""
 
 
 class PlanningEvents(ABC):
@@ -161,7 +159,7 @@ class RolloutPolicy(Policy):
         self.value = _critic(base, self.base) if value == "critic" else value_function(value, "policy.value")
         self._rng = np.random.default_rng()
         self._layers: list[Any] = []
-        self._simulator: _Simulation | None = None
+        self._simulate: BranchSimulator | _ProcessSimulator | None = None
         self._is_warned = False
         self.last_decision: ActionValues | None = None
         """What planning found at the latest decision."""
@@ -189,19 +187,33 @@ class RolloutPolicy(Policy):
                 "policy.scenarios=1: two copies of the environment with new futures differ, so that one scenario says "
                 "nothing about an action. Use more scenarios, or policy.clairvoyant=true to plan with the true future."
             )
-        self._simulator = _Simulation(self, layers[0], chance)
+        of_single = (layers[0], self.base, self.horizon, self.gamma, self.value)
+        self._arrays = None if self.base.needs_env() else simulation_of(layers[0])
+        if self._arrays is not None:
+            batch = self._arrays[0].batch
+            self._reported = SingleCoreEnv(batch(1))
+            branches = ArrayBranches(batch, self.gamma)
+            self._simulate = BranchSimulator(branches, acting(self.base), self.horizon, self.value)
+        elif self.n_processes > 1:
+            self._simulate = _ProcessSimulator(self.n_processes, functools.partial(_simulator_of, *of_single))
+        else:
+            self._simulate = _simulator_of(*of_single)
+        decisions, seconds = self.budget
+        self._planner = Planner(
+            self._simulate, self.scenarios, self.confidence, decisions, seconds, chance=chance, length=self.horizon
+        )
         self._layers = layers
 
     @property
     def n_simulated(self) -> int:
         """Decisions simulated in the environment that the policy acts in."""
-        return 0 if self._simulator is None else self._simulator.n_decisions
+        return 0 if self._simulate is None else self._simulate.n_decisions
 
     def close(self) -> None:
         """Release the copies and the worker processes."""
-        if self._simulator is not None:
-            self._simulator.close()
-        self._simulator, self._layers = None, []
+        if self._simulate is not None:
+            self._simulate.close()
+        self._simulate, self._layers = None, []
 
     @override(Policy)
     def compute_action(
@@ -242,20 +254,42 @@ class RolloutPolicy(Policy):
         layers = stack_of(env)
         if list(map(id, layers)) != list(map(id, self._layers)):
             self.bind(env)
-        assert self._simulator is not None
         started, done_before = time.perf_counter(), self.n_simulated
         actor = env.actor_id() if actor_id is None else actor_id
         actions = self._candidates(observation, env, actor)
         seed = None if self.clairvoyant else int(self._rng.integers(2**62))
-        found = self.last_decision = self._simulator.plan(layers[0], observation, actor, actions, seed)
+        try:
+            found = self._planner.plan(self._source(layers[0], observation, actor), [actions], seed)[0]
+        except NotImplementedError as error:
+            raise ConfigError(f"policy: planning needs the state of the environment: {error}") from error
+        self.last_decision = found
         if not found.scenarios[0] and len(actions) > 1 and not self._is_warned:
             self._is_warned = True
             warnings.warn(
                 f"policy.budget: too small for one scenario of {len(actions)} candidates; the base policy acts.",
                 stacklevel=2,
             )
-        self._report(env, found, self.n_simulated - done_before, time.perf_counter() - started)
+        env.context.pre_step()  # these events belong to the coming step
+        events = env.context.event_service.create_event_topic(PlanningEvents)
+        events.simulated_decisions(count=self.n_simulated - done_before)
+        events.seconds(value=time.perf_counter() - started)
+        events.gain(value=found.gain)
+        if self.clairvoyant:
+            events.clairvoyant(decisions=1)
         return found
+
+    def _source(self, env: Any, observation: Any, actor: ActorID) -> Any:
+        """Return the present state of the environment for copies; the horizon ends with a time limit."""
+        if self._arrays is None:
+            return [SingleState(env, observation)]
+        core_env: Any = self._arrays[0].core_env
+        if not core_env.is_simulated:
+            self._reported.load_maze_state(env.get_maze_state(), actor)
+            core_env = self._reported
+        found = simulation_of(env)
+        if isinstance(self._simulate, BranchSimulator) and found is not None and found[1] is not None:
+            self._simulate.horizon = found[1] if self.horizon is None else min(self.horizon, found[1])
+        return core_env.simulation
 
     def _candidates(self, observation: ObservationType, env: Any, actor: ActorID) -> Candidates:
         act = self.base.compute_action
@@ -281,6 +315,8 @@ class RolloutPolicy(Policy):
         """
         self.bind(env)
         act, found, rng = acting_in(env, self.base, deterministic=True), list[np.ndarray](), np.random.default_rng(0)
+        simulate, n = self._simulate, self.scenarios
+        assert isinstance(simulate, BranchSimulator), "worker processes know one horizon only"
         for env_seed, agent_seed in seeds:
             env.seed(env_seed)
             self.seed(agent_seed)
@@ -288,155 +324,52 @@ class RolloutPolicy(Policy):
             while not done and time.monotonic() < deadline:
                 actor = env.actor_id()
                 if rng.random() < _SIMULATED_SHARE and len(actions := self._candidates(observation, env, actor)) > 1:
-                    assert self._simulator is not None
-                    seed = int(rng.integers(2**62))
-                    returns = self._simulator.by_horizon(env, observation, actor, actions, seed, horizons)
-                    found.append(gains_by_horizon(returns))
+                    source, seed = self._source(stack_of(env)[0], observation, actor), int(rng.integers(2**62))
+                    scenarios = np.tile(np.arange(n), len(actions))
+                    first = FirstActions(actions, np.repeat(np.arange(len(actions)), n))
+                    rows = np.zeros(len(scenarios), np.int64)
+                    returns = simulate.at_horizons(source, rows, scenarios, first, seed, horizons)
+                    found.append(gains_by_horizon(returns.reshape(len(horizons), len(actions), n)))
                 observation, _, done, _ = env.step(act(observation, actor))
         self.close()
         env.close()
         return np.array(found).reshape(-1, len(horizons))
 
-    def _report(self, env: Any, found: ActionValues, n_decisions: int, seconds: float) -> None:
-        env.context.pre_step()  # these events belong to the coming step
-        events = env.context.event_service.create_event_topic(PlanningEvents)
-        events.simulated_decisions(count=n_decisions)
-        events.seconds(value=seconds)
-        events.gain(value=found.gain)
-        if self.clairvoyant:
-            events.clairvoyant(decisions=1)
-
-
-class _Simulation:
-    """Copies of an environment with a planner for them.
-
-    :param policy: Says how to plan.
-    :param env: The environment with the wrappers that an agent notices.
-    :param chance: Whether there is chance in it.
-    """
-
-    def __init__(self, policy: RolloutPolicy, env: Any, chance: bool) -> None:
-        base, self._horizon = policy.base, policy.horizon
-        self._pool: ProcessPool | None = None
-        self._branches: Branches | None = None
-        self._arrays = None if base.needs_env() else simulation_of(env)
-        decisions, seconds = policy.budget
-        value = policy.value
-        simulate: Any = None
-        if self._arrays is not None:
-            self._branches = ArrayBranches(self._arrays[0].batch, policy.gamma)
-            self._reported = SingleCoreEnv(self._arrays[0].batch(1))
-        elif policy.n_processes > 1:
-            self._pool = ProcessPool(policy.n_processes, modules=[__name__])
-            make = functools.partial(_BranchHost, env, base, policy.horizon, policy.gamma, value)
-            self._pool.host("branches", lambda *_: make)
-            simulate = _ProcessSimulator(self._pool)
-        else:
-            self._branches = SingleBranches(env, policy.gamma)
-        if self._branches is not None:
-            simulate = BranchSimulator(self._branches, acting(base), policy.horizon, of_group(value))
-        self._simulate: Simulator = simulate
-        self._planner = Planner(
-            simulate,
-            policy.scenarios,
-            policy.confidence,
-            decisions,
-            seconds,
-            chance=chance,
-            length=policy.horizon,
-        )
-
-    @property
-    def n_decisions(self) -> int:
-        """Decisions simulated so far."""
-        return self._simulate.n_decisions
-
-    def plan(self, env: Any, observation: Any, actor: ActorID, actions: Candidates, seed: int | None) -> ActionValues:
-        """Compare candidates in the present state of the environment."""
-        try:
-            return self._planner.plan(self._source(env, observation, actor), [actions], seed)[0]
-        except NotImplementedError as error:
-            raise ConfigError(f"policy: planning needs the state of the environment: {error}") from error
-
-    def by_horizon(
-        self, env: Any, observation: Any, actor: ActorID, actions: Candidates, seed: int, horizons: Sequence[int]
-    ) -> np.ndarray:
-        """Return the returns of candidates up to several horizons, `[n_horizons, n_candidates, n_scenarios]`."""
-        simulate, source = self._simulate, self._source(stack_of(env)[0], observation, actor)
-        assert isinstance(simulate, BranchSimulator), "worker processes know one horizon only"
-        n, n_scenarios = len(actions), self._planner.scenarios
-        scenarios = np.tile(np.arange(n_scenarios), n)
-        first = FirstActions(actions, np.repeat(np.arange(n), n_scenarios))
-        found = simulate.at_horizons(source, np.zeros(len(scenarios), np.int64), scenarios, first, seed, horizons)
-        return found.reshape(len(horizons), n, n_scenarios)
-
-    def _source(self, env: Any, observation: Any, actor: ActorID) -> Any:
-        """Return the present state of the environment for copies; the horizon ends with a time limit."""
-        source: Any = [SingleState(env, observation)]
-        if self._arrays is not None:
-            single, _ = self._arrays
-            core_env: Any = single.core_env
-            if not core_env.is_simulated:
-                self._reported.load_maze_state(env.get_maze_state(), actor)
-                core_env = self._reported
-            source = core_env.simulation
-            found = simulation_of(env)
-            if isinstance(self._simulate, BranchSimulator) and found is not None and found[1] is not None:
-                self._simulate.horizon = found[1] if self._horizon is None else min(self._horizon, found[1])
-        return source
-
-    def close(self) -> None:
-        """Release everything."""
-        if self._pool is not None:
-            self._pool.close()
-        if self._branches is not None:
-            self._branches.close()
-
-
-class _BranchHost:
-    """Simulate branches in a worker process."""
-
-    def __init__(self, env: Any, base: Policy, horizon: int | None, gamma: float, value: Value | None) -> None:
-        self._branches = SingleBranches(env, gamma)
-        self._simulate = BranchSimulator(self._branches, acting(base), horizon, of_group(value))
-
-    def close(self) -> None:
-        """Release the copies."""
-        self._branches.close()
-
-    def simulate(
-        self, source: bytes, rows: np.ndarray, scenarios: np.ndarray, first: FirstActions, seed: int | None
-    ) -> tuple[np.ndarray, int]:
-        """Return the returns of branches and the number of simulated decisions."""
-        done_before = self._simulate.n_decisions
-        returns = self._simulate(pickle.loads(source), rows, scenarios, first, seed)
-        return returns, self._simulate.n_decisions - done_before
-
 
 class _ProcessSimulator:
-    """Shares branches among worker processes."""
+    """Share branches among worker processes.
 
-    def __init__(self, pool: ProcessPool) -> None:
-        self._pool, self.n_decisions = pool, 0
+    :param n_processes: Number of processes.
+    :param make: Makes the :class:`~maze.planning.planner.BranchSimulator` of a process.
+    """
+
+    def __init__(self, n_processes: int, make: Callable[[], BranchSimulator]) -> None:
+        self._pool = ProcessPool(n_processes, modules=[__name__])
+        self._pool.host("branches", lambda *_: make)
+        self.n_decisions = 0
 
     def __call__(
         self, source: Any, rows: np.ndarray, scenarios: np.ndarray, first: FirstActions, seed: int | None
     ) -> np.ndarray:
         content, n_workers = pickle.dumps(source), self._pool.n_actors
         parts = [slice(index, None, n_workers) for index in range(n_workers)]
-        answers = self._pool.call(
-            "branches",
-            "simulate",
-            [
-                (content, rows[part], scenarios[part], FirstActions(first.actions, first.which[part]), seed)
-                for part in parts
-            ],
-        )
-        returns = np.empty(len(rows))
-        for part, (of_part, n_decisions) in zip(parts, answers, strict=True):
+        given = [
+            (content, rows[part], scenarios[part], FirstActions(first.actions, first.which[part]), seed)
+            for part in parts
+        ]
+        returns, answers = np.empty(len(rows)), self._pool.call("branches", "of_pickled", given)
+        for part, (of_part, _) in zip(parts, answers, strict=True):
             returns[part] = of_part
-            self.n_decisions += n_decisions
+        self.n_decisions = sum(n_decisions for _, n_decisions in answers)
         return returns
+
+    def close(self) -> None:
+        """End the processes."""
+        self._pool.close()
+
+
+def _simulator_of(env: Any, base: Policy, horizon: int | None, gamma: float, value: Value | None) -> BranchSimulator:
+    return BranchSimulator(SingleBranches(env, gamma), acting(base), horizon, value)
 
 
 def acting(policy: Policy) -> Callable[[Group], Actions]:
@@ -531,16 +464,19 @@ def _key(action: ActionType) -> tuple[bytes, ...]:
 def value_function(value: Any, where: str) -> Value | None:
     """Return the estimate of what is still to come at the horizon.
 
-    :param value: A function, its configuration, or `None`: nothing.
+    :param value: A function of observations `[n, ...]` and the actor that acts next, its configuration, or `None`:
+        nothing.
     :param where: Its configuration key, for messages.
     :raises ConfigError: It is no function.
     """
-    if value is None or (callable(value) and not isinstance(value, str)):
-        return value
-    found: Any = None if isinstance(value, str) else Factory(object).instantiate(value, config_path=where)
+    if value is None:
+        return None
+    found: Any = value
+    if not callable(value) or isinstance(value, str):
+        found = None if isinstance(value, str) else Factory(object).instantiate(value, config_path=where)
     if not callable(found):
         raise ConfigError(f"{where}: expected a function or null, found {value!r}.")
-    return found  # type: ignore[no-any-return]
+    return lambda group: found(group.stacked(), group.actor_id)
 
 
 def _critic(config: Any, base: Policy) -> Value:
@@ -553,12 +489,12 @@ def _critic(config: Any, base: Policy) -> Value:
             "policy.value=critic: the base policy comes from no training run with a state critic. Use "
             "policy.base=torch_policy with input_dir=<run> of A2C, PPO or IMPALA, or a value function of your own."
         )
-    return lambda observation, actor: actor_critic.bootstrap_values(observation, actor, [observation]).cpu().numpy()
 
+    def estimate(group: Group) -> np.ndarray:
+        seen = group.stacked()
+        return actor_critic.bootstrap_values(seen, group.actor_id, [seen]).cpu().numpy()
 
-def of_group(value: Value | None) -> Callable[[Group], np.ndarray] | None:
-    """Return the estimate for a group of branches."""
-    return None if value is None else lambda group: value(group.stacked(), group.actor_id)
+    return estimate
 
 
 def _budget(budget: int | str | None) -> tuple[int | None, float | None]:

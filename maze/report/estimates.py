@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from maze.core.utils.stats_utils import tail_values
+
 Values = np.ndarray[Any, Any]
 Interval = tuple[Values, Values, Values]
 """An estimate with the lower and the upper end of its interval."""
@@ -173,10 +175,9 @@ def interquartile_mean_interval(values: Values) -> Interval:
 
 
 def tail_contributions(values: Values, level: float) -> Values:
-    """Return `q + min(values - q, 0) / level`, with `q` the quantile of the level: numbers whose mean is the CVaR.
+    """Return the quantile of the level plus :func:`~maze.core.utils.stats_utils.tail_values`: their mean is the CVaR.
 
-    CVaR is the mean of the smallest share `level` of the values (Rockafellar and Uryasev 2000). The numbers differ from
-    it by its influence function, so that intervals and differences of their means are those of the CVaR.
+    They differ from it by its influence function, so that intervals and differences of means are those of the CVaR.
 
     :param values: `[..., n]`.
     :param level: Above 0, up to 1.
@@ -185,7 +186,7 @@ def tail_contributions(values: Values, level: float) -> Values:
     [2.0, 0.0, 2.0, 2.0]
     """
     quantile = np.quantile(values, level, axis=-1, keepdims=True, method="inverted_cdf")
-    return np.asarray(quantile + np.minimum(values - quantile, 0.0) / level)
+    return np.asarray(quantile + tail_values(values, quantile, level))
 
 
 def quantile_interval(values: Values, level: float) -> Interval:

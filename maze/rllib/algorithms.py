@@ -9,13 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from maze.core.errors import ConfigError, did_you_mean, first_line, install_command
+from maze.core.errors import ConfigError, did_you_mean, first_line, install_command, unknown_key_error
 from maze.core.utils.config_utils import CheckedConfig
 
 SET_BY_RUNNER: Mapping[str, str] = {
     "num_env_runners": "runner.num_workers",
-    "num_rollout_workers": "runner.num_workers",
-    "num_workers": "runner.num_workers",
     "seed": "seeding.agent_base_seed and seeding.env_base_seed",
     "env": "env",
     "env_config": "env",
@@ -25,9 +23,6 @@ SET_BY_RUNNER: Mapping[str, str] = {
     "log_level": "runner.log_level",
 }
 """Keys of RLlib that are not allowed in `algorithm.config`, and the keys of Maze that replace them."""
-
-_ALIASES: Mapping[str, str] = {"lambda": "lambda_"}
-_SETTABLE_PROPERTIES = ("train_batch_size_per_learner",)
 
 
 @dataclass(frozen=True)
@@ -41,18 +36,11 @@ class RLlibAlgorithm:
     name: str
     needs_single_action: bool = False
 
-    @property
-    def package(self) -> str:
-        """Module of its configuration class."""
-        return f"ray.rllib.algorithms.{self.name.lower()}"
-
 
 ALGORITHMS: Mapping[str, RLlibAlgorithm] = {
     name: RLlibAlgorithm(name, needs_single_action=name in ("DQN", "SAC"))
     for name in ("PPO", "APPO", "IMPALA", "DQN", "SAC")
 }
-
-_OPTIONS = ", ".join(name.lower() for name in ALGORITHMS)
 
 
 def find_algorithm(name: Any) -> RLlibAlgorithm:
@@ -60,13 +48,9 @@ def find_algorithm(name: Any) -> RLlibAlgorithm:
 
     :raises ConfigError: It is not supported; lists the supported ones.
     """
-    for known in ALGORITHMS.values():
-        if known.name.lower() == str(name).lower():
-            return known
-    raise ConfigError(
-        f"algorithm.algorithm: {name!r} is not a supported algorithm of RLlib."
-        f"{did_you_mean(str(name), ALGORITHMS)} Choose one with rllib/algorithm=<option>. Options: {_OPTIONS}."
-    )
+    if str(name).upper() not in ALGORITHMS:
+        raise unknown_key_error("algorithm.algorithm", str(name), ALGORITHMS)
+    return ALGORITHMS[str(name).upper()]
 
 
 def require_ray() -> None:
@@ -85,21 +69,17 @@ def configured(algorithm: RLlibAlgorithm, values: Mapping[str, Any]) -> Any:
     :param values: Hyperparameters by RLlib's names; missing ones keep RLlib's defaults.
     :raises ConfigError: RLlib has no such hyperparameter, or does not accept its value.
     """
-    config = getattr(importlib.import_module(algorithm.package), f"{algorithm.name}Config")()
+    module = importlib.import_module(f"ray.rllib.algorithms.{algorithm.name.lower()}")
+    config = getattr(module, f"{algorithm.name}Config")()
     known = known_hyperparameters(config)
     for key, value in values.items():
         where = f"algorithm.config.{key}"
         if key in SET_BY_RUNNER:
             raise ConfigError(f"{where}: set {SET_BY_RUNNER[key]} instead.")
-        name = _ALIASES.get(key, key)
-        if name not in known:
-            raise ConfigError(
-                f"{where}: {algorithm.name} of RLlib has no such hyperparameter.{did_you_mean(key, known)} "
-                f"All of them: python -c 'from {algorithm.package} import {algorithm.name}Config as c; "
-                "print(*sorted(vars(c())))'"
-            )
+        if key not in known:
+            raise ConfigError(f"{where}: {algorithm.name} has no such hyperparameter.{did_you_mean(key, known)}")
         try:
-            config.update_from_dict({name: value})
+            config.update_from_dict({key: value})
         except Exception as error:  # RLlib's checks raise any type
             raise ConfigError(f"{where}: RLlib does not accept {value!r}: {first_line(error)}") from error
     return config
@@ -109,7 +89,7 @@ def known_hyperparameters(config: Any) -> list[str]:
     """Return the names of all settings of a configuration of RLlib."""
     removed = -1  # RLlib's marker of deprecated settings, which are not valid defaults of others
     own = [name for name, value in vars(config).items() if not name.startswith("_") and value is not removed]
-    return sorted([*own, *_SETTABLE_PROPERTIES])
+    return [*own, "train_batch_size_per_learner"]
 
 
 def is_number(value: Any) -> bool:
@@ -130,11 +110,8 @@ def value_at(result: Mapping[str, Any], path: str) -> float | None:
 
 
 _SHORT_NAMES = {
-    "episode_reward_mean": "env_runners/episode_return_mean",
     "episode_return_mean": "env_runners/episode_return_mean",
     "timesteps_total": "env_runners/num_env_steps_sampled_lifetime",
-    "num_env_steps_sampled_lifetime": "env_runners/num_env_steps_sampled_lifetime",
-    "episodes_total": "env_runners/num_episodes_lifetime",
 }
 
 
@@ -146,18 +123,12 @@ class TuneParameters(CheckedConfig):
         `timesteps_total`, `time_total_s`, `episode_return_mean` or any path such as
         `env_runners/episode_len_mean`. Empty: only an interrupt stops it.
     :param checkpoint_freq: Number of iterations between checkpoints of Ray; 0: only at the end.
-    :param checkpoint_at_end: Whether to write a checkpoint at the end.
-    :param keep_all_checkpoints: Whether to keep earlier checkpoints.
-    :param verbose: 0: print no line after each iteration.
     """
 
     section = "runner.tune_config"
 
     stop: Mapping[str, float] = field(default_factory=dict)
     checkpoint_freq: int = 0
-    checkpoint_at_end: bool = True
-    keep_all_checkpoints: bool = False
-    verbose: int = 1
 
     def __post_init__(self) -> None:
         stop: Mapping[str, float | None] = self.stop or {}
@@ -181,10 +152,7 @@ class TuneParameters(CheckedConfig):
                 value = value_at(result, _SHORT_NAMES.get(name, name))
             if value is None and name not in _SHORT_NAMES:
                 available = [*_SHORT_NAMES, *(key for key in result if value_at(result, key) is not None)]
-                raise ConfigError(
-                    f"runner.tune_config.stop.{name}: RLlib reports no such number.{did_you_mean(name, available)} "
-                    f"Some of the available ones: {', '.join(sorted(available)[:20])}."
-                )
+                raise unknown_key_error(f"{self.section}.stop.{name}: number of RLlib", name, available)
             if value is not None and value >= limit:
                 return f"{name} has reached {limit:g}"
         return ""

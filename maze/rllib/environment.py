@@ -42,10 +42,6 @@ class EnvConfig:
     is_single_observation: bool = False
     normalized: tuple[str, ...] = ()
 
-    def to_rllib(self) -> dict[str, Any]:
-        """Return RLlib's `env_config`."""
-        return {"maze": self}
-
 
 class MonitoredEnv(LogStatsConsumer):
     """An environment in a worker of RLlib: its seeds, and the statistics of its episodes and observations.

@@ -45,7 +45,7 @@ from maze.core.utils.factory import Factory
 from maze.distributions.dict import DictProbabilityDistribution
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.distributions.utils import require_valid_rows
-from maze.perception.models.model_composer import BaseModelComposer, Critic
+from maze.perception.models.model_composer import BaseModelComposer
 from maze.perception.models.network_factory import embedding_spaces
 from maze.rllib.environment import step_key_of
 
@@ -90,37 +90,15 @@ class LogitsLayout:
         self.shapes = {head: tuple(mapper.required_logits_shape(head)) for head in action_space.spaces}
         self.sizes = [math.prod(shape) for shape in self.shapes.values()]
 
-    @property
-    def size(self) -> int:
-        """Number of logits of all heads."""
-        return sum(self.sizes)
-
     def join(self, logits: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Join the logits by head to one tensor `[..., size]`.
-
-        :raises ConfigError: A head is missing.
-        """
-        missing = [head for head in self.shapes if head not in logits]
-        if missing:
-            raise ConfigError(
-                f"model.policy: the network returned {sorted(logits)}, but no logits for the action heads {missing}."
-            )
-        flat = []
-        for head, shape in self.shapes.items():
-            tensor = logits[head]
-            flat.append(tensor.flatten(tensor.dim() - len(shape)) if len(shape) != 1 else tensor)
+        """Join the logits by head to one tensor `[..., sum of the sizes]`."""
+        flat = [logits[head].flatten(-len(shape)) for head, shape in self.shapes.items()]
         return torch.cat(flat, dim=-1) if len(flat) > 1 else flat[0]
 
     def split(self, joined: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Split joined logits by head.
-
-        :param joined: `[..., size]`.
-        """
-        parts = torch.split(joined, self.sizes, dim=-1)
-        return {
-            head: part.reshape(*part.shape[:-1], *shape)
-            for (head, shape), part in zip(self.shapes.items(), parts, strict=True)
-        }
+        """Split joined logits by head."""
+        parts = zip(self.shapes.items(), torch.split(joined, self.sizes, dim=-1), strict=True)
+        return {head: part.reshape(*part.shape[:-1], *shape) for (head, shape), part in parts}
 
 
 class MazeActionDistribution(Distribution):
@@ -129,7 +107,7 @@ class MazeActionDistribution(Distribution):
     Log-probabilities, entropies and divergences are those of the joint action, one for each row. Use
     :func:`action_distribution_class` to make a subclass for an action space.
 
-    :param logits: `[..., layout.size]`
+    :param logits: `[..., n_logits]`
     :param is_deterministic: Whether :meth:`sample` returns the deterministic action.
     """
 
@@ -250,17 +228,14 @@ class MazeRLModule(TorchRLModule):
 
         :param observations: Tensors or arrays `[batch, ...]` by key.
         """
-        parameter = next(self.policy_net.parameters(), None)
-        device = "cpu" if parameter is None else str(parameter.device)
-        return as_float_tensors(observations, device)
+        return as_float_tensors(observations, str(next(self.policy_net.parameters()).device))
 
     def policy_outputs(
         self, observations: Mapping[str, Any], network: nn.Module | None = None
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return joined logits `[B, n]`, and the embeddings that the policy network shares with the critic."""
         outputs = (network or self.policy_net)(self.float_observations(observations))
-        heads = self.layout.shapes
-        embeddings = {name: tensor for name, tensor in outputs.items() if name not in heads}
+        embeddings = {name: tensor for name, tensor in outputs.items() if name not in self.layout.shapes}
         return self.layout.join(outputs), embeddings
 
 
@@ -270,10 +245,21 @@ class PolicyGradientModule(MazeRLModule, InferenceOnlyAPI, ValueFunctionAPI):
     @override(MazeRLModule)
     def take_networks(self, policy_net: nn.Module, composer: BaseModelComposer) -> None:
         super().take_networks(policy_net, composer)
-        self.critic = checked_state_critic(composer.critic, composer)
-        networks = self.critic.networks
-        self.critic_key = next(iter(networks)) if len(networks) == 1 else self.step_key
-        self.critic_net = networks[self.critic_key]
+        critic = composer.critic
+        if not isinstance(critic, TorchStateCritic):
+            raise ConfigError(
+                f"model.critic: PPO, APPO and IMPALA need a state critic, found {type(critic).__name__}. Choose one "
+                "with `critic=flatten_concat_shared` or `critic=template_state`."
+            )
+        several = len(composer.action_spaces_dict) > 1 or any(n != 1 for n in composer.agent_counts_dict.values())
+        if several and not isinstance(critic, TorchStepStateCritic):
+            raise ConfigError(
+                f"model.critic: RLlib needs a value for each actor, but a {type(critic).__name__} values all sub-steps "
+                "of an environment step together. Choose `critic=flatten_concat_step`."
+            )
+        self.critic = critic
+        self.critic_key = next(iter(critic.networks)) if len(critic.networks) == 1 else self.step_key
+        self.critic_net = critic.networks[self.critic_key]
         embeddings = embedding_spaces(self.policy, composer.observation_spaces_dict)
         self.shares_embeddings = bool(embeddings[self.step_key])
 
@@ -334,26 +320,6 @@ class TargetPolicyModule(PolicyGradientModule, PolicyTarget):
     @override(InferenceOnlyAPI)
     def get_non_inference_attributes(self) -> list[str]:
         return [*super().get_non_inference_attributes(), "target_policy_net"]
-
-
-def checked_state_critic(critic: Critic | None, composer: BaseModelComposer) -> TorchStateCritic:
-    """Return the critic, if it values the observations of each actor separately.
-
-    :raises ConfigError: There is no such critic.
-    """
-    if not isinstance(critic, TorchStateCritic):
-        found = "none" if critic is None else f"a {type(critic).__name__}"
-        raise ConfigError(
-            f"model.critic: PPO, APPO and IMPALA need a state critic, found {found}. Choose one with "
-            "`critic=flatten_concat_shared` or `critic=template_state`."
-        )
-    several = len(composer.action_spaces_dict) > 1 or any(n != 1 for n in composer.agent_counts_dict.values())
-    if several and not isinstance(critic, TorchStepStateCritic):
-        raise ConfigError(
-            f"model.critic: RLlib needs a value for each actor, but a {type(critic).__name__} values all sub-steps "
-            "of an environment step together. Choose `critic=flatten_concat_step`."
-        )
-    return critic
 
 
 # -- action values -----------------------------------------------------------------------------------------------------
@@ -442,9 +408,8 @@ class SoftActorCriticModule(MazeRLModule, InferenceOnlyAPI, QNetAPI, TargetNetwo
         super().take_networks(policy_net, composer)
         critic = composer.critic
         if not isinstance(critic, TorchStateActionCritic):
-            found = "none" if critic is None else f"a {type(critic).__name__}"
             raise ConfigError(
-                f"model.critic: SAC needs a state-action critic, found {found}. Choose one with "
+                f"model.critic: SAC needs a state-action critic, found {type(critic).__name__}. Choose one with "
                 "`critic=flatten_concat_state_action` or `critic=template_state_action`."
             )
         key = next(iter(critic.networks))
@@ -465,67 +430,39 @@ class SoftActorCriticModule(MazeRLModule, InferenceOnlyAPI, QNetAPI, TargetNetwo
         observations = self.float_observations(batch[Columns.OBS])
         following = self.float_observations(batch[Columns.NEXT_OBS])
         logits = self.policy_outputs(observations)[0]
-        with torch.no_grad():
-            next_logits = self.policy_outputs(following)[0]
-        if self.is_discrete:
-            return self._of_all_actions(observations, following, logits, next_logits)
-        return self._of_sampled_actions(observations, following, logits, next_logits, batch[Columns.ACTIONS])
-
-    def _of_all_actions(
-        self,
-        observations: dict[str, torch.Tensor],
-        following: dict[str, torch.Tensor],
-        logits: torch.Tensor,
-        next_logits: torch.Tensor,
-    ) -> dict[str, Any]:
-        with torch.no_grad():
-            target = torch.minimum(*(self._q(net, following) for net in (self.target_qf, self.target_qf_twin)))
-        probs, log_probs = _categorical(logits)
-        next_probs, next_log_probs = _categorical(next_logits)
-        return {
-            ACTION_PROBS: probs,
-            ACTION_LOG_PROBS: log_probs,
-            ACTION_PROBS_NEXT: next_probs,
-            ACTION_LOG_PROBS_NEXT: next_log_probs,
-            QF_PREDS: self._q(self.qf, observations),
-            QF_TWIN_PREDS: self._q(self.qf_twin, observations),
-            QF_TARGET_NEXT: target,
-        }
-
-    def _of_sampled_actions(
-        self,
-        observations: dict[str, torch.Tensor],
-        following: dict[str, torch.Tensor],
-        logits: torch.Tensor,
-        next_logits: torch.Tensor,
-        actions: torch.Tensor,
-    ) -> dict[str, Any]:
-        sampled, log_prob = self._sample(logits)
-        with torch.no_grad():
-            next_sampled, next_log_prob = self._sample(next_logits)
-            target = torch.minimum(
-                *(self._q(net, following, next_sampled) for net in (self.target_qf, self.target_qf_twin))
-            )
+        actions = None if self.is_discrete else batch[Columns.ACTIONS]
         outputs = {
-            Columns.ACTION_DIST_INPUTS: logits,
-            ACTION_DIST_INPUTS_NEXT: next_logits,
             QF_PREDS: self._q(self.qf, observations, actions),
             QF_TWIN_PREDS: self._q(self.qf_twin, observations, actions),
-            "logp_resampled": log_prob,
-            "logp_next_resampled": next_log_prob,
-            "q_target_next": target,
         }
+        sampled, log_prob = self._sample(logits)
+        with torch.no_grad():
+            next_logits = self.policy_outputs(following)[0]
+            next_sampled, next_log_prob = self._sample(next_logits)
+            target = self._smaller(self.target_qf, self.target_qf_twin, following, next_sampled)
+        if self.is_discrete:
+            outputs[ACTION_PROBS], outputs[ACTION_LOG_PROBS] = _categorical(logits)
+            outputs[ACTION_PROBS_NEXT], outputs[ACTION_LOG_PROBS_NEXT] = _categorical(next_logits)
+            return {**outputs, QF_TARGET_NEXT: target}
         pair = nn.ModuleList([self.qf, self.qf_twin])
         pair.requires_grad_(False)  # the loss of the actor updates the actor only
         try:
-            outputs["q_curr"] = torch.minimum(*(self._q(net, observations, sampled) for net in pair))
+            q_curr = self._smaller(self.qf, self.qf_twin, observations, sampled)
         finally:
             pair.requires_grad_(True)
-        return outputs
+        return {
+            **outputs,
+            Columns.ACTION_DIST_INPUTS: logits,
+            ACTION_DIST_INPUTS_NEXT: next_logits,
+            "logp_resampled": log_prob,
+            "logp_next_resampled": next_log_prob,
+            "q_target_next": target,
+            "q_curr": q_curr,
+        }
 
     @override(QNetAPI)
     def compute_q_values(self, batch: dict[str, Any], squeeze: bool = True) -> torch.Tensor:
-        return self._smaller(self.qf, self.qf_twin, batch)
+        return self._of_batch(self.qf, self.qf_twin, batch)
 
     @override(TargetNetworkAPI)
     def make_target_networks(self) -> None:
@@ -539,33 +476,36 @@ class SoftActorCriticModule(MazeRLModule, InferenceOnlyAPI, QNetAPI, TargetNetwo
 
     @override(TargetNetworkAPI)
     def forward_target(self, batch: dict[str, Any], squeeze: bool = True) -> torch.Tensor:
-        return self._smaller(self.target_qf, self.target_qf_twin, batch)
+        return self._of_batch(self.target_qf, self.target_qf_twin, batch)
 
     @override(InferenceOnlyAPI)
     def get_non_inference_attributes(self) -> list[str]:
         return ["qf", "qf_twin", "target_qf", "target_qf_twin"]
 
-    def _smaller(self, first: nn.Module, second: nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
-        observations = self.float_observations(batch[Columns.OBS])
+    def _of_batch(self, first: nn.Module, second: nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
         actions = None if self.is_discrete else batch[Columns.ACTIONS]
+        return self._smaller(first, second, self.float_observations(batch[Columns.OBS]), actions)
+
+    def _smaller(
+        self, first: nn.Module, second: nn.Module, observations: dict[str, torch.Tensor], actions: torch.Tensor | None
+    ) -> torch.Tensor:
         return torch.minimum(self._q(first, observations, actions), self._q(second, observations, actions))
 
-    def _sample(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sample actions with gradients, and return their log-probabilities."""
+    def _sample(self, logits: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Sample actions with gradients, and return their log-probabilities; nothing for discrete actions."""
+        if self.is_discrete:
+            return None, None
         distribution: Any = self.action_dist_cls.from_logits(logits).joint.distribution_dict[self.head]
-        actions, log_prob = distribution.rsample_with_log_prob()
-        return actions, log_prob
+        return distribution.rsample_with_log_prob()  # type: ignore[no-any-return]
 
     def _q(
         self, network: nn.Module, observations: dict[str, torch.Tensor], actions: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return values `[B]` of given actions, or `[B, n]` of all actions."""
         if actions is None:
-            values: torch.Tensor = network(observations)[q_values_key(self.head)]
-            return values
+            return network(observations)[q_values_key(self.head)]  # type: ignore[no-any-return]  # nn.Module.__call__
         encoded = encode_action(self.head_space, actions, torch.get_default_dtype())
-        value: torch.Tensor = network({**observations, self.head: encoded})["q_value"]
-        return value.squeeze(-1)
+        return network({**observations, self.head: encoded})["q_value"].squeeze(-1)  # type: ignore[no-any-return]
 
 
 def _categorical(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

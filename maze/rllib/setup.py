@@ -16,7 +16,7 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.agent.torch_model import TorchModel
-from maze.core.errors import ConfigError, MazeError, did_you_mean
+from maze.core.errors import ConfigError, MazeError, unknown_key_error
 from maze.core.utils.checkpoint import load_state
 from maze.core.utils.factory import TARGET_KEY
 from maze.core.wrappers.reward_wrappers import FrozenEnvFactory
@@ -51,15 +51,6 @@ _MODULES: Mapping[str, type[MazeRLModule]] = {
 }
 _DEFAULT_MODULE = "default_policy"  # RLlib's name for the only module
 _MAX_EVAL_ENVS = 8
-
-_TALKATIVE = (
-    "ray._common.deprecation",
-    "ray.rllib.algorithms.algorithm_config",
-    "ray.rllib.utils.deprecation",
-    "ray.tune.utils.util",
-    "ray.rllib.algorithms.sac.sac",
-)
-"""Loggers with warnings about RLlib's development that users cannot act on."""
 
 
 @dataclass
@@ -98,7 +89,8 @@ class TrainingSetup:
             model of RLlib.
         """
         runner = self.runner
-        set_log_levels(runner.log_level)
+        # its warnings concern the development of RLlib
+        logging.getLogger("ray").setLevel("ERROR" if runner.log_level == "WARN" else runner.log_level)
         model = trained = None
         if not self._is_default_model:
             model, trained = self._maze_model(input_file)
@@ -129,7 +121,12 @@ class TrainingSetup:
             algorithm.env_runner_group.sync_weights(
                 from_worker_or_learner_group=algorithm.learner_group, inference_only=True, timeout_seconds=None
             )
-            evaluator = self._evaluator(resources, selection, runner.eval_episodes) if runner.eval_episodes else None
+            if n_episodes := runner.eval_episodes:
+                n_envs = min(n_episodes, _MAX_EVAL_ENVS)
+                env = SequentialVectorEnv([FrozenEnvFactory(self.env_factory)] * n_envs, logging_prefix="eval")
+                resources.callback(env.close)
+                env.seed([runner.maze_seeding.generate_env_instance_seed() for _ in range(n_envs)])
+                evaluator = RolloutEvaluator(env, n_episodes, selection, deterministic=True)
         return RLlibTraining(algorithm, model, selection, evaluator, parameters, runner.iteration_timeout)
 
     # -- the model -----------------------------------------------------------------------------------------------------
@@ -143,20 +140,6 @@ class TrainingSetup:
         policy = composer.policy
         if policy is None:
             raise ConfigError("model.policy: missing; choose a model, for instance model=flatten_concat.")
-        self._check_algorithm()
-        modules = {name: spec.build() for name, spec in self._specs(policy.networks, composer).items()}
-        if self._is_flat:
-            modules = {_DEFAULT_MODULE: next(iter(modules.values()))}
-        policy.seed(self.runner.maze_seeding.generate_agent_instance_seed())
-        critic = None if self.algorithm.name == "DQN" else composer.critic  # DQN trains none
-        trained = policy if critic is None else TorchActorCritic(policy=policy, critic=critic, device="cpu")
-        if input_file is not None:
-            state = load_state(input_file)
-            state = state.get("model", state)
-            (trained if "critics" in state else policy).load_state_dict(state)
-        return MazeModel(modules, policy, ObservationStatistics(trained)), trained
-
-    def _check_algorithm(self) -> None:
         if not self._is_flat and self.algorithm.needs_single_action:
             raise ConfigError(
                 f"rllib/algorithm={self.algorithm.name.lower()}: the environment is structured (sub-steps "
@@ -170,6 +153,17 @@ class TrainingSetup:
                     f"of actions, which is neither dueling, noisy nor distributional. Set it to {plain}, or choose "
                     "model=rllib."
                 )
+        modules = {name: spec.build() for name, spec in self._specs(policy.networks, composer).items()}
+        if self._is_flat:
+            modules = {_DEFAULT_MODULE: next(iter(modules.values()))}
+        policy.seed(self.runner.maze_seeding.generate_agent_instance_seed())
+        critic = None if self.algorithm.name == "DQN" else composer.critic  # DQN trains none
+        trained = policy if critic is None else TorchActorCritic(policy=policy, critic=critic, device="cpu")
+        if input_file is not None:
+            state = load_state(input_file)
+            state = state.get("model", state)
+            (trained if "critics" in state else policy).load_state_dict(state)
+        return MazeModel(modules, policy, ObservationStatistics(trained)), trained
 
     def _specs(self, network_keys: Iterable[Any], shared: BaseModelComposer | None = None) -> dict[str, RLModuleSpec]:
         """Return the specification of a module for each network of the policy.
@@ -178,29 +172,23 @@ class TrainingSetup:
         :param shared: The model whose networks the modules train; `None`: models of their own.
         """
         options = {name: getattr(self.config, name) for name in ("double_q", "epsilon") if hasattr(self.config, name)}
+        head = None
+        if self.algorithm.needs_single_action:
+            head, *more = self.spaces_dicts["action_spaces_dict"][self._step_keys[0]].spaces
+            if more:
+                raise ConfigError(
+                    f"rllib/algorithm={self.algorithm.name.lower()}: {self.algorithm.name} of RLlib takes a single "
+                    f"Discrete or Box action, but the environment has {[head, *more]}. Choose ppo, appo or impala."
+                )
         return {
             module_id(key): RLModuleSpec(
                 module_class=self._module_class,
                 observation_space=self.spaces_dicts["observation_spaces_dict"][step_key_of(key)],
                 action_space=self.spaces_dicts["action_spaces_dict"][step_key_of(key)],
-                model_config={
-                    MODEL_KEY: ModuleConfig(self.model, self.spaces_dicts, key, self._only_head(), options, shared)
-                },
+                model_config={MODEL_KEY: ModuleConfig(self.model, self.spaces_dicts, key, head, options, shared)},
             )
             for key in network_keys
         }
-
-    def _only_head(self) -> str | None:
-        """Return the single action head of an algorithm without dictionary actions."""
-        if not self.algorithm.needs_single_action:
-            return None
-        heads = list(self.spaces_dicts["action_spaces_dict"][self._step_keys[0]].spaces)
-        if len(heads) > 1:
-            raise ConfigError(
-                f"rllib/algorithm={self.algorithm.name.lower()}: {self.algorithm.name} of RLlib takes a single "
-                f"Discrete or Box action, but the environment has {heads}. Choose ppo, appo or impala."
-            )
-        return str(heads[0])
 
     # -- RLlib's configuration -----------------------------------------------------------------------------------------
 
@@ -223,7 +211,7 @@ class TrainingSetup:
             normalized=() if model is None else tuple(model.statistics.names),
         )
         env_class = MazeRLlibEnv if self._is_flat else MazeMultiAgentEnv
-        config.environment(env=env_class, env_config=env_config.to_rllib(), disable_env_checking=True)
+        config.environment(env=env_class, env_config={"maze": env_config}, disable_env_checking=True)
         config.framework("torch")
         config.env_runners(num_env_runners=self.runner.num_workers)
         config.debugging(seed=seeding.generate_agent_instance_seed() % 2**30, log_level=self.runner.log_level)
@@ -251,29 +239,8 @@ class TrainingSetup:
             )
         known = [entry.name for entry in fields(DefaultModelConfig)]
         values = {key: value for key, value in self.model.items() if key != "critic"}
-        for key in values:
-            if key not in known:
-                raise ConfigError(
-                    f"model.{key}: RLlib's model has no such setting.{did_you_mean(key, known)} Known: "
-                    f"{', '.join(known)}."
-                )
+        if unknown := [key for key in values if key not in known]:
+            raise unknown_key_error("model: setting of RLlib's model", unknown[0], known)
         self.config.rl_module(model_config=DefaultModelConfig(**values))
         if n_observations > 1:
             self.config.env_runners(env_to_module_connector=lambda *args, **kwargs: FlattenObservations())
-
-    def _evaluator(self, resources: ExitStack, selection: BestModelSelection, n_episodes: int) -> RolloutEvaluator:
-        n_envs = min(n_episodes, _MAX_EVAL_ENVS)
-        env = SequentialVectorEnv([FrozenEnvFactory(self.env_factory)] * n_envs, logging_prefix="eval")
-        resources.callback(env.close)
-        env.seed([self.runner.maze_seeding.generate_env_instance_seed() for _ in range(n_envs)])
-        return RolloutEvaluator(env, n_episodes, selection, deterministic=True)
-
-
-def set_log_levels(log_level: str) -> None:
-    """Set the levels of Ray's and RLlib's loggers in this process.
-
-    :param log_level: DEBUG, INFO, WARN or ERROR.
-    """
-    logging.getLogger("ray").setLevel("WARNING" if log_level == "WARN" else log_level)  # Python's name
-    for name in _TALKATIVE:
-        logging.getLogger(name).setLevel(logging.ERROR if log_level in ("WARN", "ERROR") else logging.NOTSET)

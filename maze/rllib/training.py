@@ -8,7 +8,6 @@ import json
 import math
 import os
 import shutil
-import sys
 import threading
 import time
 from abc import ABC
@@ -51,6 +50,7 @@ PROGRESS_FILE = "rllib_progress.json"
 
 CHECKPOINTS = "rllib_checkpoints"
 """Directory of Ray's checkpoints in the run directory."""
+_SAVED = f"; Ray's checkpoint is in {CHECKPOINTS}."
 _RETURN, _STEPS = "env_runners/episode_return_mean", "env_runners/num_env_steps_sampled_lifetime"
 _STATISTICS_TIMEOUT = 60.0
 _POLL_INTERVAL = 0.2
@@ -83,58 +83,6 @@ class RLlibEvents(ABC):
     @define_epoch_stats(np.mean)
     def time_iteration(self, value: float) -> None:
         """Duration of the iteration in seconds, without evaluation."""
-
-
-class TrainingStatistics:
-    """Statistics of a run: episodes of the workers and results of RLlib, written once per iteration.
-
-    :param directory: Directory for RLlib's complete results.
-    """
-
-    def __init__(self, directory: str | Path) -> None:
-        self._episodes = LogStatsAggregator(LogStatsLevel.EPOCH, get_stats_logger("train"))
-        self._results = LogStatsAggregator(LogStatsLevel.EPOCH, get_stats_logger("train"))
-        self._events: RLlibEvents = self._results.create_event_topic(RLlibEvents)
-        self._writer = LogStatsWriterTensorboard(directory, False)
-
-    def write(self, result: Mapping[str, Any], episodes: Sequence[LogStats], seconds: float, iteration: int) -> None:
-        """Write the statistics of an iteration.
-
-        :param result: Result of RLlib's `train()`.
-        :param episodes: Statistics of the episodes that ended in the iteration.
-        :param seconds: Duration in seconds.
-        :param iteration: Number of the iteration.
-        """
-        for stats in episodes:
-            self._episodes.receive(stats)
-        if episodes:
-            self._episodes.reduce()
-        for name in _SHOWN_OF_SAMPLING:
-            if (found := value_at(result, f"env_runners/{name}")) is not None:
-                self._events.sampling(name=name, value=found)
-        learners = result.get("learners", {}).items()
-        modules = {name: values for name, values in learners if isinstance(values, Mapping) and name != _ALL_MODULES}
-        for module, values in modules.items():
-            for name, value in scalars(values):
-                if not name.startswith(_BOOKKEEPING):
-                    shown = name if len(modules) == 1 else f"{module}/{name}"
-                    self._events.learner(name=shown, value=value)
-        self._events.time_iteration(value=seconds)
-        self._results.reduce()
-        StatsContext.active().guarded(self._writer, partial(_write_result, self._writer, result, iteration))
-
-    def close(self) -> None:
-        """Close the writer."""
-        StatsContext.active().guarded(self._writer, self._writer.close)
-
-
-def _write_result(writer: LogStatsWriterTensorboard, result: Mapping[str, Any], iteration: int) -> None:
-    """Write all numbers of a result of RLlib, under its own names."""
-    from tensorboard.compat.proto.summary_pb2 import Summary
-
-    values = [Summary.Value(tag=f"ray/{tag}", simple_value=value) for tag, value in scalars(result)]
-    writer.add_summary(Summary(value=values), iteration)
-    writer.on_log_step_increment()
 
 
 def scalars(result: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
@@ -208,7 +156,10 @@ class RLlibTraining:
 
     def __post_init__(self) -> None:
         self.iteration = 0
-        self._statistics = TrainingStatistics(Path("rllib_results"))
+        self._episodes = LogStatsAggregator(LogStatsLevel.EPOCH, get_stats_logger("train"))
+        self._results = LogStatsAggregator(LogStatsLevel.EPOCH, get_stats_logger("train"))
+        self._events: RLlibEvents = self._results.create_event_topic(RLlibEvents)
+        self._writer = LogStatsWriterTensorboard(Path("rllib_results"), False)
         self._checkpoint: Path | None = None
         self._n_env_steps = 0
 
@@ -219,7 +170,7 @@ class RLlibTraining:
         """
         reason = ""
         try:
-            with InterruptGuard(_announce) as guard:
+            with InterruptGuard(lambda name: print(f"{name}: the run ends after this iteration.", flush=True)) as guard:
                 for self.iteration in itertools.count(1):
                     started = time.perf_counter()
                     result = self._in_time(self.algorithm.train)
@@ -229,15 +180,12 @@ class RLlibTraining:
                 self.model_selection.training_ended()
                 self._save(is_finished=bool(reason))
             if not reason and guard.signum is not None:
-                raise TrainingInterrupted(
-                    guard.signum, f"interrupted after iteration {self.iteration}; {self._saved()}"
-                )
+                raise TrainingInterrupted(guard.signum, f"interrupted after iteration {self.iteration}{_SAVED}")
         finally:
-            self._statistics.close()
-        console = active_console()
-        if console is not None:
+            StatsContext.active().guarded(self._writer, self._writer.close)
+        if (console := active_console()) is not None:
             console.finish()
-        print(f"Training ended after iteration {self.iteration}: {reason}; {self._saved()}", flush=True)
+        print(f"Training ended after iteration {self.iteration}: {reason}{_SAVED}", flush=True)
 
     def _finish(self, result: Mapping[str, Any], seconds: float) -> str:
         """Process the result of an iteration; return why the run ends, or an empty text."""
@@ -249,19 +197,48 @@ class RLlibTraining:
             self._learn_observation_statistics(self.model, [moments for _, moments in taken if moments])
         steps = value_at(result, _STEPS)
         StatsContext.active().n_env_steps = None if steps is None else int(steps)
-        episodes = [stats for encoded, _ in taken for stats in map(decode_stats, encoded)]
-        self._statistics.write(result, episodes, seconds, self.iteration)
+        self._write(result, [stats for encoded, _ in taken for stats in map(decode_stats, encoded)], seconds)
         if self.evaluator is not None and self.model is not None:
             self.evaluator.evaluate(self.model.policy)
-        else:
-            score = value_at(result, _RETURN)
-            if score is not None and math.isfinite(score):
-                self.model_selection.update(score)
+        elif (score := value_at(result, _RETURN)) is not None and math.isfinite(score):
+            self.model_selection.update(score)
         increment_log_step()
-        self._report(result, seconds)
+        if (console := active_console()) is not None:
+            total, best = int(steps or 0), selected_score(self.model_selection)
+            rate = f"{(total - self._n_env_steps) / max(seconds, 1e-9):,.0f} environment steps/s"
+            self._n_env_steps = total
+            shown = "" if best is None else significant(best)
+            console.epoch_done(Progressed(self.iteration, 0, total, seconds, rate, best=shown, unit="iteration"))
         if self.parameters.checkpoint_freq and self.iteration % self.parameters.checkpoint_freq == 0:
             self._save(is_finished=False)
         return self.parameters.reason_to_stop(result, self.iteration)
+
+    def _write(self, result: Mapping[str, Any], episodes: Sequence[LogStats], seconds: float) -> None:
+        """Write the statistics of an iteration: its episodes, the main results of RLlib, and all of them."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        for stats in episodes:
+            self._episodes.receive(stats)
+        if episodes:
+            self._episodes.reduce()
+        for name in _SHOWN_OF_SAMPLING:
+            if (found := value_at(result, f"env_runners/{name}")) is not None:
+                self._events.sampling(name=name, value=found)
+        learners = result.get("learners", {}).items()
+        modules = {name: values for name, values in learners if isinstance(values, Mapping) and name != _ALL_MODULES}
+        for module, values in modules.items():
+            for name, value in scalars(values):
+                if not name.startswith(_BOOKKEEPING):
+                    self._events.learner(name=name if len(modules) == 1 else f"{module}/{name}", value=value)
+        self._events.time_iteration(value=seconds)
+        self._results.reduce()
+
+        def write_all() -> None:
+            values = [Summary.Value(tag=f"ray/{tag}", simple_value=value) for tag, value in scalars(result)]
+            self._writer.add_summary(Summary(value=values), self.iteration)
+            self._writer.on_log_step_increment()
+
+        StatsContext.active().guarded(self._writer, write_all)
 
     def _learn_observation_statistics(self, model: MazeModel, seen: Sequence[Moments]) -> None:
         """Add the observations of the iteration to the statistics; the learner used the previous ones."""
@@ -276,15 +253,6 @@ class RLlibTraining:
         """Call a function with each env runner, in its process."""
         group = self.algorithm.env_runner_group
         return self._in_time(lambda: group.foreach_env_runner(function, timeout_seconds=_STATISTICS_TIMEOUT))
-
-    def _report(self, result: Mapping[str, Any], seconds: float) -> None:
-        console, score = active_console(), selected_score(self.model_selection)
-        if console is not None and self.parameters.verbose:
-            steps = int(value_at(result, _STEPS) or 0.0)
-            rate = f"{(steps - self._n_env_steps) / max(seconds, 1e-9):,.0f} environment steps/s"
-            self._n_env_steps = steps
-            best = "" if score is None else significant(score)
-            console.epoch_done(Progressed(self.iteration, 0, steps, seconds, rate, best=best, unit="iteration"))
 
     def _in_time(self, function: Callable[[], T]) -> T:
         """Run a function in a thread with the timeout, so that the main thread handles signals."""
@@ -307,8 +275,7 @@ class RLlibTraining:
                 if time.monotonic() > deadline:
                     raise WorkerError(
                         f"Iteration {self.iteration}: RLlib did not return within {self.iteration_timeout:.0f} s. "
-                        f"A worker may hang; see Ray's logs, or increase runner.iteration_timeout. "
-                        f"{self._saved().capitalize()}"
+                        "A worker may hang; see Ray's logs, or increase runner.iteration_timeout."
                     ) from None
             except MazeError:
                 raise
@@ -319,47 +286,34 @@ class RLlibTraining:
         """Write Ray's checkpoint and the progress, then remove the previous checkpoint."""
         directory = Path.cwd() / CHECKPOINTS
         target, unfinished = directory / f"iteration_{self.iteration:06d}", directory / f".unfinished-{os.getpid()}"
-        if (self.parameters.checkpoint_at_end or not is_finished) and not target.exists():
+        if not target.exists():
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir(parents=True)
             self._in_time(lambda: self.algorithm.save_to_path(str(unfinished)))
             unfinished.replace(target)
             previous, self._checkpoint = self._checkpoint, target
-            if previous is not None and not self.parameters.keep_all_checkpoints:
+            if previous is not None:
                 shutil.rmtree(previous, ignore_errors=True)
         best = self.model_selection.best_reward
-        best_score = best if math.isfinite(best) else None
-        progress = {"iteration": self.iteration, "is_finished": is_finished, "best_score": best_score}
+        progress = {
+            "iteration": self.iteration,
+            "is_finished": is_finished,
+            "best_score": best if math.isfinite(best) else None,
+        }
         write_whole(Path(PROGRESS_FILE), json.dumps(progress, indent=2) + "\n")
-
-    def _saved(self) -> str:
-        parts = []
-        if self.model is not None and self.model_selection.dump_file is not None and self.model_selection.n_updates:
-            parts.append(f"the best policy is in {self.model_selection.dump_file}")
-        if self._checkpoint is not None:
-            parts.append(f"Ray's checkpoint in {CHECKPOINTS}/{self._checkpoint.name}")
-        return (" and ".join(parts) or "nothing was saved yet") + "."
 
 
 def explained(error: BaseException, iteration: int) -> MazeError:
     """Convert an error of RLlib or of a worker to an error of Maze."""
     from ray.exceptions import RayTaskError
 
-    cause: BaseException = error
-    while isinstance(cause, RayTaskError) and isinstance(getattr(cause, "cause", None), BaseException):
+    cause: Any = error
+    while isinstance(cause, RayTaskError) and cause.cause is not None:
         cause = cause.cause
     if isinstance(cause, MazeError):
         return type(cause)(f"Iteration {iteration}, in a worker of RLlib: {cause}")
-    if isinstance(error, RayTaskError) or type(error).__module__.startswith("ray."):
-        return WorkerError(
-            f"Iteration {iteration}: a worker of RLlib failed. Its output above has the traceback; "
-            f"runner.num_workers=0 runs the environment in this process.\n{error}"
-        )
     return WorkerError(
-        f"Iteration {iteration}: RLlib failed with {type(error).__name__}: {error}. MAZE_FULL_ERROR=1 shows the "
-        "complete traceback."
+        f"Iteration {iteration}: RLlib or a worker of it failed with {type(cause).__name__}: {cause}. The output above "
+        "has the traceback of a worker; runner.num_workers=0 runs the environment in this process, and "
+        "MAZE_FULL_ERROR=1 shows its traceback."
     )
-
-
-def _announce(name: str) -> None:
-    print(f"{name}: the training stops after this iteration.", file=sys.stderr, flush=True)

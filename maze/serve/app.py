@@ -29,7 +29,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from maze.core.errors import MazeError, did_you_mean
 from maze.serve.policies import Pending, Policies, checked_seed
-from maze.serve.served import Carried, Options, RefusedError, Served, as_json, invalid
+from maze.serve.served import Options, RefusedError, as_json, invalid
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -374,11 +374,8 @@ class Application:
                 fields = _parsed(request, body, _ACT)
                 options, name = _options(fields, request), fields.get("policy")
                 if "observation" in fields:
-                    place = (fields.get("episode") or "", fields.get("step") or 0)
-                    carried = Carried(fields.get("state"), bool(fields.get("episode_start")), *place)
-                    policy = self.policies.chosen(name, carried.bundle)
-                    seed = fields.get("seed")
-                    pending = self.policies.decide(policy, fields["observation"], options, seed, carried)
+                    policy = self.policies.chosen(name, options.bundle)
+                    pending = self.policies.decide(policy, fields["observation"], options)
                     return _json(pending if isinstance(pending, dict) else await pending)
             observations = fields.get("observations")
             if type(observations) is not list or not 0 < len(observations) <= self.limits.n_observations:
@@ -390,34 +387,24 @@ class Application:
                     f"{n_rows} observations with `ranked` {options.ranked}: at most {_MOST_RANKED_IN_ALL} ranked "
                     "actions are returned in all."
                 )
-            rows = _carried(fields, n_rows)
+            rows = _of_rows(options, fields, n_rows)
             policy = self.policies.chosen(name, next((each.bundle for each in rows if each.bundle), None))
             weight = 1 + options.ranked // 4 + len(body) // (n_rows * _BYTES_LIKE_A_ROW)
-            size, seed = max(1, _SLICE // weight), fields.get("seed")
+            size = max(1, _SLICE // weight)
             decisions: list[dict[str, Any]] = []
             for begin in range(0, n_rows, size):
                 async with self._batches.turn(client, size * weight):
-                    places = range(begin, min(begin + size, n_rows))
-                    decided = [self._decide_row(policy, observations, options, seed, rows, place) for place in places]
+                    decided: list[Pending] = []
+                    try:
+                        for observation, row in zip(
+                            observations[begin : begin + size], rows[begin : begin + size], strict=True
+                        ):
+                            decided.append(self.policies.decide(policy, observation, row))
+                    except MazeError as error:
+                        error.remark(f"This is observations[{begin + len(decided)}].")
+                        raise
                     decisions += [row if isinstance(row, dict) else await row for row in decided]
             return _json({"decisions": decisions, "policy": policy.name, "bundle": policy.bundle.sha256})
-
-    def _decide_row(
-        self,
-        policy: Served,
-        observations: Sequence[Any],
-        options: Options,
-        seed: int | None,
-        carried: Sequence[Carried],
-        place: int,
-    ) -> Pending:
-        """Decide on one of several unrelated observations; its action is sampled with the seed `seed + place`."""
-        try:
-            row_seed = None if seed is None else seed + place
-            return self.policies.decide(policy, observations[place], options, row_seed, carried[place])
-        except MazeError as error:
-            error.remark(f"This is observations[{place}].")
-            raise
 
     async def _act_in(self, request: Request) -> Response:
         client = self._client(request)
@@ -426,8 +413,7 @@ class Application:
             fields = _parsed(request, body, _ACT_IN_SESSION)
             if "observation" not in fields:
                 raise invalid("`observation` is missing.")
-            options, step = _options(fields, request), fields.get("step")
-            return _json(await self.policies.decide_in(session, fields["observation"], options, step))
+            return _json(await self.policies.decide_in(session, fields["observation"], _options(fields, request)))
 
     async def _report(self, request: Request) -> Response:
         self._client(request)
@@ -601,19 +587,33 @@ def _options(fields: Mapping[str, Any], request: Request) -> Options:
     ranked = fields.get("ranked") or 0
     if not 0 <= ranked <= _MOST_RANKED:
         raise invalid(f"`ranked` must lie between 0 and {_MOST_RANKED}, found {ranked}.")
-    step_key, agent_id = request.path_params.get("step_key"), fields.get("agent_id") or 0
-    return Options(step_key, agent_id, fields.get("deterministic") is not False, ranked)
+    return Options(
+        step_key=request.path_params.get("step_key"),
+        agent_id=fields.get("agent_id") or 0,
+        deterministic=fields.get("deterministic") is not False,
+        ranked=ranked,
+        seed=fields.get("seed"),
+        step=fields.get("step"),
+        episode=fields.get("episode") or "",
+        state=fields.get("state"),
+        episode_start=bool(fields.get("episode_start")),
+    )
 
 
-def _carried(fields: Mapping[str, Any], n_rows: int) -> list[Carried]:
-    """Return the hidden states that a request carries for each of several observations."""
+def _of_rows(options: Options, fields: Mapping[str, Any], n_rows: int) -> list[Options]:
+    """Return the options of each of several observations, which have their own hidden states and seeds."""
     states, starts = fields.get("states"), fields.get("episode_starts")
     for name, rows in (("states", states), ("episode_starts", starts)):
         if rows is not None and (type(rows) is not list or len(rows) != n_rows):
             raise invalid(f"`{name}` must be a list with one entry for each of the {n_rows} `observations`.")
     if any(type(start) is not bool for start in starts or ()):
         raise invalid("`episode_starts` must hold true or false for each observation.")
-    return [Carried(*row) for row in zip(states or [None] * n_rows, starts or [False] * n_rows, strict=True)]
+    seeds = [None] * n_rows if options.seed is None else range(options.seed, options.seed + n_rows)
+    rows = zip(seeds, states or [None] * n_rows, starts or [False] * n_rows, strict=True)
+    return [
+        options._replace(seed=seed, step=None, episode="", state=state, episode_start=start)
+        for seed, state, start in rows
+    ]
 
 
 @cache

@@ -19,6 +19,7 @@ import numpy as np
 
 from maze.core.errors import MazeError
 from maze.core.trajectory_recording.datasets.decision_data import decoded, encoded
+from maze.core.utils.files import ZIP_ERRORS, zip_entries
 
 Array = np.ndarray[Any, Any]
 
@@ -26,8 +27,7 @@ FORMAT, FORMAT_VERSION = "maze-policy-bundle", 2
 DESCRIPTION = "bundle.json"
 STATE, NEXT_STATE = "state/", "next_state/"
 """Prefixes of the names of hidden states in a graph, before a step and after it."""
-MOST_MEMBERS = 1000
-_MEMBER = re.compile(r"bundle\.json|networks/\d{1,4}\.onnx")
+_MEMBER = re.compile(r"networks/\d{1,4}\.onnx")
 _PREFIX = "maze-sha256:"
 _CHECKSUM_SIZE = len(_PREFIX) + 64
 _EARLIEST = (1980, 1, 1, 0, 0, 0)
@@ -72,52 +72,30 @@ def unpacked(content: bytes, name: str) -> tuple[dict[str, Any], dict[str, bytes
     if checksum[len(_PREFIX) :] != sha256(memoryview(content)[:-_CHECKSUM_SIZE]).encode():
         raise BundleError(f"{name} is damaged or was changed: its SHA-256 sum is wrong. Use another copy of it.")
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            members = _members(archive, len(content), name)
+        members = {member: bytes(data) for member, data in zip_entries(content).items()}
         description = json.loads(members.pop(DESCRIPTION, b"null"), object_hook=_restored)
-    except (zipfile.BadZipFile, NotImplementedError, ArithmeticError, RuntimeError, EOFError, TypeError, ValueError,
-            struct.error) as error:  # fmt: skip
+    except (*ZIP_ERRORS, TypeError) as error:
         raise BundleError(f"{name} cannot be read: {error!r}.") from error
+    for member, network in members.items():
+        if not _MEMBER.fullmatch(member):
+            raise BundleError(f"{name} has an unknown member {member!r}. Nothing was written.")
+        if _EXTERNAL_DATA.search(network):
+            raise BundleError(
+                f"{name}: a network refers to another file (external data), which bundles must not. No other file was "
+                "read."
+            )
     found = (description.get("format"), description.get("version")) if isinstance(description, dict) else None
     if found != (FORMAT, FORMAT_VERSION):
         raise BundleError(
             f"{name}: expected the format and version {(FORMAT, FORMAT_VERSION)} in {DESCRIPTION}, found {found}. "
             "Export the policy again, or install the version of Maze that made the file."
         )
-    for network in members.values():
-        if _EXTERNAL_DATA.search(network):
-            raise BundleError(
-                f"{name}: a network refers to another file (external data), which bundles must not. No other file was "
-                "read."
-            )
     return description, members
 
 
 def sha256(data: bytes | memoryview) -> str:
     """Return the checksum in hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
-
-
-def _members(archive: zipfile.ZipFile, size: int, name: str) -> dict[str, bytes]:
-    """Read members whose sizes add up to at most the size of the file."""
-    entries = archive.infolist()
-    if len(entries) > MOST_MEMBERS:
-        raise BundleError(f"{name} has {len(entries)} members; a bundle has at most {MOST_MEMBERS}.")
-    names = [entry.filename for entry in entries]
-    for member in names:
-        if not _MEMBER.fullmatch(member):
-            raise BundleError(f"{name} has an unknown member {member!r}. Nothing was read or written.")
-    if len(set(names)) < len(names):
-        raise BundleError(f"{name} has members of the same name: {sorted(names)}.")
-    for entry in entries:
-        if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size or entry.flag_bits & 1:
-            raise BundleError(
-                f"{name}: its member `{entry.filename}` is compressed or encrypted ({entry.compress_size} bytes for "
-                f"{entry.file_size}). Members of a bundle are stored as they are, so that none can fill the memory."
-            )
-    if sum(entry.file_size for entry in entries) > size:
-        raise BundleError(f"{name}: its members claim more bytes than the file has.")
-    return {entry.filename: archive.read(entry) for entry in entries}
 
 
 # -- arrays in JSON ----------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import numpy as np
 
 from maze.core.errors import CheckpointError, ConfigError, MazeError
 from maze.core.trajectory_recording.datasets.decision_data import FORMAT, decoded, log_files, number_of, read_lines
+from maze.core.utils.seeding import generator_state, set_generator_state
 from maze.serve.bundle import PolicyBundle, PolicySession
 
 _LOGGER = logging.getLogger(__name__)
@@ -150,28 +151,16 @@ def _write_all(file: Any, content: bytes) -> None:
         rest = rest[file.write(rest) :]
 
 
-def written_rng(rng: np.random.Generator) -> dict[str, Any]:
-    """Return the state of a generator (PCG-64) as JSON, for :func:`read_rng`."""
-    state: Any = rng.bit_generator.state
-    numbers = state["state"]
-    return {
-        "state": f"{numbers['state']:x}",
-        "inc": f"{numbers['inc']:x}",
-        "half": [state["has_uint32"], state["uinteger"]],
-    }
+def written_rng(rng: np.random.Generator) -> dict[str, str]:
+    """Return the state of a generator (PCG-64) as hexadecimal numbers: JSON has none of 128 bits."""
+    return {name: f"{word:x}" for name, word in generator_state(rng).items()}
 
 
 def read_rng(written: Mapping[str, Any]) -> np.random.Generator:
     """Return a generator in a written state."""
-    bits = np.random.PCG64(0)
-    has_half, half = written["half"]
-    bits.state = {
-        "bit_generator": "PCG64",
-        "state": {"state": int(written["state"], 16), "inc": int(written["inc"], 16)},
-        "has_uint32": int(has_half),
-        "uinteger": int(half),
-    }
-    return np.random.Generator(bits)
+    rng = np.random.default_rng(0)
+    set_generator_state(rng, {name: int(word, 16) for name, word in written.items()})
+    return rng
 
 
 # -- replay ------------------------------------------------------------------------------------------------------------

@@ -203,7 +203,7 @@ class Server(uvicorn.Server):
     ) -> None:
         super().__init__(config)
         self._application, self._drain, self._reload = application, drain, reload
-        self._tasks: set[asyncio.Future[None]] = set()
+        self._reloads: list[asyncio.Future[None]] = []
 
     @override(uvicorn.Server)
     async def startup(self, sockets: Any = None) -> None:
@@ -213,7 +213,10 @@ class Server(uvicorn.Server):
             names = ", ".join(policy.name for policy in self._application.policies)
             _LOGGER.info("Serving %s on http://%s:%d", names, f"[{host}]" if ":" in host else host, port)
             if hasattr(signal, "SIGHUP"):
-                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._on_hangup)
+                loop = asyncio.get_running_loop()
+                loop.add_signal_handler(
+                    signal.SIGHUP, lambda: self._reloads.append(asyncio.ensure_future(self._reload()))
+                )
 
     @override(uvicorn.Server)
     def handle_exit(self, sig: int, frame: Any) -> None:
@@ -224,8 +227,3 @@ class Server(uvicorn.Server):
             loop.call_soon_threadsafe(loop.call_later, self._drain, super().handle_exit, sig, frame)
         else:
             super().handle_exit(sig, frame)
-
-    def _on_hangup(self) -> None:
-        task = asyncio.ensure_future(self._reload())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

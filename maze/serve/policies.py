@@ -23,7 +23,6 @@ from maze.core.errors import ConfigError, MazeError, did_you_mean
 from maze.serve.bundle import PolicyBundle, PolicySession, seeded_generator
 from maze.serve.decision_log import DecisionLog, written_rng
 from maze.serve.served import (
-    Carried,
     Metrics,
     Options,
     Query,
@@ -109,7 +108,7 @@ class Policies:
     ) -> None:
         self.settings = settings or Settings()
         self.metrics = Metrics()
-        self.metrics.registry.register(_Gauges(self))
+        self.metrics.registry.register(self)
         self._log = log
         self._served: dict[str, Served] = {}
         self._sessions: OrderedDict[str, ServedSession] = OrderedDict()
@@ -284,30 +283,23 @@ class Policies:
         """Sessions that have not ended."""
         return len(self._sessions)
 
-    @property
-    def n_lost_lines(self) -> int:
-        """Lines of the decision log that could not be written."""
-        return 0 if self._log is None else self._log.n_lost
-
-    def decide(self, policy: Served, observation: Any, options: Options, seed: int | None, carried: Carried) -> Pending:
+    def decide(self, policy: Served, observation: Any, options: Options) -> Pending:
         """Decide on one observation without a session.
 
         :param policy: The deciding policy.
         :param observation: As the raw environment returns it.
         :param options: Options of the decision.
-        :param seed: Seed of a sampled action.
-        :param carried: Hidden state that the request carries.
         """
         actor = policy.actor(options)
         acting = policy.converter(actor[0])
         inputs = acting.prepare(observation, actor)
-        states = policy.states_before(actor, carried)
-        rng = None
+        states = policy.states_before(actor, options)
+        rng = seed = None
         if not options.deterministic:
-            seed = secrets.randbits(62) if seed is None else checked_seed(seed)
+            seed = secrets.randbits(62) if options.seed is None else checked_seed(options.seed)
             rng = seeded_generator(seed)
         name, written = self._next_decision(), self._written(rng)
-        place: dict[str, Any] = {"named": carried.episode, "n": carried.n, "written_rng": written}
+        place: dict[str, Any] = {"named": options.episode, "n": options.step or 0, "written_rng": written}
         query = Query(acting, actor, inputs, rng, options.ranked, states, name, observation, **place)
         pending = policy.decide(query)
         if len(self._served) > 1:
@@ -319,16 +311,14 @@ class Policies:
             self._shadow(shadows, query, pending)
         return pending
 
-    async def decide_in(
-        self, session: ServedSession, observation: Any, options: Options, step: int | None
-    ) -> dict[str, Any]:
-        """Take the next decision of a session.
+    async def decide_in(self, session: ServedSession, observation: Any, options: Options) -> dict[str, Any]:
+        """Take the next decision of a session; the latest one may be requested again, after a broken connection.
 
         :param session: The session.
         :param observation: As the raw environment returns it.
         :param options: Options of the decision.
-        :param step: Number of the decision, from 0. The latest one may be requested again, after a broken connection.
         """
+        step = options.step
         await session.settled()
         while session.is_busy and step == session.n_steps:
             await asyncio.sleep(0.001)  # repeated before the response to the first request, which was lost
@@ -446,6 +436,25 @@ class Policies:
 
     # -- housekeeping -------------------------------------------------------------------------------------------------
 
+    def collect(self) -> Iterable[Metric]:
+        """Return the present state as Prometheus metrics; the registry calls it."""
+        yield GaugeMetricFamily("maze_decisions_waiting", "Decisions that are pending.", self.n_waiting)
+        yield GaugeMetricFamily("maze_sessions", "Sessions that have not ended.", self.n_sessions)
+        lost, n_lost = "Lines of the decision log that could not be written.", self._log.n_lost if self._log else 0
+        yield CounterMetricFamily("maze_decision_log_lost", lost, n_lost)
+        info = GaugeMetricFamily("maze_policy_info", "The weight of a policy.", labels=("policy", "bundle", "shadow"))
+        labels = ("policy", "step", "entry")
+        psi = GaugeMetricFamily("maze_drift_psi", "Population stability index of an observation entry.", labels=labels)
+        outside = GaugeMetricFamily(
+            "maze_drift_out_of_range", "Share of values outside the range of the training.", labels=labels
+        )
+        for policy in self:
+            info.add_metric((policy.name, policy.bundle.sha256, str(policy.is_shadow).lower()), policy.weight)
+            for entry in policy.guard.entries:
+                psi.add_metric((policy.name, entry.step, entry.entry), entry.psi)
+                outside.add_metric((policy.name, entry.step, entry.entry), entry.out_of_range)
+        yield from (info, psi, outside)
+
     async def check_drift(self) -> None:
         """Compare the latest observations with the training, and warn where they differ.
 
@@ -463,32 +472,6 @@ class Policies:
             policy.batcher.close()
         if self._log is not None:
             self._log.close()
-
-
-class _Gauges:
-    """The state of policies as Prometheus metrics, computed when they are read."""
-
-    def __init__(self, policies: Policies) -> None:
-        self._policies = policies
-
-    def collect(self) -> Iterable[Metric]:
-        policies = self._policies
-        yield GaugeMetricFamily("maze_decisions_waiting", "Decisions that are pending.", policies.n_waiting)
-        yield GaugeMetricFamily("maze_sessions", "Sessions that have not ended.", policies.n_sessions)
-        lost = "Lines of the decision log that could not be written."
-        yield CounterMetricFamily("maze_decision_log_lost", lost, policies.n_lost_lines)
-        info = GaugeMetricFamily("maze_policy_info", "The weight of a policy.", labels=("policy", "bundle", "shadow"))
-        labels = ("policy", "step", "entry")
-        psi = GaugeMetricFamily("maze_drift_psi", "Population stability index of an observation entry.", labels=labels)
-        outside = GaugeMetricFamily(
-            "maze_drift_out_of_range", "Share of values outside the range of the training.", labels=labels
-        )
-        for policy in policies:
-            info.add_metric((policy.name, policy.bundle.sha256, str(policy.is_shadow).lower()), policy.weight)
-            for entry in policy.guard.entries:
-                psi.add_metric((policy.name, entry.step, entry.entry), entry.psi)
-                outside.add_metric((policy.name, entry.step, entry.entry), entry.out_of_range)
-        yield from (info, psi, outside)
 
 
 def checked_seed(seed: int | None) -> int | None:

@@ -136,7 +136,6 @@ class WholeBundlePolicy(Policy):
                 f"The bundle {self.bundle.card['name']!r} cannot act by itself: it requires the code of "
                 f"{', '.join(missing)}. Use the run that it was exported from."
             )
-        self.spaces = _RawSpaces(self.bundle)
         self._session = self.bundle.session()
 
     @override(Policy)
@@ -160,13 +159,6 @@ class WholeBundlePolicy(Policy):
         )
         return action
 
-
-class _RawSpaces:
-    """Spaces of a bundle's environment."""
-
-    def __init__(self, bundle: PolicyBundle) -> None:
-        self._bundle = bundle
-
     def require_same(self, env: Any, origin: str) -> None:
         """Raise an error if the bundle cannot act in an environment.
 
@@ -175,14 +167,14 @@ class _RawSpaces:
         """
         wanted = {
             key: {name: tuple(space["shape"]) for name, space in step.observation_space.items()}
-            for key, step in self._bundle.steps.items()
+            for key, step in self.bundle.steps.items()
         }
         shown = {
             key: {name: tuple(space.shape) for name, space in spaces.spaces.items()}
             for key, spaces in env.observation_spaces_dict.items()
         }
         if any(not wanted[key].items() <= shown.get(key, {}).items() for key in wanted):
-            card = self._bundle.card
+            card = self.bundle.card
             raise ConfigError(
                 f"{origin}: the bundle {card['name']!r} was trained in {card['environment']}, with the observations "
                 f"{wanted} by sub-step; this environment has {shown}. Use the bundle's environment without wrappers of "

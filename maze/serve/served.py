@@ -49,33 +49,28 @@ def invalid(message: str) -> RefusedError:
 
 
 class Options(NamedTuple):
-    """Options of a requested decision.
+    """Options of a requested decision; without a session, hidden state and place in an episode are among them.
 
     :param step_key: Sub-step as named by the request; None where there is only one, or the order is fixed.
     :param agent_id: The acting agent.
     :param deterministic: Choose the greedy action instead of a sampled one.
     :param ranked: Number of most probable actions to return as well.
-    """
-
-    step_key: str | None = None
-    agent_id: int = 0
-    deterministic: bool = True
-    ranked: int = 0
-
-
-class Carried(NamedTuple):
-    """Hidden state and place in an episode that a request carries, because the server keeps none for it.
-
+    :param seed: Seed of a sampled action.
+    :param step: Number of the decision in the episode, from 0; None: the next one.
+    :param episode: Name of the episode for the decision log; empty: none.
     :param state: The state returned with the previous decision; None: there is none.
     :param episode_start: Whether an episode starts with this observation, which sets hidden states to zero.
     """
 
-    state: Any = None
-    episode_start: bool = False
-    episode: str = ""
-    """Name of the episode for the decision log; empty: none."""
-    n: int = 0
-    """Number of the decision in the episode."""
+    step_key: str | None
+    agent_id: int
+    deterministic: bool
+    ranked: int
+    seed: int | None
+    step: int | None
+    episode: str
+    state: Any
+    episode_start: bool
 
     @property
     def bundle(self) -> str | None:
@@ -353,18 +348,18 @@ class Served:
             )
         return self._converters[step_key]
 
-    def states_before(self, actor: Actor, carried: Carried) -> dict[str, Array]:
+    def states_before(self, actor: Actor, options: Options) -> dict[str, Array]:
         """Return the hidden states `[size]` that a request carries, by state key; empty where the policy has none.
 
         :param actor: Sub-step and agent.
-        :param carried: The state as the request has it.
+        :param options: Options of the request.
         :raises RefusedError: The states are missing, malformed, or belong to another bundle.
         """
         step, agent_id = self.bundle.step(actor[0]), actor[1]
-        state = None if carried.episode_start else carried.state
+        state = None if options.episode_start else options.state
         if state is None and not step.network(agent_id).state_sizes:
             return {}
-        if state is None and not carried.episode_start:
+        if state is None and not options.episode_start:
             raise RefusedError(
                 422,
                 "missing_state",
@@ -372,14 +367,15 @@ class Served:
                 "`state` that the previous decision returned, and `episode_start`: true where an episode starts; or "
                 "begin a session (POST /sessions).",
             )
-        if state is not None and not _is_state(state):
+        is_mapping = isinstance(state, Mapping) and state.keys() == {"bundle", "values"}
+        if state is not None and not (is_mapping and isinstance(state["values"], Mapping)):
             message = "`state` must be the object that the previous decision returned, with `bundle` and `values`."
             raise RefusedError(422, "wrong_state", message)
         if state is not None and state["bundle"] != self.bundle.sha256:
             raise other_bundle(state["bundle"])
         rows = {} if state is None else {key: [value] for key, value in state["values"].items()}
         try:
-            before = step.states_before(rows, carried.episode_start, 1, agent_id)
+            before = step.states_before(rows, options.episode_start, 1, agent_id)
         except MazeError as error:
             raise RefusedError(422, "wrong_state", str(error)) from error
         return {key: array[0] for key, array in before.items()}
@@ -562,11 +558,6 @@ def _uniform_samplers(policy: str, step: StepSpec) -> dict[str, Sampler]:
             f"is drawn. Sample its actions instead (`deterministic`: false)."
         )
     return {name: sampler_of({**head.description, "is_greedy": False}) for name, head in step.heads.items()}
-
-
-def _is_state(state: Any) -> bool:
-    is_state = isinstance(state, Mapping) and state.keys() == {"bundle", "values"}
-    return is_state and isinstance(state["values"], Mapping)
 
 
 def _stacked(rows: Sequence[Mapping[str, Array]]) -> dict[str, Array]:

@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import gc
 import importlib
-import ipaddress
 import json
 import logging
 import os
@@ -67,33 +66,17 @@ def _parser() -> argparse.ArgumentParser:
     add("bundles", nargs="+", metavar="[name=]policy.maze", help="bundles (`maze-run --export`), or shelf:<name>")
     add("--host", default="127.0.0.1")
     add("--port", type=int, default=8000, help="0: any free port, which is logged")
-    _add_policies(parser.add_argument_group("several policies"))
-    add = parser.add_argument_group("access", f"tokens: {_TOKEN} and {_ADMIN_TOKEN}, or files, one a line").add_argument
-    add("--token-file", type=Path)
-    add("--admin-token-file", type=Path)
-    add("--open", action="store_true", help="serve other machines without tokens")
-    _add_limits(parser.add_argument_group("limits"))
-    _add_drift(parser.add_argument_group("drift"))
-    add = parser.add_argument_group("decision log").add_argument
-    add("--decision-log", metavar="DIRECTORY")
-    add("--log-file-size", type=float, default=64.0, metavar="MIB")
-    add("--log-files", type=int, default=16, help="maximum number; the oldest are deleted")
-    add("--explore", type=float, default=0.0, metavar="SHARE", help="share of actions drawn from all allowed ones")
-    add("--replay", metavar="LOG", help="repeat the decisions of a log and compare, without serving")
-    return parser
-
-
-def _add_policies(group: argparse._ArgumentGroup) -> None:
-    several = partial(group.add_argument, action="append", default=[])
+    several = partial(parser.add_argument_group("several policies").add_argument, action="append", default=[])
     share = "share of the requests that name no policy; by default the first policy has all"
     several("--weight", metavar="NAME=SHARE", help=share)
     shadow = "decides along with the others; its decisions are compared and logged only"
     several("--shadow", metavar="NAME", help=shadow)
     several("--provide", metavar="NAME=MODULE:FUNCTION", help="code that a bundle needs")
-
-
-def _add_limits(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
+    add = parser.add_argument_group("access", f"tokens: {_TOKEN} and {_ADMIN_TOKEN}, or files, one a line").add_argument
+    add("--token-file", type=Path)
+    add("--admin-token-file", type=Path)
+    add("--open", action="store_true", help="serve other machines without tokens")
+    add = parser.add_argument_group("limits").add_argument
     add("--max-body", type=float, default=1.0, metavar="MIB")
     add("--max-bundle", type=float, default=512.0, metavar="MIB", help="size of an uploaded bundle")
     add("--max-sessions", type=int, default=Settings.max_sessions)
@@ -104,16 +87,20 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
     add("--batch-delay", type=float, default=Settings.batch_delay, metavar="SECONDS")
     drain = "time to continue after SIGTERM, while /ready answers 503"
     add("--drain", type=float, default=0.0, metavar="SECONDS", help=drain)
-
-
-def _add_drift(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
+    add = parser.add_argument_group("drift").add_argument
     choices = ("warn", "refuse", "fallback")
     add("--on-drift", choices=choices, default="warn", help="reaction to observations outside the training's range")
     add("--fallback", metavar="MODULE:NAME", help="a policy class, or a function of observation and actor")
     add("--drift-psi", type=float, default=DriftLimits.psi)
     add("--drift-out-of-range", type=float, default=DriftLimits.out_of_range)
     add("--drift-window", type=int, default=DriftLimits.window)
+    add = parser.add_argument_group("decision log").add_argument
+    add("--decision-log", metavar="DIRECTORY")
+    add("--log-file-size", type=float, default=64.0, metavar="MIB")
+    add("--log-files", type=int, default=16, help="maximum number; the oldest are deleted")
+    add("--explore", type=float, default=0.0, metavar="SHARE", help="share of actions drawn from all allowed ones")
+    add("--replay", metavar="LOG", help="repeat the decisions of a log and compare, without serving")
+    return parser
 
 
 # -- from the command line to objects ---------------------------------------------------------------------------------
@@ -181,7 +168,7 @@ def fallback_of(path: str) -> Fallback:
 def _tokens(options: argparse.Namespace) -> Tokens:
     acting = _tokens_from(options.token_file, _TOKEN)
     admin = _tokens_from(options.admin_token_file, _ADMIN_TOKEN)
-    if not acting and not options.open and not _is_loopback(options.host):
+    if not acting and not options.open and options.host not in ("localhost", "127.0.0.1", "::1"):
         raise ConfigError(
             f"Every client that reaches {options.host} could use the policies. Set {_TOKEN} or --token-file, "
             "or pass --open."
@@ -199,13 +186,6 @@ def _tokens_from(path: Path | None, variable: str) -> list[str]:
     if not tokens:
         raise ConfigError(f"{path or variable} holds no token.")
     return tokens
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _settings(options: argparse.Namespace, provided: Provided) -> Settings:
@@ -239,7 +219,15 @@ def _application(options: argparse.Namespace, sources: Mapping[str, Path], provi
     log = None
     if options.decision_log is not None:
         size = int(options.log_file_size * _MEBIBYTE)
-        log = DecisionLog(options.decision_log, versions(), size, options.log_files)
+        import onnxruntime
+
+        versions = {  # the bits of a result may depend on them
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "onnxruntime": onnxruntime.__version__,
+            "machine": platform.machine(),
+        }
+        log = DecisionLog(options.decision_log, versions, size, options.log_files)
     policies = Policies(settings, log)
     if not weights:
         weights = dict.fromkeys([name for name in bundles if name not in options.shadow][:1], 1.0)
@@ -252,18 +240,6 @@ def _application(options: argparse.Namespace, sources: Mapping[str, Path], provi
         seconds=options.time_limit,
     )
     return Application(policies, limits, tokens)
-
-
-def versions() -> dict[str, str]:
-    """Return versions that the bits of a result may depend on."""
-    import onnxruntime
-
-    return {
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "onnxruntime": onnxruntime.__version__,
-        "machine": platform.machine(),
-    }
 
 
 # -- running ----------------------------------------------------------------------------------------------------------

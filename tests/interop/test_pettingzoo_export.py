@@ -96,11 +96,6 @@ def test_in_parallel_one_agent_acts_at_a_time_and_is_named():
     assert env.aec_env.observe("player_1")["observation"].tolist() == [2.0]
 
 
-def test_objects_that_are_no_maze_environment_are_refused():
-    with pytest.raises(ConfigError, match="expected a Maze environment, found Duel"):
-        to_aec(Duel())
-
-
 def test_frames_are_rendered():
     env = to_aec(dispatching_env(n_vehicles=2), render_mode="rgb_array")
     env.reset(seed=0)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maze.offline import estimators as ope
+from maze.offline import estimate as ope
 
 
 @st.composite

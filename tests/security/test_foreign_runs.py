@@ -24,7 +24,7 @@ import yaml
 from maze.api.run_context import RunContext
 from maze.core.agent_deployment.agent_deployment import AgentDeployment
 from maze.core.errors import MazeError
-from maze.core.utils import stored_run
+from maze.core.utils import stored_config
 from maze.core.utils.import_guard import ForeignModuleError, ImportGuard
 from maze.core.utils.targets import locate, named_module
 from maze.interop import to_sb3
@@ -240,7 +240,7 @@ def test_no_name_imports_a_module_of_the_working_directory_by_any_command(foreig
 def test_the_import_guard_alone_refuses_them(foreign: Path, entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second line of defence does not rest on how the texts are judged."""
     write_modules(foreign.parent)
-    monkeypatch.setattr(stored_run, "refuse_foreign_targets", lambda *arguments: None)
+    monkeypatch.setattr(stored_config, "refuse_foreign_targets", lambda *arguments: None)
     failures = attacked(foreign, VARIANTS[:: 1 if entry == "from_run" else 29], ENTRY_POINTS[entry])
     assert not [failure for failure in failures if "IMPORTED" in failure], "\n".join(failures)
 

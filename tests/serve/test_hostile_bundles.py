@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from maze.serve import bundle_file
 from maze.serve.bundle import PolicyBundle
 from maze.serve.bundle_file import BundleError, packed, unpacked
 from tests.security.attack import mutated_json
@@ -93,22 +92,20 @@ def test_members_that_overlap_cannot_claim_more_than_the_file_has(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["../evil.json", "/etc/evil", "networks/../../evil.onnx", "networks\\0.onnx", "evil.pkl", "networks/"]
+    "name", ["../evil.json", "/etc/evil", "networks/../../evil.onnx", "networks\\0.onnx", "evil.pkl"]
 )
 def test_names_outside_of_the_archive_are_refused(name):
     assert f"has an unknown member {name!r}" in refused(zipped([("bundle.json", b"{}"), (name, b"x")]))
 
 
+def test_folders_are_refused():
+    assert "a folder" in refused(zipped([("bundle.json", b"{}"), ("networks/", b"x")]))
+
+
 def test_duplicate_names_are_refused():
     with pytest.warns(UserWarning, match="Duplicate"):
         content = zipped([("bundle.json", b"1"), ("bundle.json", b"2")])
-    assert "same name" in refused(content)
-
-
-def test_too_many_members_are_refused():
-    assert "at most" in refused(
-        zipped([(f"networks/{index}.onnx", b"") for index in range(bundle_file.MOST_MEMBERS + 1)])
-    )
+    assert "there are two of them" in refused(content)
 
 
 def test_networks_that_refer_to_other_files_are_refused(description, networks, tmp_path_factory):

@@ -27,7 +27,7 @@ from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.trajectory_recording.datasets.decision_data import read_lines
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.distributions.distribution_mapper import DistributionMapper
-from maze.interop.sb3_predictor import to_sb3
+from maze.interop.sb3_policy import to_sb3
 from maze.maze_cli import main
 from maze.perception.blocks import DenseBlock, InferenceBlock, RecurrentCellBlock
 from maze.serve.bundle import BundleError, PolicyBundle, replay_reference

@@ -19,15 +19,14 @@ from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch
 from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import (
     ESDummyDistributedRollouts,
     Population,
-    obstacle_to_batching,
+    is_batchable,
 )
 from maze.train.trainers.es.distributed.es_subproc_distributed_rollouts import ESSubprocDistributedRollouts
 from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
 from maze.train.trainers.es.es_utils import get_flat_parameters, n_trained_parameters, set_flat_parameters
 from maze.train.trainers.sac.sac_algorithm_config import SACAlgorithmConfig
-from maze.train.trainers.sac.sac_trainer import SACLearner
 from tests.train.parallelization.toy_envs import random_walk_env, two_step_env
-from tests.train.trainers.sac.sac_models import SQUASHED
+from tests.train.trainers.sac.sac_models import SQUASHED, learner_of
 
 NOISE = SharedNoiseTable(20_000)
 
@@ -124,7 +123,7 @@ def slots(model):
 def test_each_perturbed_policy_acts_with_its_own_parameters_and_leaves_the_policy_alone(make_network):
     policy = policy_of(make_network)
     before, values = slots(policy), get_flat_parameters(policy)
-    assert obstacle_to_batching(policy, random_walk_env().observation_spaces_dict) is None
+    assert is_batchable(policy, random_walk_env().observation_spaces_dict)
     population = Population(policy, 3)
     rng = np.random.default_rng(0)
     population.parameters[:] = rng.normal(size=population.parameters.shape)
@@ -179,7 +178,7 @@ def critic_of(make_network):
 def test_sac_learns_with_both_networks_of_a_critic_and_keeps_what_is_shared(make_network):
     model = TorchActorCritic(policy_of(make_network), critic_of(make_network), "cpu")
     before = slots(model.policy), slots(model.critic)
-    learner = SACLearner(model, SACAlgorithmConfig(lr=0.01, tau=0.5), [ActorID(0, 0)], seed=0)
+    learner = learner_of(model, SACAlgorithmConfig(lr=0.01, tau=0.5), [ActorID(0, 0)])
     generator = torch.Generator().manual_seed(0)
     batch = TransitionBatch(
         actors=[ActorID(0, 0)],
@@ -194,7 +193,7 @@ def test_sac_learns_with_both_networks_of_a_critic_and_keeps_what_is_shared(make
     first = model.critic.state_dict()
     first = {name: tensor.clone() for name, tensor in first["critics"][0].items()}
     for _ in range(3):
-        learner.update(batch)
+        learner.learn(batch)
     assert (slots(model.policy), slots(model.critic)) == before
     assert all(not torch.equal(first[name], moved) for name, moved in model.critic.state_dict()["critics"][0].items())
     for pair, targets in zip(model.critic.networks.values(), model.critic.target_networks.values(), strict=True):

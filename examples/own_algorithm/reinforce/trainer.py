@@ -1,7 +1,6 @@
 """REINFORCE with a baseline."""
 
 from abc import ABC
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.log_stats.event_decorators import define_epoch_stats, define_stats_grouping
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.train.trainers.common.actor_critic.valuation import GAE, value_rollout
-from maze.train.trainers.common.learning import Losses, Terms, gradient_step
+from maze.train.trainers.common.learning import Losses, gradient_step
 from maze.train.trainers.common.trainer import EpochTrainer
 from maze.train.trainers.common.training_runner import TrainingRunner
 from reinforce.config import ReinforceConfig
@@ -34,15 +33,6 @@ class ReinforceEvents(ABC):
     @define_epoch_stats(np.mean)
     def baseline_loss(self, value: float) -> None:
         """Mean squared error of the baseline."""
-
-
-@dataclass
-class ReinforceLosses(Losses):
-    """The objective and its terms."""
-
-    policy_loss: Terms = field(default_factory=list)
-    policy_entropy: Terms = field(default_factory=list)
-    baseline_loss: torch.Tensor = field(default_factory=lambda: torch.zeros(()))
 
 
 class Reinforce(EpochTrainer):
@@ -76,22 +66,18 @@ class Reinforce(EpochTrainer):
         gradient_step(losses, self.optimizer, self.config.max_grad_norm)
         self.stats.add(losses)
 
-    def _losses(self, batch: Any) -> ReinforceLosses:
-        losses = ReinforceLosses(torch.zeros((), device=self.model.device))
+    def _losses(self, batch: Any) -> Losses:
+        losses = Losses(torch.zeros((), device=self.model.device))
         for part in batch.parts:
             policy, critic = part.evaluate(self.model)
             for substep, output, advantage in zip(part.substeps, policy.substep_outputs, part.advantages, strict=True):
                 log_prob = output.prob_dist.joint_log_prob(substep.action)
-                loss, entropy = (
-                    -(log_prob * advantage).mean(),
-                    output.entropy.mean(),
-                )  # advantage: return minus baseline
-                losses.policy_loss.append((substep.actor_id.step_key, loss))
-                losses.policy_entropy.append((substep.actor_id.step_key, entropy))
-                losses.add(loss - self.config.entropy_coef * entropy)
+                loss = -(log_prob * advantage).mean()  # advantage: return minus baseline
+                losses.report("policy_loss", loss, substep.actor_id.step_key, weight=1.0)
+                entropy = output.entropy.mean()
+                losses.report("policy_entropy", entropy, substep.actor_id.step_key, weight=-self.config.entropy_coef)
             for value, target in zip(critic.values, part.targets, strict=True):
-                losses.baseline_loss = losses.baseline_loss + (value - target).square().mean()
-        losses.add(losses.baseline_loss)
+                losses.report("baseline_loss", (value - target).square().mean(), weight=1.0)
         return losses
 
     def steps_per_update(self) -> int:

@@ -157,29 +157,26 @@ class Actor:
         network = self._in_numpy
         if network is not None and not network.is_current():
             network = self._in_numpy = self._compiled()
+        forward: NumpyFunction = network or self._in_torch
         if self._cells:
             assert states is not None, "passed by the policy"
-            carried = partial(self._carried_in_numpy, network, states) if network else partial(self._carried, states)
-            return self._heads.act(carried, observation, deterministic, out, logits_out, temperature)
-        return self._heads.act(network or self._in_torch, observation, deterministic, out, logits_out, temperature)
+            forward = partial(self._carried, states)
+        return self._heads.act(forward, observation, deterministic, out, logits_out, temperature)
 
     def _compiled(self) -> NumpyNetwork | None:
         return in_numpy(self._network) if self._device == "cpu" else None
 
-    def _carried_in_numpy(
-        self, network: NumpyNetwork, states: dict[str, np.ndarray], observation: Mapping[str, np.ndarray]
-    ) -> Mapping[str, Any]:
-        outputs = network({**observation, **states})
-        for key, array in states.items():
-            array[...] = outputs[key]
-        return outputs
-
     def _carried(self, states: dict[str, np.ndarray], observation: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
-        run = StepRun(as_float_tensors(states, self._device))
-        with running(self._cells, run):
-            outputs = self._in_torch(observation)
+        outputs: Mapping[str, Any]
+        if self._in_numpy is not None:
+            final = outputs = self._in_numpy({**observation, **states})
+        else:
+            run = StepRun(as_float_tensors(states, self._device))
+            with running(self._cells, run):
+                outputs = self._in_torch(observation)
+            final = {key: tensor.cpu().numpy() for key, tensor in run.final.items()}
         for key, array in states.items():
-            array[...] = run.final[key].cpu().numpy()
+            array[...] = final[key]
         return outputs
 
     @torch.inference_mode()

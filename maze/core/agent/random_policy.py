@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,9 +18,6 @@ if TYPE_CHECKING:
     from maze.core.env.maze_state import MazeStateType
     from maze.core.env.observation_conversion import ObservationType
     from maze.core.env.structured_env import ActorID, StepKeyType
-
-
-Sampler = Callable[[np.random.Generator], Any]
 
 
 class RandomPolicy(Policy):
@@ -40,8 +36,8 @@ class RandomPolicy(Policy):
     ) -> None:
         self.action_spaces_dict = action_spaces_dict
         self.masks = dict(masks or {})
-        self._samplers = {key: _sampler_for(space) for key, space in action_spaces_dict.items()}
-        self._masked_heads: dict[Any, tuple[tuple[str, str], ...]] = {}
+        self._spaces = copy.deepcopy(action_spaces_dict)
+        self._masked_heads: dict[Any, dict[str, str]] = {}
         self._rng = np.random.default_rng()
 
     @override(Policy)
@@ -57,9 +53,20 @@ class RandomPolicy(Policy):
         actor_id: ActorID | None = None,
         deterministic: bool = False,
     ) -> ActionType:
-        action = for_actor(self._samplers, actor_id, "action_spaces_dict")(self._rng)
-        if isinstance(observation, Mapping):
-            self._respect_masks(action, observation, actor_id)
+        space = for_actor(self._spaces, actor_id, "action_spaces_dict")
+        action = _sample(space, self._rng)
+        if not isinstance(observation, Mapping) or not isinstance(space, spaces.Dict):
+            return action
+        # heads with masked choices are sampled again; masks do not change the samples of other heads
+        step_key = next(iter(self._spaces)) if actor_id is None else actor_id[0]
+        if step_key not in self._masked_heads:
+            shapes = {key: np.shape(value) for key, value in observation.items()}
+            self._masked_heads[step_key] = masked_heads(shapes, space, self.masks)[0]
+        for mask, head in self._masked_heads[step_key].items():
+            allowed = np.flatnonzero(np.asarray(observation[mask]) > 0)
+            if len(allowed):
+                start = int(space[head].start)  # type: ignore[attr-defined]  # a Discrete
+                action[head] = np.int64(start + allowed[self._rng.integers(len(allowed))])
         return action
 
     @override(Policy)
@@ -76,50 +83,15 @@ class RandomPolicy(Policy):
         actions = [self.compute_action(observation, actor_id=actor_id) for _ in range(n_candidates)]
         return actions, [1.0 / n_candidates] * n_candidates
 
-    def _respect_masks(self, action: ActionType, observation: Mapping[str, Any], actor_id: ActorID | None) -> None:
-        """Resample heads with masked choices; masks do not change the samples of other heads."""
-        step_key = next(iter(self._samplers)) if actor_id is None else actor_id[0]
-        masked = self._masked_heads.get(step_key)
-        if masked is None:
-            masked = self._masked_heads[step_key] = self._find_masks(step_key, observation)
-        for mask, head in masked:
-            allowed = np.flatnonzero(np.asarray(observation[mask]) > 0)
-            if len(allowed):
-                start = int(self.action_spaces_dict[step_key][head].start)  # type: ignore[index]  # a Dict, see below
-                action[head] = np.int64(start + allowed[self._rng.integers(len(allowed))])
 
-    def _find_masks(self, step_key: str | int, observation: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-        space = self.action_spaces_dict[step_key]
-        if not isinstance(space, spaces.Dict):
-            return ()
-        shapes = {key: np.shape(value) for key, value in observation.items()}
-        return tuple(masked_heads(shapes, space, self.masks)[0].items())
-
-
-def _sampler_for(space: spaces.Space[Any]) -> Sampler:
+def _sample(space: spaces.Space[Any], rng: np.random.Generator) -> Any:
+    """Sample a space that is not used by anything else."""
     if isinstance(space, spaces.Dict):
-        return partial(_from_dict, {key: _sampler_for(part) for key, part in space.spaces.items()})
+        return {key: _sample(part, rng) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Discrete):
-        return partial(_from_discrete, int(space.start), int(space.start + space.n))
+        return np.int64(rng.integers(int(space.start), int(space.start + space.n)))
     if isinstance(space, spaces.Box) and space.is_bounded() and np.issubdtype(space.dtype, np.floating):
-        return partial(_from_box, space.low, space.high, space.dtype)
-    return partial(_from_space, copy.deepcopy(space))
-
-
-def _from_dict(samplers: Mapping[str, Sampler], rng: np.random.Generator) -> dict[str, Any]:
-    return {key: sampler(rng) for key, sampler in samplers.items()}
-
-
-def _from_discrete(low: int, high: int, rng: np.random.Generator) -> Any:
-    return np.int64(rng.integers(low, high))
-
-
-def _from_box(low: np.ndarray, high: np.ndarray, dtype: Any, rng: np.random.Generator) -> np.ndarray:
-    return rng.uniform(low, high).astype(dtype)
-
-
-def _from_space(space: spaces.Space[Any], rng: np.random.Generator) -> Any:
-    """Sample a private copy of a space, seeded for each draw."""
+        return rng.uniform(space.low, space.high).astype(space.dtype)
     space.seed(int(rng.integers(2**31)))
     return space.sample()
 

@@ -51,7 +51,9 @@ class SerializedTorchPolicy(TorchPolicy):
         device = resolve_device(device, "policy.device")
         super().__init__(policy.networks, policy.distribution_mapper, device, policy.substeps_with_separate_agent_nets)
         self.temperature = positive_number("policy.temperature", temperature)
-        weights = _policy_weights(load_state(state_dict_file))
+        weights = load_state(state_dict_file)
+        if "policies" not in weights and isinstance(weights.get("model"), Mapping):
+            weights = weights["model"]  # of a trainer's whole state
         try:
             self.load_state_dict(weights)
         except CheckpointError as error:
@@ -88,9 +90,3 @@ def _composed(model: ConfigType, spaces: Any) -> Any:
     from maze.perception.models.model_composer import BaseModelComposer  # upwards of this package
 
     return Factory(BaseModelComposer).instantiate(model, config_path="model", **vars(spaces))  # type: ignore[type-abstract]
-
-
-def _policy_weights(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a state that holds networks; a trainer's whole state has it under `model`."""
-    inner = state.get("model")
-    return dict(inner) if "policies" not in state and isinstance(inner, Mapping) else dict(state)

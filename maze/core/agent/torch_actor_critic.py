@@ -54,7 +54,9 @@ class TorchActorCritic(TorchModel):
         self.critic = critic
         self.is_recurrent = policy.is_recurrent or critic.is_recurrent
         self._shares_embeddings: bool | None = None
-        self._move(self._device)
+        for part in (policy, critic):
+            if part.device != self._device:
+                part.to(self._device)
 
     @override(TorchModel)
     def parameters(self) -> list[torch.Tensor]:
@@ -76,11 +78,6 @@ class TorchActorCritic(TorchModel):
         self.policy.to(device)
         self._device = self.policy.device
         self.critic.to(device)
-
-    def _move(self, device: str) -> None:
-        for part in (self.policy, self.critic):
-            if part.device != device:
-                part.to(device)
 
     @override(TorchModel)
     def state_dict(self) -> dict[str, Any]:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import logging
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 
 from maze.core.agent.networks import check_networks, load_network_weights, network_weights
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, unknown_key_error
 from maze.perception.blocks.recurrent.recurrent_cell import Run, recurrent_cells, running
 
+if TYPE_CHECKING:
+    from maze.core.env.structured_env import ActorID
+
 logger = logging.getLogger(__name__)
+
+SMALL_LAYER = 256 * 256
+"""Number of weights up to which a layer is computed faster by one thread than by several."""
 
 
 def resolve_device(device: str, key: str = "device", default: str = "") -> str:
@@ -30,21 +37,15 @@ def resolve_device(device: str, key: str = "device", default: str = "") -> str:
     """
     try:
         parsed = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ConfigError(f"{key}: {device!r} is not a device that torch knows. Try `cpu` or `cuda`.") from error
-    if parsed.type == "cuda" and not torch.cuda.is_available():
-        if device == default:
+        if device == default and parsed.type == "cuda" and not torch.cuda.is_available():
             logger.warning("%s: the default %s needs a CUDA device, which was not found; using cpu.", key, device)
             return "cpu"
+        torch.empty(0, device=parsed)
+    except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
         raise ConfigError(
-            f"{key}: {device!r} needs a CUDA device, and torch {torch.__version__} finds none. Check the driver "
-            f"(`nvidia-smi`) and that torch was built for CUDA, or set {key}=cpu."
-        )
-    if parsed.type != "cpu":
-        try:
-            torch.empty(0, device=parsed)
-        except (RuntimeError, AssertionError, NotImplementedError) as error:
-            raise ConfigError(f"{key}: {device!r} cannot be used on this machine: {error}") from error
+            f"{key}: {device!r} cannot be used on this machine: {error} Expected a device of torch {torch.__version__} "
+            "that is there, such as `cpu` or `cuda`."
+        ) from error
     return str(device)
 
 
@@ -58,6 +59,28 @@ def unique_parameters(networks: Iterable[nn.Module]) -> list[torch.Tensor]:
         for parameter in network.parameters():
             seen.setdefault(id(parameter), parameter)
     return list(seen.values())
+
+
+@contextmanager
+def threads_for(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Limit torch to one thread while networks of small dense layers learn.
+
+    Threads wait for each other actively: on a machine with other work, several of them multiply the CPU time. Networks
+    with convolutions or larger layers keep their threads, and so do processes with the environment variable
+    `OMP_NUM_THREADS`.
+
+    :param parameters: Parameters of the networks, each `[...]`.
+    """
+    is_small = all(parameter.ndim <= 2 and parameter.numel() <= SMALL_LAYER for parameter in parameters)
+    if not is_small or "OMP_NUM_THREADS" in os.environ:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class TorchModel(ABC):
@@ -127,9 +150,24 @@ class NetworksModel(TorchModel):
     def __init__(self, networks: Mapping[Any, nn.Module], device: str, name: str) -> None:
         super().__init__(device)
         self.networks: dict[Any, Any] = check_networks(networks, name)
+        self._name = name
         self._cells = {key: recurrent_cells(network) for key, network in self.networks.items()}
         self.is_recurrent = any(self._cells.values())
         self._move_networks()
+
+    def network_key(self, actor_id: ActorID | None) -> Any:
+        """Return the key of the network of an actor (`None`: the only one there is)."""
+        if actor_id is None:
+            if len(self.networks) > 1:
+                raise ConfigError(f"{self._name}: there are {list(self.networks)}; pass `actor_id`.")
+            return next(iter(self.networks))
+        if actor_id[0] not in self.networks:
+            raise unknown_key_error(f"{self._name}: step key", actor_id[0], self.networks)
+        return actor_id[0]
+
+    def state_sizes(self, actor_id: ActorID | None) -> dict[str, int]:
+        """Return sizes of the hidden states of an actor, by state key; empty where its network carries none."""
+        return {key: cell.state_size for key, cell in self._cells[self.network_key(actor_id)].items()}
 
     def running(self, key: Any, run: Run | None) -> AbstractContextManager[None]:
         """Return a context in which a recurrent network takes its hidden states from a run.

@@ -145,10 +145,6 @@ class TorchPolicy(NetworksModel, Policy):
             actor = self._actors[key] = Actor(self.networks[key], heads, self._device)
         return actor.act(observation, deterministic, out, logits_out, states, self.temperature)
 
-    def state_sizes(self, actor_id: ActorID | None) -> dict[str, int]:
-        """Return sizes of the hidden states of an actor, by state key; empty where its network carries none."""
-        return {key: cell.state_size for key, cell in self._cells[self.network_key(actor_id)].items()}
-
     @contextmanager
     def remembering(self, env: Any, actor_id: ActorID | None) -> Iterator[None]:
         """Return a context in which the network of an actor is evaluated once, for its observation in an environment.
@@ -181,7 +177,21 @@ class TorchPolicy(NetworksModel, Policy):
         batch = {key: np.asarray(value)[np.newaxis] for key, value in observation.items()}
         with torch.inference_mode(), self.remembering(env, actor_id):
             output = self.compute_substep_policy_output(batch, actor_id)
-        return top_candidates(output.action_logits, self.distribution_mapper, num_candidates)
+        if num_candidates is not None and num_candidates < 1:
+            raise ConfigError(f"`num_candidates` must be at least 1 or None, found {num_candidates}.")
+        factors: list[np.ndarray] = []
+        for head, logits in output.action_logits.items():
+            space = self.distribution_mapper.action_space.spaces[head]
+            if not isinstance(space, spaces.Discrete):
+                raise ConfigError(
+                    f"Action head `{head}`: candidates can be ranked for Discrete spaces only, found {space}. "
+                    "Request a single action instead."
+                )
+            factors.append(torch.softmax(logits.detach().double().flatten(), dim=-1).cpu().numpy())
+        # the heads are independent: the k best joint actions are made of the k best actions of each head
+        ranked = most_probable(factors, num_candidates)
+        actions = [dict(zip(output.action_logits, map(np.int64, chosen), strict=True)) for chosen, _ in ranked]
+        return actions, [probability for _, probability in ranked]
 
     # -- learning -----------------------------------------------------------------------------------------------------
 
@@ -250,20 +260,14 @@ class TorchPolicy(NetworksModel, Policy):
         """Return whether both act with the same networks, so that what one learns the other knows."""
         return all(network is other.networks.get(key) for key, network in self.networks.items())
 
+    @override(NetworksModel)
     def network_key(self, actor_id: ActorID | None) -> Any:
-        if actor_id is None:
-            if len(self.networks) > 1:
-                raise ConfigError(f"This policy has the networks {list(self.networks)}; pass `actor_id`.")
-            return next(iter(self.networks))
-        step_key = actor_id[0]
-        if step_key in self.substeps_with_separate_agent_nets:
-            key: Any = (step_key, actor_id[1])
-            if key not in self.networks:
-                raise unknown_key_error("policy.networks: (step key, agent)", key, self.networks)
-            return key
-        if step_key not in self.networks:
-            raise unknown_key_error("policy.networks: step key", step_key, self.networks)
-        return step_key
+        if actor_id is None or actor_id[0] not in self.substeps_with_separate_agent_nets:
+            return super().network_key(actor_id)
+        key = tuple(actor_id)
+        if key not in self.networks:
+            raise unknown_key_error("policy.networks: (step key, agent)", key, self.networks)
+        return key
 
     @override(NetworksModel)
     def _move_networks(self) -> None:
@@ -286,33 +290,6 @@ class TorchPolicy(NetworksModel, Policy):
         self._rng = np.random.default_rng(0)
         self._torch_generator = torch.Generator()
         self.set_rng_state(rng_state)
-
-
-def top_candidates(
-    logits: Mapping[str, torch.Tensor], distribution_mapper: DistributionMapper, num_candidates: int | None
-) -> tuple[list[ActionType], list[float]]:
-    """Return the most likely joint actions of discrete heads, best first, with their probabilities.
-
-    The heads are independent, so the k best joint actions are made of the k best actions of each head.
-
-    :param logits: `[1, n]` for each head.
-    :param num_candidates: How many at most; `None`: all combinations.
-    :raises ConfigError: A head is not discrete, or `num_candidates` is less than 1.
-    """
-    if num_candidates is not None and num_candidates < 1:
-        raise ConfigError(f"`num_candidates` must be at least 1 or None, found {num_candidates}.")
-    factors: list[np.ndarray] = []
-    for head, head_logits in logits.items():
-        space = distribution_mapper.action_space.spaces[head]
-        if not isinstance(space, spaces.Discrete):
-            raise ConfigError(
-                f"Action head `{head}`: candidates can be ranked for Discrete spaces only, found {space}. "
-                "Request a single action instead."
-            )
-        factors.append(torch.softmax(head_logits.detach().double().flatten(), dim=-1).cpu().numpy())
-    ranked = most_probable(factors, num_candidates)
-    actions = [dict(zip(logits, map(np.int64, chosen), strict=True)) for chosen, _ in ranked]
-    return actions, [probability for _, probability in ranked]
 
 
 class InitialPolicy:

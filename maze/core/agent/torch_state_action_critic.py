@@ -34,7 +34,7 @@ from maze.core.agent.networks import (
 from maze.core.agent.state_action_critic import StateActionCritic
 from maze.core.agent.torch_model import NetworksModel, unique_parameters
 from maze.core.annotations import override
-from maze.core.errors import ConfigError, EnvironmentContractError, unknown_key_error
+from maze.core.errors import ConfigError, unknown_key_error
 from maze.perception.blocks.recurrent.recurrent_cell import recurrent_cells
 from maze.perception.perception_utils import flatten_spaces
 
@@ -91,7 +91,11 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
         self.target_networks: dict[Any, nn.ModuleList] = {}
         pairs = {key: nn.ModuleList([first[key], second[key]]) for key in first}
         super().__init__(pairs, device, "critic.networks")
-        self._reset_targets()
+        self._heads_of: dict[Any, spaces.Dict] = action_spaces_dict
+        """Action heads that each critic judges."""
+        self.target_networks = {key: copy.deepcopy(pair).eval() for key, pair in self.networks.items()}
+        for pair in self.target_networks.values():
+            pair.requires_grad_(False)
 
     # -- values of one critic -----------------------------------------------------------------------------------------
 
@@ -119,10 +123,19 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
     @override(StateActionCritic)
     def predict_q_values(self, observations: StepTensors, actions: StepTensors, gather_output: bool) -> QValues:
         taken = self._by_critic(actions)
-        return {
-            key: self._q_values(key, observation, taken[key], gather_output)
-            for key, observation in self._by_critic(observations).items()
-        }
+        found: QValues = {}
+        for key, observation in self._by_critic(observations).items():
+            if not self.only_discrete_spaces[key]:
+                found[key] = [*self.compute_state_action_value_step(observation, taken[key], key)]
+                continue
+            found[key] = [*self.compute_state_action_values_step(observation, key)]
+            if gather_output:
+                chosen = {head: action.long().unsqueeze(-1) for head, action in taken[key].items()}
+                found[key] = [
+                    {head: q.gather(-1, chosen[head]).squeeze(-1) for head, q in values.items()}  # type: ignore[union-attr]
+                    for values in found[key]
+                ]
+        return found
 
     @torch.no_grad()
     def predict_next_q_values(
@@ -150,13 +163,18 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
         values: NextQValues = {}
         logits, actions = self._by_critic(next_actions_logits), self._by_critic(next_actions)
         for key, observation in self._by_critic(next_observations).items():
+            steps, pair = self._steps(key), self.target_networks[key]
             if self.only_discrete_spaces[key]:
-                heads = [(step, head) for step in self._steps(key) for head in self.action_spaces_dict[step].spaces]
-                alphas = {head: alpha[step] for step, head in heads}
-                values[key] = self._soft_values_by_head(key, observation, logits[key], alphas)
+                first, second = self._values_of_all_actions(pair, observation, key)
+                alphas = {head: alpha[step] for step in steps for head in self.action_spaces_dict[step].spaces}
+                values[key] = {
+                    head: expected_soft_value(torch.minimum(q, second[head]), logits[key][head], alphas[head])
+                    for head, q in first.items()
+                }
             else:
-                cost = _sum(alpha[step] * _sum(next_actions_log_probs[step].values()) for step in self._steps(key))
-                values[key] = self._soft_joint_value(key, observation, actions[key], cost)
+                joint, other = self._joint_values(pair, observation, actions[key], key)
+                cost = _sum(alpha[step] * _sum(next_actions_log_probs[step].values()) for step in steps)
+                values[key] = torch.minimum(joint, other) - cost
         return values
 
     @property
@@ -211,12 +229,6 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
         super().load_state_dict(state_dict)
         load_network_weights(self.target_networks, state_dict, TARGET_GROUP)
 
-    def _reset_targets(self) -> None:
-        self.target_networks = {key: copy.deepcopy(pair) for key, pair in self.networks.items()}
-        for pair in self.target_networks.values():
-            pair.eval()
-            pair.requires_grad_(False)
-
     def _pair(self, networks: Mapping[Any, nn.ModuleList], key: Any) -> nn.ModuleList:
         if key not in networks:
             raise unknown_key_error("critic.networks: step key", key, networks)
@@ -232,29 +244,13 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
         """Return the sub-steps whose actions a critic evaluates."""
         return [key]
 
-    def _action_space(self, key: Any) -> spaces.Dict:
-        """Return the action heads that a critic judges."""
-        return self.action_spaces_dict[key]
-
-    def _q_values(self, key: Any, observation: TensorDict, action: TensorDict, gather_output: bool) -> list[Any]:
-        """See :meth:`StateActionCritic.predict_q_values`, for one critic."""
-        if not self.only_discrete_spaces[key]:
-            return self.compute_state_action_value_step(observation, action, key)
-        values = self.compute_state_action_values_step(observation, key)
-        if not gather_output:
-            return values
-        return [
-            {head: q.gather(-1, action[head].long().unsqueeze(-1)).squeeze(-1) for head, q in q_values.items()}
-            for q_values in values
-        ]
-
     def _joint_values(
         self, pair: nn.ModuleList, observation: TensorDict, action: TensorDict, key: Any
     ) -> list[torch.Tensor]:
         inputs = as_float_tensors(observation, self._device)
         dtype = torch.get_default_dtype()
         batch_shape: torch.Size | None = None
-        for head, space in self._action_space(key).spaces.items():
+        for head, space in self._heads_of[key].spaces.items():
             if head not in action:
                 raise ConfigError(f"critic {key!r}: action head `{head}` is missing; found {sorted(action)}.")
             tensor = torch.as_tensor(action[head]).to(self._device)
@@ -265,44 +261,22 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
 
     def _values_of_all_actions(self, pair: nn.ModuleList, observation: TensorDict, key: Any) -> list[TensorDict]:
         inputs = as_float_tensors(observation, self._device)
-        return [self._head_values(network(inputs), key) for network in pair]
-
-    def _head_values(self, outputs: TensorDict, key: Any) -> TensorDict:
-        values: TensorDict = {}
-        for head, space in self._action_space(key).spaces.items():
-            assert isinstance(space, spaces.Discrete)
-            value = outputs.get(q_values_key(head))
-            if value is None or value.shape[-1] != space.n:
-                found = {name: tuple(tensor.shape) for name, tensor in outputs.items()}
-                raise ConfigError(
-                    f"critic.networks[{key!r}] returned {found}, expected `{q_values_key(head)}` that ends with "
-                    f"{space.n}, the number of actions."
-                )
-            values[head] = value
-        return values
-
-    def _soft_values_by_head(
-        self, key: Any, observation: TensorDict, logits: TensorDict, alpha: Mapping[str, Any]
-    ) -> TensorDict:
-        """Return the expected soft value of each discrete head."""
-        first, second = self._values_of_all_actions(self._pair(self.target_networks, key), observation, key)
-        return {
-            head: expected_soft_value(
-                torch.minimum(q, second[head]), logits[head], alpha[head], f"critic {key!r}, action head `{head}`"
-            )
-            for head, q in first.items()
-        }
-
-    def _soft_joint_value(
-        self, key: Any, observation: TensorDict, action: TensorDict, entropy_cost: torch.Tensor
-    ) -> torch.Tensor:
-        """Return the soft value of a sampled joint action.
-
-        :param entropy_cost: Sum of `alpha * log_prob` over heads and sub-steps.
-        """
-        pair = self._pair(self.target_networks, key)
-        first, second = self._joint_values(pair, observation, action, key)
-        return torch.minimum(first, second) - entropy_cost
+        found: list[TensorDict] = []
+        for network in pair:
+            outputs = network(inputs)
+            values: TensorDict = {}
+            for head, space in self._heads_of[key].spaces.items():
+                assert isinstance(space, spaces.Discrete)
+                value = outputs.get(q_values_key(head))
+                if value is None or value.shape[-1] != space.n:
+                    shapes = {name: tuple(tensor.shape) for name, tensor in outputs.items()}
+                    raise ConfigError(
+                        f"critic.networks[{key!r}] returned {shapes}, expected `{q_values_key(head)}` that ends with "
+                        f"{space.n}, the number of actions."
+                    )
+                values[head] = value
+            found.append(values)
+        return found
 
 
 class TorchSharedStateActionCritic(TorchStateActionCritic):
@@ -318,8 +292,8 @@ class TorchSharedStateActionCritic(TorchStateActionCritic):
         super().__init__(*arguments, **named)
         if len(self.networks) != 1:
             raise ConfigError(f"critic.networks: a shared critic has one network, found {list(self.networks)}.")
-        self._joint_action_space = merged_action_space(self.action_spaces_dict)
         self._key = next(iter(self.networks))
+        self._heads_of = {self._key: merged_action_space(self.action_spaces_dict)}
 
     @override(TorchStateActionCritic)
     def _by_critic(self, by_step: StepTensors) -> StepTensors:
@@ -328,10 +302,6 @@ class TorchSharedStateActionCritic(TorchStateActionCritic):
     @override(TorchStateActionCritic)
     def _steps(self, key: Any) -> Sequence[Any]:
         return list(self.action_spaces_dict)
-
-    @override(TorchStateActionCritic)
-    def _action_space(self, key: Any) -> spaces.Dict:
-        return self._joint_action_space
 
 
 class TorchStepStateActionCritic(TorchStateActionCritic):
@@ -427,22 +397,12 @@ def masked_log_probs(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return log_probs.masked_fill(masked, 0.0), log_probs.exp().masked_fill(masked, 0.0)
 
 
-def expected_soft_value(
-    q_values: torch.Tensor, logits: torch.Tensor, alpha: torch.Tensor | float, where: str = "critic"
-) -> torch.Tensor:
+def expected_soft_value(q_values: torch.Tensor, logits: torch.Tensor, alpha: torch.Tensor | float) -> torch.Tensor:
     """Return the expectation of `Q - alpha * log p` over a categorical policy.
 
     :param q_values: `[..., n_actions]`
     :param logits: `[..., n_actions]`; masked actions have the dtype's minimum, or minus infinity.
     :param alpha: Entropy coefficient.
-    :param where: Names critic and action head in messages.
-    :raises EnvironmentContractError: A row has no valid action.
     """
-    masked = logits <= torch.finfo(logits.dtype).min
-    if bool(masked.all(-1).any()):
-        row = masked.all(-1).nonzero()[0].tolist()
-        raise EnvironmentContractError(
-            f"{where}: no valid action is left at index {row} of the batch. The action mask must allow at least one."
-        )
     log_probs, probs = masked_log_probs(logits)
     return (probs * (q_values - alpha * log_probs)).sum(-1)

@@ -18,7 +18,6 @@ from maze.core.agent.state_critic import StateCritic
 from maze.core.agent.state_critic_input_output import (
     StateCriticInput,
     StateCriticOutput,
-    StateCriticStepInput,
     StateCriticStepOutput,
 )
 from maze.core.agent.torch_model import NetworksModel
@@ -73,7 +72,7 @@ class TorchStateCritic(NetworksModel, StateCritic):
         :return: The network's outputs, `value` among them; a shared or delta critic returns the values themselves.
         """
         tensors = as_float_tensors(observation, self._device)
-        return {"value": self._value(self._network(critic_id), tensors, self._batch_shape(tensors), critic_id)}
+        return {"value": self._value(critic_id, tensors)}
 
     def bootstrap_values(
         self,
@@ -99,7 +98,7 @@ class TorchStateCritic(NetworksModel, StateCritic):
     def _bootstrap(
         self, tensors: TensorDict, actor_id: ActorID, known_substeps: list[TensorDict], position: int
     ) -> torch.Tensor:
-        return self._value(self._network(actor_id[0]), tensors, self._batch_shape(tensors), actor_id[0])
+        return self._value(actor_id[0], tensors)
 
     def compute_structured_return(
         self,
@@ -173,31 +172,19 @@ class TorchStateCritic(NetworksModel, StateCritic):
 
     # -- networks -----------------------------------------------------------------------------------------------------
 
-    def network_key(self, actor_id: ActorID | None) -> Any:
-        """Return the key of the network that values what an actor observes."""
-        return next(iter(self.networks)) if actor_id is None else actor_id[0]
-
-    def state_sizes(self, actor_id: ActorID | None) -> dict[str, int]:
-        """Return sizes of the hidden states of the network that values what an actor observes, by state key."""
-        return {key: cell.state_size for key, cell in self._cells[self.network_key(actor_id)].items()}
-
-    def _network(self, key: int | str) -> nn.Module:
-        if key not in self.networks:
-            raise unknown_key_error("critic.networks: step key", key, self.networks)
-        return self.networks[key]
-
     def _batch_shape(self, tensors: TensorDict) -> tuple[int, ...]:
         for key, tensor in tensors.items():
             if key in self._shapes:
                 return tuple(tensor.shape[: tensor.dim() - len(self._shapes[key])])
         raise ConfigError(f"critic: found the observations {sorted(tensors)}, expected some of {sorted(self._shapes)}.")
 
-    def _value(
-        self, network: nn.Module, tensors: TensorDict, batch_shape: tuple[int, ...], key: int | str
-    ) -> torch.Tensor:
+    def _value(self, key: int | str, tensors: TensorDict, batch_shape: tuple[int, ...] | None = None) -> torch.Tensor:
+        if key not in self.networks:
+            raise unknown_key_error("critic.networks: step key", key, self.networks)
         if self.is_recurrent:
             self._check_running(key)
-        outputs = network(tensors)
+        outputs = self.networks[key](tensors)
+        batch_shape = self._batch_shape(tensors) if batch_shape is None else batch_shape
         if self.n_quantiles:
             return outputs["value"].reshape(*batch_shape, self.n_quantiles)  # type: ignore[no-any-return]
         return self._one_value(outputs, "value", batch_shape, key)
@@ -236,7 +223,7 @@ class TorchSharedStateCritic(_JointReturnCritic):
         if len(self.networks) != 1:
             raise ConfigError(f"critic.networks: a shared critic has one network, found {list(self.networks)}.")
         self.stack_observations = stack_observations
-        self._key, self._shared_network = next(iter(self.networks.items()))
+        self._key = next(iter(self.networks))
 
     @override(StateCritic)
     def predict_values(self, critic_input: StateCriticInput) -> StateCriticOutput:
@@ -248,7 +235,7 @@ class TorchSharedStateCritic(_JointReturnCritic):
         output.append(StateCriticStepOutput(values, values.detach(), critic_input.actor_ids[0]))
         return output
 
-    @override(TorchStateCritic)
+    @override(NetworksModel)
     def network_key(self, actor_id: ActorID | None) -> Any:
         return self._key
 
@@ -273,7 +260,7 @@ class TorchSharedStateCritic(_JointReturnCritic):
                 like = next(iter(merged.values()))
                 absent = {key: shape for key, shape in self._shapes.items() if key not in merged}
                 merged = {**merged, **{key: like.new_zeros(*batch_shape, *shape) for key, shape in absent.items()}}
-        return self._value(self._shared_network, merged, batch_shape, self._key)
+        return self._value(self._key, merged, batch_shape)
 
 
 class TorchStepStateCritic(TorchStateCritic):
@@ -284,9 +271,9 @@ class TorchStepStateCritic(TorchStateCritic):
         output = StateCriticOutput()
         for item in critic_input.substep_inputs:
             tensors = as_float_tensors(item.tensor_dict, self._device)
-            key = _key_of(item, self.networks)
+            key = self.network_key(item.actor_id)
             with self.running(key, item.run):
-                values = self._value(self._network(key), tensors, self._batch_shape(tensors), key)
+                values = self._value(key, tensors)
             output.append(StateCriticStepOutput(values, values.detach(), item.actor_id))
         return output
 
@@ -300,16 +287,16 @@ class TorchDeltaStateCritic(_JointReturnCritic):
     @override(StateCritic)
     def predict_values(self, critic_input: StateCriticInput) -> StateCriticOutput:
         output = StateCriticOutput()
-        first_key = _key_of(critic_input[0], self.networks)
+        first_key = self.network_key(critic_input[0].actor_id)
         for index, item in enumerate(critic_input.substep_inputs):
             tensors = as_float_tensors(item.tensor_dict, self._device)
-            key = _key_of(item, self.networks)
+            key = self.network_key(item.actor_id)
             if index and key == first_key:
                 raise ConfigError(
                     f"critic.networks[{key!r}]: a delta critic needs sub-steps with keys of their own, but sub-steps 0 "
                     f"and {index} are both {key!r}. Use a step or a shared critic."
                 )
-            values = self._value(self._network(key), tensors, self._batch_shape(tensors), key)
+            values = self._value(key, tensors)
             if index:
                 values = output[0].detached_values + values
             output.append(StateCriticStepOutput(values, values.detach(), item.actor_id))
@@ -319,14 +306,14 @@ class TorchDeltaStateCritic(_JointReturnCritic):
     def predict_value(self, observation: ObservationType, critic_id: int | str) -> torch.Tensor:
         """Return the network's output: the first sub-step's value, or another one's difference from it."""
         tensors = as_float_tensors(observation, self._device)
-        return self._value(self._network(critic_id), tensors, self._batch_shape(tensors), critic_id)
+        return self._value(critic_id, tensors)
 
     @override(TorchStateCritic)
     def _bootstrap(
         self, tensors: TensorDict, actor_id: ActorID, known_substeps: list[TensorDict], position: int
     ) -> torch.Tensor:
         first_key = next(iter(self.networks))
-        predicted = self._value(self._network(actor_id[0]), tensors, self._batch_shape(tensors), actor_id[0])
+        predicted = self._value(actor_id[0], tensors)
         if actor_id[0] == first_key:
             return predicted
         if not known_substeps or position < 1:
@@ -334,13 +321,4 @@ class TorchDeltaStateCritic(_JointReturnCritic):
                 f"A delta critic cannot value an observation of sub-step {actor_id[0]!r} without that of the first "
                 "sub-step. Use a step or a shared critic where episodes start or end within an environment step."
             )
-        first = known_substeps[0]
-        return self._value(self._network(first_key), first, self._batch_shape(first), first_key) + predicted
-
-
-def _key_of(item: StateCriticStepInput, networks: Mapping[Any, nn.Module]) -> Any:
-    if item.actor_id is not None:
-        return item.actor_id[0]
-    if len(networks) > 1:
-        raise ConfigError(f"This critic has the networks {list(networks)}; pass `actor_id`.")
-    return next(iter(networks))
+        return self._value(first_key, known_substeps[0]) + predicted

@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,7 @@ from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import CollectionOfConfigType, ConfigType, Factory
 from maze.core.utils.import_guard import imports_guarded
-from maze.core.utils.stored_run import StoredRun
+from maze.core.utils.stored_config import StoredRun
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper, stats_value
 from maze.core.wrappers.monitoring_wrapper import base_maze_env
 from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
@@ -215,9 +215,21 @@ class AgentDeployment:
                     f"act(...) with done=False; or close(maze_state, reward, done, info)."
                 )
             update = checked_update("act", self._n_steps, maze_state, reward, False, info, events, is_step_complete)
-            reply = self._exchange(update, self._checked_actor(actor_id))
+            actor: Any = self._only_actor if actor_id == _ONLY_ACTOR else actor_id
+            if not isinstance(actor, tuple) or len(actor) != 2 or actor[0] not in self._step_keys:
+                raise EnvironmentContractError(
+                    "act: `actor_id` must be ActorID(step_key, agent_id) with one of the step keys "
+                    f"{self._step_keys}, found {actor_id!r}."
+                )
+            reply = self._exchange(update, ActorID(*actor))
             if reply is Signal.EPISODE_AWAITED:
-                raise self._ended_by_wrapper()
+                n_steps, self._n_steps = self._n_steps, 0
+                self._phase = _Phase.BETWEEN_EPISODES
+                raise EpisodeOverError(
+                    f"act: a wrapper, such as a time limit, ended the episode after {n_steps} actions; it is finished "
+                    "and counted. Begin another episode of your system and report its first state by act(...), or "
+                    f"deploy the agent without the wrapper. Wrappers: {self.env!r}."
+                )
             self._phase = _Phase.ACTING
             self._n_steps += 1
             return reply
@@ -271,7 +283,16 @@ class AgentDeployment:
             if self._phase is _Phase.ACTING:
                 update = self._last_update("close", maze_state, reward, done, info, events)
             self._phase = _Phase.CLOSED
-            self._release(update)
+            try:
+                if self._session is not None:
+                    self._session.end(update)
+            finally:
+                self._session = None
+                self._session_end.detach()
+                self._stop_listening()
+                self.env.get_stats(LogStatsLevel.EPOCH).last_stats = self.stats
+                if self._owns_env:
+                    self.env.close()
         finally:
             self._lock.release()
 
@@ -332,31 +353,11 @@ class AgentDeployment:
             return None
         return checked_update(method, self._n_steps, maze_state, reward, done, info, events, None, is_last=True)
 
-    def _checked_actor(self, actor_id: Any) -> ActorID:
-        if actor_id == _ONLY_ACTOR:
-            return self._only_actor
-        if not isinstance(actor_id, tuple) or len(actor_id) != 2 or actor_id[0] not in self._step_keys:
-            raise EnvironmentContractError(
-                f"act: `actor_id` must be ActorID(step_key, agent_id) with one of the step keys {self._step_keys}, "
-                "found "
-                f"{actor_id!r}."
-            )
-        return ActorID(*actor_id)
-
-    def _ended_by_wrapper(self) -> EpisodeOverError:
-        n_steps, self._n_steps = self._n_steps, 0
-        self._phase = _Phase.BETWEEN_EPISODES
-        return EpisodeOverError(
-            f"act: a wrapper, such as a time limit, ended the episode after {n_steps} actions; it is finished and "
-            f"counted. Begin another episode of your system and report its first state by act(...), or deploy the "
-            f"agent without the wrapper. Wrappers: {self.env!r}."
-        )
-
     def _exchange(self, update: StateUpdate | None, actor: ActorID | None) -> Any:
         session = self._session
         if session is None:
             session = Session(self.env, self.policy, self.num_candidates, self.deterministic, self._watch)
-            self._session, self._session_end = session, weakref.finalize(self, session.end_quietly)
+            self._session, self._session_end = session, weakref.finalize(self, _end_quietly, session)
         try:
             return session.exchange(update, actor)
         except BaseException as error:  # any error ends the thread
@@ -366,17 +367,11 @@ class AgentDeployment:
             self._session = None
             raise
 
-    def _release(self, update: StateUpdate | None) -> None:
-        try:
-            if self._session is not None:
-                self._session.end(update)
-        finally:
-            self._session = None
-            self._session_end.detach()
-            self._stop_listening()
-            self.env.get_stats(LogStatsLevel.EPOCH).last_stats = self.stats
-            if self._owns_env:
-                self.env.close()
+
+def _end_quietly(session: Session) -> None:
+    """End the thread of a deployment that is no longer referenced."""
+    with suppress(Exception):  # there is no caller to report to
+        session.end()
 
 
 def _stop_listening(

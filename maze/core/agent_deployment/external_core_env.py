@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import math
 from collections.abc import Iterable, Mapping
 from enum import Enum, auto
 from queue import Queue, SimpleQueue
@@ -23,8 +21,6 @@ from maze.core.errors import EnvironmentContractError, MazeError, NonFiniteError
 from maze.core.events.event_record import EventRecord
 from maze.core.log_events.kpi_calculator import KpiCalculator
 from maze.core.rendering.renderer import Renderer
-
-_LOGGER = logging.getLogger(__name__)
 
 
 class DeploymentError(MazeError):
@@ -102,7 +98,6 @@ class ExternalCoreEnv(CoreEnv):
         self.renderer = renderer
         self.kpi_calculator = kpi_calculator
         self._agent_counts: dict[StepKeyType, int] = {0: 1} if agent_counts_dict is None else dict(agent_counts_dict)
-        self._has_events = self._is_warned = False
         self._actor_id = ActorID(0, 0)
         self._is_actor_done = False
         self._is_step_complete: bool | None = None
@@ -132,10 +127,12 @@ class ExternalCoreEnv(CoreEnv):
         done = bool(update.done)
         if done or update.is_last:
             self._is_over = True
-            self._warn_of_missing_events()
             if not done:
                 done = info[TRUNCATION_KEY] = True
-        return update.maze_state, self._summed(update.reward), done, info
+        reward: Any = update.reward
+        has_shares = isinstance(reward, np.ndarray) and reward.size > 1
+        self._actor_rewards = reward if has_shares else None
+        return update.maze_state, float(reward.sum()) if has_shares else reward, done, info
 
     def _receive(self) -> StateUpdate:
         update = self.state_queue.get()
@@ -145,25 +142,8 @@ class ExternalCoreEnv(CoreEnv):
         self._maze_state = update.maze_state
         self._is_step_complete = update.is_step_complete
         for event in update.events:
-            self._has_events = True
             self.context.event_service.notify_event(event)
         return update  # type: ignore[no-any-return]
-
-    def _warn_of_missing_events(self) -> None:
-        if self.kpi_calculator is None or self._has_events or self._is_warned:
-            return
-        self._is_warned = True
-        _LOGGER.warning(
-            "The episode is over, and no events were reported in this deployment. The KPIs of %s, which are calculated "
-            "from events, are meaningless: report events with `act(..., events=[EventRecord(...)])`.",
-            type(self.kpi_calculator).__name__,
-        )
-
-    def _summed(self, reward: Any) -> Any:
-        """Return the step's reward; an array has one reward for each actor."""
-        has_shares = isinstance(reward, np.ndarray) and reward.size > 1
-        self._actor_rewards = reward if has_shares else None
-        return float(reward.sum()) if has_shares else reward
 
     def set_actor_id(self, new_value: ActorID) -> None:
         """Set the actor that acts next."""
@@ -237,31 +217,19 @@ def checked_update(
     """
     where = f"{method}, after {n_steps} actions of the episode"
     if n_steps:
-        _check_reward(reward, where)
-    if info is None:
-        info = {}
-    elif not isinstance(info, Mapping):
-        raise EnvironmentContractError(f"{where}: `info` must be a mapping or None, found {info!r}.")
-    for event in events or ():
-        if not isinstance(event, EventRecord):
-            raise EnvironmentContractError(
-                f"{where}: `events` must hold EventRecords, found {event!r}. Create them by EventRecord(Interface, "
-                f"Interface.event, attributes)."
-            )
-    return StateUpdate(maze_state, reward, done, info, events or (), is_step_complete, is_last)
-
-
-def _check_reward(reward: Any, where: str) -> None:
-    """Check that a reward is one number, or an array with one for each actor."""
-    if isinstance(reward, np.ndarray) and reward.dtype.kind in "iufb":
-        is_finite = bool(np.isfinite(reward).all())
-    else:
         try:
-            is_finite = math.isfinite(reward)
+            is_finite = bool(np.isfinite(reward).all())
         except TypeError:
             raise EnvironmentContractError(
-                f"{where}: `reward` must be a number, the reward of the last action (only the first state of an "
+                f"{where}: `reward` must be a number, or an array with one for each actor (only the first state of an "
                 f"episode has none), found {reward!r}."
             ) from None
-    if not is_finite:
-        raise NonFiniteError(f"{where}: `reward` is {reward}.")
+        if not is_finite:
+            raise NonFiniteError(f"{where}: `reward` is {reward}.")
+    events = list(events or ())
+    if not isinstance(info or {}, Mapping) or not all(isinstance(event, EventRecord) for event in events):
+        raise EnvironmentContractError(
+            f"{where}: `info` must be a mapping or None, and `events` must hold EventRecords, made by "
+            f"EventRecord(Interface, Interface.event, attributes); found {info!r} and {events!r}."
+        )
+    return StateUpdate(maze_state, reward, done, info or {}, events, is_step_complete, is_last)

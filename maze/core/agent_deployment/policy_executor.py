@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from maze.core.agent.policy import Policy
+from maze.core.agent.policy import Policy, acting_in
 from maze.core.agent_deployment.external_core_env import (
     AnyQueue,
     DeploymentError,
@@ -67,47 +67,29 @@ class PolicyExecutor:
         self.rollout_done_event = rollout_done_event
         self.exception_queue = exception_queue
         self.num_candidates = num_candidates
-        self.deterministic = deterministic
-        self._needs_state = policy.needs_state()
-        self._needs_env = policy.needs_env()
+        self._act = acting_in(env, policy, deterministic)
 
     def run_rollout_loop(self) -> None:
         """Run episodes; reset the environment after the last one, which completes statistics and records."""
         try:
             while not self.rollout_done_event.is_set():
                 with suppress(EpisodeAborted):
-                    self._run_episode()
+                    observation, done = self.env.reset(), False
+                    while not done:
+                        observation, _, done, _ = self.env.step(self._choose(observation))
             with suppress(EpisodeAborted):
                 self.env.reset()
         except BaseException as error:
             self.exception_queue.put(error)
 
-    def _run_episode(self) -> None:
-        env = self.env
-        observation = env.reset()
-        done = False
-        while not done:
-            observation, _, done, _ = env.step(self._choose(observation))
-
     def _choose(self, observation: Any) -> Any:
-        env = self.env
-        maze_state = env.get_maze_state() if self._needs_state else None
-        env_for_policy = env if self._needs_env else None
+        env, policy = self.env, self.policy
         if self.num_candidates == 1:
-            return self.policy.compute_action(
-                observation,
-                maze_state=maze_state,
-                env=env_for_policy,
-                actor_id=env.actor_id(),
-                deterministic=self.deterministic,
-            )
+            return self._act(observation, env.actor_id())
+        maze_state = env.get_maze_state() if policy.needs_state() else None
         return ActionCandidates(
-            self.policy.compute_top_action_candidates(
-                observation,
-                num_candidates=self.num_candidates,
-                maze_state=maze_state,
-                env=env_for_policy,
-                actor_id=env.actor_id(),
+            policy.compute_top_action_candidates(
+                observation, self.num_candidates, maze_state, env if policy.needs_env() else None, env.actor_id()
             )
         )
 
@@ -219,11 +201,6 @@ class Session:
             return
         raise error
 
-    def end_quietly(self) -> None:
-        """End the thread of a deployment that is no longer referenced."""
-        with suppress(Exception):  # there is no caller to report to
-            self.end()
-
 
 def _run(executor: PolicyExecutor, actions: SimpleQueue[Any]) -> None:
     try:
@@ -243,8 +220,6 @@ def _replace_simulation(
     :param env: The environment with all its wrappers.
     :param maze_env: The environment without them.
     :param core_env: The replacement.
-    :param num_candidates: Number of candidates.
-    :param watch: Called with each observation.
     :param undo: Restores the environment.
     """
     layers = []  # outermost first

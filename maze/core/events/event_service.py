@@ -61,7 +61,9 @@ class EventService:
         """
         self.topics.setdefault(interface_class, len(self.topics))
         if scope is not None:
-            self._add_scope(interface_class, scope)
+            for scopes in (self._scopes, self._scopes_by_interface.setdefault(interface_class, [])):
+                if all(known is not scope for known in scopes):
+                    scopes.append(scope)
         if interface_class not in self._proxies:
             self._proxies[interface_class] = event_topic_factory(interface_class, self.notify_event)
         return cast(T, self._proxies[interface_class])
@@ -86,10 +88,3 @@ class EventService:
     def __getstate__(self) -> dict[str, Any]:
         # Listeners belong to this environment and register again for its copy.
         return {**self.__dict__, "on_clear": []}
-
-    def _add_scope(self, interface_class: type[Any], scope: EventScope) -> None:
-        if all(known is not scope for known in self._scopes):
-            self._scopes.append(scope)
-        scopes = self._scopes_by_interface.setdefault(interface_class, [])
-        if all(known is not scope for known in scopes):
-            scopes.append(scope)

@@ -57,10 +57,8 @@ class Pubsub(EventScope):
 
     def register_subscriber(self, new_subscriber: Subscriber) -> None:
         """Pass the events of the subscriber's interfaces to it; their topics may be created later."""
-        if all(known is not new_subscriber for known in self._subscribers):
-            self._subscribers.append(new_subscriber)
-        for interface_class in new_subscriber.get_interfaces():
-            subscribers = self._subscribers_by_interface.setdefault(interface_class, [])
+        by_interface = (self._subscribers_by_interface.setdefault(key, []) for key in new_subscriber.get_interfaces())
+        for subscribers in (self._subscribers, *by_interface):
             if all(known is not new_subscriber for known in subscribers):
                 subscribers.append(new_subscriber)
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from maze.core.annotations import override
 from maze.core.log_events.episode_event_log import EpisodeEventLog
 from maze.core.log_events.log_events_writer import LogEventsWriter
 
-_ID_COLUMNS = ("episode_id", "env_time")
 
-
-class EventRow:
+class EventRow(NamedTuple):
     """One row of an event table.
 
     :param episode_id: The episode.
@@ -21,18 +19,9 @@ class EventRow:
     :param attributes: The event's attributes, one column each.
     """
 
-    __slots__ = ("attributes", "env_time", "episode_id")
-
-    def __init__(self, episode_id: str, env_time: int | None, attributes: dict[str, Any]) -> None:
-        self.episode_id = episode_id
-        self.env_time = env_time
-        self.attributes = attributes
-
-    def columns(self) -> list[str]:
-        return [*_ID_COLUMNS, *self.attributes]
-
-    def values(self) -> list[Any]:
-        return [self.episode_id, "" if self.env_time is None else self.env_time, *self.attributes.values()]
+    episode_id: str
+    env_time: int | None
+    attributes: dict[str, Any]
 
 
 class LogEventsWriterTSV(LogEventsWriter):
@@ -56,13 +45,9 @@ class LogEventsWriterTSV(LogEventsWriter):
             tables.setdefault(name, []).append(row)
         self.log_dir.mkdir(parents=True, exist_ok=True)
         for name, rows in tables.items():
-            self._append(self.log_dir / f"{name}.tsv", rows)
-
-    @staticmethod
-    def _append(file: Path, rows: list[EventRow]) -> None:
-        # Opened per episode, so that each episode is complete on disk.
-        with file.open("a", encoding="utf-8", newline="") as stream:
-            writer = csv.writer(stream, delimiter="\t", lineterminator="\n")
-            if stream.tell() == 0:
-                writer.writerow(rows[0].columns())
-            writer.writerows(row.values() for row in rows)
+            # Opened per episode, so that each episode is complete on disk.
+            with (self.log_dir / f"{name}.tsv").open("a", encoding="utf-8", newline="") as stream:
+                writer = csv.writer(stream, delimiter="\t", lineterminator="\n")
+                if stream.tell() == 0:
+                    writer.writerow([*EventRow._fields[:2], *rows[0].attributes])
+                writer.writerows([row.episode_id, row.env_time, *row.attributes.values()] for row in rows)

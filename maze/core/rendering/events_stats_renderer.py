@@ -22,9 +22,6 @@ class EventStatsRenderer:
     Figures are pyplot's, whose backend determines where they are shown.
     """
 
-    def __init__(self) -> None:
-        self._is_open = False
-
     @staticmethod
     def render_timeline_stat(
         df: pd.DataFrame,
@@ -47,9 +44,23 @@ class EventStatsRenderer:
         """
         import matplotlib.pyplot as plt
 
+        axes, n_episodes = plt.gca(), 0
         lines = timelines(df, metric_name, aggregation_func, group_by, post_processing_func)
-        label = label_of(metric_name, aggregation_func, post_processing_func)
-        draw_timelines(plt.gca(), lines, event_name, label)
+        for group, table in lines.items():  # of several episodes the mean, with the range of values shaded
+            mean, n_episodes = table.mean(axis=1), max(n_episodes, table.shape[1])
+            (line,) = axes.plot(mean.index, mean, label=None if group is None else str(group), linewidth=1.5)
+            if table.shape[1] > 1:
+                low, high = table.min(axis=1), table.max(axis=1)
+                axes.fill_between(mean.index, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+        axes.set_title(event_name if n_episodes <= 1 else f"{event_name} (mean and range of {n_episodes} episodes)")
+        axes.set_xlabel("step")
+        label = metric_name
+        for function in (aggregation_func, post_processing_func):
+            label = label if function is None else f"{getattr(function, '__name__', function)}({label})"
+        axes.set_ylabel(label)
+        axes.grid(visible=True, alpha=0.3)
+        if group_by is not None:
+            axes.legend(fontsize="small")
 
     def render_current_episode_stats(
         self,
@@ -69,17 +80,14 @@ class EventStatsRenderer:
         df = event_table(episode_event_log, event_name)
         plt.figure(_FIGURE)
         plt.clf()
-        self._is_open = True
         self.render_timeline_stat(df, event_name, metric_name, aggregation_func, group_by, post_processing_func)
         refresh(plt)
 
     def close(self) -> None:
         """Close the figure."""
-        if self._is_open:
-            import matplotlib.pyplot as plt
+        import matplotlib.pyplot as plt
 
-            plt.close(_FIGURE)
-            self._is_open = False
+        plt.close(_FIGURE)
 
 
 def refresh(plt: Any) -> None:
@@ -151,12 +159,8 @@ def timelines(
             known = ", ".join(str(name) for name in df.columns if name not in ID_COLUMNS)
             raise ConfigError(f"The event has no attribute `{column}`; it has: {known or '(none)'}.")
     df = df.dropna(subset=["env_time"])
-    if group_by is None:
-        return {None: _timeline(df, metric_name, aggregation_func, post_processing_func)}
-    return {
-        group: _timeline(rows, metric_name, aggregation_func, post_processing_func)
-        for group, rows in df.groupby(group_by)
-    }
+    groups: Any = [(None, df)] if group_by is None else df.groupby(group_by)
+    return {group: _timeline(rows, metric_name, aggregation_func, post_processing_func) for group, rows in groups}
 
 
 def _timeline(
@@ -180,33 +184,3 @@ def _apply(series: pd.Series[Any], function: Function) -> Any:
     if method is None:
         raise ConfigError(f"`{function}` is not a method of a pandas series; use for instance `cumsum` or a function.")
     return method()
-
-
-def draw_timelines(axes: Any, lines: dict[Any, pd.DataFrame], title: str, ylabel: str) -> None:
-    """Draw timelines; of several episodes the mean, with the range of values shaded.
-
-    :param axes: Matplotlib axes.
-    :param lines: Result of :func:`timelines`.
-    """
-    for group, table in lines.items():
-        mean = table.mean(axis=1)
-        (line,) = axes.plot(mean.index, mean, label=None if group is None else str(group), linewidth=1.5)
-        if table.shape[1] > 1:
-            low, high = table.min(axis=1), table.max(axis=1)
-            axes.fill_between(mean.index, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
-    n_episodes = max((table.shape[1] for table in lines.values()), default=0)
-    axes.set_title(title if n_episodes <= 1 else f"{title} (mean and range of {n_episodes} episodes)")
-    axes.set_xlabel("step")
-    axes.set_ylabel(ylabel)
-    axes.grid(visible=True, alpha=0.3)
-    if any(group is not None for group in lines):
-        axes.legend(fontsize="small")
-
-
-def label_of(metric_name: str, aggregation_func: Function | None, post_processing_func: Function | None) -> str:
-    """Return the label of the vertical axis."""
-    functions = [f for f in (aggregation_func, post_processing_func) if f is not None]
-    label = metric_name
-    for function in functions:
-        label = f"{function if isinstance(function, str) else getattr(function, '__name__', 'function')}({label})"
-    return label

@@ -81,8 +81,6 @@ class KeyboardControlledTrajectoryViewer:
         self.renderer.render(record.maze_state, record.maze_action, events, **self.renderer_kwargs)
         figure: Any = plt.gcf()
         manager = figure.canvas.manager
-        if manager is not None:
-            manager.set_window_title(f"step {self.step_index} of {len(self.episode_record) - 1}")
         if figure.number not in self._connected:
             self._connected.add(figure.number)
             if manager is not None and getattr(manager, "key_press_handler_id", None) is not None:

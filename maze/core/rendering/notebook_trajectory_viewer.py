@@ -10,12 +10,8 @@ from maze.core.rendering.notebook_event_logs_viewer import show
 from maze.core.rendering.offscreen import step_picture
 from maze.core.rendering.renderer_args import require_ipywidgets
 from maze.core.rendering.step_summary import StepSummary, step_summaries
+from maze.core.rendering.trajectory_page import NO_PICTURE
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
-
-_NO_PICTURE = (
-    "<i>No picture: this trajectory has no renderer. Record gymnasium environments with a "
-    "<code>FrameRecordingWrapper</code>, or give the environment a renderer.</i>"
-)
 
 
 class NotebookTrajectoryViewer:
@@ -68,7 +64,7 @@ class NotebookTrajectoryViewer:
         png = None if self.renderer is None else step_picture(self.renderer, record, **kwargs)
         self.picture.value = png or b""
         self.picture.layout.display = "none" if png is None else ""
-        note = "" if png is not None else f"<p>{_NO_PICTURE}</p>"
+        note = "" if png is not None else f"<p><i>{NO_PICTURE}</i></p>"
         self.text.value = note + _as_html(self._summaries[step_id])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from maze.core.rendering.events_stats_renderer import EventStatsRenderer, event_table, refresh
+from maze.core.rendering.events_stats_renderer import EventStatsRenderer
 
 if TYPE_CHECKING:
     from maze.core.log_events.episode_event_log import EpisodeEventLog
@@ -32,11 +32,7 @@ class StepStatsRenderer:
         :param metric: The attribute to draw.
         :param cumulative: Draw the sum up to each step.
         """
-        import matplotlib.pyplot as plt
-
-        df = event_table(episode_event_log, event_name)
         post_processing = "cumsum" if cumulative else None
-        plt.figure("Step statistics")
-        plt.clf()
-        EventStatsRenderer.render_timeline_stat(df, event_name, metric, aggregation_func, group_by, post_processing)
-        refresh(plt)
+        EventStatsRenderer().render_current_episode_stats(
+            episode_event_log, event_name, metric, aggregation_func, group_by, post_processing
+        )

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
 
 _LONGEST = 400
+_DEFAULT_REPR: Any = object.__repr__
 
 
 class StepSummary(NamedTuple):
@@ -68,16 +69,11 @@ def text_of(value: Any) -> str:
         text = ", ".join(f"{key}: {text_of(entry)}" for key, entry in value.items())
     elif isinstance(value, (float, np.floating)):
         text = f"{value:.6g}"
-    elif _has_no_text(value):
+    elif type(value).__repr__ is _DEFAULT_REPR and hasattr(value, "__dict__"):
         text = f"{type(value).__name__}({text_of(vars(value))})"
     else:
         text = str(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
-
-
-def _has_no_text(value: Any) -> bool:
-    method: Any = type(value).__repr__
-    return method is object.__repr__ and hasattr(value, "__dict__")
 
 
 def _outcome(record: StateRecord) -> str:

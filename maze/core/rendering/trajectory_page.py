@@ -23,7 +23,7 @@ from maze.core.trajectory_recording.records.trajectory_record import StateTrajec
 from maze.core.trajectory_recording.writers.trajectory_writer import TrajectoryWriter
 from maze.core.utils.files import write_whole
 
-_NO_PICTURE = (
+NO_PICTURE = (
     "No picture: this trajectory has no renderer. Record gymnasium environments with a FrameRecordingWrapper, or "
     "give the environment a renderer."
 )
@@ -96,12 +96,13 @@ def write_trajectory_page(
     # A "</script>" in a text would end the data.
     data = json.dumps({**content, "pictures": list(pictures)}, ensure_ascii=False).replace("<", "\\u003c")
     template = resources.files("maze.core.rendering").joinpath("trajectory_page.html").read_text(encoding="utf-8")
-    page = _fill(
-        template,
-        TITLE=html.escape(title if title is not None else f"Episode {episode.id}"),
-        NO_PICTURE=_NO_PICTURE,
-        DATA=data,
-    )
+    values = {
+        "TITLE": html.escape(title if title is not None else f"Episode {episode.id}"),
+        "NO_PICTURE": NO_PICTURE,
+        "DATA": data,
+    }
+    # in one pass: placeholders within values are kept
+    page = re.sub(r"\$([A-Z_]+)\b", lambda found: values[found[1]], template)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, page)
@@ -124,6 +125,11 @@ def _shown_steps(
     :param drawn: The first steps, if they are equal to those of an episode that is drawn already.
     :param every_k_states: Draw every k-th state.
     """
+
+    def with_numbers(entry: Mapping[str, Any]) -> dict[str, Any]:
+        """Return an observation with numbers of stored pictures instead of images."""
+        return {name: stored(value) if isinstance(value, bytes) else value for name, value in entry.items()}
+
     episode = recorded.by_substep()
     steps: list[dict[str, Any]] = []
     decided = _by_substep(recorded, decisions)
@@ -148,7 +154,10 @@ def _shown_steps(
                 "total_text": f"{summary.total:.6g}",
                 "outcome": summary.outcome,
                 "events": summary.events,
-                "decisions": [_with_stored_images(decision, stored) for decision in made],
+                "decisions": [
+                    {**decision, "observation": [with_numbers(entry) for entry in decision["observation"]]}
+                    for decision in made
+                ],
             }
         )
     return steps
@@ -184,15 +193,6 @@ def _by_substep(
     return made
 
 
-def _with_stored_images(decision: Mapping[str, Any], stored: Callable[[bytes], int]) -> dict[str, Any]:
-    """Return a decision with numbers of stored pictures instead of images."""
-    observation = [
-        {name: stored(value) if isinstance(value, bytes) else value for name, value in entry.items()}
-        for entry in decision["observation"]
-    ]
-    return {**decision, "observation": observation}
-
-
 class TrajectoryPageWriter(TrajectoryWriter):
     """Write `<episode id>.html` for each finished episode.
 
@@ -214,11 +214,6 @@ class TrajectoryPageWriter(TrajectoryWriter):
         title = f"{self.name}, episode {len(self.pages) + 1}"
         page = write_trajectory_page(episode_record, path, title=title, every_k_states=self.every_k_states)
         self.pages.append(page)
-
-
-def _fill(template: str, **values: str) -> str:
-    """Replace `$NAME` by values, in one pass: placeholders within values are kept."""
-    return re.sub(r"\$([A-Z_]+)\b", lambda found: values[found[1]], template)
 
 
 def _episode(trajectory: StateTrajectoryRecord | str | Path) -> StateTrajectoryRecord:

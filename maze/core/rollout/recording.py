@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from maze.console.runs import EVERYTHING
 from maze.core.annotations import override
 from maze.core.env.maze_env import MazeEnv
-from maze.core.errors import ConfigError, MazeError
 from maze.core.log_events.episode_event_log import EpisodeEventLog
 from maze.core.log_events.log_events_writer import LogEventsWriter
 from maze.core.log_events.log_events_writer_registry import LogEventsWriterRegistry
@@ -28,7 +27,6 @@ from maze.core.log_stats.log_stats import (
     register_log_stats_writer,
 )
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
-from maze.core.rendering.renderer import draw_current_state
 from maze.core.trajectory_recording.writers.trajectory_writer import TrajectoryWriter
 from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
@@ -44,8 +42,6 @@ from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingW
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-
-    from maze.core.env.structured_env import StructuredEnv
 
 STATS_PATH = "rollout_stats"
 TRAJECTORY_DIR = Path("trajectory_data")
@@ -98,16 +94,6 @@ class EpisodeRecorder(LogStatsConsumer, LogEventsWriter):
 
 
 @contextmanager
-def _same_listeners(listeners: list[Any]) -> Iterator[None]:
-    """Return a context that removes the listeners added in it, so that an environment can be rolled out repeatedly."""
-    known = list(listeners)
-    try:
-        yield
-    finally:
-        listeners[:] = [listener for listener in listeners if listener in known]
-
-
-@contextmanager
 def recorded(
     env: Any,
     record_trajectory: bool,
@@ -126,7 +112,8 @@ def recorded(
     recorder = EpisodeRecorder(env)
     with ExitStack() as stack:
         stack.enter_context(StatsContext())
-        stack.enter_context(_same_listeners(env.context.event_service.on_clear))
+        listeners = env.context.event_service.on_clear
+        stack.callback(listeners.__setitem__, slice(None), list(listeners))  # the same afterwards
         if not isinstance(env, LogStatsWrapper):
             env = LogStatsWrapper.wrap(env)
         aggregator = env.get_stats(LogStatsLevel.EPISODE)
@@ -220,30 +207,8 @@ def has_display() -> bool:
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"))
 
 
-class StepRenderer:
-    """Draw an environment's current state with its renderer, in a window.
-
-    :param env: Environment to draw; it is not yet reset.
-    """
-
-    def __init__(self, env: StructuredEnv) -> None:
-        set_render_mode = getattr(env, "set_render_mode", None)
-        if set_render_mode is not None and _render_mode(env) is None:
-            set_render_mode("human")
-
-    def __call__(self, env: Any) -> None:
-        """Draw the current state."""
-        try:
-            draw_current_state(env)
-        except MazeError:
-            raise
-        except Exception as error:
-            raise ConfigError(
-                f"runner.render: {env} could not be drawn ({type(error).__name__}: {error}). "
-                f"runner.render=false runs the rollout without."
-            ) from error
-
-
-def _render_mode(env: Any) -> str | None:
-    mode: str | None = getattr(getattr(getattr(env, "core_env", None), "env", None), "render_mode", None)
-    return mode
+def open_window(env: Any) -> None:
+    """Let a gymnasium environment without a render mode draw in a window; it is not yet reset."""
+    gym_env = getattr(getattr(env, "core_env", None), "env", None)
+    if hasattr(env, "set_render_mode") and getattr(gym_env, "render_mode", None) is None:
+        env.set_render_mode("human")

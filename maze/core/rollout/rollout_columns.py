@@ -9,9 +9,10 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.env.faults import Seeding
-from maze.core.env.space_arrays import dict_specs
+from maze.core.env.space_arrays import zeros
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import EnvironmentContractError, NonFiniteError
+from maze.core.rollout.batched_acting import Row
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
@@ -35,15 +36,6 @@ class FinalObservationEntry(NamedTuple):
     env_index: int
     actor_id: ActorID
     observation: Row
-
-
-class _NonFiniteNumber(NamedTuple):
-    """A number that is NaN or infinite, and its location."""
-
-    name: str
-    tick: int
-    env_index: int
-    value: Any
 
 
 class InitialHiddenStates(NamedTuple):
@@ -157,26 +149,29 @@ class RolloutColumns:
         """Increase the capacity to `n_ticks` if it is smaller; filled rows stay."""
         if n_ticks <= self.capacity:
             return
-        self._all_by_tick = {name: lengthened(array, n_ticks) for name, array in self._all_by_tick.items()}
-        if self.actor_rewards is not None:
-            self.actor_rewards = lengthened(self.actor_rewards, n_ticks)
-        if self.actor_done is not None:
-            self.actor_done = lengthened(self.actor_done, n_ticks)
+        self._all_by_tick = {name: _lengthened(array, n_ticks) for name, array in self._all_by_tick.items()}
+        for name in ("actor_rewards", "actor_done"):
+            if (array := getattr(self, name)) is not None:
+                setattr(self, name, _lengthened(array, n_ticks))
         for columns in self.substeps.values():
             columns.reserve(n_ticks)
         self._show_ticks(n_ticks)
 
-    def wants_more(self, n_ticks: int, n_completed: int) -> bool:
-        """Return whether the rollout continues; the capacity then suffices for another tick.
+    def ticks_to_take(self, n_ticks: int, n_completed: int) -> int:
+        """Return the number of ticks that the rollout has at least; `n_ticks` if it is complete.
+
+        The capacity suffices for them.
 
         :param n_ticks: Number of ticks taken.
-        :param n_completed: Number of environment steps completed, over all environments.
+        :param n_completed: Number of environment steps completed, over all environments; a tick completes at most one
+            of each.
         :raises EnvironmentContractError: The environments take ever more sub-steps without completing a step.
         """
         if self.n_steps is None:
-            return n_ticks < self.n_ticks
-        if n_completed >= self.n_steps * self.n_envs:
-            return False
+            return self.n_ticks
+        missing = self.n_steps * self.n_envs - n_completed
+        if missing <= 0:
+            return n_ticks
         if n_ticks == self.n_ticks:
             if n_ticks > _MOST_SUBSTEPS * self.n_steps:
                 raise EnvironmentContractError(
@@ -185,17 +180,7 @@ class RolloutColumns:
                     "`CoreEnv.is_step_complete()` ever return True?"
                 )
             self.reserve(2 * n_ticks)
-        return True
-
-    def ticks_to_come(self, n_ticks: int, n_completed: int) -> int:
-        """Return how many ticks the rollout has at least, at most its capacity.
-
-        :param n_ticks: Number of ticks taken.
-        :param n_completed: Number of environment steps completed; a tick completes at most one of each environment.
-        """
-        if self.n_steps is None:
-            return self.n_ticks
-        return min(self.n_ticks, n_ticks - (n_completed - self.n_steps * self.n_envs) // self.n_envs)
+        return min(self.n_ticks, n_ticks + -(-missing // self.n_envs))
 
     def _show_ticks(self, n_ticks: int) -> None:
         self.n_ticks = n_ticks
@@ -247,10 +232,9 @@ class RolloutColumns:
         """
         if len(actors) != self.n_ticks:
             self._show_ticks(len(actors))
-        if self.actor_rewards is not None:
-            self.actor_rewards = self.actor_rewards[: self.n_ticks]
-        if self.actor_done is not None:
-            self.actor_done = self.actor_done[: self.n_ticks]
+        for name in ("actor_rewards", "actor_done"):
+            if (array := getattr(self, name)) is not None:
+                setattr(self, name, array[: self.n_ticks])
         self.actor_sequence = self._find_actor_sequence(actors)
         is_dense = self.actor_sequence is not None
         for columns in self.substeps.values():
@@ -282,26 +266,6 @@ class RolloutColumns:
             columns, step_key = self.substeps[actor.step_key], actor.step_key
             first, stride = step_keys[:position].count(step_key), step_keys.count(step_key)
             yield actor, columns, slice(first, columns.n_rows, stride)
-
-    def structured_record(self) -> StructuredSpacesRecord:
-        """Return a dense rollout as one record per sub-step, with views `[n_steps, n_envs, ...]` of the columns.
-
-        :raises ValueError: The rollout is not dense.
-        """
-        if self.actor_sequence is None:
-            raise ValueError(
-                "The actors of this rollout differ between environments or steps: it is not a batch of structured "
-                "steps. "
-                "Use `substeps` with their `entries()`, or `to_record()`."
-            )
-        n_actors = len(self.actor_sequence)
-        rewards = self._rewards_of_actors()
-        record = StructuredSpacesRecord()
-        for position, (actor, columns, rows) in enumerate(self.rows_by_substep()):
-            ticks = slice(position, self.n_ticks, n_actors)
-            shape = [self.n_ticks // n_actors, self.n_envs]
-            record.append(self._spaces_record(actor, columns, rows, ticks, shape, rewards))
-        return record
 
     def to_record(self, with_next_observations: bool = False, id: Any = None) -> SpacesTrajectoryRecord:
         """Return the rollout as a record: one batched structured record per environment step, with views of the
@@ -377,30 +341,22 @@ class RolloutColumns:
         )
 
     def _add_next_observations(self, trajectory: SpacesTrajectoryRecord) -> None:
-        if self.actor_sequence is None:
-            raise ValueError("Next observations can only be recorded where all environments are at the same actor.")
+        ends, sequence = (*self.final_observations, *self.terminal_observations), self.actor_sequence
+        if sequence is None or any(
+            end.actor_id.step_key != sequence[(end.tick + 1) % len(sequence)].step_key for end in ends
+        ):
+            raise ValueError(
+                "Next observations can only be recorded where all environments are at the same actor. Use `collect` "
+                "and the columns' `final_observations`."
+            )
         records = [record for step in trajectory.step_records for record in step.substep_records]
-        ends = {
-            (entry.tick, entry.env_index): entry for entry in (*self.final_observations, *self.terminal_observations)
-        }
-        for tick, record in enumerate(records):
-            following = records[tick + 1] if tick + 1 < self.n_ticks else None
-            actor = following.actor_id if following is not None else self.last_actor_ids[0]
-            source: Any = following.observation if following is not None else self.last_observations[actor.step_key]
-            next_observation = {key: array.copy() for key, array in source.items()}
-            record.next_observation = next_observation
-            for env_index in range(self.n_envs):
-                entry = ends.get((tick, env_index))
-                if entry is None:
-                    continue
-                if entry.actor_id.step_key != actor.step_key:
-                    raise ValueError(
-                        f"The last observation of environment {env_index}, tick {tick}, is one of sub-step "
-                        f"{entry.actor_id.step_key!r} while the other environments are at {actor.step_key!r}; one "
-                        "record cannot hold both. Use `collect` and the columns' `final_observations`."
-                    )
-                for key, value in entry.observation.items():
-                    next_observation[key][env_index] = value
+        last: Any = self.last_observations[self.last_actor_ids[0].step_key]
+        for record, following in zip(records, [*(record.observation for record in records[1:]), last], strict=True):
+            record.next_observation = {key: array.copy() for key, array in following.items()}
+        for end in ends:
+            own: Any = records[end.tick].next_observation
+            for key, value in end.observation.items():
+                own[key][end.env_index] = value
 
     def arrays(self) -> dict[str, Any]:
         """Return copies of all arrays, nested by sub-step key: a form that files hold without pickled objects."""
@@ -410,84 +366,52 @@ class RolloutColumns:
             **{name: getattr(self, name).copy() for name in flags},
         }
 
-    def check_finite(self, seeding_at: Callable[[int, int], Seeding | None] | None = None) -> None:
+    def check_finite(self, seeding_at: Callable[[int, int], Seeding | None]) -> None:
         """Refuse numbers that are NaN or infinite.
 
         :param seeding_at: Returns the seeding of an environment; arguments: index of the environment, number of ticks
             to the end of the rollout.
         :raises NonFiniteError: Names the first one, its environment and seed, step, sub-step and key.
         """
-        found = next(self._non_finite_numbers(), None)
-        if found is not None:
-            seeding = None if seeding_at is None else seeding_at(found.env_index, self.n_ticks - found.tick)
-            raise NonFiniteError(self._place(found, seeding))
+        for tick, env_index, name, value in self._non_finite_numbers():
+            seeding = seeding_at(env_index, self.n_ticks - tick)
+            at = f"tick {tick} of {self.n_ticks}" if tick < self.n_ticks else "the end"
+            step = int(self.step_complete[:tick, env_index].sum())
+            seeded = "" if seeding is None else f", {seeding}"
+            raise NonFiniteError(
+                f"environment {env_index}, {at} of the rollout (its environment step {step}{seeded}): {name} is "
+                f"{value}. Training stops before any parameter changes. Check what the environment and its wrappers "
+                "compute there."
+            )
 
-    def check(self, seeding_at: Callable[[int, int], Seeding | None] | None = None) -> None:
-        """Check all numbers (:meth:`check_finite`) and the action masks of all decisions.
-
-        :param seeding_at: See :meth:`check_finite`.
-        :raises NonFiniteError: A number is NaN or infinite.
-        :raises EnvironmentContractError: A mask allows no action.
-        """
-        self.check_finite(seeding_at)
-        for columns in self.substeps.values():
-            for name, starts in columns.masks.items():
-                allowed = np.logical_or.reduceat(columns.observations[name][: columns.n_rows] > 0, starts, -1).all(-1)
-                for row, env_index in [] if allowed.all() else np.argwhere(~allowed).tolist():
-                    if self._is_used(columns, row, env_index):
-                        tick = int(columns.ticks[row])
-                        seeding = None if seeding_at is None else seeding_at(env_index, self.n_ticks - tick)
-                        raise EnvironmentContractError(
-                            f"{self._where(tick, env_index, seeding)}: the mask `{name}` (sub-step "
-                            f"{columns.step_key!r}) allows no action. The environment has to allow at least one, or "
-                            "end the episode."
-                        )
-
-    def _non_finite_numbers(self) -> Iterator[_NonFiniteNumber]:
-        for name, array in (
-            ("reward", self.rewards),
-            ("actor reward", self.actor_rewards),
-            ("value of constrained statistics", self.constrained),
-        ):
-            if array is not None and not np.isfinite(array).all():
-                tick, env_index = np.argwhere(~np.isfinite(array))[0][:2].tolist()
-                yield _NonFiniteNumber(name, tick, env_index, array[tick, env_index])
-        for columns in self.substeps.values():
-            yield from self._non_finite_in("observation", columns, columns.observations)
-            yield from self._non_finite_in("logits of action", columns, columns.logits or {})
+    def _non_finite_numbers(self) -> Iterator[tuple[int, int, str, Any]]:
+        """Yield tick, environment, name and value of numbers that are NaN or infinite."""
+        by_tick = {
+            "reward": self.rewards,
+            "actor reward": self.actor_rewards,
+            "value of constrained statistics": self.constrained,
+        }
+        for name, array in by_tick.items():
+            for tick, env_index, *_ in _non_finite_places(array):
+                yield tick, env_index, name, array[tick, env_index]  # type: ignore[index]  # None has no places
+        for step_key, columns in self.substeps.items():
+            for kind, arrays in (("observation", columns.observations), ("logits of action", columns.logits or {})):
+                for key, array in arrays.items():
+                    for row, env_index, *rest in _non_finite_places(array):
+                        if self._is_used(columns, row, env_index):
+                            tick = int(columns.ticks[row]) if row < columns.n_rows else self.n_ticks
+                            name = f"{kind} `{key}` (sub-step {step_key!r}, index {rest})"
+                            yield tick, env_index, name, array[row, env_index][tuple(rest)]
         for entry in self.final_observations:
             for key, value in entry.observation.items():
-                if not np.isfinite(value).all():
+                for place in _non_finite_places(value):
                     name = f"final observation `{key}` (sub-step {entry.actor_id.step_key!r})"
-                    yield _NonFiniteNumber(name, entry.tick, entry.env_index, value[~np.isfinite(value)][0])
-
-    def _non_finite_in(self, name: str, columns: SubstepColumns, arrays: Row) -> Iterator[_NonFiniteNumber]:
-        for key, array in arrays.items():
-            if array.dtype.kind != "f" or np.isfinite(array).all():
-                continue
-            for place in np.argwhere(~np.isfinite(array)).tolist():
-                row, env_index, *rest = place
-                if self._is_used(columns, row, env_index):
-                    tick = int(columns.ticks[row]) if row < columns.n_rows else self.n_ticks
-                    where = f"{name} `{key}` (sub-step {columns.step_key!r}, index {rest})"
-                    yield _NonFiniteNumber(where, tick, env_index, array[tuple(place)])
+                    yield entry.tick, entry.env_index, name, value[tuple(place)]
 
     def _is_used(self, columns: SubstepColumns, row: int, env_index: int) -> bool:
         if row < columns.n_rows:
             return columns.valid is None or bool(columns.valid[row, env_index])
         return self.last_actor_ids[env_index].step_key == columns.step_key
-
-    def _where(self, tick: int, env_index: int, seeding: Seeding | None) -> str:
-        at = f"tick {tick} of {self.n_ticks}" if tick < self.n_ticks else "the end"
-        step = int(self.step_complete[: min(tick, self.n_ticks), env_index].sum())
-        seeded = "" if seeding is None else f", {seeding}"
-        return f"environment {env_index}, {at} of the rollout (its environment step {step}{seeded})"
-
-    def _place(self, found: _NonFiniteNumber, seeding: Seeding | None) -> str:
-        return (
-            f"{self._where(found.tick, found.env_index, seeding)}: {found.name} is {found.value}. Training stops "
-            "before any parameter changes. Check what the environment and its wrappers compute there."
-        )
 
 
 def substeps_per_step(agent_counts_dict: Mapping[StepKeyType, int]) -> int:
@@ -508,7 +432,12 @@ def has_known_reward(step_complete: np.ndarray) -> np.ndarray:
     return known
 
 
-Row = dict[str, np.ndarray]
+def _non_finite_places(array: np.ndarray | None) -> list[list[int]]:
+    """Return the indices of the numbers that are NaN or infinite."""
+    if array is None or array.dtype.kind != "f" or np.isfinite(array).all():
+        return []
+    places: list[list[int]] = np.argwhere(~np.isfinite(array)).tolist()
+    return places
 
 
 class SubstepColumns:
@@ -533,61 +462,53 @@ class SubstepColumns:
         logits_shapes: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         self.step_key = step_key
-        self.capacity = capacity
         self.n_rows = 0
         """Rows filled."""
-        self.observation_rows: list[Row] = []
-        self.action_rows: list[Row] = []
-        self.logits_rows: list[Row | None] = []
-        self._all_observations = _allocate(observation_space, (capacity + 1, n_envs))
-        self._all_actions = _allocate(action_space, (capacity, n_envs))
-        self._all_logits: Row | None = None
-        if logits_shapes is not None:
-            self._all_logits = {
-                key: np.zeros((capacity, n_envs, *shape), np.float32) for key, shape in logits_shapes.items()
-            }
-        self.masks = _masks(observation_space, action_space)
-        """Observations that are action masks, with the index at which each choice begins in them."""
-        self._all_agent_ids = np.zeros((capacity, n_envs), np.int64)
-        self._all_ticks = np.arange(capacity, dtype=np.int64)
-        self._all_valid = np.ones((capacity, n_envs), np.bool_)
-
+        leading = capacity + 1, n_envs  # the last row is the observation after the rollout
+        self._all: dict[str, Row] = {
+            "observations": zeros({step_key: observation_space}, leading, "observation")[step_key],
+            "actions": zeros({step_key: action_space}, leading, "action")[step_key],
+            "logits": {key: np.zeros((*leading, *shape), np.float32) for key, shape in (logits_shapes or {}).items()},
+        }
+        self._rows = {
+            "agent_ids": np.zeros(leading, np.int64),
+            "ticks": np.zeros(capacity + 1, np.int64),
+            "valid": np.zeros(leading, np.bool_),
+        }
+        self.observation_rows: list[Row]
+        self.action_rows: list[Row]
+        self.logits_rows: list[Row | None]
         self._make_row_views()
-
-        self.observations = self._all_observations
+        self.observations: Row
         """`[n_rows + 1, n_envs, ...]`; the last row is the observation after the rollout."""
-        self.actions = self._all_actions
+        self.actions: Row
         """`[n_rows, n_envs, ...]`"""
-        self.logits = self._all_logits
+        self.logits: Row | None
         """`[n_rows, n_envs, ...]`; None if they are not recorded."""
-        self.agent_ids = self._all_agent_ids
+        self.agent_ids: np.ndarray
         """int64 `[n_rows, n_envs]`"""
-        self.ticks = self._all_ticks
+        self.ticks: np.ndarray
         """int64 `[n_rows]`: the tick that each row belongs to."""
-        self.valid: np.ndarray | None = None
+        self.valid: np.ndarray | None
         """bool `[n_rows, n_envs]`; None if every entry is valid."""
+        self.finish(is_dense=True)
 
     def _make_row_views(self) -> None:
         """Make the views once, so that filling the columns makes no arrays."""
-        self.observation_rows = _rows(self._all_observations, self.capacity + 1)
-        self.action_rows = _rows(self._all_actions, self.capacity)
-        self.logits_rows = [None] * self.capacity
-        if self._all_logits is not None:
-            self.logits_rows = list(_rows(self._all_logits, self.capacity))
+        n_rows = len(self._rows["ticks"])
+        self.observation_rows, self.action_rows, logits_rows = (
+            [{key: array[row] for key, array in arrays.items()} for row in range(n_rows)]
+            for arrays in self._all.values()
+        )
+        self.logits_rows = [row or None for row in logits_rows]
 
     def reserve(self, capacity: int) -> None:
         """Increase the capacity; filled rows stay.
 
         :param capacity: New maximum number of rows.
         """
-        self.capacity = capacity
-        for arrays, n_rows in ((self._all_observations, capacity + 1), (self._all_actions, capacity)):
-            arrays.update({key: lengthened(array, n_rows) for key, array in arrays.items()})
-        if self._all_logits is not None:
-            self._all_logits = {key: lengthened(array, capacity) for key, array in self._all_logits.items()}
-        self._all_agent_ids = lengthened(self._all_agent_ids, capacity)
-        self._all_ticks = np.append(self._all_ticks, np.arange(len(self._all_ticks), capacity))
-        self._all_valid = lengthened(self._all_valid, capacity)
+        for arrays in (*self._all.values(), self._rows):
+            arrays.update({key: _lengthened(array, capacity + 1) for key, array in arrays.items()})
         self._make_row_views()
 
     def add_row(self, tick: int, env_indices: Sequence[int] | None, agent_ids: Sequence[int]) -> int:
@@ -600,26 +521,26 @@ class SubstepColumns:
         """
         row = self.n_rows
         self.n_rows += 1
-        self._all_ticks[row] = tick
-        if env_indices is None:
-            self._all_valid[row] = True
-            self._all_agent_ids[row] = agent_ids
-        else:
-            self._all_valid[row] = False
-            self._all_valid[row, env_indices] = True
-            self._all_agent_ids[row, env_indices] = agent_ids
+        envs: Any = slice(None) if env_indices is None else env_indices
+        self._rows["ticks"][row] = tick
+        self._rows["valid"][row] = env_indices is None
+        self._rows["valid"][row, envs] = True
+        self._rows["agent_ids"][row, envs] = agent_ids
         return row
 
-    def leave_out(self, where: Mapping[int, np.ndarray], agent_id: int) -> None:
-        """Remove entries of environments from rows that were filled with the decisions of one agent.
+    def fill_rows(self, n_rows: int, agent_id: int, left_out: Mapping[int, np.ndarray]) -> None:
+        """Set the rows of one agent that acts at every tick.
 
-        :param where: Indices of the environments by row.
+        :param n_rows: Number of rows.
         :param agent_id: The agent.
+        :param left_out: Indices of the environments in which it did not act, by row.
         """
-        self._all_agent_ids[: self.n_rows] = agent_id
-        self._all_valid[: self.n_rows] = True
-        for row, envs in where.items():
-            self._all_valid[row, envs] = False
+        self.n_rows = n_rows
+        self._rows["ticks"][:n_rows] = np.arange(n_rows)
+        self._rows["agent_ids"][:n_rows] = agent_id
+        self._rows["valid"][:n_rows] = True
+        for row, envs in left_out.items():
+            self._rows["valid"][row, envs] = False
 
     def finish(self, is_dense: bool) -> None:
         """Set the public arrays to the filled rows.
@@ -627,12 +548,11 @@ class SubstepColumns:
         :param is_dense: Whether every entry is valid.
         """
         n_rows = self.n_rows
-        self.observations = _head(self._all_observations, n_rows + 1, self.capacity + 1)
-        self.actions = _head(self._all_actions, n_rows, self.capacity)
-        self.logits = None if self._all_logits is None else _head(self._all_logits, n_rows, self.capacity)
-        self.agent_ids = self._all_agent_ids[:n_rows]
-        self.ticks = self._all_ticks[:n_rows]
-        self.valid = None if is_dense else self._all_valid[:n_rows]
+        self.observations = {key: array[: n_rows + 1] for key, array in self._all["observations"].items()}
+        self.actions = {key: array[:n_rows] for key, array in self._all["actions"].items()}
+        self.logits = {key: array[:n_rows] for key, array in self._all["logits"].items()} or None
+        self.agent_ids, self.ticks, valid = (array[:n_rows] for array in self._rows.values())
+        self.valid = None if is_dense else valid
 
     def arrays(self) -> dict[str, Any]:
         """Return copies of all arrays."""
@@ -663,36 +583,8 @@ class SubstepColumns:
             yield ActorID(self.step_key, int(agent)), (rows[chosen], env_indices[chosen])
 
 
-def _masks(observation_space: spaces.Dict, action_space: spaces.Dict) -> dict[str, list[int]]:
-    """Return the action masks by their names: `<head>_mask`, or `action_mask` if there is one head."""
-    masks = {}
-    for head, space in action_space.spaces.items():
-        sizes = [int(n) for n in np.ravel(getattr(space, "nvec", getattr(space, "n", 0)))]
-        is_choice = isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
-        for name in (f"{head}_mask", *(["action_mask"] if len(action_space.spaces) == 1 else [])):
-            mask = observation_space.spaces.get(name)
-            if is_choice and mask is not None and mask.shape == (sum(sizes),):
-                masks[name] = np.cumsum([0, *sizes[:-1]]).tolist()
-    return masks
-
-
-def _allocate(space: spaces.Dict, leading: tuple[int, int]) -> Row:
-    return {key: np.zeros((*leading, *shape), dtype) for key, (shape, dtype) in dict_specs(space).items()}
-
-
-def _rows(arrays: Row, n_rows: int) -> list[Row]:
-    return [{key: array[row] for key, array in arrays.items()} for row in range(n_rows)]
-
-
-def _head(arrays: Row, n_rows: int, capacity: int) -> Row:
-    return arrays if n_rows == capacity else {key: array[:n_rows] for key, array in arrays.items()}
-
-
-def lengthened(array: np.ndarray, n_rows: int) -> np.ndarray:
-    """Return the array, extended by rows of zeros.
-
-    :return: `[n_rows, ...]`.
-    """
+def _lengthened(array: np.ndarray, n_rows: int) -> np.ndarray:
+    """Return the array, extended by rows of zeros: `[n_rows, ...]`."""
     longer = np.zeros((n_rows, *array.shape[1:]), array.dtype)
     longer[: len(array)] = array
     return longer

@@ -213,11 +213,11 @@ class RolloutGenerator:
         pauses: dict[int, np.ndarray] = {}
         is_constrained = bool(columns.constrained.size)
         n_ticks = n_completed = 0
-        while columns.wants_more(n_ticks, n_completed):
+        while (end := columns.ticks_to_take(n_ticks, n_completed)) > n_ticks:
             # making room for more ticks replaces the rows
             seen, actions_of, logits_of = substep.observation_rows, substep.action_rows, substep.logits_rows
             rewards, terminated, truncated = columns.rewards, columns.terminated, columns.truncated
-            first, n_ticks = n_ticks, columns.ticks_to_come(n_ticks, n_completed)
+            first, n_ticks = n_ticks, end
             for tick in range(first, n_ticks):
                 actions = actions_of[tick]
                 act(seen[tick], actor, actions, logits_of[tick], None)
@@ -237,13 +237,11 @@ class RolloutGenerator:
                     self._note_final_observations(tick, columns)
             n_completed += n_envs * (n_ticks - first)
         columns.step_complete[:] = True
-        substep.n_rows = n_ticks
+        substep.fill_rows(n_ticks, actor.agent_id, pauses)
         actors: list[ActorID | None] = [actor] * n_ticks
         for paused_tick, pending in pauses.items():
             actors[paused_tick] = None
             columns.step_complete[paused_tick, pending] = False
-        if pauses:
-            substep.leave_out(pauses, actor.agent_id)
         return actors
 
     def _collect_structured(self, act: Any, columns: RolloutColumns) -> list[ActorID | None]:
@@ -252,7 +250,7 @@ class RolloutGenerator:
         n_completed = 0
         if asks_who_left := -1 in env.agent_counts_dict.values():
             columns.actor_done = np.zeros_like(columns.terminated)
-        while columns.wants_more(tick := len(common_actors), n_completed):
+        while columns.ticks_to_take(tick := len(common_actors), n_completed) > tick:
             actors = env.actor_ids()
             common_actors.append(actors[0] if actors.count(actors[0]) == len(actors) else None)
             actions = act_by_actor(act, actors, *columns.take_rows(tick, actors))

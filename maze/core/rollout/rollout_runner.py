@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -26,19 +25,21 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.env.space_arrays import check_in_space
 from maze.core.env.structured_env import StructuredEnv
 from maze.core.errors import CheckpointError, ConfigError, EnvironmentContractError, MazeError
-from maze.core.rollout.recording import StepRenderer
-from maze.core.rollout.solve import BestPlays, EpisodeSeeds, Search
+from maze.core.rendering.renderer import draw_current_state
+from maze.core.rollout.recording import open_window
+from maze.core.rollout.solve import BestPlays, EpisodeSeeds, Search, acts_in_batches
 from maze.core.utils.config_utils import EnvFactory, count_instances, whole_number, with_files_of
 from maze.core.utils.factory import CollectionOfConfigType, ConfigType, plain_container
 from maze.core.utils.import_guard import ForeignModuleError, imports_guarded
 from maze.core.utils.seeding import MazeSeeding
-from maze.core.utils.stored_run import StoredRun
+from maze.core.utils.stored_config import StoredRun
 from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
     ObservationNormalizationWrapper,
 )
 from maze.core.wrappers.reward_wrappers import freeze_statistics
 from maze.core.wrappers.time_limit_wrapper import CallTimeLimitWrapper, TimeLimitWrapper, checked_time_limit
 from maze.core.wrappers.wrapper_factory import WrapperFactory
+from maze.planning.branches import simulation_of
 from maze.runner import Runner
 
 if TYPE_CHECKING:
@@ -67,9 +68,6 @@ class RolloutRunner(Runner, ABC):
     :param clairvoyant: Allow `best_of` in environments with chance, where it chooses with hindsight: the same chance is
         met again and again. The result is an upper bound and no performance of the policy.
     :param starts: `first_action`: instead of samples, try every first action of an episode and continue greedily.
-    :param concurrency: Number of plays of `best_of` that are stepped at once; `None`: all, where the environment has a
-        vectorised simulation and no wrappers, and the policy acts on observations alone; 1: one after the other, with
-        other samples.
     """
 
     def __init__(
@@ -85,7 +83,6 @@ class RolloutRunner(Runner, ABC):
         best_of: int = 1,
         clairvoyant: bool = False,
         starts: str | None = None,
-        concurrency: int | None = None,
     ) -> None:
         self.env_timeout = checked_time_limit("runner.env_timeout", env_timeout)
         self.n_episodes = whole_number("runner.n_episodes", n_episodes, at_least=1)
@@ -95,7 +92,7 @@ class RolloutRunner(Runner, ABC):
         self.deterministic = deterministic
         self.record_actions = record_actions
         self.record_parquet = record_parquet
-        self.search = Search.checked(best_of, clairvoyant, starts, concurrency)
+        self.search = Search(best_of, clairvoyant, starts)
         if self.search.best_of > 1 and deterministic:
             raise ConfigError(
                 f"runner.best_of={best_of} chooses among samples of the policy, but runner.deterministic=true takes "
@@ -152,13 +149,13 @@ class RolloutRunner(Runner, ABC):
             wrappers_config = with_files_of(input_dir, wrappers_config, "wrappers")
             agent_config = with_files_of(input_dir, agent_config, "policy")
         try:
-            env: Any = _build_env(env_config)
+            env: Any = env_config if isinstance(env_config, MazeEnv) else EnvFactory(env_config)()
             env = WrapperFactory.wrap_from_config(env, wrappers_config or {})
             freeze_statistics(env)
-            _read_statistics_of_run(env, input_dir)
-            _warn_of_missing_normalization(env, input_dir)
+            if input_dir:
+                _use_statistics_of_run(env, input_dir)
             agent = build_policy(agent_config, {name: getattr(env, name) for name in SPACES})
-            trained_for: Any = getattr(agent, "spaces", None)
+            trained_for: Any = getattr(agent, "spaces", agent)
             if hasattr(trained_for, "require_same"):
                 trained_for.require_same(env, "policy")
         except CheckpointError as error:
@@ -216,9 +213,9 @@ class RolloutRunner(Runner, ABC):
         :param deterministic: Return deterministic (greedy) actions.
         :param returns: Gets the sum of the rewards of each episode.
         """
-        show = StepRenderer(env) if render else None
+        if render:
+            open_window(env)
         act = acting_in(env, agent, deterministic)
-        is_warned = False
         name, call, observation = "environment", "seed", {}
         try:
             for episode in range(n_episodes):
@@ -234,9 +231,9 @@ class RolloutRunner(Runner, ABC):
                     episode_end_callback()
                 done, n_steps, total = False, 0, 0.0
                 while not done:
-                    if show is not None:
+                    if render:
                         call = "render"
-                        show(env)
+                        draw_current_state(env)
                     actor = env.actor_id()
                     call = _ACTING
                     action = act(observation, actor)
@@ -246,14 +243,11 @@ class RolloutRunner(Runner, ABC):
                     total += reward
                     if n_steps % LONG_EPISODE == 0:
                         check_episode_ends(n_steps, name)
-                    if not (is_warned or abs(reward) < math.inf):
-                        is_warned = True
-                        warnings.warn(f"{Place.of(env, name)}: the reward is {reward}.", stacklevel=2)
                 if returns is not None:
                     returns.append(total)
-                if show is not None:
+                if render:
                     call = "render"
-                    show(env)
+                    draw_current_state(env)
             call = "reset"
             env.reset()
         except USER_CODE_ERRORS as error:
@@ -279,20 +273,17 @@ class RolloutRunner(Runner, ABC):
         best_of = search.best_of
         if best_of == 1 and not search.starts:
             return agent, episode_seeds
-        if not search.clairvoyant and _is_chancy(env):
-            raise ConfigError(
-                f"runner.best_of={best_of}: the environment is stochastic, so that the best of several plays of "
-                "the same seed is chosen with hindsight. Use policy=rollout to plan, or runner.clairvoyant=true for "
-                "the upper bound."
-            )
-        if search.concurrency != 1 and (plays := BestPlays.of(env, agent, episode_seeds, search)) is not None:
+        search.check_chance(env)
+        env.reset()  # all steps are left
+        batched = simulation_of(env)
+        if batched is not None and acts_in_batches(agent):
+            plays = BestPlays(batched, agent, episode_seeds, search)
             return plays, [(env_seed, number) for number, (env_seed, _) in enumerate(episode_seeds)]
         if search.starts:
             raise ConfigError(
                 "runner.starts: expected an environment with a vectorised simulation (a BatchedMazeEnv) without "
-                f"wrappers, a policy that acts on observations alone, and no runner.concurrency=1; found "
-                f"{type(env).__name__} and {type(agent).__name__}. Use runner.best_of, which has none of these "
-                "requirements."
+                f"wrappers, and a policy that acts on observations alone; found {type(env).__name__} and "
+                f"{type(agent).__name__}. Use runner.best_of, which has none of these requirements."
             )
         best = []
         for env_seed, agent_seed in episode_seeds:
@@ -348,35 +339,20 @@ def _failure(error: BaseException, call: str, env: Any, name: str, observation: 
     return type(error)(f"{place}: {error}") if named is error and error.args == (str(error),) else named
 
 
-def _build_env(config: Any) -> MazeEnv[Any]:
-    env: MazeEnv[Any] = config if isinstance(config, MazeEnv) else EnvFactory(config)()
-    return env
+def _use_statistics_of_run(env: Any, input_dir: str) -> None:
+    """Read normalization statistics of a run that leaves the name of their file to the default of the wrapper.
 
-
-def _is_chancy(env: Any) -> bool:
-    from maze.utils.env_checks.acting import has_chance
-
-    try:
-        return has_chance(env)
-    except (NotImplementedError, EnvironmentContractError):
-        return False  # its future cannot be replaced
-
-
-def _read_statistics_of_run(env: Any, input_dir: str) -> None:
-    """Read normalization statistics of a run that leaves the name of their file to the default of the wrapper."""
-    if not input_dir or not isinstance(env, ObservationNormalizationWrapper) or env.statistics_dump is None:
-        return
-    file = Path(input_dir, env.statistics_dump.name)
-    if env.statistics_dump.parent == Path.cwd() and env.names_to_estimate() and file.is_file():
-        env.load_statistics(file)
-
-
-def _warn_of_missing_normalization(env: Any, input_dir: str) -> None:
-    statistics = Path(input_dir, "statistics.pkl")
-    if input_dir and statistics.is_file() and not isinstance(env, ObservationNormalizationWrapper):
+    Warn of statistics without their wrapper.
+    """
+    if isinstance(env, ObservationNormalizationWrapper):
+        dump = env.statistics_dump
+        if dump is not None and dump.parent == Path.cwd() and env.names_to_estimate():
+            file = Path(input_dir, dump.name)
+            if file.is_file():
+                env.load_statistics(file)
+    elif Path(input_dir, "statistics.pkl").is_file():
         warnings.warn(
-            f"input_dir: {input_dir} holds normalization statistics ({statistics.name}), but the environment "
-            "normalizes no observations. Use the wrappers that the policy was trained with, for instance "
-            "wrappers=vector_obs.",
+            f"input_dir: {input_dir} holds normalization statistics (statistics.pkl), but the environment normalizes "
+            "no observations. Use the wrappers that the policy was trained with, for instance wrappers=vector_obs.",
             stacklevel=2,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from maze.console.runs import Progress
 from maze.core.annotations import override
 from maze.core.rollout.recording import EpisodeRecorder, RolloutReport, has_display, recorded
@@ -18,6 +20,7 @@ class SequentialRolloutRunner(RolloutRunner):
         `record_pages` takes its place.
     :param record_pages: Write each episode as a page for a browser into `episode_pages`. A number `k` draws every
         `k`-th step only.
+    :param rest: Further arguments of :class:`~maze.core.rollout.rollout_runner.RolloutRunner`.
     """
 
     def __init__(
@@ -27,30 +30,10 @@ class SequentialRolloutRunner(RolloutRunner):
         record_trajectory: bool,
         record_event_logs: bool,
         render: bool,
-        deterministic: bool = False,
-        record_actions: bool = False,
-        env_timeout: float | None = None,
         record_pages: bool | int = False,
-        record_parquet: bool = False,
-        best_of: int = 1,
-        clairvoyant: bool = False,
-        starts: str | None = None,
-        concurrency: int | None = None,
+        **rest: Any,
     ) -> None:
-        super().__init__(
-            n_episodes,
-            max_episode_steps,
-            record_trajectory,
-            record_event_logs,
-            deterministic,
-            record_actions,
-            env_timeout,
-            record_parquet,
-            best_of,
-            clairvoyant,
-            starts,
-            concurrency,
-        )
+        super().__init__(n_episodes, max_episode_steps, record_trajectory, record_event_logs, **rest)
         self.render = render
         self.record_pages = whole_number("runner.record_pages", int(record_pages), at_least=0)
         self._recorder: EpisodeRecorder | None = None

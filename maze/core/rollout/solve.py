@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -18,58 +19,62 @@ from maze.core.env.faults import LONG_EPISODE, Seeding, check_episode_ends
 from maze.core.env.instance_set import InstanceSource
 from maze.core.env.space_arrays import zeros
 from maze.core.env.structured_env import ActorID
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.rollout.batched_acting import acting_function, check_interrupt
 from maze.core.utils.config_utils import EnvFactory, whole_number, with_files_of
 from maze.core.utils.factory import ConfigType
 from maze.core.utils.import_guard import imports_guarded
-from maze.core.utils.stored_run import StoredRun
+from maze.core.utils.stored_config import StoredRun
 from maze.planning.branches import simulation_of
 from maze.planning.rollout_policy import candidate_actions
-from maze.utils.env_checks.acting import has_chance
+from maze.utils.check_env import has_chance
 
 FIRST_ACTION = "first_action"
 """Every action of the first decision is tried, and continued greedily (Kwon et al. 2020, POMO, NeurIPS 33)."""
 _MOST_STARTS = 4096
 _MOST_ROWS = 1024
-"""Number of simulations that :func:`solve` steps at once."""
+"""Number of simulations that are stepped at once."""
 
 Action = Mapping[str, np.ndarray]
 EpisodeSeeds = Sequence[tuple[int, int]]
 """One pair per episode: seed of the environment, seed of the agent."""
 
 
-class Search(NamedTuple):
+@dataclass(frozen=True)
+class Search:
     """What is tried before an episode is recorded as it went best.
 
     :param best_of: Number of sampled plays; 1: none is tried.
     :param clairvoyant: Allow it where there is chance.
     :param starts: `first_action`: every first action is tried instead, and continued greedily.
-    :param concurrency: Number of plays that are stepped at once; `None`: all, 1: one after the other.
+    :raises ConfigError: A value is out of its range.
     """
 
     best_of: int = 1
     clairvoyant: bool = False
     starts: str | None = None
-    concurrency: int | None = None
 
-    @classmethod
-    def checked(
-        cls, best_of: Any, clairvoyant: Any, starts: Any, concurrency: Any, key: str = "runner.best_of"
-    ) -> Search:
-        """Return the search of a configuration.
+    def __post_init__(self) -> None:
+        whole_number("best_of", self.best_of, at_least=1)
+        if self.starts not in (None, FIRST_ACTION):
+            raise ConfigError(f"starts: expected {FIRST_ACTION} or null, found {self.starts!r}.")
+        if self.starts and self.best_of > 1:
+            raise ConfigError(f"starts={self.starts} continues greedily; found it with {self.best_of} sampled plays.")
 
-        :param key: Key of `best_of`, for messages.
-        :raises ConfigError: A value is out of its range.
+    def check_chance(self, env: Any) -> None:
+        """Refuse to choose among plays with hindsight.
+
+        :raises ConfigError: There is chance in the environment, and `clairvoyant` is not set.
         """
-        best_of = whole_number(key, best_of, at_least=1)
-        if starts not in (None, FIRST_ACTION):
-            raise ConfigError(f"starts: expected {FIRST_ACTION} or null, found {starts!r}.")
-        if starts and best_of > 1:
-            raise ConfigError(f"starts={starts} continues every first action greedily; leave out {key}={best_of}.")
-        if concurrency is not None:
-            concurrency = whole_number("runner.concurrency", concurrency, at_least=1)
-        return cls(best_of, bool(clairvoyant), starts, concurrency)
+        if self.clairvoyant or (self.best_of == 1 and not self.starts):
+            return
+        with suppress(NotImplementedError, EnvironmentContractError):  # its future cannot be replaced
+            if has_chance(env):
+                raise ConfigError(
+                    f"best_of={self.best_of}: the environment is stochastic, so that the best of several plays of the "
+                    "same seed is chosen with hindsight. Use policy=rollout to plan, or clairvoyant=true for the upper "
+                    "bound."
+                )
 
 
 NO_SEARCH = Search()
@@ -118,7 +123,7 @@ def solve(
     :param trusted_packages: Packages whose classes the configuration of the run may name.
     :raises ConfigError: There are no instances, they do not fit, or environment or policy cannot act in batches.
     """
-    search = Search.checked(n_samples, clairvoyant, starts, None, "n_samples")
+    search = Search(n_samples, clairvoyant, starts)
     built = _environment(env, instances)
     built.reset()  # all steps are left
     batched = simulation_of(built)
@@ -138,11 +143,7 @@ def solve(
     n_instances = make(1).n_instances
     if not n_instances:
         raise ConfigError("solve: there are no instances; pass an instance set as `instances`.")
-    if (search.best_of > 1 or starts) and not search.clairvoyant and has_chance(built):
-        raise ConfigError(
-            f"n_samples={n_samples}: the environment is stochastic, so that the best of several plays is chosen "
-            "with hindsight. Use policy=rollout to plan, or clairvoyant=True for the upper bound."
-        )
+    search.check_chance(built)
     player = BatchPlayer(make, policy, batched[1])
     policy.seed(seed)
 
@@ -299,13 +300,6 @@ class BestPlays(Policy):
         self._policy, self._seeds, self._search = policy, seeds, search
         self._actions: list[Action] = []
 
-    @classmethod
-    def of(cls, env: Any, policy: Policy, seeds: EpisodeSeeds, search: Search) -> BestPlays | None:
-        """Return the policy for an environment; `None`: environment or policy cannot act in batches."""
-        env.reset()  # all steps are left
-        batched = simulation_of(env)
-        return cls(batched, policy, seeds, search) if batched is not None and acts_in_batches(policy) else None
-
     @override(Policy)
     def seed(self, seed: int) -> None:
         env_seed, agent_seed = self._seeds[seed]
@@ -316,10 +310,12 @@ class BestPlays(Policy):
             simulation.begin(rows)
 
         self._policy.seed(agent_seed)
-        n_plays, size = self._search.best_of, self._search.concurrency or self._search.best_of
+        n_plays = self._search.best_of
         tried = [
-            self._player.best(begin, np.zeros(1, np.int64), min(size, n_plays - first), False, self._search.starts)[0]
-            for first in range(0, n_plays, size)
+            self._player.best(
+                begin, np.zeros(1, np.int64), min(_MOST_ROWS, n_plays - first), False, self._search.starts
+            )[0]
+            for first in range(0, n_plays, _MOST_ROWS)
         ]
         found = max(tried, key=lambda play: play.total_reward)
         self._actions = list(reversed(found.actions))

@@ -9,8 +9,6 @@ from __future__ import annotations
 import io
 import struct
 import sys
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -19,7 +17,7 @@ import torch
 from torch import Tensor
 
 from maze.core.errors import CheckpointError
-from maze.core.utils.files import has_checksum, verify_checksum, write_with_checksum
+from maze.core.utils.files import ZIP_ERRORS, verify_checksum, write_with_checksum, zip_entries
 from maze.core.utils.pickle_reader import Rule, read_first_pickle, read_pickle, refuse
 from maze.core.utils.pickle_rules import plain_rules, torch_rules
 
@@ -192,26 +190,16 @@ def _read(path: Path) -> bytearray:
 def _verified_records(content: bytearray, name: str) -> dict[str, memoryview]:
     """Return the entries of a checkpoint's archive, without their common folder, after comparing checksums."""
     expected = "expected a checkpoint written by torch.save"
-    if not content:
-        raise CheckpointError(f"{name} is empty; {expected}.")
     if not content.startswith(b"PK"):
         kind = "an HTML page" if content.lstrip()[:1] == b"<" else f"{len(content)} bytes of something else"
         raise CheckpointError(f"{name} is {kind}; {expected}.")
     verify_checksum(content, name)
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            entries, comment = archive.infolist(), archive.comment
-        if comment and not has_checksum(content):
-            raise ValueError("its checksum is damaged")
-        records = {entry.filename: _record(content, entry) for entry in entries}
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, OSError, struct.error) as error:
+        records = zip_entries(content)
+    except ZIP_ERRORS as error:
         raise CheckpointError(f"{name} is damaged or was cut off ({_first_line(error)}); {expected}.") from error
-    if not has_checksum(content):
-        for entry in entries:
-            if zlib.crc32(records[entry.filename]) != entry.CRC:
-                raise CheckpointError(f"{name} is damaged: the checksum of its part `{entry.filename}` is wrong.")
     pickles = [entry for entry in records if entry.endswith("/data.pkl")]
-    if len(pickles) != 1 or len(records) != len(entries):
+    if len(pickles) != 1:
         raise CheckpointError(
             f"{name} is a zip archive of something else (it holds {_listing(list(records))}); {expected}."
         )
@@ -219,22 +207,6 @@ def _verified_records(content: bytearray, name: str) -> dict[str, memoryview]:
     if records.get(f"{folder}byteorder", b"") not in (b"", sys.byteorder.encode()):
         raise CheckpointError(f"{name} was written on a machine with another byte order.")
     return {entry.removeprefix(folder): record for entry, record in records.items()}
-
-
-_LOCAL_HEADER = struct.Struct("<4s5H3L2H")
-_ENCRYPTED, _FOLDER = 0x1, 0x10
-
-
-def _record(content: bytearray, entry: zipfile.ZipInfo) -> memoryview:
-    """Return the content of an entry, which `torch.save` stores uncompressed: no entry is larger than the file."""
-    *_, n_name, n_extra = _LOCAL_HEADER.unpack_from(content, entry.header_offset)
-    start = entry.header_offset + _LOCAL_HEADER.size + n_name + n_extra
-    is_plain = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size
-    if not is_plain or entry.flag_bits & _ENCRYPTED or entry.external_attr & _FOLDER:
-        raise ValueError(f"its part `{entry.filename}` is compressed, encrypted or a folder")
-    if start + entry.file_size > len(content):
-        raise ValueError(f"its part `{entry.filename}` is cut off")
-    return memoryview(content)[start : start + entry.file_size]
 
 
 def _flatten(state: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -13,13 +13,10 @@ from typing import Any
 from maze.core.utils.factory import TARGET_KEY
 from maze.core.utils.targets import path_of
 
-SOURCE_KEY = "_source_"
-"""Key of the definition of a function without an importable name."""
-
 LAYERS_KEY = "_layers_"
 """Key of the printed layers of a network."""
 
-_SIMPLE = (numbers.Number, str, Path, type)
+_SIMPLE = (numbers.Number, str, Path)
 _MAX_DEPTH = 6
 """Largest depth of the description of an object; containers of the configuration have no limit."""
 _MAX_ITEMS = 50
@@ -47,8 +44,12 @@ def describe(value: Any) -> Any:
 
 
 def _described(value: Any, depth: int, parents: tuple[int, ...]) -> Any:
+    if isinstance(value, type):
+        return path_of(value)
     if value is None or isinstance(value, _SIMPLE):
-        return _simple(value)
+        plain: Any = value
+        plain = plain.item() if hasattr(plain, "item") else plain  # numbers of NumPy are subclasses of Python's
+        return plain if plain is None or isinstance(plain, int | float | str) else str(plain)
     if depth == 0 or id(value) in parents:
         return f"<{path_of(type(value))}>"
     inner = (*parents, id(value))
@@ -65,10 +66,8 @@ def _target_and_arguments(value: Any) -> dict[str, Any]:
     if isinstance(value, functools.partial):
         arguments = {"_args_": list(value.args)} if value.args else {}
         return {**_target_and_arguments(value.func), "_partial_": True, **arguments, **value.keywords}
-    if isinstance(value, str):
-        return {TARGET_KEY: value}
     if inspect.isroutine(value):
-        return {TARGET_KEY: path_of(value), **_source(value)}
+        return {TARGET_KEY: path_of(value)}
     if dataclasses.is_dataclass(value):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
         return {TARGET_KEY: path_of(type(value)), **fields}
@@ -102,23 +101,7 @@ def _is_space(value: Any) -> bool:
     return any(base.__name__ == "Space" for base in type(sample).__mro__)
 
 
-def _source(function: Any) -> dict[str, str]:
-    code = getattr(function, "__code__", None)
-    is_importable = "<" not in function.__qualname__
-    if code is None or is_importable:
-        return {}
-    return {SOURCE_KEY: f"{code.co_filename}:{code.co_firstlineno}"}
-
-
 def _key(key: Any) -> Any:
     if isinstance(key, str | int | float | bool):
         return key
     return path_of(key) if isinstance(key, type) else str(key)
-
-
-def _simple(value: Any) -> Any:
-    """Return numbers, texts and names of classes as plain values."""
-    if isinstance(value, type):
-        return path_of(value)
-    plain = value.item() if hasattr(value, "item") else value  # numbers of NumPy are subclasses of Python's
-    return plain if plain is None or isinstance(plain, int | float | str) else str(plain)

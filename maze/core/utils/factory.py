@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import inspect
 import re
@@ -109,8 +108,10 @@ class Factory(Generic[BaseType]):
         positional = arguments.pop("_args_", ())
         is_partial = arguments.pop("_partial_", False)
         function = self._resolve(target, config_path)
-        if isinstance(function, type) and not is_partial and not _shows_another_class(function):
-            self._check_class(function, str(target), config_path)
+        # a wrapper overrides `__class__`: then only the built object can be checked
+        is_plain = isinstance(function, type) and not any("__class__" in vars(base) for base in function.__mro__[:-1])
+        if is_plain and not is_partial:
+            self._check_class(cast(type, function), str(target), config_path)
 
         arguments = {
             k: _built(v, takes_configuration(function, k), _join(config_path, k)) for k, v in arguments.items()
@@ -201,11 +202,6 @@ def _argument_faults(signature: inspect.Signature, positional: Sequence[Any], ar
     return faults
 
 
-def _shows_another_class(klass: type) -> bool:
-    """Return whether the class overrides `__class__`, as wrappers do: then only the built object can be checked."""
-    return any("__class__" in vars(base) for base in klass.__mro__[:-1])
-
-
 def _items(config: Any, config_path: str) -> list[tuple[Any, Any]]:
     config = plain_container(config, config_path)
     if config is None:
@@ -225,10 +221,12 @@ def _prefix(config_path: str) -> str:
     return f"{config_path}: " if config_path else ""
 
 
-_CONFIGURATIONS = frozenset({"ConfigType", "CollectionOfConfigType", "DictConfig", "ListConfig"})
-_MAPPINGS = frozenset({"dict", "Dict", "Mapping", "MutableMapping"})
-_MODULES = re.compile(r"^(typing|collections\.abc|omegaconf(\.\w+)?)\.")
-_CONTAINERS = frozenset({"Union", "Optional", "list", "List", "tuple", "Tuple", "Sequence", "Iterable", "Collection"})
+_CONFIGURATION = re.compile(
+    r"(?<![\w.])(typing\.|collections\.abc\.|omegaconf\.(\w+\.)?)?"
+    r"(ConfigType|CollectionOfConfigType|DictConfig|ListConfig"
+    r"|(dict|Dict|Mapping|MutableMapping)((?!\[)|\[[^\[\]]*\bAny\]))(?!\w)"
+)
+"""Types of configurations in an annotation; a dictionary of objects needs them built."""
 
 
 def takes_configuration(function: Callable[..., Any], name: str) -> bool:
@@ -243,26 +241,7 @@ def takes_configuration(function: Callable[..., Any], name: str) -> bool:
     annotations = getattr(called, "__annotations__", {})
     annotation = annotations.get(name if name in annotations else _name_of_keyword_rest(called))
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-    try:
-        return _is_configuration(ast.parse(text, mode="eval").body)
-    except SyntaxError:  # no type
-        return False
-
-
-def _is_configuration(hint: ast.expr) -> bool:
-    if isinstance(hint, ast.BinOp):
-        return _is_configuration(hint.left) or _is_configuration(hint.right)
-    if not isinstance(hint, ast.Subscript):
-        return _name(hint) in _CONFIGURATIONS | _MAPPINGS
-    arguments = hint.slice.elts if isinstance(hint.slice, ast.Tuple) else [hint.slice]
-    if _name(hint.value) in _MAPPINGS:
-        # a dictionary of objects needs them built; one of `Any` or of configurations does not
-        return _name(arguments[-1]) == "Any" or _is_configuration(arguments[-1])
-    return _name(hint.value) in _CONTAINERS and any(map(_is_configuration, arguments))
-
-
-def _name(hint: ast.expr) -> str:
-    return _MODULES.sub("", ast.unparse(hint))
+    return _CONFIGURATION.search(text.partition("Callable[")[0]) is not None
 
 
 def _name_of_keyword_rest(function: Callable[..., Any]) -> str | None:

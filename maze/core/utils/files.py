@@ -11,6 +11,7 @@ import re
 import struct
 import tempfile
 import time
+import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -143,6 +144,39 @@ def verify_checksum(content: bytes | bytearray, name: str) -> memoryview:
 def has_checksum(content: bytes | bytearray) -> bool:
     """Return whether a pickle or an archive ends with a checksum; :func:`verify_checksum` compares it."""
     return _CHECKSUM.fullmatch(memoryview(content)[-_CHECKSUM_SIZE:]) is not None
+
+
+_LOCAL_HEADER = struct.Struct("<4s5H3L2H")
+_ENCRYPTED, _FOLDER = 0x1, 0x10
+ZIP_ERRORS = (zipfile.BadZipFile, ArithmeticError, EOFError, OSError, RuntimeError, ValueError, struct.error)
+"""Errors of :func:`zip_entries`."""
+
+
+def zip_entries(content: bytes | bytearray) -> dict[str, memoryview]:
+    """Return the entries of a zip archive by name, as views of the content.
+
+    :param content: All bytes of an archive without compression.
+    :raises ValueError: An entry is compressed, encrypted, a folder, damaged, or has the name of another one; or they
+        claim more bytes than the content has. Damaged archives raise any of :data:`ZIP_ERRORS`.
+    """
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        entries = archive.infolist()
+    found: dict[str, memoryview] = {}
+    n_left = len(content)
+    for entry in entries:
+        name, size = f"its part `{entry.filename}`", entry.file_size
+        if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & _ENCRYPTED or entry.external_attr & _FOLDER:
+            raise ValueError(f"{name} is compressed or encrypted, or a folder")
+        *_, n_name, n_extra = _LOCAL_HEADER.unpack_from(content, entry.header_offset)
+        start = entry.header_offset + _LOCAL_HEADER.size + n_name + n_extra
+        n_left -= size
+        if start + size > len(content) or n_left < 0:
+            raise ValueError(f"{name} and those before it claim more bytes than the file has")
+        record = memoryview(content)[start : start + size]
+        if zlib.crc32(record) != entry.CRC or entry.filename in found:
+            raise ValueError(f"the checksum of {name} is wrong, or there are two of them")
+        found[entry.filename] = record
+    return found
 
 
 def json_with_checksum(text: bytes) -> bytes:

@@ -1,8 +1,29 @@
-"""Running statistics."""
+"""Running statistics, and the tail of a distribution."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any, TypeVar
+
 import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+ArrayType = TypeVar("ArrayType", np.ndarray, "torch.Tensor")
+
+
+def tail_values(values: ArrayType, quantile: Any, level: float) -> ArrayType:
+    """Return `min(values - q, 0) / level`: their mean plus `q` is the CVaR if `q` is the quantile of the level, and a
+    lower bound of the CVaR otherwise (Rockafellar and Uryasev 2000).
+
+    CVaR is the mean of the smallest share `level` of the values.
+
+    :param values: An array or a tensor of any shape.
+    :param quantile: A number, or an array that broadcasts with the values.
+    :param level: Above 0, up to 1.
+    """
+    tail: ArrayType = (values - quantile).clip(max=0.0) / level
+    return tail
 
 
 class CumulativeMovingMeanStd:

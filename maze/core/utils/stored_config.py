@@ -1,4 +1,4 @@
-"""Stored configurations of earlier runs, which may come from untrusted sources.
+"""Stored configurations of earlier runs, which may come from untrusted sources, and the packages that the user trusts.
 
 Building a configuration imports and calls the names in it. Only classes of known kinds are built from a stored one.
 Each text is checked by its effect: Maze imports modules for `_target_`, for entries of `import`, for texts
@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import datetime
-from functools import cache
+from functools import cache, cached_property
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -30,7 +33,8 @@ except ImportError:  # PyYAML without libyaml
 
 from maze.core.errors import CheckpointError
 from maze.core.utils.factory import TARGET_KEY
-from maze.core.utils.import_guard import NEVER_WHOLE, trust_hint
+from maze.core.utils.files import read_json_object, write_whole
+from maze.core.utils.import_guard import NEVER_WHOLE, current_guard, trust_hint
 from maze.core.utils.targets import is_file_name, is_module_name
 
 # fmt: off
@@ -73,7 +77,6 @@ _FUNCTIONS = frozenset({
 _LIBRARIES = ("gymnasium", "maze", "maze_envs", "torch")
 _REGISTERS_ENVIRONMENTS = frozenset({"ale_py"})
 """Packages that configurations may import, because they register environments."""
-_IMPORTED_ON_DEMAND = ("maze", "maze_envs")
 _TORCH_MODULES = ("torch.nn.modules.", "torch.optim.")
 
 _SPACE = re.compile(r"(gym|gymnasium)\.spaces\.\w+")
@@ -133,7 +136,9 @@ def refuse_foreign_targets(
         looked_for.add(package)
         if len(looked_for) > _MOST_NAMED:
             raise CheckpointError(f"{path} names more than {_MOST_NAMED} different packages.")
-        return _can_be_imported(package)
+        return (
+            is_importable(package) or PathFinder.find_spec(package, [""]) is not None
+        )  # also in the working directory
 
     for text in texts_of(config, section):
         reason = _objection(text, trusted, can_be_imported)
@@ -243,8 +248,9 @@ class StoredConfig:
     """
 
     def __init__(self, plain: dict[Any, Any], path: Path) -> None:
-        self.plain = plain
-        self.path = path
+        self.plain, self.path = plain, path
+        self._n_left = self._length_left = 0  # values and characters
+        self._open: set[_Key] = set()
 
     def value(self, key: str = "") -> Any:
         """Return a part of the configuration with resolved interpolations; `None`: there is none.
@@ -252,23 +258,15 @@ class StoredConfig:
         :param key: Names separated by dots; empty: the whole configuration.
         :raises CheckpointError: It refers to a missing value, to itself, or exceeds the bounds.
         """
+        self._n_left, self._length_left, self._open = _MOST_VALUES, _LONGEST_RESOLVED, set()
         try:
-            return _Resolution(self).select(key.split(".") if key else [], default=None)
+            return self._select(key.split(".") if key else [], default=None)
         except (yaml.YAMLError, ValueError) as error:  # in a default or a format of an interpolation
             raise CheckpointError(f"{self.path}: {key} cannot be resolved ({error}).") from error
 
-
-class _Resolution:
-    """Resolution of one part of a configuration, which counts values and characters."""
-
-    def __init__(self, config: StoredConfig) -> None:
-        self._root, self._path = config.plain, config.path
-        self._n_left, self._length_left = _MOST_VALUES, _LONGEST_RESOLVED
-        self._open: set[_Key] = set()
-
-    def select(self, names: Sequence[Any], default: Any = _NOTHING) -> Any:
+    def _select(self, names: Sequence[Any], default: Any = _NOTHING) -> Any:
         """Return the resolved value at a path of names."""
-        node: Any = self._root
+        node: Any = self.plain
         key: _Key = ()
         for name in names:
             if isinstance(node, str) and "${" in node:
@@ -322,17 +320,15 @@ class _Resolution:
         n_up = len(reference) - len(reference.lstrip("."))
         names = [*(key[:-n_up] if n_up else ()), *re.findall(r"[^.\[\]'\"]+", reference)]
         if resolver == "oc.select":
-            return self.select(names, yaml.load(default, _Loader) if comma else None)
-        value = self.select(names)
-        return (
-            list(value if resolver == "oc.dict.keys" else value.values())
-            if colon and isinstance(value, dict)
-            else value
-        )
+            return self._select(names, yaml.load(default, _Loader) if comma else None)
+        value = self._select(names)
+        if colon and isinstance(value, dict):
+            return list(value if resolver == "oc.dict.keys" else value.values())
+        return value
 
     def _error(self, key: _Key | str, what: str) -> CheckpointError:
         name = key if isinstance(key, str) else ".".join(map(str, key))
-        return CheckpointError(f"{self._path}: {name[:200] or 'it'} {what}.")
+        return CheckpointError(f"{self.path}: {name[:200] or 'it'} {what}.")
 
 
 def texts_of(node: Any, key: str = "", use: str = "") -> Iterator[StoredText]:
@@ -420,10 +416,8 @@ def _find(path: str) -> Any:
 
 def _module(name: str) -> ModuleType | None:
     found = sys.modules.get(name)
-    is_imported_on_demand = name.partition(".")[0] not in _LIBRARIES or name.startswith(
-        tuple(f"{package}." for package in _IMPORTED_ON_DEMAND)
-    )
-    if found is None and is_imported_on_demand and not name.endswith("__main__"):
+    is_of_user = name.partition(".")[0] not in _LIBRARIES
+    if found is None and (is_of_user or name.startswith(("maze.", "maze_envs."))) and not name.endswith("__main__"):
         try:
             return importlib.import_module(name)
         except ImportError:
@@ -459,6 +453,162 @@ def is_importable(package: str) -> bool:
         return False
 
 
-def _can_be_imported(package: str) -> bool:
-    """Return whether a text may name a module that is installed or in the working directory."""
-    return is_importable(package) or PathFinder.find_spec(package, [""]) is not None
+# -- runs -------------------------------------------------------------------------------------------------------------
+
+STORED_CONFIG = Path(".hydra") / "config.yaml"
+_CHOICES = Path(".hydra") / "hydra.yaml"
+SPACES_FILE = "spaces_config.pkl"
+
+
+class DeployedParts(NamedTuple):
+    """Configurations of a run's parts; file names in them are relative to the run directory."""
+
+    env: Any
+    wrappers: Any
+    policy: Any
+
+
+class StoredRun:
+    """Reader of the configuration of a run, which builds nothing.
+
+    The results of :meth:`sections` may be built in the context
+    :func:`~maze.core.utils.import_guard.imports_guarded`.
+
+    :param directory: The run directory.
+    :param trusted_packages: Packages whose classes and functions the configuration may name, in addition to those that
+        are trusted in the working directory.
+    """
+
+    def __init__(self, directory: str | Path, trusted_packages: Sequence[str] = ()) -> None:
+        self.directory = Path(directory)
+        self.path = self.directory / STORED_CONFIG
+        self.trusted_packages = (*trusted_packages, *trusted_here())
+
+    @cached_property
+    def config(self) -> StoredConfig:
+        """The whole configuration.
+
+        :raises CheckpointError: It cannot be read.
+        """
+        return read_stored_config(self.path, "Name the model the policy was trained with: model=<option>.")
+
+    def sections(self, names: Sequence[str], refer: str = "{0}=<option>") -> dict[str, Any]:
+        """Return checked parts of the configuration as plain containers, which may be built.
+
+        :param names: Their keys; missing ones are left out.
+        :param refer: The option that replaces a section, with `{0}` for its key.
+        :raises CheckpointError: The configuration cannot be read, or names code that is not trusted.
+        """
+        found = {}
+        for name in names:
+            way_out = f"name the {name} yourself, {refer.format(name)}"
+            try:
+                value = self.config.value(name)
+            except CheckpointError as error:
+                raise CheckpointError(f"{error} Otherwise {way_out}.") from error
+            if value is None:
+                continue
+            refuse_foreign_targets(value, self.path, self.trusted_packages, way_out, name)
+            if (guard := current_guard()) is not None:
+                texts = ((f"{self.path}: {text.key}", text.value) for text in texts_of(value, name))
+                guard.watch(self.directory, texts, self.trusted_packages)
+            found[name] = value
+        return found
+
+    def deployed(self, device: str, state_dict_file: str) -> DeployedParts:
+        """Return the configurations of environment, wrappers and policy.
+
+        :param device: Device of the networks.
+        :param state_dict_file: File of the weights.
+        :raises CheckpointError: It is not a directory of a training run, or its configuration cannot be used.
+        """
+        for name in (str(STORED_CONFIG), state_dict_file, SPACES_FILE):
+            if not (self.directory / name).is_file():
+                raise CheckpointError(
+                    f"{self.directory} is not the directory of a training run: there is no {name} in it. Runs of "
+                    f"`maze-run -cn conf_train` write it."
+                )
+        parts = self.sections(("env", "wrappers", "model"))
+        for key in ("env", "model"):
+            if not parts.get(key):
+                raise CheckpointError(
+                    f"{self.path} is not the configuration of a training run: there is no `{key}` in it."
+                )
+        policy = {
+            "_target_": "maze.core.agent.serialized_torch_policy.SerializedTorchPolicy",
+            "model": parts["model"],
+            "state_dict_file": state_dict_file,
+            "spaces_dict_file": SPACES_FILE,
+            "device": device,
+        }
+        return DeployedParts(parts["env"], parts.get("wrappers"), policy)
+
+
+def read_plain_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML file of a run as plain containers, without resolving references; empty if it holds no mapping."""
+    try:
+        content = read_yaml(path)
+    except CheckpointError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def chosen_options(directory: Path) -> dict[str, Any]:
+    """Return the option of each group that a run was started with, as far as known."""
+    found: Any = read_plain_yaml(directory / _CHOICES)
+    for key in ("hydra", "runtime", "choices"):
+        found = found.get(key) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+# -- trusted packages --------------------------------------------------------------------------------------------------
+
+_NAMED: ContextVar[tuple[str, ...]] = ContextVar("maze_trusted_packages", default=())
+
+
+@contextmanager
+def trusting(packages: Sequence[str]) -> Iterator[None]:
+    """Return a context in which stored configurations may name classes and functions of packages.
+
+    :param packages: The packages.
+    """
+    token = _NAMED.set((*_NAMED.get(), *packages))
+    try:
+        yield
+    finally:
+        _NAMED.reset(token)
+
+
+def trusted_here() -> tuple[str, ...]:
+    """Return the packages that are trusted in this context, or stored for the working directory."""
+    return (*_NAMED.get(), *remembered(Path.cwd()))
+
+
+def remembered(directory: Path) -> tuple[str, ...]:
+    """Return the packages that are stored as trusted for a directory.
+
+    They are stored in the user's configuration, not in the directory, whose files may come from others.
+
+    :param directory: The working directory.
+    """
+    packages = read_json_object(memory_file()).get(str(directory.resolve()))
+    return tuple(str(package) for package in packages) if isinstance(packages, list) else ()
+
+
+def remember(directory: Path, packages: Sequence[str]) -> Path:
+    """Store packages as trusted for a working directory.
+
+    :param directory: The directory.
+    :param packages: The packages, in addition to the stored ones.
+    :return: The file that holds them.
+    """
+    file = memory_file()
+    known = {**read_json_object(file), str(directory.resolve()): sorted({*remembered(directory), *packages})}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, json.dumps(known, indent=2) + "\n")
+    return file
+
+
+def memory_file() -> Path:
+    """Return the file with the trusted packages of each directory."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "maze" / "trusted.json"

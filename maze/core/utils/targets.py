@@ -73,12 +73,17 @@ def locate(path: str, where: str = "") -> Any:
     found: Any = module
     for index, name in enumerate(parts[depth:], depth):
         if not hasattr(found, name):
-            parent = ".".join(parts[:index])
-            raise ConfigImportError(
-                f"{_prefix(where)}`{path}` does not exist: `{parent}` has no `{name}`.{_similar(name, found, parent)}"
-            )
+            parent, members = ".".join(parts[:index]), [each for each in dir(found) if not each.startswith("_")]
+            if isinstance(found, ModuleType) and hasattr(found, "__path__"):
+                members += [each.name for each in pkgutil.iter_modules(found.__path__)]
+            hint = did_you_mean(name, members, f"{parent}.{{}}")
+            raise ConfigImportError(f"{_prefix(where)}`{path}` does not exist: `{parent}` has no `{name}`.{hint}")
         found = getattr(found, name)
-    refuse_forbidden_object(found, path, where)
+    if isinstance(found, ModuleType):
+        raise ConfigError(f"{_prefix(where)}`{path}` is a module; name a class or function in it.")
+    own_name = getattr(found, "__qualname__", getattr(found, "__name__", ""))
+    if isinstance(own_module := getattr(found, "__module__", None), str):  # found under any path
+        refuse_forbidden_path(f"{own_module}.{own_name}", f"{_prefix(where)}`{path}`")
     return found
 
 
@@ -89,18 +94,13 @@ def path_of(named: Any) -> str:
     """
     module = getattr(named, "__module__", None) or "builtins"
     if module == "__main__":
-        module = _name_of_script() or module
+        main = sys.modules["__main__"]
+        spec, stem = getattr(main, "__spec__", None), Path(getattr(main, "__file__", "") or "").stem
+        if spec is not None:  # python -m
+            module = str(spec.name)
+        elif stem.isidentifier():  # a notebook or a console has none
+            module = stem
     return f"{module}.{getattr(named, '__qualname__', type(named).__name__)}"
-
-
-def _name_of_script() -> str | None:
-    """Return the module name of the running script; `None`: a notebook or a console has none."""
-    main = sys.modules["__main__"]
-    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-    if spec is not None:  # python -m
-        return str(spec.name)
-    stem = "" if file is None else Path(file).stem
-    return stem if stem.isidentifier() else None
 
 
 def refuse_forbidden_path(path: str, where: str = "") -> None:
@@ -113,24 +113,6 @@ def refuse_forbidden_path(path: str, where: str = "") -> None:
     is_module_forbidden = path.split(".", maxsplit=1)[0] in _FORBIDDEN_MODULES
     if is_module_forbidden or any(path == p or path.startswith(f"{p}.") for p in _FORBIDDEN_PATHS):
         raise ConfigError(f"{_prefix(where)}`{path}` is refused: configurations may not name it.")
-
-
-def refuse_forbidden_object(found: Any, path: str, where: str = "") -> None:
-    """Refuse such targets by the object, found under any path.
-
-    :raises ConfigError: The object is one of them, or a module.
-    """
-    module = getattr(found, "__module__", None)
-    name = getattr(found, "__qualname__", getattr(found, "__name__", ""))
-    if isinstance(found, ModuleType):
-        raise ConfigError(f"{_prefix(where)}`{path}` is a module; name a class or function in it.")
-    if isinstance(module, str):
-        try:
-            refuse_forbidden_path(f"{module}.{name}")
-        except ConfigError:
-            raise ConfigError(
-                f"{_prefix(where)}`{path}` is refused: it is `{module}.{name}`, which configurations may not name."
-            ) from None
 
 
 def _import_deepest_module(parts: list[str], path: str, where: str) -> tuple[ModuleType, int]:
@@ -153,13 +135,6 @@ def _import_deepest_module(parts: list[str], path: str, where: str) -> tuple[Mod
     raise ConfigImportError(
         f"{_prefix(where)}there is no package `{parts[0]}` to find `{path}` in. Is it installed or on PYTHONPATH?{hint}"
     )
-
-
-def _similar(name: str, container: Any, parent: str) -> str:
-    candidates = [member for member in dir(container) if not member.startswith("_")]
-    if isinstance(container, ModuleType) and hasattr(container, "__path__"):
-        candidates += [module.name for module in pkgutil.iter_modules(container.__path__)]
-    return did_you_mean(name, candidates, f"{parent}.{{}}")
 
 
 def _prefix(where: str) -> str:

@@ -23,7 +23,6 @@ MEANINGS = {
     LEARNING: "everything else: values, losses, gradients, the optimizer",
 }
 """The parts of an update, which do not overlap."""
-_REMARK = "This was the first update, which includes set-up."
 PROFILE_FILE = "profile.txt"
 """Name of the profile in the run directory."""
 
@@ -104,28 +103,20 @@ class UpdateProfile:
 
         :param number: Number of the update in the run, from 1.
         """
+        global _running  # noqa: PLW0603  # all code of this process is profiled
         self._n_updates += 1
-        with _counted() as parts:
+        _running = parts = Parts()
+        try:
             yield
-        write_whole(self._file, _table(parts, number) + ("" if self.is_done else f"\n{_REMARK}\n"))
-
-
-@contextmanager
-def _counted() -> Iterator[Parts]:
-    global _running  # noqa: PLW0603  # all code of this process is profiled
-    _running = parts = Parts()
-    try:
-        yield parts
-    finally:
-        _running = None
-        parts.leave()
-
-
-def _table(parts: Parts, number: int) -> str:
-    total = sum(parts.seconds.values())
-    lines = [f"Time of update {number} in the learning process: {total * 1e3:,.1f} ms", ""]
-    for part, meaning in MEANINGS.items():
-        seconds, calls = parts.seconds[part], parts.calls[part]
-        times = "" if part == LEARNING else f"{calls:,} times"
-        lines.append(f"{part:<12}{seconds * 1e3:>12,.1f} ms{seconds / total:>7.1%}{times:>16}   {meaning}")
-    return "\n".join(lines) + "\n"
+        finally:
+            _running = None
+            parts.leave()
+        total = sum(parts.seconds.values())
+        lines = [f"Time of update {number} in the learning process: {total * 1e3:,.1f} ms", ""]
+        for part, meaning in MEANINGS.items():
+            seconds = parts.seconds[part]
+            times = "" if part == LEARNING else f"{parts.calls[part]:,} times"
+            lines.append(f"{part:<12}{seconds * 1e3:>12,.1f} ms{seconds / total:>7.1%}{times:>16}   {meaning}")
+        if not self.is_done:
+            lines += ["", "This was the first update, which includes set-up."]
+        write_whole(self._file, "\n".join(lines) + "\n")

@@ -294,7 +294,7 @@ class ProcessPool(TaskPool):
     :param n_actors: Number of processes.
     :param start_method: `forkserver`, `spawn` or `fork`; `None`: `forkserver` if available.
     :param rows: The environments of each worker among all, for messages; empty: they are not numbered.
-    :param timeout: Seconds that :meth:`call` may take; `None`: no limit.
+    :param timeout: Seconds that :meth:`finished` may wait; `None`: no limit.
     :param n_slots: Number of stored arrays of each size; calls that use earlier ones must be completed.
     :param in_background: Whether workers send results in a thread and work on while they are not received.
     :param modules: Modules that the fork server imports once for all workers.
@@ -320,9 +320,13 @@ class ProcessPool(TaskPool):
         self.workers: list[Worker] = []
         self._finalizer = Finalize(self, _end_workers, args=(self.workers,), exitpriority=10)
         self._timeout, self._n_slots, self._in_background = timeout, n_slots, in_background
-        self._noun, self._item, self._call = noun, item, ""
+        self._noun, self._item = noun, item
         self._n_stored = Counter[int]()
-        self._memory: dict[int, SharedMemory] = {}
+        self.memory: dict[int, SharedMemory] = {}
+        """Shared memory of the stored arrays by their size."""
+        self._short_calls = {
+            method: [Task(index, "", method, ()) for index in range(n_actors)] for method in messages.SHORT_CALLS
+        }
         context = process_context(start_method, [messages.__name__, *modules])
         try:
             for of_worker in rows or [slice(0, 0)] * n_actors:
@@ -350,94 +354,79 @@ class ProcessPool(TaskPool):
         theirs.close()
         return Worker(index, rows, process, Channel(ours), deque())
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the workers are running."""
-        return bool(self._finalizer.still_active())
-
     @override(TaskPool)
     def host(self, name: str, maker: Maker, n_hosts: int | None = None, fd: int | None = None) -> None:
-        makers = [(name, pickled(maker(index, 0), "env: it")) for index in range(self.n_actors)]
-        self._call_each("", "host", makers, fd, "building the environments")
+        makers = [pickled(maker(index, 0), "env: it") for index in range(self.n_actors)]
+        tasks = [self.submit(index, "", "host", name, make, fd=fd) for index, make in enumerate(makers)]
+        self.finished(tasks, len(tasks))
 
     @override(TaskPool)
     @timed(TRANSFER)
     def put(self, value: Any) -> Stored:
         n_bytes = value.nbytes
-        if n_bytes not in self._memory:
-            memory = self._memory[n_bytes] = map_memory(n_bytes * self._n_slots)
-            content = messages.dumps(("", "receive", (n_bytes, self._n_slots), True))
-            for worker in self.workers:
-                self._send(worker, messages.TELL, content, memory.fd)
+        if n_bytes not in self.memory:
+            memory = self.memory[n_bytes] = map_memory(n_bytes * self._n_slots)
+            for index in range(self.n_actors):
+                self.submit(index, "", "receive", n_bytes, self._n_slots, fd=memory.fd)
         stored = Stored(self._n_stored[n_bytes] % self._n_slots, value.shape, value.dtype.str)
-        stored.of(self._memory)[...] = value
+        stored.of(self.memory)[...] = value
         self._n_stored[n_bytes] += 1
         return stored
 
     @override(TaskPool)
-    def submit(self, actor: int, name: str, method: str, *arguments: Any) -> Task:
-        self._check_open()
+    def submit(self, actor: int, name: str, method: str, *arguments: Any, fd: int | None = None) -> Task:
+        """Submit a call; see :meth:`TaskPool.submit`.
+
+        :param fd: A file descriptor that is the last argument.
+        """
         task = Task(actor, name, method, arguments)
-        content = messages.dumps((name, method, arguments, False))
+        self._send(task, messages.CALL, messages.dumps((name, method, arguments, fd is not None)), fd)
         self._under_way.add(task)
-        self.workers[actor].tasks.append(task)
-        self._send(self.workers[actor], messages.CALL, content)
         return task
+
+    def call_short(self, method: str) -> list[Any]:
+        """Call `step` or `reset` of the first object of all actors in parallel and return the results."""
+        tasks = self._short_calls[method]
+        for task in tasks:
+            task.is_done = False
+            self._send(task, messages.SHORT_CALLS[method])
+        self.finished(tasks, len(tasks))
+        return [task.result for task in tasks]
 
     @override(TaskPool)
     def finished(self, tasks: Sequence[Task], n_wanted: int = 1, wait: bool = True) -> list[Task]:
         self._check_open()
-        while True:
-            n_missing = min(n_wanted, len(tasks)) - sum(task.is_done for task in tasks)
-            with self._waiting():
-                events = self._events(None if wait and n_missing > 0 else 0)
-            if not events:
-                return [task for task in tasks if task.is_done]
-            for fd, _ in events:
-                worker = self._worker_of[fd]
-                if fd == worker.channel.fd:
-                    result, seconds = self._receive(worker)
-                    self._completed(worker.tasks.popleft(), worker.index, result, seconds)
-                elif not worker.channel.connection.poll(0):
-                    self._fail_dead(worker)
-
-    @override(TaskPool)
-    def call(self, name: str, method: str, arguments: Sequence[tuple[Any, ...]], fd: int | None = None) -> list[Any]:
-        """Call a method of all actors in parallel, while no task is in progress.
-
-        :param name: Name of the hosted object.
-        :param method: Name of the method.
-        :param arguments: Arguments by actor.
-        :param fd: A file descriptor that is the last argument.
-        :return: The results by actor.
-        """
-        return self._call_each(name, method, arguments, fd, method)
-
-    def call_short(self, method: str) -> list[Any]:
-        """Call `step` or `reset` of the first object of all actors in parallel; see :meth:`call`."""
-        self._check_open()
-        self._call = method
-        code = messages.SHORT_CALLS[method]
-        for worker in self.workers:
-            self._send(worker, code, b"")
-        return self._gather()
-
-    def _call_each(
-        self, name: str, method: str, arguments: Sequence[tuple[Any, ...]], fd: int | None, call: str
-    ) -> list[Any]:
-        self._check_open()
-        self._call = call
-        contents = [messages.dumps((name, method, of_actor, fd is not None)) for of_actor in arguments]
-        for worker, content in zip(self.workers, contents, strict=True):
-            self._send(worker, messages.CALL, content, fd)
-        return self._gather()
+        deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        try:
+            while True:
+                is_waiting = wait and sum(task.is_done for task in tasks) < min(n_wanted, len(tasks))
+                seconds = None if deadline is None else max(0.0, deadline - time.monotonic())
+                with self._waiting():
+                    events = self._events(seconds if is_waiting else 0.0)
+                for fd, event in events:
+                    worker = self._worker_of[fd]
+                    if fd == worker.channel.fd and event & select.POLLIN:
+                        result, duration = self._receive(worker)
+                        self._completed(worker.tasks.popleft(), worker.index, result, duration)
+                    elif not worker.channel.connection.poll(0):
+                        self._fail_dead(worker)
+                if not events and is_waiting:
+                    self._fail_hanging(next(worker for worker in self.workers if worker.tasks))
+                if not events:
+                    return [task for task in tasks if task.is_done]
+        except BaseException:  # after an interrupt, later calls would read the remaining answers
+            self.close()
+            raise
 
     @override(TaskPool)
     def close(self) -> None:
         """End all workers, by force where they do not end by themselves; a second call does nothing."""
         self._finalizer()
 
-    def _send(self, worker: Worker, code: bytes, content: bytes, fd: int | None = None) -> None:
+    def _send(self, task: Task, code: bytes, content: bytes = b"", fd: int | None = None) -> None:
+        self._check_open()
+        worker = self.workers[task.actor]
+        worker.tasks.append(task)
         try:
             worker.channel.send_pickled(code, content)
             if fd is not None:
@@ -446,38 +435,12 @@ class ProcessPool(TaskPool):
             self._fail_dead(worker)
 
     @timed(WAITING)
-    def _events(self, timeout: float | None = None) -> list[tuple[int, int]]:
+    def _events(self, seconds: float | None) -> list[tuple[int, int]]:
         """Wait for messages and return the events of the pipes.
 
-        :param timeout: Milliseconds; `None`: no limit.
+        :param seconds: Time limit; `None`: none.
         """
-        try:
-            return self._poll.poll(timeout)
-        except BaseException:
-            self.close()
-            raise
-
-    def _gather(self) -> list[Any]:
-        """Wait for an answer of each worker."""
-        replies: list[Any] = [None] * len(self.workers)
-        pending = set(range(len(self.workers)))
-        deadline = None if self._timeout is None else time.monotonic() + self._timeout
-        try:
-            while pending:
-                events = self._events(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000)
-                if not events:
-                    self._fail_hanging(self.workers[min(pending)])
-                for fd, event in events:
-                    worker = self._worker_of[fd]
-                    if event & select.POLLIN and fd == worker.channel.fd and worker.index in pending:
-                        replies[worker.index] = self._receive(worker)[0]
-                        pending.remove(worker.index)
-                    elif worker.index not in pending or not worker.channel.connection.poll(0):
-                        self._fail_dead(worker)
-        except BaseException:  # after an interrupt, later calls would read the remaining answers
-            self.close()
-            raise
-        return replies
+        return self._poll.poll(None if seconds is None else seconds * 1000)
 
     @timed(TRANSFER)
     def _receive(self, worker: Worker) -> tuple[Any, float]:
@@ -490,7 +453,7 @@ class ProcessPool(TaskPool):
         return payload or (None, 0.0)
 
     def _check_open(self) -> None:
-        if not self.is_open:
+        if not self._finalizer.still_active():
             raise WorkerError(
                 f"{self._noun}: the processes have ended (by `close`, or because a worker failed or a call was "
                 "interrupted). Make new ones: a new vector environment, or a new run."
@@ -523,7 +486,6 @@ class ProcessPool(TaskPool):
         raise self._error(exit_text(exit_code), worker, advice)
 
     def _fail_hanging(self, worker: Worker) -> NoReturn:
-        self.close()
         what = f"did not answer within {self._timeout:g} seconds"
         advice = "Raise `timeout` (`runner.env_timeout` of a run) if an environment may take that long."
         raise self._error(what, worker, advice)
@@ -536,14 +498,16 @@ class ProcessPool(TaskPool):
         :param advice: What to do about it.
         :param trace: The original traceback, if there is one.
         """
-        call, item = self._call, ""
+        call, during = "", ""
         if worker.tasks:
-            call, item = worker.tasks[0].method, self._item(worker.tasks[0].arguments)
+            task = worker.tasks[0]
+            call = "building the environments" if task.method == "host" else task.method
+            during = f" during `{call}`{self._item(task.arguments) if task.name else ''}"
         indices, pid = list(range(worker.rows.start, worker.rows.stop)), worker.process.pid
         envs = f"environment {indices[0]}, " if len(indices) == 1 else ""
         if len(indices) > 1:
             envs = f"environments {indices[0]} to {indices[-1]}, "
-        text = f"{self._noun} {worker.index} ({envs}pid {pid}) {what} during `{call}`{item}."
+        text = f"{self._noun} {worker.index} ({envs}pid {pid}) {what}{during}."
         lines = [text, advice, trace and f"Traceback in the worker:\n{trace}"]
         return EnvWorkerError("\n".join(filter(None, lines)), worker.index, indices, pid, call)
 

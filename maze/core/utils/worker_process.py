@@ -31,8 +31,7 @@ from maze.core.errors import EnvironmentFailedError
 from maze.utils.process import depend_on_parent, use_one_thread
 
 # to the worker
-CALL = b"A"  # payload: name of the object, method, arguments, whether a file descriptor follows; it is answered
-TELL = b"T"  # the same, without an answer
+CALL = b"A"  # payload: name of the object, method, arguments, whether a file descriptor follows
 CLOSE = b"C"
 SHORT_CALLS = {"step": b"S", "reset": b"R"}
 """Frequent calls without arguments, of the object that was made first."""
@@ -291,9 +290,7 @@ def _serve(channel: Channel, sender: Channel | Outbox, host: Host) -> None:
         name, method, arguments, has_descriptor = payload
         if has_descriptor:
             arguments = (*arguments, recv_handle(channel.connection))
-        result = host.call(name, method, *arguments)
-        if code == CALL:
-            sender.send(RESULT, result)
+        sender.send(RESULT, host.call(name, method, *arguments))
 
 
 def _leave_with_parent(fd: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -66,18 +67,16 @@ class NoDictActionWrapper(ActionWrapper[Any]):
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
-        self._keys = {step_key: _only_key(space, "action") for step_key, space in env.action_spaces_dict.items()}
+        entries = _only_entries(env.action_spaces_dict, "action")
+        self._keys = {step_key: key for step_key, (key, _) in entries.items()}
         self._only_key = next(iter(self._keys.values())) if len(self._keys) == 1 else None
+        self.action_spaces_dict = {step_key: entry for step_key, (_, entry) in entries.items()}
+        """The only entry of each sub-step's action space."""
 
     @property
     def action_space(self) -> spaces.Space[Any]:
         """The only entry of the action space of the actor that acts next."""
-        return _only_entry(self.env.action_space, "action")
-
-    @property
-    def action_spaces_dict(self) -> dict[StepKeyType, spaces.Space[Any]]:
-        """The only entry of each sub-step's action space."""
-        return {step_key: _only_entry(space, "action") for step_key, space in self.env.action_spaces_dict.items()}
+        return self.action_spaces_dict[self.env.actor_id().step_key]
 
     @override(ActionWrapper)
     def action(self, action: np.ndarray) -> dict[str, np.ndarray]:
@@ -97,18 +96,14 @@ class NoDictObservationWrapper(ObservationWrapper[Any]):
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
-        for space in env.observation_spaces_dict.values():
-            _only_key(space, "observation")
+        entries = _only_entries(env.observation_spaces_dict, "observation")
+        self.observation_spaces_dict = {step_key: entry for step_key, (_, entry) in entries.items()}
+        """The only entry of each sub-step's observation space."""
 
     @property
     def observation_space(self) -> spaces.Space[Any]:
         """The only entry of the observation space of the actor that acts next."""
-        return _only_entry(self.env.observation_space, "observation")
-
-    @property
-    def observation_spaces_dict(self) -> dict[StepKeyType, spaces.Space[Any]]:
-        """The only entry of each sub-step's observation space."""
-        return {key: _only_entry(space, "observation") for key, space in self.env.observation_spaces_dict.items()}
+        return self.observation_spaces_dict[self.env.actor_id().step_key]
 
     @override(ObservationWrapper)
     def observation(self, observation: Any) -> Any:
@@ -126,40 +121,25 @@ class NoDictSpacesWrapper(NoDictActionWrapper):
     """
 
     def __init__(self, env: Any) -> None:
-        self._observations: NoDictObservationWrapper = NoDictObservationWrapper(env)
-        super().__init__(self._observations)
-
-    @property
-    def observation_space(self) -> spaces.Space[Any]:
-        """The only entry of the observation space of the actor that acts next."""
-        return self._observations.observation_space
-
-    @property
-    def observation_spaces_dict(self) -> dict[StepKeyType, spaces.Space[Any]]:
-        """The only entry of each sub-step's observation space."""
-        return self._observations.observation_spaces_dict
-
-    def observation(self, observation: Any) -> Any:
-        """Take an observation out of its dictionary."""
-        return self._observations.observation(observation)
+        super().__init__(NoDictObservationWrapper(env))
 
 
-def _only_key(space: Any, what: str) -> str:
-    """Return the key of a dictionary space's only entry.
+def _only_entries(
+    spaces_dict: Mapping[StepKeyType, Any], what: str
+) -> dict[StepKeyType, tuple[str, spaces.Space[Any]]]:
+    """Return key and space of the only entry of each sub-step's dictionary space.
 
-    :raises EnvironmentContractError: The space is not a dictionary with one entry.
+    :raises EnvironmentContractError: A space is not a dictionary with one entry.
     """
-    if not isinstance(space, spaces.Dict) or len(space.spaces) != 1:
-        raise EnvironmentContractError(
-            f"The {what} space must be a dictionary space with one entry to be replaced by it, but is {space}. "
-            "GymMazeEnv(..., action_mask=False) leaves out the mask of a gymnasium environment."
-        )
-    return str(next(iter(space.spaces)))
-
-
-def _only_entry(space: Any, what: str) -> spaces.Space[Any]:
-    entry: spaces.Space[Any] = space[_only_key(space, what)]
-    return entry
+    entries = {}
+    for step_key, space in spaces_dict.items():
+        if not isinstance(space, spaces.Dict) or len(space.spaces) != 1:
+            raise EnvironmentContractError(
+                f"The {what} space must be a dictionary space with one entry to be replaced by it, but is {space}. "
+                "GymMazeEnv(..., action_mask=False) leaves out the mask of a gymnasium environment."
+            )
+        (entries[step_key],) = space.spaces.items()
+    return entries
 
 
 class SortedSpacesWrapper(Wrapper[Any]):

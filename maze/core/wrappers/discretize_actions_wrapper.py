@@ -57,7 +57,9 @@ class DiscretizeActionsWrapper(SubstepActionWrapper):
             self.grids[name] = grid = _grid(of_action[0], config, where)
             for entries in step_spaces.values():
                 if name in entries:
-                    entries[name] = _discrete_space(grid)
+                    counts = [len(values) for values in grid.values]
+                    is_single = len(counts) == 1
+                    entries[name] = spaces.Discrete(counts[0]) if is_single else spaces.MultiDiscrete(counts)
         self._action_spaces = {key: spaces.Dict(entries) for key, entries in step_spaces.items()}
 
     @override(ActionWrapper)
@@ -88,32 +90,27 @@ def _grid(space: spaces.Space[Any], config: Any, where: str) -> _Grid:
     checked_entry(config, where, ("num_actions",), ("low", "high"))
     size = int(np.prod(space.shape))
     counts = _per_entry(config["num_actions"], size, f"{where}.num_actions")
-    low = _per_entry(_or_default(config.get("low"), space.low), size, f"{where}.low")
-    high = _per_entry(_or_default(config.get("high"), space.high), size, f"{where}.high")
+    low, high = (
+        _per_entry(bound.reshape(-1) if config.get(name) is None else config[name], size, f"{where}.{name}")
+        for name, bound in (("low", space.low), ("high", space.high))
+    )
     if not (counts == counts.astype(np.int64)).all() or (counts < 2).any():
         raise ConfigValueError(
             f"{where}.num_actions: expected whole numbers of at least 2, found {config['num_actions']!r}."
         )
-    if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
+    is_within = (low.astype(space.dtype) >= space.low.reshape(-1)) & (
+        high.astype(space.dtype) <= space.high.reshape(-1)
+    )
+    if not (np.isfinite([low, high]).all() and (low < high).all() and is_within.all()):
         raise ConfigValueError(
-            f"{where}: `low` and `high` must be finite and ascend, found {low.tolist()} and {high.tolist()}. Give them "
-            "where the action space has no bounds."
-        )
-    smallest, largest = space.low.reshape(-1), space.high.reshape(-1)
-    if (low.astype(space.dtype) < smallest).any() or (high.astype(space.dtype) > largest).any():
-        raise ConfigValueError(
-            f"{where}: `low` and `high` must lie within the action space {space}, found {low.tolist()} and "
-            f"{high.tolist()}."
+            f"{where}: `low` and `high` must be finite, ascend and lie within the action space {space}, found "
+            f"{low.tolist()} and {high.tolist()}. Give them where the action space has no bounds."
         )
     values = [
         np.linspace(first, last, int(count)).astype(space.dtype)
         for first, last, count in zip(low, high, counts, strict=True)
     ]
     return _Grid(space.shape, np.dtype(space.dtype), values)
-
-
-def _or_default(value: Any, default: np.ndarray) -> Any:
-    return default.reshape(-1) if value is None else value
 
 
 def _per_entry(value: Any, size: int, where: str) -> np.ndarray:
@@ -127,8 +124,3 @@ def _per_entry(value: Any, size: int, where: str) -> np.ndarray:
             f"{where}: expected a number, or one for each of the action's {size} entries; found {value!r}."
         )
     return np.broadcast_to(numbers, (size,))
-
-
-def _discrete_space(grid: _Grid) -> spaces.Space[Any]:
-    counts = [len(values) for values in grid.values]
-    return spaces.Discrete(counts[0]) if len(counts) == 1 else spaces.MultiDiscrete(counts)

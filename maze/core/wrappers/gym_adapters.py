@@ -425,9 +425,6 @@ def _encoded(key: str, space: spaces.Space[Any], n: int, value: Any) -> dict[str
     return {key: rows, f"{key}_mask": mask}
 
 
-_SUPPORTED = "Box, Discrete, MultiDiscrete and MultiBinary, alone or directly inside a Dict or a Tuple, are supported"
-
-
 class Leaf:
     """Conversion of one entry: by default a cast between array types.
 
@@ -436,7 +433,10 @@ class Leaf:
     """
 
     def __init__(self, space: spaces.Space[Any], place: str = "action") -> None:
-        self.space: spaces.Space[Any] = _in_single_precision(space) if isinstance(space, spaces.Box) else space
+        self.space = space
+        if isinstance(space, spaces.Box) and space.dtype == np.float64:
+            with np.errstate(over="ignore"):  # bounds beyond the range of float32 become infinite
+                self.space = spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)
         self.dtype = self.space.dtype
         self.gym_dtype = space.dtype
         self.cast = Cast(np.dtype(self.dtype), place)
@@ -457,7 +457,9 @@ class DiscreteAction(Leaf):
     """Conversion of a Discrete action: the agent counts from zero, gymnasium from `start`, as an integer."""
 
     def __init__(self, space: spaces.Discrete) -> None:
-        super().__init__(zero_based(space))
+        # gymnasium 1.2 has no argument for the type, which is int64
+        typed: dict[str, Any] = {} if space.dtype == np.int64 else {"dtype": space.dtype}
+        super().__init__(spaces.Discrete(int(space.n), **typed))
         self.start = int(space.start)
 
     def to_gym(self, value: Any) -> int:
@@ -472,13 +474,6 @@ class DiscreteAction(Leaf):
     @override(Leaf)
     def batch_to_gym(self, values: np.ndarray) -> np.ndarray:
         return values + self.start if self.start else values
-
-
-def zero_based(space: spaces.Discrete) -> spaces.Discrete:
-    """Return a space with the same number of choices and type, counted from zero."""
-    # gymnasium 1.2 has no argument for the type, which is int64
-    typed: dict[str, Any] = {} if space.dtype == np.int64 else {"dtype": space.dtype}
-    return spaces.Discrete(int(space.n), **typed)
 
 
 class MultiDiscreteAction(Leaf):
@@ -518,7 +513,17 @@ def action_leaves(space: spaces.Space[Any]) -> tuple[type | None, dict[str, Leaf
     :return: Container of the entries in gymnasium (`dict`, `tuple`, `None`: a single entry), and the entries.
     """
     kind, entries = _entries(space, "action")
-    return kind, {key: _action_leaf(entry) for key, entry in entries.items()}
+    leaves: dict[str, Leaf] = {}
+    for key, entry in entries.items():
+        if isinstance(entry, spaces.Discrete):
+            leaves[key] = DiscreteAction(entry)
+        elif isinstance(entry, spaces.MultiDiscrete):
+            leaves[key] = MultiDiscreteAction(entry)
+        elif isinstance(entry, spaces.Box) and entry.dtype == np.float64:
+            leaves[key] = DoubleBoxAction(entry)
+        else:
+            leaves[key] = Leaf(entry)
+    return kind, leaves
 
 
 def observation_leaves(space: spaces.Space[Any], env_name: str) -> tuple[type | None, dict[str, Leaf]]:
@@ -578,41 +583,15 @@ def entries_of(space: spaces.Space[Any], name: str) -> tuple[type | None, dict[s
     return None, {name: space}
 
 
-def _action_leaf(space: spaces.Space[Any]) -> Leaf:
-    if isinstance(space, spaces.Discrete):
-        return DiscreteAction(space)
-    if isinstance(space, spaces.MultiDiscrete):
-        return MultiDiscreteAction(space)
-    if isinstance(space, spaces.Box) and space.dtype == np.float64:
-        return DoubleBoxAction(space)
-    return Leaf(space)
-
-
 def _entries(space: spaces.Space[Any], name: str) -> tuple[type | None, dict[str, spaces.Space[Any]]]:
     kind, entries = entries_of(space, name)
     if not all(isinstance(key, str) for key in entries):
         raise ConfigError(f"The {name} space has keys that are not strings: {list(entries)}. Rename them.")
     for key, entry in entries.items():
-        _check_leaf(entry, f"{name} space" if kind is None else f"{name} space, entry `{key}`")
+        if not isinstance(entry, _LEAVES):
+            raise ConfigError(
+                f"The {name} space, entry `{key}`, is {entry!r}, which Maze cannot use. Box, Discrete, MultiDiscrete "
+                "and MultiBinary, alone or directly inside a Dict or a Tuple, are supported. Convert it to one of "
+                "these with a gymnasium wrapper; environments of the older `gym` package with `shimmy`."
+            )
     return kind, entries
-
-
-def _check_leaf(space: Any, where: str) -> None:
-    if isinstance(space, _LEAVES):
-        return
-    advice = "Convert it to one of these with a gymnasium wrapper."
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        advice = "Nested containers are not supported: move each entry to the outermost Dict."
-    elif not isinstance(space, spaces.Space):
-        advice = (
-            "It is not a gymnasium space. An environment of the older `gym` package can be converted by the package "
-            "`shimmy` first."
-        )
-    raise ConfigError(f"The {where} is {space!r}, which Maze cannot use. {_SUPPORTED}. {advice}")
-
-
-def _in_single_precision(space: spaces.Box) -> spaces.Box:
-    if space.dtype != np.float64:
-        return space
-    with np.errstate(over="ignore"):  # bounds beyond the range of float32 become infinite
-        return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)

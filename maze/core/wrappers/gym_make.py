@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import io
 import re
 import sys
 import warnings
@@ -15,7 +14,7 @@ from importlib import metadata
 from typing import Any
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec, load_env_creator, parse_env_id, registry
+from gymnasium.envs.registration import load_env_creator, parse_env_id, registry
 
 from maze.core.errors import ConfigError, did_you_mean
 from maze.core.utils.targets import is_module_name, locate, named_module
@@ -44,7 +43,10 @@ def make_gymnasium_env(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
         if env.spec is None or takes_seed(env.unwrapped):
             return env
         env.close()
-        return gymnasium.make(_spec_in_current_api(env.spec))
+        spec = copy(env.spec)
+        # applied by the entry point, because the wrappers that `gymnasium.make` adds require the current API
+        spec.entry_point = functools.partial(_made_in_current_api, spec.entry_point)
+        return gymnasium.make(spec)
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         others = [other for other in registry if other != name]
         raise ConfigError(
@@ -118,27 +120,10 @@ def _register_from_installed_packages(name: str) -> None:
         requirements = [each for distribution in distributions for each in metadata.requires(distribution) or ()]
         if package in sys.modules or not any(_GYMNASIUM.match(requirement.lower()) for requirement in requirements):
             continue
-        output = io.StringIO()
-        with (
-            contextlib.suppress(Exception),
-            contextlib.redirect_stdout(output),
-            contextlib.redirect_stderr(output),
-            warnings.catch_warnings(),
-        ):
-            warnings.simplefilter("ignore")
+        with contextlib.suppress(Exception):
             importlib.import_module(package)
         if name in registry or newest_version(name) is not None:
             return
-
-
-def _spec_in_current_api(spec: EnvSpec) -> EnvSpec:
-    """Return the specification with an entry point whose environments have gymnasium's current API.
-
-    Applied by the entry point, because the wrappers that `gymnasium.make` adds require it.
-    """
-    spec = copy(spec)
-    spec.entry_point = functools.partial(_made_in_current_api, spec.entry_point)
-    return spec
 
 
 def _made_in_current_api(entry_point: Any, **kwargs: Any) -> gymnasium.Env[Any, Any]:

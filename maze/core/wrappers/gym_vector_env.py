@@ -35,8 +35,6 @@ from maze.core.wrappers.gym_adapters import (
     unpacked,
 )
 
-_N_CHECKED_PAUSES = 100
-"""Number of checked steps with pending autoresets; a check of every step would be too slow."""
 _CONSTANTS = (spaces.Space, EnvSpec, Enum, type, types.ModuleType, types.FunctionType, types.MethodType)
 """Types of attributes that are equal in all vector environments of a kind."""
 
@@ -69,7 +67,13 @@ class GymBatch(BatchedCoreEnv):
         self, env: Any, action_mask: str | None = None, reset_options: Mapping[str, Any] | None = None
     ) -> None:
         self.env: VectorEnv[Any, Any, Any] = env
-        self.mode = _autoreset_mode(env)
+        mode = env.metadata.get("autoreset_mode")
+        try:
+            self.mode = AutoresetMode(mode)
+        except ValueError as error:
+            raise ConfigError(
+                f"env: {env}: expected metadata['autoreset_mode'] to be one of {list(AutoresetMode)}, found {mode!r}."
+            ) from error
         self._action_kind, self._action_leaves = action_leaves(env.single_action_space)
         self._kind, self._leaves = observation_leaves(env.single_observation_space, type(env.unwrapped).__name__)
         seen = {key: leaf.space for key, leaf in self._leaves.items()}
@@ -93,7 +97,6 @@ class GymBatch(BatchedCoreEnv):
         self._after: dict[str, np.ndarray] | None = None
         """First observations of the episodes that the vector environment has begun, `[n_ended, ...]`."""
         self._next_seed: int | None = None
-        self._n_checks_left = _N_CHECKED_PAUSES
 
     @property
     def elapsed(self) -> np.ndarray:
@@ -121,7 +124,8 @@ class GymBatch(BatchedCoreEnv):
 
     @override(BatchedCoreEnv)
     def step(self, actions: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        seen, rewards, terminated, truncated, info = self.env.step(self._given(actions))
+        given = {key: leaf.batch_to_gym(actions[key]) for key, leaf in self._action_leaves.items()}
+        seen, rewards, terminated, truncated, info = self.env.step(packed(self._action_kind, given))
         if not type(rewards) is type(terminated) is type(truncated) is np.ndarray:
             rewards, terminated, truncated = np.asarray(rewards), np.asarray(terminated), np.asarray(truncated)
         if not rewards.shape == terminated.shape == truncated.shape == self._begun.shape:
@@ -129,34 +133,14 @@ class GymBatch(BatchedCoreEnv):
                 f"{self.env}: expected rewards, terminations and truncations of the shape {self._begun.shape}, one "
                 f"for each member, found {rewards.shape}, {terminated.shape} and {truncated.shape}."
             )
-        if self.autoreset_pending is not None and self._n_checks_left:
-            self._check_pauses(self.autoreset_pending, rewards, terminated | truncated)
+        self._is_own = False
         if self.mode is not AutoresetMode.SAME_STEP:
             self._shown = self._read(seen, info, terminated | truncated if self._mask else None)
-            self._is_own = False
         else:
-            self._show(seen, info)
+            self._shown = self._read(seen, info, None)
             if len(rows := (terminated | truncated).nonzero()[0]):
                 self._show_final(rows, info)
         return rewards, terminated, truncated
-
-    def _given(self, actions: Mapping[str, np.ndarray]) -> Any:
-        """Return the actions of the vector environment."""
-        if self._action_kind is None:
-            ((key, leaf),) = self._action_leaves.items()
-            return leaf.batch_to_gym(actions[key])
-        return packed(
-            self._action_kind, {key: leaf.batch_to_gym(actions[key]) for key, leaf in self._action_leaves.items()}
-        )
-
-    def _check_pauses(self, pausing: np.ndarray, rewards: np.ndarray, ended: np.ndarray) -> None:
-        self._n_checks_left -= 1
-        if np.count_nonzero(ended[pausing] | (rewards[pausing] != 0)):
-            raise EnvironmentContractError(
-                f"{self.env}: metadata['autoreset_mode'] is {self.mode}, so only the beginning of an episode was "
-                f"expected of the members {pausing.tolist()}, found the rewards {rewards[pausing].tolist()}, and "
-                f"ends: {ended[pausing].tolist()}."
-            )
 
     @override(BatchedCoreEnv)
     def reset_rows(self, rows: np.ndarray) -> None:
@@ -213,7 +197,10 @@ class GymBatch(BatchedCoreEnv):
         }
         if row == 0:
             env: Any = self.env.unwrapped
-            state["simulator"] = env.state_dict() if _keeps_itself(self.env) else _attributes(self.env)
+            if _keeps_itself(self.env):
+                state["simulator"] = env.state_dict()
+            else:  # pickled together, because layers may share objects
+                state["simulator"] = pickle.dumps([_kept(layer) for layer in _layers(self.env)])
         return state
 
     @override(BatchedCoreEnv)
@@ -222,7 +209,13 @@ class GymBatch(BatchedCoreEnv):
             # Reset first: some vector environments create attributes at the first reset.
             self._reset_all()
             env: Any = self.env.unwrapped
-            (env.load_state_dict if _keeps_itself(self.env) else self._load_attributes)(state["simulator"])
+            if _keeps_itself(self.env):
+                env.load_state_dict(state["simulator"])
+            else:
+                stored = safe_load(io.BytesIO(state["simulator"]))
+                for layer, attributes in zip(_layers(self.env), stored, strict=True):
+                    for name, value in attributes.items():
+                        setattr(layer, name, value)
         self._show_rows(np.array([row]), {name: value[None] for name, value in state["arrays"].items()})
         for name, value in state["first"].items():
             self._first[name][row] = value
@@ -233,15 +226,10 @@ class GymBatch(BatchedCoreEnv):
             )
             self._begun[row] = self._n_steps + 1
 
-    def _load_attributes(self, stored: bytes) -> None:
-        for layer, attributes in zip(_layers(self.env), safe_load(io.BytesIO(stored)), strict=True):
-            for name, value in attributes.items():
-                setattr(layer, name, value)
-
     def _reset_all(self) -> None:
         seed, self._next_seed, self.autoreset_pending = self._next_seed, None, None
         seen, info = self.env.reset(seed=seed, options=dict(self._options) or None)
-        self._show(seen, info)
+        self._shown, self._is_own = self._read(seen, info, None), False
         for key, (shape, _) in self._specs.items():
             if self._shown[key].shape != (self.n_envs, *shape):
                 raise EnvironmentContractError(
@@ -251,9 +239,6 @@ class GymBatch(BatchedCoreEnv):
         if self.mode is AutoresetMode.NEXT_STEP:
             self._first = {key: np.array(array, order="C") for key, array in self._shown.items()}
             self._first_pieces = {key: as_pieces(array) for key, array in self._first.items()}
-
-    def _show(self, seen: Any, info: Mapping[str, Any]) -> None:
-        self._shown, self._is_own = self._read(seen, info, None), False
 
     def _read(self, seen: Any, info: Mapping[str, Any], is_maskless: np.ndarray | None) -> dict[str, np.ndarray]:
         """Return the observations of all members.
@@ -352,11 +337,10 @@ def maker_of(env: Any) -> Callable[..., Any]:
     :raises ConfigError: It was not made by `gymnasium.make_vec`, or is wrapped.
     """
     if isinstance(env, VectorWrapper) or env.spec is None:
-        what = "it is wrapped" if isinstance(env, VectorWrapper) else "it was not made by `gymnasium.make_vec`"
         raise ConfigError(
-            f"env: {env} has to be made again, with `runner.concurrency` members and for evaluation, but "
-            f"{what}. Expected a class or function with the argument `num_envs` that makes it, such as "
-            "env=lambda num_envs: ..."
+            f"env: {env} has to be made again, with `runner.concurrency` members and for evaluation, but it is wrapped "
+            "or was not made by `gymnasium.make_vec`. Expected a class or function with the argument `num_envs` that "
+            "makes it, such as env=lambda num_envs: ..."
         )
     spec = copy.copy(env.spec)
     spec.kwargs = {key: value for key, value in spec.kwargs.items() if key != "num_envs"}
@@ -371,43 +355,24 @@ def batch_of_registered(env: gymnasium.Env[Any, Any], n_envs: int) -> GymBatch:
     :raises ConfigError: There is none, or the single one has wrappers that are not available for it.
     """
     spec = getattr(env, "spec", None)
-    where = "runner.placement=batched"
     if spec is None or spec.vector_entry_point is None:
         raise ConfigError(
-            f"{where}: expected an environment with a vectorised simulation (a BatchedMazeEnv, or one that is "
-            f"registered in gymnasium with a `vector_entry_point`), found {env}; use "
+            "runner.placement=batched: expected an environment with a vectorised simulation (a BatchedMazeEnv, or one "
+            f"that is registered in gymnasium with a `vector_entry_point`), found {env}; use "
             "runner.placement=in_process or processes."
         )
-    arguments: dict[str, Any] = {}
-    refused = []
-    for wrapper in spec.additional_wrappers:
-        given = wrapper.kwargs or {}
-        if wrapper.name == InfoActionMask.__name__:
-            arguments["action_mask"] = given["name"]
-        elif wrapper.name == ResetOptions.__name__:
-            arguments["reset_options"] = given["options"]
-        else:
-            refused.append(wrapper.name)
-    if refused:
+    given = {wrapper.name: wrapper.kwargs or {} for wrapper in spec.additional_wrappers}
+    action_mask = given.pop(InfoActionMask.__name__, {}).get("name")
+    reset_options = given.pop(ResetOptions.__name__, {}).get("options")
+    if given:
         raise ConfigError(
-            f"{where}: {', '.join(refused)} of `{spec.id}` wrap single environments and are not "
+            f"runner.placement=batched: {', '.join(given)} of `{spec.id}` wrap single environments and are not "
             "available for its vector environment. Remove them, or use runner.placement=in_process."
         )
     spec = copy.copy(spec)
     spec.additional_wrappers = ()
     made = gymnasium.make_vec(spec, num_envs=n_envs, vectorization_mode="vector_entry_point")
-    return GymBatch(made, **arguments)
-
-
-def _autoreset_mode(env: Any) -> AutoresetMode:
-    mode = env.metadata.get("autoreset_mode")
-    try:
-        return AutoresetMode(mode)
-    except ValueError as error:
-        raise ConfigError(
-            f"env: {env}: expected metadata['autoreset_mode'] to be "
-            f"one of {', '.join(str(known) for known in AutoresetMode)}, found {mode!r}."
-        ) from error
+    return GymBatch(made, action_mask, reset_options)
 
 
 # -- state of vector environments ------------------------------------------------------------------------------------
@@ -434,13 +399,8 @@ def _kept(layer: Any) -> dict[str, Any]:
     }
 
 
-def _attributes(env: Any) -> bytes:
-    """Return the attributes of all layers, pickled together; :func:`safe_load` reads them."""
-    return pickle.dumps([_kept(layer) for layer in _layers(env)])
-
-
 def _obstacle_to_storing(env: Any) -> str | None:
-    """Return why :func:`_attributes` do not hold the complete state; `None`: they do."""
+    """Return why the attributes of all layers do not hold the complete state; `None`: they do."""
     found: list[tuple[str, np.ndarray]] = []
     for layer in _layers(env):
         for name, value in _kept(layer).items():

@@ -88,7 +88,11 @@ class EpisodeRecorder:
         context.pre_step()
         heads = self._only_heads
         if heads is None:
-            heads = self._begin_substep()
+            step_key = self.env.actor_id()[0]
+            if not self._is_step_pending:
+                self._step_keys.clear()
+            self._step_keys.append(step_key)
+            heads = self._heads_by_key.get(step_key, [])
         result = self._env_step(action)
         if action.__class__ is not dict and not hasattr(action, "keys"):
             action = {_SINGLE_ACTION: action}
@@ -135,7 +139,8 @@ class EpisodeRecorder:
             self._complete_step(self._pending_reward, env_time)
         n_steps = len(self._rewards)
         if n_steps == 0:
-            self._forget_episode()
+            self.episode_stats.clear_inputs()
+            self._logs = {}
             return
         records = self.context.event_service.records
         if len(records) > self._n_taken:
@@ -157,19 +162,20 @@ class EpisodeRecorder:
         self._pending_reward = 0.0
         self._is_step_pending = False
         self._n_taken = len(self.context.event_service.records)
-        self._forget_episode()
+        self.episode_stats.clear_inputs()
+        self._logs = {}
 
-    def request_log(self) -> None:
-        """Keep the events of the current episode, from the last step on, and of all later episodes."""
+    def event_log(self) -> EpisodeEventLog:
+        """Return the kept events of the episode so far; after its end, its KPIs are included.
+
+        The first call keeps events from the last step on, and those of all later episodes.
+        """
         if not self._keeps_log and self._rewards and not self._is_step_pending:
             env_time = self._env_time()
             self._logs[env_time] = StepEventLog(env_time, EventCollection(self._reward_and_actions()))
         self.is_log_requested = self._keeps_log = True
-
-    def event_log(self) -> EpisodeEventLog:
-        """Return the kept events of the episode so far; after its end, its KPIs are included."""
         log = self._log_without_kpis()
-        if self._keeps_log and self.is_done and (self._rewards or self._is_step_pending):
+        if self.is_done and (self._rewards or self._is_step_pending):
             log.episode_events.extend(self._kpi_records(log))
         return log
 
@@ -199,13 +205,6 @@ class EpisodeRecorder:
                 values = self.episode_stats.input_values(DiscreteActionEvents.action, group=group)
                 heads.append((name, values, values.append))
         return heads
-
-    def _begin_substep(self) -> list[_Head]:
-        step_key = self.env.actor_id()[0]
-        if not self._is_step_pending:
-            self._step_keys.clear()
-        self._step_keys.append(step_key)
-        return self._heads_by_key.get(step_key, [])
 
     def _complete_step(self, reward: float, env_time: int) -> None:
         self._pending_reward = 0.0
@@ -283,10 +282,6 @@ class EpisodeRecorder:
         kpis = {} if calculator is None else calculator.calculate_kpis(log, self.env.get_maze_state())
         return [EventRecord(BaseEnvEvents, BaseEnvEvents.kpi, {"name": name, "value": kpis[name]}) for name in kpis]
 
-    def _forget_episode(self) -> None:
-        self.episode_stats.clear_inputs()
-        self._logs = {}
-
 
 def _reward_record(value: float) -> EventRecord:
     return EventRecord(BaseEnvEvents, BaseEnvEvents.reward, {"value": value})
@@ -315,16 +310,6 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
         self.logging_prefix = logging_prefix
         super().__init__(env)
         StatsContext.active().register_epoch(self)
-
-    @classmethod
-    @override(Wrapper)
-    def wrap(cls, env: T, logging_prefix: str | None = None) -> T | LogStatsWrapper:  # type: ignore[override]
-        """Wrap `env`; equal to calling the class, but typed as both.
-
-        :param env: The environment.
-        :param logging_prefix: Log epoch statistics under this prefix; `None`: only collect them.
-        """
-        return cls(env, logging_prefix)  # type: ignore[arg-type]
 
     @override(Wrapper)
     def _bind(self) -> None:
@@ -397,13 +382,7 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
         Events are kept if there are KPIs or event writers, otherwise from the step before the first call on.
         :meth:`reset` and :meth:`publish_episode` begin a new log.
         """
-        self._recorder.request_log()
         return self._recorder.event_log()
-
-    @property
-    def episode_event_log(self) -> EpisodeEventLog:
-        """The result of :meth:`get_episode_event_log`."""
-        return self.get_episode_event_log()
 
     def render_stats(
         self,

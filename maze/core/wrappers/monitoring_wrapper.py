@@ -56,7 +56,11 @@ class MazeEnvMonitoringWrapper(Wrapper[MazeEnv[Any]]):
         self._context = self.env.context
         self._actor_id = self.env.actor_id
         self._tap = MazeEnvTap.install(self.env) if self.observation_logging or self.reward_logging else None
-        self._actions = {key: _action_heads(space) for key, space in self.env.action_spaces_dict.items()}
+        action_spaces: Mapping[StepKeyType, spaces.Space[Any]] = self.env.action_spaces_dict
+        self._actions: dict[StepKeyType, Mapping[str, spaces.Space[Any]]] = {
+            key: space.spaces if isinstance(space, spaces.Dict) else {"action": space}
+            for key, space in action_spaces.items()
+        }
 
     @override(Wrapper)
     def step(self, action: Any) -> tuple[Any, Any, bool, dict[Any, Any]]:
@@ -65,9 +69,14 @@ class MazeEnvMonitoringWrapper(Wrapper[MazeEnv[Any]]):
         actor = self._actor_id()
         step_key, agent = _names(actor)
         if self.observation_logging:
-            self._log_observations(step_key, agent)
+            if self._original is not None:
+                _fire_each(self.observation_events.observation_original, *_names(self._original[0]), self._original[1])
+            _fire_each(self.observation_events.observation_processed, step_key, agent, self._observation)
         if self.action_logging:
-            self._log_actions(actor.step_key, step_key, agent, action)
+            values = action if isinstance(action, Mapping) else {"action": action}
+            for name, space in self._actions.get(actor.step_key, {}).items():
+                if name in values:
+                    _fire_action(self.action_events, step_key, agent, name, space, values[name])
         tap, n_seen = self._tap, 0
         if tap is not None:
             tap.rewards.clear()
@@ -91,19 +100,6 @@ class MazeEnvMonitoringWrapper(Wrapper[MazeEnv[Any]]):
             self._original = self._tap.actor, self._tap.observation
         return self._observation
 
-    def _log_observations(self, step_key: str, agent: str) -> None:
-        events = self.observation_events
-        if self._original is not None:
-            actor, original = self._original
-            _fire_each(events.observation_original, *_names(actor), original)
-        _fire_each(events.observation_processed, step_key, agent, self._observation)
-
-    def _log_actions(self, key: StepKeyType, step_key: str, agent: str, action: Any) -> None:
-        values = action if isinstance(action, Mapping) else {"action": action}
-        for name, space in self._actions.get(key, {}).items():
-            if name in values:
-                _fire_action(self.action_events, step_key, agent, name, space, values[name])
-
 
 def step_key_name(step_key: StepKeyType) -> str:
     """Return the name of a sub-step in the monitoring events."""
@@ -125,11 +121,6 @@ def _fire_each(event: Callable[..., None], step_key: str, agent: str, observatio
     for name, value in named_values(observation).items():
         # Environments and wrappers may reuse their arrays for the next observation.
         event(step_key=step_key, agent_name=agent, name=name, value=np.array(value))
-
-
-def _action_heads(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]]:
-    """Return the space of each entry of an action space."""
-    return dict(space.spaces) if isinstance(space, spaces.Dict) else {"action": space}
 
 
 def _fire_action(

@@ -99,8 +99,14 @@ class ObservationStackWrapper(SubstepObservationWrapper):
 
     def _add(self, entry: Any, where: str, step_spaces: dict[StepKeyType, dict[str, spaces.Space[Any]]]) -> None:
         """Apply an entry of the configuration to all sub-steps with its observation, and update their spaces."""
-        _check_entry(entry, where)
-        name, tag = entry["observation"], entry.get("tag")
+        checked_entry(entry, where, ("observation", "stack_steps"), ("keep_original", "tag", "delta"))
+        name, tag, n_steps = entry["observation"], entry.get("tag"), entry["stack_steps"]
+        if is_mask(name):
+            raise ConfigValueError(f"{where}: `{name}` is an action mask; masks are never stacked.")
+        if isinstance(n_steps, bool) or not isinstance(n_steps, int) or n_steps < 1:
+            raise ConfigValueError(f"{where}: `stack_steps` must be a positive integer, found {n_steps!r}.")
+        if entry.get("keep_original") and not tag:
+            raise ConfigValueError(f"{where}: `keep_original: true` needs a `tag` to tell the stack from the original.")
         target = f"{name}-{tag}" if tag else name
         keeps_original, is_delta = bool(entry.get("keep_original", False)), bool(entry.get("delta", False))
         for step_key, space in known_spaces(step_spaces, name, where, "observation").items():
@@ -111,9 +117,9 @@ class ObservationStackWrapper(SubstepObservationWrapper):
                 raise ConfigValueError(f"{where}: sub-step {step_key!r} already has an observation `{target}`.")
             if not keeps_original:
                 del entries[name]
-            entries[target] = _stacked_space(space, entry["stack_steps"], is_delta)
+            entries[target] = _stacked_space(space, n_steps, is_delta)
             dtype = np.dtype(entries[target].dtype)
-            self.stacks[step_key].append(_Stack(name, target, keeps_original, is_delta, entry["stack_steps"], dtype))
+            self.stacks[step_key].append(_Stack(name, target, keeps_original, is_delta, n_steps, dtype))
 
     @staticmethod
     def _stacked(observation: Observation, stacks: list[_Stack], actor: Any, history: History) -> Observation:
@@ -144,14 +150,3 @@ def _stacked_space(space: spaces.Box, n_steps: int, is_delta: bool) -> spaces.Bo
     with np.errstate(over="ignore"):  # differences of the largest numbers are infinite
         lows, highs = [low - high] * (n_steps - 1), [high - low] * (n_steps - 1)
     return spaces.Box(np.stack([*lows, low]), np.stack([*highs, high]), dtype=dtype)
-
-
-def _check_entry(entry: Any, where: str) -> None:
-    checked_entry(entry, where, ("observation", "stack_steps"), ("keep_original", "tag", "delta"))
-    name, n_steps = entry["observation"], entry["stack_steps"]
-    if is_mask(name):
-        raise ConfigValueError(f"{where}: `{name}` is an action mask; masks are never stacked.")
-    if isinstance(n_steps, bool) or not isinstance(n_steps, int) or n_steps < 1:
-        raise ConfigValueError(f"{where}: `stack_steps` must be a positive integer, found {n_steps!r}.")
-    if entry.get("keep_original") and not entry.get("tag"):
-        raise ConfigValueError(f"{where}: `keep_original: true` needs a `tag` to tell the stack from the original.")

@@ -106,7 +106,10 @@ class ObservationVisualizationWrapper(Wrapper[MazeEnv[Any]]):
     def step(self, action: Any) -> tuple[Any, Any, bool, dict[Any, Any]]:
         if self.plot_function is not None:
             self._context.pre_step()
-            self._log_observation(self.plot_function)
+            step_key = step_key_name(self.env.actor_id().step_key)
+            for name, value in named_values(self._observation).items():
+                sample = ObservationSamples(self.plot_function, [np.array(value)])
+                self.observation_events.observation_to_visualize(step_key=step_key, name=name, value=sample)
         result: tuple[Any, Any, bool, dict[Any, Any]] = self._env_step(action)
         self._observation = result[0]
         return result
@@ -115,9 +118,3 @@ class ObservationVisualizationWrapper(Wrapper[MazeEnv[Any]]):
     def reset(self) -> Any:
         self._observation = self._env_reset()
         return self._observation
-
-    def _log_observation(self, plot_function: PlotFunction) -> None:
-        step_key = step_key_name(self.env.actor_id().step_key)
-        for name, value in named_values(self._observation).items():
-            sample = ObservationSamples(plot_function, [np.array(value)])
-            self.observation_events.observation_to_visualize(step_key=step_key, name=name, value=sample)

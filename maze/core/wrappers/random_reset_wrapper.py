@@ -50,26 +50,17 @@ class RandomResetWrapper(Wrapper[Any]):
     @override(Wrapper)
     def reset(self) -> Any:
         observation = self._env_reset()
+        get_time = self.env.get_env_time if isinstance(self.env, TimeEnvMixin) else None
         for _ in range(self._rng.randint(self.min_skip_steps, self.max_skip_steps + 1)):
-            observation, done = self._skip_env_step()
+            time_before = None if get_time is None else get_time()
+            is_complete = done = False
+            while not is_complete:
+                action = self._action_spaces[self.env.actor_id().step_key].sample()
+                observation, _, done, _ = self._env_step(action)
+                is_complete = done or get_time is None or get_time() != time_before
             if done:
                 observation = self._env_reset()
         return observation
-
-    def _skip_env_step(self) -> tuple[Any, bool]:
-        """Take the random sub-steps of one environment step."""
-        get_time = self.env.get_env_time if isinstance(self.env, TimeEnvMixin) else None
-        time_before = None if get_time is None else get_time()
-        while True:
-            observation, _, done, _ = self._env_step(self._sample_action())
-            if done or get_time is None or get_time() != time_before:
-                return observation, done
-
-    def _sample_action(self) -> Any:
-        spaces = self._action_spaces
-        if len(spaces) == 1:
-            return next(iter(spaces.values())).sample()
-        return spaces[self.env.actor_id().step_key].sample()
 
     @override(Wrapper)
     def clone_from(self, env: RandomResetWrapper, future: Future = "same") -> None:

@@ -197,7 +197,10 @@ class ReturnNormalizationRewardWrapper(RewardWrapper[MazeEnv[Any]], RunningStati
         if not self.is_frozen and math.isfinite(reward):  # others are reported by the trainer
             self._return += reward
             if self._context.is_step_complete:
-                self._learn(self._return)
+                self._count += 1
+                shift = self._return - self._mean
+                self._mean += shift / self._count
+                self._squares += shift * (self._return - self._mean)
                 self._return *= self.gamma
         return reward / self.std
 
@@ -219,9 +222,3 @@ class ReturnNormalizationRewardWrapper(RewardWrapper[MazeEnv[Any]], RunningStati
         self.load_statistics_state(env.statistics_state())
         self._return = env._return
         self.is_frozen = env.is_frozen
-
-    def _learn(self, value: float) -> None:
-        self._count += 1
-        shift = value - self._mean
-        self._mean += shift / self._count
-        self._squares += shift * (value - self._mean)

@@ -46,8 +46,6 @@ class SplitActionsWrapper(SubstepActionWrapper):
 
     def __init__(self, env: MazeEnv[Any], split_config: dict[str, dict[str, dict[str, Any]]]) -> None:
         super().__init__(env)
-        if not isinstance(split_config, Mapping):
-            raise ConfigValueError(f"split_config: expected a mapping from names of actions, found {split_config!r}.")
         step_spaces = {key: dict(space.spaces) for key, space in env.action_spaces_dict.items()}
         self.splits: dict[str, _Split] = {}
         """The parts of each split action."""

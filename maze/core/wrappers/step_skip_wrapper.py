@@ -36,11 +36,10 @@ class StepSkipWrapper(Wrapper[Any]):
     CLONED = ("_actions",)
 
     def __init__(self, env: Any, n_steps: int, skip_mode: str = "sticky") -> None:
-        if type(n_steps) is not int or n_steps < 1:
-            raise ConfigValueError(f"StepSkipWrapper: `n_steps` must be a whole number above 0, found {n_steps!r}.")
-        if skip_mode not in _MODES:
+        if type(n_steps) is not int or n_steps < 1 or skip_mode not in _MODES:
             raise ConfigValueError(
-                f"StepSkipWrapper: `skip_mode` must be one of {', '.join(_MODES)}, found {skip_mode!r}."
+                "StepSkipWrapper: expected a whole number `n_steps` above 0 and a `skip_mode` among "
+                f"{', '.join(_MODES)}, found n_steps={n_steps!r}, skip_mode={skip_mode!r}."
             )
         super().__init__(env)
         self.n_steps = n_steps
@@ -61,7 +60,10 @@ class StepSkipWrapper(Wrapper[Any]):
             is_same_step = True
             while is_same_step and not done and (actor := env.actor_id()) in self._actions:
                 time = env.get_env_time() if knows_time else 0
-                observation, own_reward, done, info = self._env_step(self._skipping_action(actor))
+                repeated = self._actions[actor]
+                if self.skip_mode == "noop":
+                    repeated = env.action_conversion_dict[actor.step_key].noop_action()
+                observation, own_reward, done, info = self._env_step(repeated)
                 reward += own_reward
                 is_same_step = knows_time and env.get_env_time() == time
             if is_same_step or done:
@@ -73,8 +75,3 @@ class StepSkipWrapper(Wrapper[Any]):
     def reset(self, **kwargs: Any) -> Any:
         self._actions = {}
         return self._env_reset(**kwargs)
-
-    def _skipping_action(self, actor: Any) -> Any:
-        if self.skip_mode == "sticky":
-            return self._actions[actor]
-        return self.env.action_conversion_dict[actor.step_key].noop_action()

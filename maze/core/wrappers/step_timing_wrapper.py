@@ -90,14 +90,25 @@ class StepTimingWrapper(Wrapper[MazeEnv[Any]]):
     TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper.TRANSIENT, "_probes", "_layers", "_context")
 
     def __init__(self, env: MazeEnv[Any]) -> None:
-        super().__init__(_with_probes(env))
+        layers: list[Any] = [env]
+        while not issubclass(type(layers[-1]), MazeEnv):
+            layers.append(layers[-1].env)
+        probe = _Probe(layers.pop())
+        while layers:
+            layer = layers.pop()
+            layer.env = probe
+            probe = _Probe(layer)
+        super().__init__(probe)  # type: ignore[arg-type]
         self.timing_events = self._context.event_service.create_event_topic(StepTimingEvents)
 
     @override(Wrapper)
     def _bind(self) -> None:
         super()._bind()
         self._context = self.env.context
-        self._probes = _probes_of(self.env)
+        probes: list[Any] = [self.env]
+        while not issubclass(type(probes[-1].env), MazeEnv):
+            probes.append(probes[-1].env.env)
+        self._probes = probes
         n_layers = len(self._probes)
         self._layers = [f"{n_layers - 1 - i}_{type(probe.env).__name__}" for i, probe in enumerate(self._probes)]
 
@@ -121,24 +132,3 @@ class StepTimingWrapper(Wrapper[MazeEnv[Any]]):
         below = [*(probe.seconds for probe in self._probes[1:]), 0.0]
         for layer, probe, inner in zip(self._layers, self._probes, below, strict=True):
             event(layer=layer, value=1000.0 * max(0.0, probe.seconds - inner))
-
-
-def _with_probes(env: Any) -> Any:
-    """Return the stack with a probe around each of its layers."""
-    layers = [env]
-    while not issubclass(type(layers[-1]), MazeEnv):
-        layers.append(layers[-1].env)
-    probe = _Probe(layers.pop())
-    while layers:
-        layer = layers.pop()
-        layer.env = probe
-        probe = _Probe(layer)
-    return probe
-
-
-def _probes_of(env: Any) -> list[_Probe]:
-    """Return the probes of a stack, outermost first."""
-    probes = [env]
-    while not issubclass(type(probes[-1].env), MazeEnv):
-        probes.append(probes[-1].env.env)
-    return probes

@@ -74,7 +74,13 @@ class TimeLimitWrapper(Wrapper[Any], BaseEnv):
         if self._context is not None:
             self._context.is_episode_over = True
         self.n_cut_off += not (result[2] or (len(result) == 5 and result[3]))
-        return _cut_off(result)
+        if len(result) == 5:
+            observation, reward, terminated, truncated, info = result
+            return observation, reward, terminated, truncated or not terminated, info
+        observation, reward, done, info = result
+        if not done:
+            info[TRUNCATION_KEY] = True
+        return observation, reward, True, info
 
     @override(BaseEnv)
     def reset(self, **kwargs: Any) -> Any:
@@ -94,17 +100,6 @@ class TimeLimitWrapper(Wrapper[Any], BaseEnv):
     @override(BaseEnv)
     def close(self) -> None:
         self.env.close()
-
-
-def _cut_off(result: Any) -> Any:
-    """Return the result of the step with the episode truncated, unless it has ended."""
-    if len(result) == 5:
-        observation, reward, terminated, truncated, info = result
-        return observation, reward, terminated, truncated or not terminated, info
-    observation, reward, done, info = result
-    if not done:
-        info[TRUNCATION_KEY] = True
-    return observation, reward, True, info
 
 
 class CallTimeLimitWrapper(Wrapper[Any]):

@@ -80,15 +80,11 @@ def _has_plain_layout(klass: type) -> bool:
     return True
 
 
-def _identity(klass: type) -> type:
+def _identity(klass: type) -> Any:
     return klass
 
 
-def _reduce_view(view: _ClassViewMeta) -> tuple[Any, tuple[type]]:
-    return _identity, (view.real_type,)
-
-
-copyreg.pickle(_ClassViewMeta, _reduce_view)
+copyreg.pickle(_ClassViewMeta, lambda view: (_identity, (view.real_type,)))
 
 
 EnvType = TypeVar("EnvType")
@@ -151,7 +147,7 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
         env: Any = self.env
         self._env_step = env.step
         self._env_reset = env.reset
-        self._is_gymnasium = follows_gymnasium(env)
+        self._is_gymnasium = isinstance(env, gymnasium.Env)
 
     def step(self, action: Any) -> Any:
         """Step the environment: four values, or five around a gymnasium environment."""
@@ -167,13 +163,14 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
             return self.step(*args, **kwargs)
 
     @classmethod
-    def wrap(cls, env: T, **kwargs: Any) -> T | Self:
+    def wrap(cls, env: T, *args: Any, **kwargs: Any) -> T | Self:
         """Wrap `env`; equal to calling the class, but typed as both.
 
         :param env: Environment to wrap.
-        :param kwargs: Further arguments of the constructor.
+        :param args: Further arguments of the constructor.
+        :param kwargs: The same, by name.
         """
-        return cls(env, **kwargs)  # type: ignore[arg-type]
+        return cls(env, *args, **kwargs)  # type: ignore[arg-type]
 
     def get_observation_and_action_dicts(
         self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
@@ -255,10 +252,6 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
                 raise
             raise AttributeError(f"{self!r} has no attribute `{name}`.", name=name, obj=self) from error
 
-    def __dir__(self) -> list[str]:
-        inner = (name for name in dir(self.env) if not name.startswith("_")) if "_wrapped_env" in self.__dict__ else ()
-        return sorted({*super().__dir__(), *inner})
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.__dict__.get('_wrapped_env')!r})"
 
@@ -280,11 +273,6 @@ def _new_instance(wrapper_type: type[Wrapper[Any]]) -> Wrapper[Any]:
 
 def _map_values(function: Any, values: dict[StepKeyType, Any] | None) -> dict[StepKeyType, Any] | None:
     return None if values is None else {key: function(value) for key, value in values.items()}
-
-
-def follows_gymnasium(env: Any) -> bool:
-    """Return whether `env` follows gymnasium's protocol: `reset` returns two values, `step` five."""
-    return isinstance(env, gymnasium.Env)
 
 
 class ObservationWrapper(Wrapper[EnvType], ABC):

@@ -96,7 +96,8 @@ def _split_target(entry: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def _class_of_short_name(name: str, config_path: str) -> type[Wrapper[Any]]:
-    built_in = _built_in_modules()
+    package = importlib.import_module(_BUILT_IN)
+    built_in = [found.name for found in pkgutil.walk_packages(package.__path__, f"{_BUILT_IN}.") if not found.ispkg]
     # Modules are named after a suffix of the class: `MazeEnvMonitoringWrapper` is in `monitoring_wrapper`.
     likely = [path for path in built_in if name.lower().endswith(path.rpartition(".")[2].replace("_", ""))]
     for path in likely:
@@ -109,21 +110,13 @@ def _class_of_short_name(name: str, config_path: str) -> type[Wrapper[Any]]:
     if imported:
         paths = sorted(f"{klass.__module__}.{klass.__qualname__}" for klass in imported)
         raise ConfigError(f"{config_path}: `{name}` may be any of {paths}; name one by its dotted path.")
-    known = [_camel_case(path.rpartition(".")[2]) for path in built_in if path.endswith("_wrapper")]
+    names = (path.rpartition(".")[2] for path in built_in if path.endswith("_wrapper"))
+    known = ["".join(word.capitalize() for word in module.split("_")) for module in names]
     known += [klass.__name__ for klass in subclasses_of(Wrapper)]
     raise ConfigError(
         f"{config_path}: there is no built-in or imported wrapper `{name}`.{did_you_mean(name, known)} Name your own "
         "by their dotted path."
     )
-
-
-def _built_in_modules() -> list[str]:
-    package = importlib.import_module(_BUILT_IN)
-    return [module.name for module in pkgutil.walk_packages(package.__path__, f"{_BUILT_IN}.") if not module.ispkg]
-
-
-def _camel_case(snake_case: str) -> str:
-    return "".join(word.capitalize() for word in snake_case.split("_"))
 
 
 def subclasses_of(klass: type) -> Iterator[type[Any]]:

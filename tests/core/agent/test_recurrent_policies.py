@@ -12,7 +12,7 @@ from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.evaluation.inspection import inspected_episode
-from maze.interop.sb3_predictor import SB3Predictor
+from maze.interop.sb3_policy import SB3Predictor
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from tests.train.parallelization.toy_envs import counting_env, two_step_env
 from tests.train.trainers.common.recurrent_models import recurrent_model

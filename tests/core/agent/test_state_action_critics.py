@@ -22,7 +22,7 @@ from maze.core.agent.torch_state_action_critic import (
     encoded_size,
     expected_soft_value,
 )
-from maze.core.errors import CheckpointError, ConfigError, EnvironmentContractError
+from maze.core.errors import CheckpointError, ConfigError
 from maze.distributions.distribution_mapper import DistributionMapper
 from tests.train.parallelization.toy_envs import random_walk_env
 from tests.train.trainers.sac.sac_models import build_model as build_sac_model
@@ -130,12 +130,6 @@ def test_masked_actions_make_no_nan_in_any_precision(dtype):
     value.sum().backward()
     assert value.item() == pytest.approx(2.0 + math.log(2.0), rel=1e-2)
     assert bool(torch.isfinite(logits.grad).all())
-
-
-def test_a_row_without_valid_action_is_an_error_that_names_critic_head_and_row():
-    logits = torch.tensor([[0.0, 0.0, 0.0], [FILL, FILL, FILL]])
-    with pytest.raises(EnvironmentContractError, match=r"critic 0, action head `action`: no valid.*\[1\]"):
-        discrete_critic().predict_next_q_values(OBSERVATION, {}, {0: {"action": logits}}, {}, {0: torch.tensor(0.1)})
 
 
 def test_several_discrete_heads_have_values_of_their_own():

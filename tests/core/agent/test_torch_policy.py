@@ -14,7 +14,7 @@ from scipy import stats
 from torch import nn
 
 from maze.core.agent.acting import ActionHeads, Actor
-from maze.core.agent.torch_model import resolve_device
+from maze.core.agent.torch_model import resolve_device, threads_for
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import CheckpointError, ConfigError, EnvironmentContractError, NonFiniteError
@@ -456,3 +456,25 @@ def test_a_network_used_twice_counts_once():
     )
     assert len(policy.parameters()) == 1
     assert policy.num_params == 2
+
+
+@pytest.mark.parametrize(
+    ("network", "n_threads"),
+    [(nn.Linear(256, 256), 1), (nn.Linear(256, 257), 2), (nn.Conv2d(1, 1, 2), 2)],
+    ids=["small", "large", "convolution"],
+)
+def test_networks_of_small_dense_layers_learn_with_one_thread(
+    network: nn.Module, n_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before, before_learning = torch.get_num_threads(), 2
+    torch.set_num_threads(before_learning)
+    try:
+        with threads_for(network.parameters()):
+            assert torch.get_num_threads() == n_threads
+        assert torch.get_num_threads() == before_learning
+        monkeypatch.setenv("OMP_NUM_THREADS", "2")
+        with threads_for(network.parameters()):
+            assert torch.get_num_threads() == before_learning
+    finally:
+        torch.set_num_threads(before)

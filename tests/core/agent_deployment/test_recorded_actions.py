@@ -164,18 +164,3 @@ def test_an_environment_is_as_it_was_after_it_was_deployed() -> None:
     after, _ = record(lambda: env, policy, n_episodes=2, max_steps=10)
     for one, other in zip(before, after, strict=True):
         np.testing.assert_equal([r.maze_state for r in one], [r.maze_state for r in other])
-
-
-def test_kpis_without_any_reported_event_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    env = maze_env_factory(max_pieces_in_inventory=20, raw_piece_size=(100, 100), static_demand=[(30, 15), (20, 40)])
-    policy = RandomPolicy(env.action_spaces_dict)
-    episodes, _ = record(lambda: env, policy, n_episodes=2, max_steps=30)
-    with AgentDeployment(policy, env) as deployment:
-        replay(deployment, episodes)
-    assert not caplog.messages
-    for episode in episodes:
-        for report in episode:
-            report.events = []
-    with AgentDeployment(policy, env) as deployment:
-        replay(deployment, episodes)
-    assert sum("no events were reported in this deployment" in message for message in caplog.messages) == 1

@@ -234,8 +234,7 @@ def test_event_writers_get_one_step_log_per_environment_step_with_the_reset_in_t
 def test_without_kpis_and_writers_no_event_log_is_kept():
     env = LogStatsWrapper(cutting_env(has_kpis=False))
     run_episode(env)
-    assert not env._recorder.event_log().step_event_logs
-    env.get_episode_event_log()
+    assert len(env.get_episode_event_log().step_event_logs) == 1  # from now on
     run_episode(env)
     assert len(env.get_episode_event_log().step_event_logs) == 4
 
@@ -485,12 +484,3 @@ def test_a_log_step_leaves_episodes_under_way_and_environments_of_other_contexts
             increment_log_step()
             assert not env.epoch_stats.last_stats
         assert not outer.epoch_stats.last_stats
-
-
-def test_the_episodes_log_is_an_attribute_as_well():
-    env = LogStatsWrapper(cutting_env())
-    assert not env.episode_event_log.step_event_logs
-    run_episode(env)
-    log = env.episode_event_log
-    assert len(log.step_event_logs) == 4
-    assert [event.value for event in log.query_events(BaseEnvEvents.reward)] == [-1, -2, -1, -2]

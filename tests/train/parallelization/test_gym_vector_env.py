@@ -538,8 +538,11 @@ def test_contract_violations_of_a_vector_environment_are_named():
 @pytest.mark.parametrize(
     ("env", "message"),
     [
-        (lambda: ClipReward(gymnasium.make_vec("CartPole-v1", 2), 0, 1), "it is wrapped. Expected a class or function"),
-        (lambda: Counters(2), "it was not made by `gymnasium.make_vec`"),
+        (
+            lambda: ClipReward(gymnasium.make_vec("CartPole-v1", 2), 0, 1),
+            "wrapped or was not made .* Expected a class",
+        ),
+        (lambda: Counters(2), "was not made by `gymnasium.make_vec`"),
         (lambda: lambda num_envs: Counters(2), "expected a vector environment with 1 members"),
     ],
 )

@@ -295,7 +295,7 @@ def test_wrong_arguments_are_refused():
         SubprocVectorEnv([counting_env], start_method="thread")
     with pytest.raises(ConfigError, match="n_workers"):
         SubprocVectorEnv([counting_env], n_workers=0)
-    with pytest.raises(ValueError, match="at least one"):
+    with pytest.raises(ConfigError, match="0 factories"):
         SubprocVectorEnv([])
 
 

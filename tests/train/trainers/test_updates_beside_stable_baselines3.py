@@ -27,7 +27,7 @@ from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch
 from maze.train.trainers.ppo.ppo_algorithm_config import PPOAlgorithmConfig
 from maze.train.trainers.ppo.ppo_trainer import PPO
 from maze.train.trainers.sac.sac_algorithm_config import SACAlgorithmConfig
-from maze.train.trainers.sac.sac_trainer import SACLearner
+from tests.train.trainers.sac.sac_models import learner_of
 
 sb3 = pytest.importorskip("stable_baselines3")
 ReplayBufferSamples = sb3.common.type_aliases.ReplayBufferSamples
@@ -190,7 +190,7 @@ def test_updates_of_sac_without_noise_move_the_same_weights():
     )
     config = SACAlgorithmConfig(lr=0.01, gamma=0.9, tau=0.1, entropy_coef=0.0, entropy_tuning=False)
     maze_model = TorchActorCritic(TorchPolicy({0: actor}, mapper, "cpu"), critic, "cpu")
-    learner = SACLearner(maze_model, config, [ActorID(0, 0)], seed=0)
+    learner = learner_of(maze_model, config, [ActorID(0, 0)])
     generator = torch.Generator().manual_seed(0)
 
     def of_both():
@@ -206,7 +206,7 @@ def test_updates_of_sac_without_noise_move_the_same_weights():
         sample = ReplayBufferSamples(observed, actions, following, ended.float(), rewards)
         model.replay_buffer.sample = lambda *_, sample=sample, **__: sample
         model.train(gradient_steps=1, batch_size=32)
-        learner.update(
+        learner.learn(
             TransitionBatch(
                 actors=[ActorID(0, 0)],
                 observations=[{"observation": observed}],

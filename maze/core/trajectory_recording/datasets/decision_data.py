@@ -11,7 +11,6 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,9 +130,7 @@ class JoinedLog:
 
 @dataclass
 class _Decision:
-    where: str
     n: int
-    time: float
     record: SpacesRecord
     reason: str = ""
     """Why it cannot be learned from; empty: it can."""
@@ -185,19 +182,23 @@ def join_decision_log(path: str | Path, step_keys: Mapping[str, StepKeyType] | N
     left_out: Counter[str] = Counter()
     for where, line in read_lines(Path(path), damaged):
         try:
-            found = [] if line["kind"] == "outcome" else _decisions(where, line, step_keys)
-            outcome = None if found else _outcome(line)
+            found = [] if line["kind"] == "outcome" else _decisions(line, step_keys)
+            values = {key: value for key, value in line.items() if key not in ("kind", "time", "decision")}
+            identifier = str(line["decision"]) if line["kind"] == "outcome" else ""
+            if identifier:
+                float(values["reward"])
         except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
             _LOGGER.warning("%s is not an entry of a decision log (%s: %s).", where, type(error).__name__, error)
             damaged.append(where)
             continue
-        for name, identifier, decision in found:
+        for name, number, decision in found:
             if name:
-                decisions.setdefault(name, {})[identifier] = decision
+                decisions.setdefault(name, {})[number] = decision
             else:
                 left_out["of no episode"] += 1
-        if outcome is not None:
-            _add_outcome(outcomes, where, *outcome)
+        if identifier:
+            before = outcomes.setdefault(identifier, _Outcome(where, values))
+            before.is_contradicted |= before.values != values
     if damaged:
         _LOGGER.warning("Damaged lines of the decision log are skipped: %s", ", ".join(damaged[:10]))
         left_out["lines damaged"] = len(damaged)
@@ -216,30 +217,8 @@ def join_decision_log(path: str | Path, step_keys: Mapping[str, StepKeyType] | N
     return JoinedLog(episodes, +left_out)
 
 
-def _outcome(line: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    if line["kind"] != "outcome":
-        return None
-    values = {key: value for key, value in line.items() if key not in ("kind", "time", "decision")}
-    float(values["reward"])
-    return str(line["decision"]), values
-
-
-def _add_outcome(outcomes: dict[str, _Outcome], where: str, identifier: str, values: dict[str, Any]) -> None:
-    before = outcomes.setdefault(identifier, _Outcome(where, values))
-    if before.values != values:
-        before.is_contradicted = True
-        _LOGGER.warning(
-            "%s: the outcome %s of decision %s contradicts that of %s, %s. Its episode is left out.",
-            where,
-            values,
-            identifier,
-            before.where,
-            before.values,
-        )
-
-
 def _decisions(
-    where: str, line: Mapping[str, Any], step_keys: Mapping[str, StepKeyType] | None
+    line: Mapping[str, Any], step_keys: Mapping[str, StepKeyType] | None
 ) -> list[tuple[str, str, _Decision]]:
     """Return the episode, identifier and decision of each row of a line."""
     text = str(line["step"])
@@ -263,7 +242,7 @@ def _decisions(
             info={PROPENSITY: propensity, ACTED_BY: str(line.get("policy", ""))},
         )
         reason = "" if is_decided else f"not decided by a network ({line['kind']})"
-        decision = _Decision(where, int(row["n"]), float(line["time"]), record, reason)
+        decision = _Decision(int(row["n"]), record, reason)
         found.append((row["episode"] or row.get("client_episode", ""), str(row["decision"]), decision))
     return found
 
@@ -281,10 +260,6 @@ def _joined(
         reason = reason or "in episodes with decisions without outcome"
     if any(identifier in outcomes and outcomes[identifier].is_contradicted for identifier, _ in ordered):
         reason = reason or "in episodes with contradicting outcomes"
-    if any(later.time < earlier.time for (_, earlier), (_, later) in pairwise(ordered)):
-        _LOGGER.warning(
-            "%s: the clock ran backwards in this episode; its decisions are ordered by number.", ordered[0][1].where
-        )
     if reason:
         left_out[reason] += len(ordered)
         return []

@@ -76,15 +76,14 @@ class InMemoryDataset(Dataset[Item], ABC):
         self.trajectory_processor = Factory(TrajectoryProcessor).instantiate(  # type: ignore[type-abstract]
             trajectory_processor, config_path="trajectory_processor"
         )
-        self.conversion_env_factory = conversion_env_factory
         self.n_workers = n_workers
         self.deserialize_in_main_thread = deserialize_in_main_thread
-        self.reader = TrajectoryReader(allow_pickle, tuple(extra_types))
+        self._reading = (conversion_env_factory, self.trajectory_processor, allow_pickle, tuple(extra_types))
+        self._reader = DataLoadWorker(*self._reading)
         self.step_records: list[StructuredSpacesRecord] = []
         """All steps, trajectory after trajectory."""
         self.trajectory_references: list[range] = []
         """For each trajectory the indices of its steps."""
-        self._conversion_env: MazeEnv[Any] | None = None
         # The default `input_data: trajectory_data` of configurations is present if the user sets `dir_or_file`.
         source = dir_or_file if dir_or_file is not None else input_data
         if source is not None:
@@ -107,10 +106,8 @@ class InMemoryDataset(Dataset[Item], ABC):
         n_before = len(self.trajectory_references)
         if self.n_workers > 1 and len(sources) > 1:
             if self.deserialize_in_main_thread:
-                env = self._environment()
-                sources = [trajectory for source in sources for trajectory in self.reader.trajectories(source, env)]
-            reading = (self.trajectory_processor, self.reader, registered_safe_types())
-            make = partial(DataLoadWorker, self.conversion_env_factory, *reading)
+                sources = [trajectory for source in sources for trajectory in self._reader.trajectories(source)]
+            make = partial(DataLoadWorker, *self._reading, registered_safe_types())
             pieces = enumerate(sources)
             pool = ProcessPool(
                 min(self.n_workers, len(sources)), quick_start_method(), noun="data loading worker", item=_source
@@ -121,20 +118,14 @@ class InMemoryDataset(Dataset[Item], ABC):
             for _, converted in sorted(loaded, key=lambda piece: piece[0][0]):
                 self._add(converted)
         else:
-            for source in sources:
-                for trajectory in self.reader.trajectories(source, self._environment()):
-                    self.append(trajectory)
+            for number, source in enumerate(sources):
+                self._add(self._reader.load(number, source))
         n_added = len(self.trajectory_references) - n_before
         _LOGGER.info("Loaded %d trajectories from %d sources, %d steps in total.", n_added, len(sources), len(self))
 
     def append(self, trajectory: TrajectoryRecord[Any]) -> None:
-        """Process a trajectory and adds its steps."""
-        self._add(self.trajectory_processor.process(trajectory, self._environment()))
-
-    def _environment(self) -> MazeEnv[Any] | None:
-        if self._conversion_env is None and self.conversion_env_factory is not None:
-            self._conversion_env = self.conversion_env_factory()
-        return self._conversion_env
+        """Process a trajectory and add its steps."""
+        self._add(self._reader.load(0, trajectory))
 
     @staticmethod
     def deserialize_trajectory(
@@ -188,7 +179,9 @@ class InMemoryDataset(Dataset[Item], ABC):
             raise ValueError(f"The lengths {lengths} do not add up to the {len(self)} steps of this data set.")
         order: list[int] = torch.randperm(len(self.trajectory_references), generator=generator).tolist()
         if len(order) < sum(length > 0 for length in lengths):
-            return self._consecutive_split([self.trajectory_references[index] for index in order], lengths)
+            mixed = [step for index in order for step in self.trajectory_references[index]]
+            starts = [sum(lengths[:part]) for part in range(len(lengths))]
+            return [Subset(self, mixed[start : start + n]) for start, n in zip(starts, lengths, strict=True)]
         parts: list[list[int]] = [[] for _ in lengths]
         for position, index in enumerate(order):
             steps = self.trajectory_references[index]
@@ -198,11 +191,6 @@ class InMemoryDataset(Dataset[Item], ABC):
             neediest = max(candidates, key=lambda part: lengths[part] - len(parts[part]))
             parts[neediest].extend(steps)
         return [Subset(self, part) for part in parts]
-
-    def _consecutive_split(self, trajectories: Sequence[range], lengths: Sequence[int]) -> list[Subset[Item]]:
-        steps = [step for trajectory in trajectories for step in trajectory]
-        starts = [sum(lengths[:part]) for part in range(len(lengths))]
-        return [Subset(self, steps[start : start + n]) for start, n in zip(starts, lengths, strict=True)]
 
     def _sources(self, input_data: InputData) -> list[Path | TrajectoryRecord[Any]]:
         if isinstance(input_data, TrajectoryRecord):
@@ -225,57 +213,47 @@ class InMemoryDataset(Dataset[Item], ABC):
             self.trajectory_references.append(range(start, len(self.step_records)))
 
 
-class TrajectoryReader:
-    """Read trajectories, in this process or in workers, with the same permissions.
+class DataLoadWorker:
+    """Read and convert trajectories, in this process or in a worker process, with the same permissions.
 
+    :param env_factory: Makes the environment for the conversion, whose own classes may be loaded.
+    :param processor: Processor of each trajectory.
     :param allow_pickle: Trust the files.
     :param extra_types: Further types that may be loaded.
-    """
-
-    def __init__(self, allow_pickle: bool = False, extra_types: tuple[type | str, ...] = ()) -> None:
-        self.allow_pickle = allow_pickle
-        self.extra_types = extra_types
-
-    def trajectories(
-        self, source: Path | str | TrajectoryRecord[Any], env: MazeEnv[Any] | None = None
-    ) -> Generator[TrajectoryRecord[Any], None, None]:
-        """Yield the trajectories of a file, or a given trajectory.
-
-        :param source: The file or trajectory.
-        :param env: The environment for the conversion; its own classes may be loaded.
-        """
-        if isinstance(source, TrajectoryRecord):
-            yield source
-        elif is_minari(source):
-            yield from read_minari(source, env)
-        elif is_decision_log(source):
-            yield from read_decisions(source, env)
-        elif Path(source).suffix == PARQUET_SUFFIX:
-            yield from read_parquet(source, env)
-        else:
-            packages = () if env is None else packages_of(env)
-            yield from InMemoryDataset.deserialize_trajectory(source, self.allow_pickle, self.extra_types, packages)
-
-
-class DataLoadWorker:
-    """Read and convert trajectories in a worker process.
-
-    :param env_factory: Makes the environment for the conversion.
-    :param processor: Processor of each trajectory.
-    :param reader: Reader of files.
-    :param safe_types: Further types that may be loaded.
+    :param safe_types: Types to be registered as safe.
     """
 
     def __init__(
         self,
         env_factory: EnvFactory | None,
         processor: TrajectoryProcessor,
-        reader: TrajectoryReader,
+        allow_pickle: bool = False,
+        extra_types: tuple[type | str, ...] = (),
         safe_types: Iterable[type | str] = (),
     ) -> None:
         register_safe_types(*safe_types)
-        self._processor, self._reader = processor, reader
-        self._env = env_factory() if env_factory is not None else None
+        self._processor, self._permissions = processor, (allow_pickle, extra_types)
+        self._env_factory = env_factory
+        self._env: MazeEnv[Any] | None = None
+
+    def _environment(self) -> MazeEnv[Any] | None:
+        if self._env is None and self._env_factory is not None:
+            self._env = self._env_factory()
+        return self._env
+
+    def trajectories(self, source: Path | str | TrajectoryRecord[Any]) -> Iterable[TrajectoryRecord[Any]]:
+        """Return the trajectories of a file, or a given trajectory."""
+        env = self._environment()
+        if isinstance(source, TrajectoryRecord):
+            return [source]
+        if is_minari(source):
+            return read_minari(source, env)
+        if is_decision_log(source):
+            return read_decisions(source, env)
+        if Path(source).suffix == PARQUET_SUFFIX:
+            return read_parquet(source, env)
+        packages = () if env is None else packages_of(env)
+        return InMemoryDataset.deserialize_trajectory(source, *self._permissions, packages)
 
     def load(self, number: int, source: Path | str | TrajectoryRecord[Any]) -> list[list[StructuredSpacesRecord]]:
         """Return the converted trajectories of a source.
@@ -284,8 +262,8 @@ class DataLoadWorker:
         :param source: A file, or a trajectory.
         """
         converted: list[list[StructuredSpacesRecord]] = []
-        for trajectory in self._reader.trajectories(source, self._env):
-            converted += self._processor.process(trajectory, self._env)
+        for trajectory in self.trajectories(source):
+            converted += self._processor.process(trajectory, self._environment())
         return converted
 
     def close(self) -> None:
@@ -297,7 +275,6 @@ class DataLoadWorker:
         trajectories_or_paths: Sequence[Path | str | TrajectoryRecord[Any]],
         reporting_queue: Any,
         trajectory_processor: TrajectoryProcessor,
-        reader: TrajectoryReader | None = None,
     ) -> None:
         """Put, for each source, the list of converted trajectories into the queue.
 
@@ -305,9 +282,8 @@ class DataLoadWorker:
         :param trajectories_or_paths: Files and trajectories of this worker.
         :param reporting_queue: Object with the method `put`.
         :param trajectory_processor: Processor of each trajectory.
-        :param reader: Reader of files; by default without additional permissions.
         """
-        worker = DataLoadWorker(env_factory, trajectory_processor, reader or TrajectoryReader())
+        worker = DataLoadWorker(env_factory, trajectory_processor)
         for number, source in enumerate(trajectories_or_paths):
             reporting_queue.put(worker.load(number, source))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -42,9 +43,14 @@ class TrajectoryProcessor(ABC):
         """
         if isinstance(trajectory, SpacesTrajectoryRecord):
             return list(trajectory.step_records)
-        env = _checked_env(trajectory, conversion_env)
+        if not isinstance(trajectory, StateTrajectoryRecord) or conversion_env is None:
+            raise ConfigError(
+                f"Trajectory {trajectory.id} is a {type(trajectory).__name__}. A StateTrajectoryRecord with a "
+                "`conversion_env_factory` of the data set, which makes the environment (with its wrappers) for the "
+                "conversion, or a SpacesTrajectoryRecord was expected."
+            )
         return [
-            StructuredSpacesRecord.converted_from(record, env, first_step_in_episode=index == 0)
+            StructuredSpacesRecord.converted_from(record, conversion_env, first_step_in_episode=index == 0)
             for index, record in enumerate(_steps_with_action(trajectory))
         ]
 
@@ -85,16 +91,16 @@ class DeadEndClippingTrajectoryProcessor(TrajectoryProcessor):
 
     @override(TrajectoryProcessor)
     def pre_process(self, trajectory: TrajectoryRecord[Any]) -> TrajectoryRecord[Any]:
-        if isinstance(trajectory, SpacesTrajectoryRecord):
-            records: list[Any] = trajectory.step_records
-            last = records[-1].substep_records[-1] if records else None
-        else:
-            records = _steps_with_action(trajectory)
-            last = records[-1] if records else None
+        is_converted = isinstance(trajectory, SpacesTrajectoryRecord)
+        records: list[Any] = trajectory.step_records if is_converted else _steps_with_action(trajectory)
+        last = records[-1] if records else None
+        if is_converted and last is not None:
+            last = last.substep_records[-1]
         if last is None or not last.done or is_truncated(last.done, last.info or {}):
             return trajectory
-        n_kept = max(0, len(records) - self.clip_k)
-        return _with_steps(trajectory, trajectory.step_records[:n_kept])
+        clipped = copy.copy(trajectory)
+        clipped.step_records = trajectory.step_records[: max(0, len(records) - self.clip_k)]
+        return clipped
 
 
 class IdentityWithNextObservationTrajectoryProcessor(TrajectoryProcessor):
@@ -166,26 +172,3 @@ def _last_observation(trajectory: TrajectoryRecord[Any], env: MazeEnv[Any] | Non
 
 def _steps_with_action(trajectory: TrajectoryRecord[Any]) -> list[StateRecord]:
     return [record for record in trajectory.step_records if record.maze_action is not None]
-
-
-def _with_steps(trajectory: TrajectoryRecord[Any], steps: list[Any]) -> TrajectoryRecord[Any]:
-    if isinstance(trajectory, StateTrajectoryRecord):
-        clipped: TrajectoryRecord[Any] = StateTrajectoryRecord(trajectory.id, renderer=trajectory.renderer)
-    else:
-        clipped = type(trajectory)(trajectory.id)
-    clipped.step_records = steps
-    return clipped
-
-
-def _checked_env(trajectory: TrajectoryRecord[Any], conversion_env: MazeEnv[Any] | None) -> MazeEnv[Any]:
-    if not isinstance(trajectory, StateTrajectoryRecord):
-        raise ConfigError(
-            f"Trajectory {trajectory.id}: expected a state or spaces trajectory record, found a "
-            f"{type(trajectory).__name__}."
-        )
-    if conversion_env is None:
-        raise ConfigError(
-            f"Trajectory {trajectory.id} holds states of the simulation; the data set needs a "
-            f"`conversion_env_factory` that makes the environment (with its wrappers) for their conversion."
-        )
-    return conversion_env

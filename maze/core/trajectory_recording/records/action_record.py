@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ _SINGLE_ACTION = ""
 _MAX_ITEM_SIZE = 1 << 16
 
 
+@dataclass
 class ActionRecord:
     """Actions of an episode in order, and the seed of its environment.
 
@@ -27,11 +29,10 @@ class ActionRecord:
     :param seed: Seed of the environment; `None`: the episode was not the first one after seeding.
     """
 
-    def __init__(self, episode_id: str, seed: int | None) -> None:
-        self.episode_id = episode_id
-        self.seed = seed
-        self.actions: list[tuple[ActorID, Any]] = []
-        """Actor and action of each (sub-)step."""
+    episode_id: str
+    seed: int | None
+    actions: list[tuple[ActorID, Any]] = field(default_factory=list)
+    """Actor and action of each (sub-)step."""
 
     def append(self, actor_id: ActorID, action: Any) -> None:
         """Add the next action."""
@@ -39,9 +40,7 @@ class ActionRecord:
 
     def copy(self) -> ActionRecord:
         """Return an independent copy."""
-        twin = ActionRecord(self.episode_id, self.seed)
-        twin.actions = list(self.actions)
-        return twin
+        return replace(self, actions=list(self.actions))
 
     def __len__(self) -> int:
         return len(self.actions)
@@ -101,12 +100,10 @@ def _plain(action: Any) -> dict[str, list[Any]]:
 
 
 def _restored(plain: Mapping[str, list[Any]]) -> Any:
-    action = {name: np.asarray(value, dtype=_checked(dtype))[()] for name, (dtype, value) in plain.items()}
+    action = {}
+    for name, (text, value) in plain.items():
+        dtype: np.dtype[Any] = np.dtype(str(text))
+        if dtype.hasobject or dtype.itemsize > _MAX_ITEM_SIZE:
+            raise ValueError(f"values of type {text}")
+        action[name] = np.asarray(value, dtype)[()]
     return action[_SINGLE_ACTION] if list(action) == [_SINGLE_ACTION] else action
-
-
-def _checked(dtype: Any) -> np.dtype[Any]:
-    found: np.dtype[Any] = np.dtype(str(dtype))
-    if found.hasobject or found.itemsize > _MAX_ITEM_SIZE:
-        raise ValueError(f"values of type {dtype}")
-    return found

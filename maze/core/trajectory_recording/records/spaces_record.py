@@ -67,33 +67,24 @@ class SpacesRecord:
             raise ValueError("There are no records to stack.")
         first = records[0]
         for index, record in enumerate(records):
-            if record.actor_id != first.actor_id:
+            if (record.actor_id, record.batch_shape) != (first.actor_id, first.batch_shape):
                 raise ValueError(
-                    f"Only records of one actor can be stacked: record 0 is of {first.actor_id}, record {index} of "
-                    f"{record.actor_id}."
-                )
-            if record.batch_shape != first.batch_shape:
-                raise ValueError(
-                    f"Only records of one batch shape can be stacked: record 0 has {first.batch_shape}, record "
-                    f"{index} has {record.batch_shape}."
+                    f"Only records of one actor and one batch shape can be stacked: record 0 is of {first.actor_id}, "
+                    f"{first.batch_shape}, record {index} of {record.actor_id}, {record.batch_shape}."
                 )
         stacked = cls(actor_id=first.actor_id, batch_shape=[len(records), *(first.batch_shape or [])])
         for field in (*_DICT_FIELDS, *_VALUE_FIELDS, "info"):
-            stacked._stack_field(field, [getattr(record, field) for record in records])
-        return stacked
-
-    def _stack_field(self, field: str, values: list[Any]) -> None:
-        missing = [index for index, value in enumerate(values) if value is None]
-        if missing:
-            if len(missing) < len(values):
+            values: list[Any] = [getattr(record, field) for record in records]
+            missing = [index for index, value in enumerate(values) if value is None]
+            if len(missing) == len(values):
+                continue
+            if missing:
                 raise ValueError(f"Cannot stack `{field}`: records {missing[:8]} of {len(values)} lack it.")
-            return
-        if field in _DICT_FIELDS:
-            setattr(self, field, stack_dicts(values, name=f"`{field}` of {self.actor_id}"))
-        elif field == "info":
-            self.info = values
-        else:
-            setattr(self, field, stack_values(values))
+            if field in _DICT_FIELDS:
+                setattr(stacked, field, stack_dicts(values, name=f"`{field}` of {first.actor_id}"))
+            else:
+                setattr(stacked, field, values if field == "info" else stack_values(values))
+        return stacked
 
     @property
     def substep_key(self) -> str | int:
@@ -176,10 +167,6 @@ def to_torch(value: Any, device: str) -> Any:
         return None
     if isinstance(value, dict):
         return {key: to_torch(item, device) for key, item in value.items()}
-    return _tensor(value, device)
-
-
-def _tensor(value: Any, device: str) -> torch.Tensor:
     import torch
 
     if isinstance(value, torch.Tensor):

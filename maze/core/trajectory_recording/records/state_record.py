@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from maze.core.log_events.step_event_log import StepEventLog
 
 
+@dataclass(eq=False)
 class StateRecord:
     """State, action, reward and events of one step, for rendering, replay and imitation learning.
 
@@ -32,33 +34,15 @@ class StateRecord:
         are in the last one.
     """
 
-    # Missing in recordings of earlier releases.
+    maze_state: MazeStateType
+    maze_action: MazeActionType | None
+    step_event_log: StepEventLog | None
+    reward: float | np.ndarray | Any
+    done: bool | None
+    info: dict[Any, Any] | None
+    serializable_components: dict[str, Any]
     actor_id: ActorID | None = None
     substeps: Sequence[StateRecord] = ()
-
-    def __init__(
-        self,
-        maze_state: MazeStateType,
-        maze_action: MazeActionType | None,
-        step_event_log: StepEventLog | None,
-        reward: float | np.ndarray | Any,
-        done: bool | None,
-        info: dict[Any, Any] | None,
-        serializable_components: dict[str, Any],
-        actor_id: ActorID | None = None,
-        substeps: Sequence[StateRecord] = (),
-    ) -> None:
-        self.maze_state = maze_state
-        self.maze_action = maze_action
-        self.step_event_log = step_event_log
-        self.reward = reward
-        self.done = done
-        self.info = info
-        self.serializable_components = serializable_components
-        if actor_id is not None:
-            self.actor_id = actor_id
-        if substeps:
-            self.substeps = list(substeps)
 
     def by_substep(self) -> Sequence[StateRecord]:
         """Return the records of the sub-steps; this record if there is only one."""

@@ -78,7 +78,24 @@ class StructuredSpacesRecord:
         """
         records: list[SpacesRecord] = []
         for substep in state_record.by_substep():
-            records += _converted_substep(substep, conversion_env, first_step_in_episode and not records)
+            actor, is_first = substep.actor_id, first_step_in_episode and not records
+            with nullcontext() if actor is None else conversion_env.converting(actor):
+                observations, actions = conversion_env.get_observation_and_action_dicts(
+                    substep.maze_state, substep.maze_action, is_first
+                )
+            found = [  # several if wrappers split an action into sub-steps
+                SpacesRecord(
+                    actor_id=actor if actor is not None and key == actor.step_key else ActorID(key, 0),
+                    observation=observations[key] if observations is not None else None,
+                    action=actions[key] if actions is not None else None,
+                    reward=0.0,
+                    done=False,
+                )
+                for key in (observations if observations is not None else actions or {})
+            ]
+            if found:  # the reward belongs to the last of them
+                found[-1].reward, found[-1].done, found[-1].info = substep.reward, substep.done, substep.info
+            records += found
         return cls(records, event_log=state_record.step_event_log)
 
     def to_numpy(self) -> StructuredSpacesRecord:
@@ -155,26 +172,3 @@ class StructuredSpacesRecord:
     next_observations_dict = _by_step_key("next_observation", "Next observations by sub-step key.")
     logits_dict = _by_step_key("logits", "Logits by sub-step key.")
     discounted_returns_dict = _by_step_key("discounted_return", "Discounted returns by sub-step key.")
-
-
-def _converted_substep(state_record: StateRecord, env: MazeEnv[Any], is_first: bool) -> list[SpacesRecord]:
-    """Return the record of a sub-step; several if wrappers split an action into sub-steps."""
-    actor = state_record.actor_id
-    with nullcontext() if actor is None else env.converting(actor):
-        observations, actions = env.get_observation_and_action_dicts(
-            state_record.maze_state, state_record.maze_action, is_first
-        )
-    records = [
-        SpacesRecord(
-            actor_id=actor if actor is not None and key == actor.step_key else ActorID(key, 0),
-            observation=observations[key] if observations is not None else None,
-            action=actions[key] if actions is not None else None,
-            reward=0.0,
-            done=False,
-        )
-        for key in (observations if observations is not None else actions or {})
-    ]
-    if records:  # the reward belongs to the last of them
-        records[-1].reward, records[-1].done = state_record.reward, state_record.done
-        records[-1].info = state_record.info
-    return records

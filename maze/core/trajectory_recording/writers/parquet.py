@@ -78,7 +78,11 @@ class ParquetColumns:
     ) -> None:
         optional_package("pyarrow", "parquet", _NEED)
         self._entries = {"observation": _entries(observation_spaces), "action": _entries(action_spaces)}
-        self._events = dict(event for interface in interfaces for event in _event_columns(interface))
+        self._events = {
+            f"{interface.__name__}.{name}": list(inspect.signature(method).parameters)[1:]
+            for interface in interfaces
+            for name, method in event_methods(interface).items()
+        }
 
     def write(
         self, path: str | Path, episode_id: str, rows: Sequence[SubstepRow], kpis: Mapping[str, float] | None = None
@@ -123,12 +127,15 @@ class ParquetColumns:
         add("done", [bool(record.done) for record in records], pa.bool_())
         cut_off = [is_truncated(bool(record.done), record.info or {}) for record in records]
         add("truncated", cut_off, pa.bool_())
-        fired = [_by_name(row.events) for row in rows]
+        fired: dict[str, list[list[EventRecord]]] = {name: [[] for _ in rows] for name in self._events}
+        for index, row in enumerate(rows):
+            for event in row.events:
+                if event.qualified_name in fired:
+                    fired[event.qualified_name][index].append(event)
         for name, arguments in self._events.items():
-            add(f"event.{name}", [len(events.get(name, ())) for events in fired], pa.int32())
+            add(f"event.{name}", list(map(len, fired[name])), pa.int32())
             for argument in arguments:
-                sums = [_sum(events.get(name, ()), argument) for events in fired]
-                add(f"event.{name}.{argument}", sums, pa.float64())
+                add(f"event.{name}.{argument}", [_sum(events, argument) for events in fired[name]], pa.float64())
         described = pa.list_(pa.struct([("event", pa.string()), ("attributes", pa.string())]))
         add("events", [[_described(event) for event in row.events] for row in rows], described)
         for name, value in kpis.items():
@@ -252,21 +259,6 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "_asdict"):
         return value._asdict()
     return str(value)
-
-
-def _event_columns(interface: type[Any]) -> list[tuple[str, list[str]]]:
-    """Return the events of an interface with their arguments."""
-    return [
-        (f"{interface.__name__}.{name}", list(inspect.signature(method).parameters)[1:])
-        for name, method in event_methods(interface).items()
-    ]
-
-
-def _by_name(events: Iterable[EventRecord]) -> dict[str, list[EventRecord]]:
-    named: dict[str, list[EventRecord]] = {}
-    for event in events:
-        named.setdefault(event.qualified_name, []).append(event)
-    return named
 
 
 def _sum(events: Sequence[EventRecord], argument: str) -> float | None:

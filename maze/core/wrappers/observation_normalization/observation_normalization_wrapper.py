@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import importlib
@@ -39,7 +40,6 @@ from maze.core.wrappers.substep_wrappers import (
 from maze.core.wrappers.wrapper import ObservationWrapper
 from maze.core.wrappers.wrapper_factory import subclasses_of
 
-_MANUAL_KEYS = ("strategy", "strategy_config", "statistics")
 _PLACE = "ObservationNormalizationWrapper"
 
 
@@ -93,10 +93,11 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
         self.strategies = self._build_strategies()
         """The strategy of each normalized observation."""
         self._configured = [name for name, strategy in self.strategies.items() if strategy.is_initialized()]
-        self._file_error: CheckpointError | None = None
         self._normalizers: dict[StepKeyType, list[tuple[str, Any]]] | None = None
-        self._read_dump_if_there_is_one()
         self._update()
+        if self.statistics_dump is not None and self.names_to_estimate() and self.statistics_dump.is_file():
+            with contextlib.suppress(CheckpointError):  # it may belong to another environment, and is replaced then
+                self.load_statistics(self.statistics_dump)
 
     @classmethod
     def register_new_observation_normalization_strategy(cls, containing_submodule: Any) -> None:
@@ -119,13 +120,14 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
     @override(SubstepObservationWrapper)
     def convert(self, observation: Observation, step_key: StepKeyType) -> Observation:
         if self._is_collecting:
-            self._collect(observation)
+            for name, samples in self._samples.items():
+                if name in observation:
+                    samples.append(np.array(observation[name]))
             return observation
-        normalizers = self._normalizers
-        if normalizers is None:
+        if self._normalizers is None:
             raise self._missing_statistics()
         normalized = dict(observation)
-        for name, normalize in normalizers[step_key]:
+        for name, normalize in self._normalizers[step_key]:
             normalized[name] = normalize(observation[name])
         return normalized
 
@@ -155,9 +157,15 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
                     f"{_PLACE}: no samples of the observation `{name}` were collected. Increase the number of samples, "
                     f"or configure its statistics in `manual_config`, or name it in `exclude`."
                 )
-            estimated[name] = self._estimate(name, samples)
+            not_finite = next((index for index, sample in enumerate(samples) if not np.isfinite(sample).all()), None)
+            if not_finite is not None:
+                raise ConfigError(
+                    f"{_PLACE}: sample {not_finite} of the observation `{name}` contains NaN or infinite values: "
+                    f"{samples[not_finite]}. Correct the environment, or `exclude` the observation."
+                )
+            estimated[name] = self.strategies[name].estimate_stats(samples)
         self._samples = {}
-        self._set(estimated)
+        self.set_normalization_statistics(estimated)
 
     def get_statistics(self) -> StructuredStatisticsType:
         """Return the statistics of all normalized observations, by name.
@@ -173,12 +181,16 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
 
         :param stats: By name of the observation, as :meth:`get_statistics` returns them.
         """
-        self._check_names(stats)
-        self._set(stats)
-
-    def has_statistics(self) -> bool:
-        """Return whether there are statistics of all observations to normalize."""
-        return self._normalizers is not None
+        if not {*self.names_to_estimate()} <= {*stats} <= {*self.strategies}:
+            raise ConfigError(
+                f"{_PLACE}: statistics are needed of the observations {list(self.strategies)}, found those of "
+                f"{list(stats)}."
+            )
+        strategies = copy.deepcopy(self.strategies)  # none is changed if one of them fails
+        for name, entry in stats.items():
+            _set_statistics(strategies[name], entry, f"{_PLACE}: observation `{name}`")
+        self.strategies = strategies
+        self._update()
 
     def dump_statistics(self) -> None:
         """Write the statistics to the configured file."""
@@ -193,8 +205,9 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
         """
         loaded = load_statistics(Path(path))
         try:
-            self._check_names(loaded)
-            self._set({name: entry for name, entry in loaded.items() if name not in self._configured})
+            self.set_normalization_statistics(
+                {name: entry for name, entry in loaded.items() if name not in self._configured}
+            )
         except ConfigError as error:
             raise CheckpointError(f"`{path}` does not fit the environment: {error}") from error
 
@@ -209,8 +222,9 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
         if isinstance(config, Mapping) and TARGET_KEY in config:
             target = config[TARGET_KEY]
             target = locate(target, where) if isinstance(target, str) else target
-            if _takes_action_spaces(target):
-                arguments["action_spaces_dict"] = action_spaces_dict
+            with contextlib.suppress(TypeError, ValueError):  # extension types have no signature
+                if "action_spaces_dict" in inspect.signature(target).parameters:
+                    arguments["action_spaces_dict"] = action_spaces_dict
         policy = Factory(object).instantiate(config, config_path=where, **arguments)
         if not hasattr(policy, "compute_action"):
             raise ConfigError(
@@ -224,7 +238,7 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
     def clone_from(self, env: ObservationNormalizationWrapper, future: Future = "same") -> None:
         super().clone_from(env, future)
         if env._normalizers is not None:
-            self._set(env.get_statistics())
+            self.set_normalization_statistics(env.get_statistics())
 
     def _build_strategies(self) -> dict[str, ObservationNormalizationStrategy]:
         """Return the strategy of each observation that is to be normalized."""
@@ -255,44 +269,19 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
     def _build_strategy(self, name: str, space: spaces.Space[Any]) -> ObservationNormalizationStrategy:
         manual = self.manual_config.get(name)
         where = f"{_PLACE}: default_strategy" if manual is None else f"{_PLACE}: manual_config.{name}"
-        choice = checked_entry({} if manual is None else manual, where, optional=_MANUAL_KEYS)
+        choice = checked_entry(manual or {}, where, optional=("strategy", "strategy_config", "statistics"))
         strategy_type = _strategy_type(choice.get("strategy") or self.default_strategy, where)
         config = choice.get("strategy_config")
         config = self.default_strategy_config if config is None else config
         statistics = self.default_statistics if manual is None else manual.get("statistics")
         target = {TARGET_KEY: strategy_type, "clip_range": (None, None), "axis": None, **config}
         try:
-            strategy = _STRATEGIES.instantiate(target, observation_space=space)
+            strategy = _FACTORY.instantiate(target, observation_space=space)
         except ConfigError as error:
             raise ConfigError(f"{where}, observation `{name}`: {error}") from error
         if statistics is not None:
             _set_statistics(strategy, statistics, f"{where}, observation `{name}`")
         return strategy
-
-    def _read_dump_if_there_is_one(self) -> None:
-        if self.statistics_dump is None or not self.names_to_estimate() or not self.statistics_dump.is_file():
-            return
-        try:
-            self.load_statistics(self.statistics_dump)
-        except CheckpointError as error:
-            # The file may belong to another environment; it is an error only if statistics are read before estimation.
-            self._file_error = error
-
-    def _check_names(self, stats: Mapping[str, Any]) -> None:
-        missing = [name for name in self.names_to_estimate() if name not in stats]
-        unknown = [name for name in stats if name not in self.strategies]
-        if missing or unknown:
-            raise ConfigError(
-                f"{_PLACE}: statistics are needed of the observations {list(self.strategies)}, found those of "
-                f"{list(stats)}."
-            )
-
-    def _set(self, stats: StructuredStatisticsType) -> None:
-        strategies = copy.deepcopy(self.strategies)  # none is changed if one of them fails
-        for name, entry in stats.items():
-            _set_statistics(strategies[name], entry, f"{_PLACE}: observation `{name}`")
-        self.strategies = strategies
-        self._update()
 
     def _update(self) -> None:
         """Prepare normalization and spaces for the current statistics."""
@@ -305,29 +294,14 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
                 for key, space in inner_spaces.items()
             }
         self._observation_spaces = {
-            key: spaces.Dict({name: self._space_of(name, entry) for name, entry in space.spaces.items()})
+            key: spaces.Dict(
+                {
+                    name: strategies[name].normalized_space(entry) if name in strategies else entry
+                    for name, entry in space.spaces.items()
+                }
+            )
             for key, space in inner_spaces.items()
         }
-
-    def _space_of(self, name: str, space: spaces.Space[Any]) -> spaces.Space[Any]:
-        strategy = self.strategies.get(name)
-        if strategy is None or not isinstance(space, spaces.Box):
-            return space
-        return strategy.normalized_box(space)
-
-    def _collect(self, observation: Observation) -> None:
-        for name, samples in self._samples.items():
-            if name in observation:
-                samples.append(np.array(observation[name]))
-
-    def _estimate(self, name: str, samples: list[np.ndarray]) -> dict[str, np.ndarray]:
-        not_finite = next((index for index, sample in enumerate(samples) if not np.isfinite(sample).all()), None)
-        if not_finite is not None:
-            raise ConfigError(
-                f"{_PLACE}: sample {not_finite} of the observation `{name}` contains NaN or infinite values: "
-                f"{samples[not_finite]}. Correct the environment, or `exclude` the observation."
-            )
-        return self.strategies[name].estimate_stats(samples)
 
     def _seed_policy(self, policy: Any) -> None:
         if self._seed is not None and hasattr(policy, "seed"):
@@ -336,17 +310,15 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
 
     def _missing_statistics(self) -> CheckpointError:
         missing = [name for name, strategy in self.strategies.items() if not strategy.is_initialized()]
-        looked = f" There are none in `{self.statistics_dump}`." if self.statistics_dump is not None else ""
-        if self._file_error is not None:
-            looked = f" {self._file_error}"
         return CheckpointError(
-            f"{_PLACE}: statistics of the observations {missing} are missing.{looked} Rollouts take them from the "
-            "training run that `input_dir=outputs/<name>/<time>` names; in Python, estimate them "
-            "(`obtain_normalization_statistics(env, n_samples=...)`) or pass them to `set_normalization_statistics`."
+            f"{_PLACE}: statistics of the observations {missing} are missing; the file `{self.statistics_dump}` has "
+            "none that fit. Rollouts take them from the training run that `input_dir=outputs/<name>/<time>` names; in "
+            "Python, estimate them (`obtain_normalization_statistics(env, n_samples=...)`) or pass them to "
+            "`set_normalization_statistics`."
         )
 
 
-_STRATEGIES = Factory[ObservationNormalizationStrategy](
+_FACTORY = Factory[ObservationNormalizationStrategy](
     ObservationNormalizationStrategy  # type: ignore[type-abstract]  # subclasses are built
 )
 
@@ -367,7 +339,7 @@ def _strategy_type(strategy: Any, where: str) -> type[ObservationNormalizationSt
                 "own by their dotted path."
             )
         return known[strategy]
-    return _STRATEGIES.type_from_name(strategy, config_path=where)
+    return _FACTORY.type_from_name(strategy, config_path=where)
 
 
 def _set_statistics(strategy: ObservationNormalizationStrategy, statistics: Mapping[str, Any], where: str) -> None:
@@ -375,19 +347,8 @@ def _set_statistics(strategy: ObservationNormalizationStrategy, statistics: Mapp
     try:
         strategy.set_statistics(statistics)
         strategy.normalized_space()
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
-    except KeyError as error:
-        raise ConfigError(
-            f"{where}: {type(strategy).__name__} needs the statistic {error}, found {sorted(statistics)}."
-        ) from error
-
-
-def _takes_action_spaces(target: Any) -> bool:
-    try:
-        return "action_spaces_dict" in inspect.signature(target).parameters
-    except (TypeError, ValueError):  # extension types have no signature
-        return False
+    except (ConfigError, KeyError) as error:
+        raise ConfigError(f"{where}: {error}; found the statistics {sorted(statistics)}.") from error
 
 
 def obtain_normalization_statistics(env: Any, n_samples: int) -> StructuredStatisticsType | None:
@@ -423,8 +384,20 @@ def estimate_observation_normalization_statistics(env: Any, n_samples: int) -> N
         f"-> collecting {n_samples:,} environment steps to estimate normalization statistics of {names} ...", flush=True
     )
     env.set_observation_collection(True)
+    needs_state, needs_env = policy.needs_state(), policy.needs_env()
     try:
-        _take_steps(env, policy, n_samples)
+        observation = env.reset()
+        for _ in range(n_samples):
+            action = policy.compute_action(
+                observation,
+                maze_state=env.get_maze_state() if needs_state else None,
+                env=env if needs_env else None,
+                actor_id=env.actor_id(),
+                deterministic=False,
+            )
+            observation, _, done, _ = env.step(action)
+            if done:
+                observation = env.reset()
     finally:
         env.set_observation_collection(False)
     env.estimate_statistics()
@@ -450,22 +423,6 @@ def _normalized_env(env_factory: Callable[[], Any], statistics: StructuredStatis
     env = env_factory()
     env.set_normalization_statistics(statistics)
     return env
-
-
-def _take_steps(env: Any, policy: Any, n_steps: int) -> None:
-    needs_state, needs_env = policy.needs_state(), policy.needs_env()
-    observation = env.reset()
-    for _ in range(n_steps):
-        action = policy.compute_action(
-            observation,
-            maze_state=env.get_maze_state() if needs_state else None,
-            env=env if needs_env else None,
-            actor_id=env.actor_id(),
-            deterministic=False,
-        )
-        observation, _, done, _ = env.step(action)
-        if done:
-            observation = env.reset()
 
 
 def estimated_statistics(

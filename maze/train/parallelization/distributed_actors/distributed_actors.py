@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from abc import ABC, abstractmethod
@@ -150,7 +149,7 @@ class DistributedActors(EpisodeCollector, ABC):
             before and after; seconds spent waiting.
         """
         batch = self.collect_batch()
-        record = copy.deepcopy(batch.columns.structured_record()).to_torch(learner_device)
+        record = batch.columns.to_record().stack().to_torch(learner_device)
         return record, batch.queue_size_before, batch.queue_size_after, batch.waiting_time
 
     # -- the interface of a rollout generator and its vector environment -----------------------------------------------

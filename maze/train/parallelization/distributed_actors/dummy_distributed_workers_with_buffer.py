@@ -143,7 +143,7 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
             group = self._groups[self._turn]
             self._turn = (self._turn + 1) % len(self._groups)
             group.generator.collect(self.worker_policy, group.columns)
-            group.columns.check(group.env.seeding_at)
+            group.columns.check_finite(group.env.seeding_at)
             collected.append(group.rows.convert(group.columns, number))
             number += len(collected[-1])
             n_rollouts += group.columns.n_envs

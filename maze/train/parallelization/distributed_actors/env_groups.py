@@ -260,7 +260,7 @@ class EnvGroup:
         columns = self._columns[key]
         try:
             self._generator.collect(policy, columns)
-            columns.check(env.seeding_at)
+            columns.check_finite(env.seeding_at)
         except (NonFiniteError, EnvironmentContractError) as error:
             raise type(error)(f"{self._name}, {error}") from error
         return self._fragment(RolloutPacket.of(columns), policy, generators)

@@ -10,12 +10,11 @@ import cloudpickle
 import numpy as np
 
 from maze.core.annotations import override
-from maze.core.env.space_arrays import Arrays, ArraySpec, SpacesDict, action_column, array_specs, copy_rows
+from maze.core.env.space_arrays import Arrays, ArraySpec, action_column, array_specs, copy_rows
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStats
 from maze.core.utils.worker_pool import ProcessPool, env_slices, n_available_cores
-from maze.core.utils.worker_process import map_memory
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.structured_vector_env import (
     DividedVectorEnv,
@@ -43,27 +42,17 @@ class SharedArrays:
     """Arrays `[n_envs, ...]` in shared memory for actions and results of a step.
 
     :param n_envs: Number of environments.
-    :param observation_spaces_dict: Observation spaces by sub-step key.
-    :param action_spaces_dict: Action spaces by sub-step key.
-    :param fd: Memory of another process; `None`: create new memory.
+    :param spaces: Object with the spaces as attributes.
+    :param memory: The shared memory, uint8 `[n_bytes]`; `None`: arrays of this process, which tell the size.
     """
 
-    def __init__(
-        self, n_envs: int, observation_spaces_dict: SpacesDict, action_spaces_dict: SpacesDict, fd: int | None = None
-    ) -> None:
+    def __init__(self, n_envs: int, spaces: Any, memory: np.ndarray | None = None) -> None:
         self.n_envs = n_envs
-        self.step_keys: list[StepKeyType] = list(observation_spaces_dict)
-        observation_specs = array_specs(observation_spaces_dict, "observation")
-        action_specs = array_specs(action_spaces_dict, "action")
-        specs = [
-            spec for part in (observation_specs, action_specs) for by_key in part.values() for spec in by_key.values()
-        ]
-        size = sum(self._size(spec) for spec in specs) + self._size(_ACTOR) + 4 * self._size(_FLOAT)
-        self.memory = map_memory(size, fd)
-        """Its file descriptor gives another process access."""
-        self._offset = 0
-        self.observations = self._allocate_all(observation_specs)
-        self.actions = self._allocate_all(action_specs)
+        self.n_bytes = 0
+        self._memory = memory
+        self.step_keys: list[StepKeyType] = list(spaces.observation_spaces_dict)
+        self.observations = self._allocate_all(array_specs(spaces.observation_spaces_dict, "observation"))
+        self.actions = self._allocate_all(array_specs(spaces.action_spaces_dict, "action"))
         self.rewards = self._allocate(_FLOAT)
         self.terminated = self._allocate(_FLAG)
         self.truncated = self._allocate(_FLAG)
@@ -82,15 +71,11 @@ class SharedArrays:
         """Return the next actor of each environment."""
         return [ActorID(self.step_keys[key_index], agent_id) for key_index, agent_id in self._actors.tolist()]
 
-    def _size(self, spec: ArraySpec) -> int:
-        shape, dtype = spec
-        size = self.n_envs * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        return -(-size // _ALIGNMENT) * _ALIGNMENT
-
     def _allocate(self, spec: ArraySpec) -> np.ndarray:
-        shape, dtype = spec
-        array: np.ndarray = np.ndarray((self.n_envs, *shape), dtype, buffer=self.memory.map, offset=self._offset)
-        self._offset += self._size(spec)
+        shape, dtype = (self.n_envs, *spec[0]), spec[1]
+        offset, size = self.n_bytes, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        self.n_bytes += -(-size // _ALIGNMENT) * _ALIGNMENT
+        array: np.ndarray = np.ndarray(shape, dtype, self._memory, offset)
         return array
 
     def _allocate_all(self, specs: dict[StepKeyType, dict[str, ArraySpec]]) -> Arrays:
@@ -102,15 +87,6 @@ class SharedArrays:
 _FLOAT: ArraySpec = ((), np.dtype(np.float32))
 _FLAG: ArraySpec = ((), np.dtype(np.bool_))
 _ACTOR: ArraySpec = ((2,), np.dtype(np.int64))
-
-
-def rows_of(arrays: Arrays, rows: slice) -> Arrays:
-    """Return views of some rows of all arrays.
-
-    :param arrays: Arrays `[n_envs, ...]`.
-    :param rows: The rows.
-    """
-    return {step_key: {key: array[rows] for key, array in by_key.items()} for step_key, by_key in arrays.items()}
 
 
 _NAME = "environments"
@@ -131,16 +107,18 @@ class EnvWorker(SequentialVectorEnv):
         """Return the spaces, and whether the environments are flat."""
         return ActorSpaces.of(self), self.is_flat
 
-    def share(self, n_envs: int, fd: int) -> None:
+    def share(self, n_envs: int, memory: np.ndarray) -> None:
         """Receive the shared memory.
 
         :param n_envs: Number of all environments.
-        :param fd: File descriptor of the shared memory.
+        :param memory: See :class:`SharedArrays`.
         """
         rows = self._rows
-        shared = self._shared = SharedArrays(n_envs, self.observation_spaces_dict, self.action_spaces_dict, fd)
-        self._observations = rows_of(shared.observations, rows)
-        self._actions = rows_of(shared.actions, rows)
+        shared = self._shared = SharedArrays(n_envs, self, memory)
+        self._observations, self._actions = (
+            {step_key: {key: array[rows] for key, array in by_key.items()} for step_key, by_key in arrays.items()}
+            for arrays in (shared.observations, shared.actions)
+        )
         self.rewards, self.step_complete = shared.rewards[rows], shared.step_complete[rows]
         self.terminated, self.truncated = shared.terminated[rows], shared.truncated[rows]
         self.step_complete[:] = True
@@ -210,9 +188,14 @@ class SubprocVectorEnv(DividedVectorEnv):
         n_workers: int | None = None,
         timeout: float | None = None,
     ) -> None:
-        n_envs = len(env_factories)
-        slices = list(env_slices(n_envs, _worker_count(n_workers, n_envs)))
-        self._pool = pool = ProcessPool(len(slices), start_method, slices, timeout, modules=[__name__])
+        n_envs, n_workers = len(env_factories), n_available_cores() if n_workers is None else n_workers
+        if min(n_envs, n_workers) < 1:
+            raise ConfigError(
+                f"A vector environment needs an environment factory and a worker process; found {n_envs} factories and "
+                f"n_workers={n_workers}."
+            )
+        slices = list(env_slices(n_envs, min(n_workers, n_envs)))
+        self._pool = pool = ProcessPool(len(slices), start_method, slices, timeout, n_slots=1, modules=[__name__])
         try:
             pool.host(_NAME, lambda index, _: partial(EnvWorker, env_factories[slices[index]], slices[index].start))
             replies: list[tuple[ActorSpaces, bool]] = pool.call(_NAME, "spaces", [()] * len(slices))
@@ -220,8 +203,9 @@ class SubprocVectorEnv(DividedVectorEnv):
             for rows, (spaces, _) in zip(slices, replies, strict=True):
                 check_same_spaces(self, spaces, f"environment {rows.start}")
             self.is_flat = all(is_flat for _, is_flat in replies)
-            self._shared = shared = SharedArrays(n_envs, self.observation_spaces_dict, self.action_spaces_dict)
-            pool.call(_NAME, "share", [(n_envs,)] * len(slices), shared.memory.fd)
+            memory = pool.put(np.zeros(SharedArrays(n_envs, self).n_bytes, np.uint8))
+            self._shared = shared = SharedArrays(n_envs, self, memory.of(pool.memory))
+            pool.call(_NAME, "share", [(n_envs, memory)] * len(slices))
         except BaseException:
             pool.close()
             raise
@@ -308,11 +292,11 @@ class SubprocVectorEnv(DividedVectorEnv):
         infos: list[dict[Any, Any]] = [{} for _ in range(self.n_envs)]
         if not self.is_flat or not self._actor_ids:
             self._actor_ids = self._shared.read_actors()
-        for worker, reply in zip(self._pool.workers, replies, strict=True):
+        for rows, reply in zip(self.groups, replies, strict=True):
             if reply is None:
                 continue
             finished, with_info, finals, actor_rewards, constrained_values = reply
-            self.constrained_values[worker.rows] = constrained_values
+            self.constrained_values[rows] = constrained_values
             finished_episodes.update((index, decode_stats(encoded)) for index, encoded in finished)
             for index, info in with_info.items():
                 infos[index] = info
@@ -320,7 +304,7 @@ class SubprocVectorEnv(DividedVectorEnv):
                 self.final_observations[index] = FinalObservation(ActorID(*actor), observation)
             if actor_rewards is not None:
                 self.actor_rewards = self.actor_rewards or [None] * self.n_envs
-                self.actor_rewards[worker.rows] = actor_rewards
+                self.actor_rewards[rows] = actor_rewards
         self._count_episodes(finished_episodes)
         return infos
 
@@ -328,13 +312,3 @@ class SubprocVectorEnv(DividedVectorEnv):
         target = out if out is not None else self._new_arrays()
         copy_rows(self._shared.observations, target, self._actor_ids[:1] if self.is_flat else self._actor_ids)
         return target
-
-
-def _worker_count(n_workers: int | None, n_envs: int) -> int:
-    if n_envs == 0:
-        raise ValueError("A vector environment needs at least one environment factory.")
-    if n_workers is None:
-        n_workers = n_available_cores()
-    if n_workers < 1:
-        raise ConfigError(f"n_workers: expected at least 1, found {n_workers}.")
-    return min(n_workers, n_envs)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,22 +17,22 @@ from maze.core.events.event_topic_factory import event_methods
 
 Key = Any
 """Group of a number: a sub-step, a critic, an action head."""
-Terms = list[tuple[Key, Tensor]]
-"""Scalars, each with its group; several of one group are averaged when they are logged."""
 Name = tuple[str, Key]
 """Name of a network in an optimizer: the event that reports the norm of its gradient, and its group."""
+Row = tuple[str, Any]
+"""Event and group of a number; `None`: the event has no group."""
 
 
-@dataclass
 class Losses:
     """The objective of a gradient step, and the numbers to report.
 
-    An algorithm derives a dataclass of its own. Each further field is named like the event that reports it, and holds a
-    scalar, or :data:`Terms` for an event with a group (`define_stats_grouping`). Nothing of it needs detaching.
+    :param total: The objective so far, a scalar with gradients.
     """
 
-    total: Tensor
-    """The objective, a scalar with gradients."""
+    def __init__(self, total: Tensor) -> None:
+        self.total = total
+        self.terms: list[tuple[str, Key | None, Tensor]] = []
+        """Event, group (`None`: the event has none) and value `[]` of the numbers to report."""
 
     def add(self, value: Tensor, weight: float = 1.0) -> None:
         """Add a term to the total; one without weight is left out, so that nothing is computed for it.
@@ -43,19 +42,16 @@ class Losses:
         if weight:
             self.total = torch.add(self.total, value, alpha=weight)
 
-    def terms(self) -> Iterator[tuple[str, Key | None, Tensor]]:
-        """Return the event, group (`None`: the event has none) and value of all numbers but the total.
+    def report(self, event: str, value: Tensor, key: Key | None = None, weight: float = 0.0) -> None:
+        """Report a number, and add it to the total with a weight.
 
-        Values are scalars `[]`.
+        :param event: Name of the event that reports it, as the mean of all of a group.
+        :param value: A scalar `[]`. It need not be detached.
+        :param key: Group of the event (`define_stats_grouping`); `None`: the event has none.
+        :param weight: Weight in the total; 0: the number is no part of it.
         """
-        for event, value in vars(self).items():
-            if event == "total":
-                continue
-            if isinstance(value, Tensor):
-                yield event, None, value
-            else:
-                for key, entry in value:
-                    yield event, key, entry
+        self.terms.append((event, key, value))
+        self.add(value, weight)
 
 
 def gradient_step(
@@ -82,7 +78,9 @@ def gradient_step(
         losses.total.backward(inputs=inputs)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     norms = optimizer.gradient_norms()
     loss = losses.total.detach()
-    norm, total = torch.stack([_joint_norm(list(norms.values()), loss), loss]).tolist()
+    each = list(norms.values()) or [torch.zeros_like(loss)]
+    joint = each[0] if len(each) == 1 else torch.linalg.vector_norm(torch.stack(each))
+    norm, total = torch.stack([joint, loss]).tolist()
     if not (math.isfinite(norm) and math.isfinite(total)):
         raise NonFiniteError(_describe_non_finite(losses, total, norms))
     if 0.0 < max_grad_norm < norm:
@@ -122,15 +120,9 @@ def mean_of(values: Tensor, weight: Tensor | None) -> Tensor:
     return values.masked_fill(weight == 0.0, 0.0).sum() / weight.sum().clamp(min=1.0)
 
 
-def _joint_norm(norms: list[Tensor], like: Tensor) -> Tensor:
-    if len(norms) == 1:
-        return norms[0]
-    return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros_like(like)
-
-
 def _describe_non_finite(losses: Losses, total: float, norms: Mapping[Name, Tensor]) -> str:
     explained = "the step was not applied. Look for extreme rewards or observations, or lower the learning rate."
-    for event, key, tensor in losses.terms():
+    for event, key, tensor in losses.terms:
         if "loss" in event and not math.isfinite(value := tensor.item()):
             return f"{event}{_belonging(event, key)} is {value}; {explained}"
     if not math.isfinite(total):
@@ -144,18 +136,6 @@ def _describe_non_finite(losses: Losses, total: float, norms: Mapping[Name, Tens
 
 def _belonging(event: str, key: Key | None) -> str:
     return "" if key is None else f" of {'critic' if event.startswith('critic') else 'sub-step'} {key!r}"
-
-
-Row = tuple[str, Any]
-"""Event and group of a number; `None`: the event has no group."""
-
-
-@dataclass
-class _Sum:
-    """Of gradient steps that report the same things."""
-
-    total: Tensor
-    count: int = 0
 
 
 class UpdateStats:
@@ -175,7 +155,8 @@ class UpdateStats:
         }
         blocks = itertools.groupby(self._parameters.items(), key=lambda item: item[1][:1])
         self._blocks = {name: index for index, (_, events) in enumerate(blocks) for name, _ in events}
-        self._sums: dict[tuple[Row, ...], _Sum] = {}
+        self._sums: dict[tuple[Row, ...], tuple[Tensor, int]] = {}
+        """Sums, and number of gradient steps, of those that report the same things."""
         self._values: dict[Row, list[tuple[float, ...]]] = {}
         self._times: dict[str, list[float]] = {}
 
@@ -187,19 +168,18 @@ class UpdateStats:
         :param gradient_norms: Norms by network, scalars `[]`; those of an agent count for its sub-step.
         :raises ConfigError: The interface has no event of a loss's name.
         """
-        terms = list(losses.terms())
+        terms = list(losses.terms)
         for (event, key), norm in (gradient_norms or {}).items():
             terms.append((event, key[0] if isinstance(key, tuple) else key, norm))
         if not terms:
             return
         rows = tuple([(event, key) for event, key, _ in terms])
         values = torch.stack([value for _, _, value in terms])
-        same = self._sums.get(rows)
-        if same is None:
-            self._check(losses, rows)
-            same = self._sums[rows] = _Sum(torch.zeros_like(values, dtype=torch.float64))
-        same.total += values
-        same.count += 1
+        if rows not in self._sums:
+            self._check(rows)
+            self._sums[rows] = (torch.zeros_like(values, dtype=torch.float64), 0)
+        total, count = self._sums[rows]
+        self._sums[rows] = (total.add_(values), count + 1)
 
     def add_value(self, event: str, *values: float, group: Key | None = None) -> None:
         """Add the arguments of an event, which is left out where the interface has no such event.
@@ -226,13 +206,13 @@ class UpdateStats:
         """
         totals: dict[Row, float] = {}
         counts: dict[Row, int] = {}
-        for rows, same in self._sums.items():
-            for row, value in zip(rows, same.total.tolist(), strict=True):
+        for rows, (total, count) in self._sums.items():
+            for row, value in zip(rows, total.tolist(), strict=True):
                 totals[row] = totals.get(row, 0.0) + value
-                counts[row] = counts.get(row, 0) + same.count
+                counts[row] = counts.get(row, 0) + count
         calls: dict[Row, tuple[Any, ...]] = {}
-        for (event, key), total in totals.items():
-            mean = total / counts[event, key]
+        for (event, key), summed in totals.items():
+            mean = summed / counts[event, key]
             calls[event, key] = (mean,) if key is None else (key, mean)
         for (event, key), given in self._values.items():
             means = tuple(sum(values) / len(values) for values in zip(*given, strict=True))
@@ -250,26 +230,26 @@ class UpdateStats:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values collected so far."""
-        sums = [(list(rows), same.total.clone(), same.count) for rows, same in self._sums.items()]
+        sums = [(list(rows), total.clone(), count) for rows, (total, count) in self._sums.items()]
         values = [(*row, list(given)) for row, given in self._values.items()]
         return {"sums": sums, "values": values, "times": dict(self._times)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state that :meth:`state_dict` returned."""
         self._sums = {
-            tuple((event, key) for event, key in rows): _Sum(total.clone(), count)
+            tuple((event, key) for event, key in rows): (total.clone(), count)
             for rows, total, count in state_dict["sums"]
         }
         self._values = {(event, key): list(given) for event, key, given in state_dict["values"]}
         self._times = dict(state_dict["times"])
 
-    def _check(self, losses: Losses, rows: tuple[Row, ...]) -> None:
+    def _check(self, rows: tuple[Row, ...]) -> None:
         for event, key in rows:
             n_arguments = len(self._parameters.get(event, ()))
             if n_arguments != (1 if key is None else 2):
                 wanted = "a value" if key is None else "a group and a value"
                 found = f"one with {n_arguments} arguments" if n_arguments else f"only {', '.join(self._parameters)}"
                 raise ConfigError(
-                    f"{type(losses).__name__}.{event}: expected an event of this name with {wanted} in "
-                    f"{self._interface.__name__}, found {found}."
+                    f"Losses.report: expected an event `{event}` with {wanted} in {self._interface.__name__}, found "
+                    f"{found}."
                 )

@@ -1,5 +1,5 @@
 """Distributions of returns as quantiles (Dabney et al. 2018, Distributional reinforcement learning with quantile
-regression): the loss, the networks, and the tail that CVaR averages.
+regression): the loss and the networks.
 
 Quantile `i` of `n` has the probability `(i + 0.5) / n`.
 """
@@ -35,13 +35,6 @@ def quantile_huber_loss(quantiles: Tensor, targets: Tensor, kappa: float = 1.0) 
     weight = (levels.unsqueeze(-1) - (error.detach() < 0.0).to(levels)).abs()
     loss: Tensor = (weight * size).mean((-2, -1))
     return loss
-
-
-def tail_value(returns: Tensor, quantile: float, level: float) -> Tensor:
-    """Return `min(returns - quantile, 0) / level`: its mean plus the quantile is the CVaR if the quantile is that of
-    `level`, and a lower bound of the CVaR otherwise (Rockafellar and Uryasev 2000).
-    """
-    return (returns - quantile).clamp(max=0.0) / level
 
 
 def output_layer(network: nn.Module, sizes: Sequence[int]) -> nn.Linear | None:

@@ -23,7 +23,7 @@ from maze.train.trainers.common.config_classes import ReplayConfig
 from maze.train.trainers.common.replay_buffer.rows import RolloutRows
 from maze.train.trainers.common.replay_buffer.transitions import fixed_actors
 from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
-from maze.train.trainers.common.trainer import EpisodeSource, EpochTrainer, Trainer
+from maze.train.trainers.common.trainer import EpochTrainer, Trainer
 from maze.train.utils.plain_state import Part
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def fill_by_policy(
         while missing > 0:
             columns = generator.allocate(min(missing, steps_at_a_time))
             generator.collect(policy, columns)
-            columns.check(env.seeding_at)
+            columns.check_finite(env.seeding_at)
             n_env_steps += int(columns.step_complete.sum())
             converted = rows.convert(columns, replay_buffer.n_rows_added)
             replay_buffer.add_rows(converted)
@@ -351,7 +351,7 @@ class ReplayTrainer(EpochTrainer, ABC):
         return config.n_rollout_steps * config.rollouts_per_iteration
 
     @override(EpochTrainer)
-    def episode_source(self) -> EpisodeSource:
+    def episode_source(self) -> Any:
         return self.workers
 
     @override(EpochTrainer)

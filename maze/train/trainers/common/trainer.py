@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeVar
 
 from maze.console.runs import TrainingProgress, print_header
 from maze.console.streams import lasting_console
@@ -23,6 +23,7 @@ from maze.core.errors import CheckpointError, ConfigError, MazeError, NonFiniteE
 from maze.core.log_stats.log_stats import (
     GlobalLogState,
     LogStatsAggregator,
+    LogStatsKey,
     LogStatsLevel,
     StatsContext,
     get_stats_logger,
@@ -133,17 +134,6 @@ class Trainer(ABC):
         )
 
 
-class EpisodeSource(Protocol):
-    """Source of training episodes: a vector environment, or workers that fill a replay buffer."""
-
-    @property
-    def epoch_stats(self) -> LogStatsAggregator:
-        """Statistics of the episodes that ended in this epoch."""
-
-    def write_epoch_stats(self) -> None:
-        """Pass them to the writers, and begin the next epoch."""
-
-
 class EpochTrainer(Trainer, ABC):
     """Train epoch after epoch. An epoch has a number of updates; its end is logged, evaluated and saved.
 
@@ -217,7 +207,7 @@ class EpochTrainer(Trainer, ABC):
         self.evaluator = evaluator
         self.model_selection = model_selection
         if evaluator is not None and model_selection is not None:
-            evaluator.report_to(model_selection)
+            evaluator.model_selection = evaluator.model_selection or model_selection
         self.checkpoint_file = None if checkpoint_file is None else Path(checkpoint_file)
         self.train_stats = LogStatsAggregator(LogStatsLevel.EPOCH, get_stats_logger("train"))
         """Statistics of the epoch."""
@@ -312,14 +302,17 @@ class EpochTrainer(Trainer, ABC):
     def _check_fits(self, state: Mapping[str, Any], origin: str | Path) -> None:
         """Raise an error where the parts, as configured, cannot go on with a state of this algorithm."""
         if missing := [part for part in self._parts() if part not in state["parts"]]:
-            keys = [f"algorithm.{part}" if hasattr(self.config, part) else part for part in missing]
             raise ConfigError(
-                f"{', '.join(keys)}: the run in `{origin}` learned without it, but it is configured. "
+                f"algorithm: the run in `{origin}` learned without {', '.join(missing)}, but it is configured. "
                 "Configure the algorithm as in that run to resume it, or start a new run with the weights alone."
             )
 
-    def episode_source(self) -> EpisodeSource | None:
-        """Return the source of the training episodes."""
+    def episode_source(self) -> Any:
+        """Return the source of the training episodes, a vector environment or workers; `None`: it collects none.
+
+        Its `epoch_stats` are the statistics of the episodes that ended in the epoch; `write_epoch_stats` passes them to
+        the writers and begins the next epoch.
+        """
         return None
 
     def _aggregators(self) -> dict[str, LogStatsAggregator]:
@@ -382,9 +375,6 @@ class EpochTrainer(Trainer, ABC):
             while self._begins_epoch():
                 while self.update < self.n_updates_per_epoch():
                     self._run_update()
-                self.epoch, self.update = self.epoch + 1, 0
-                self.before_statistics()
-                self._write_epoch_stats()
                 self._finish_epoch()
             self._end_training()
         self.is_finished = True
@@ -400,7 +390,13 @@ class EpochTrainer(Trainer, ABC):
         self._write_record(RUNNING)
         if self.model_selection is not None:
             self.model_selection.training_started()
-        with lasting_console(), InterruptGuard(self._announce_interrupt) as self._interrupt:
+
+        def announce(signal_name: str) -> None:
+            display.before_output()
+            text = "ending after the current update or evaluation step; interrupt again to stop at once."
+            print(f"{signal_name}: {text}", file=sys.stderr, flush=True)
+
+        with lasting_console(), InterruptGuard(announce) as self._interrupt:
             try:
                 yield
                 if self.model_selection is not None:
@@ -443,7 +439,12 @@ class EpochTrainer(Trainer, ABC):
             with nullcontext() if profile is None or profile.is_done else profile.one_update(number):
                 self._update()
         except NonFiniteError as error:
-            raise self._with_reproduction_file(error) from error
+            where = f"Epoch {self.epoch + 1}, update {self.update + 1}: {error}"
+            if self.checkpoint_file is not None:
+                file = self.checkpoint_file.parent / f"non_finite_{time.strftime('%Y-%m-%d_%H-%M-%S')}.pt"
+                where += f" The state before that (weights, random states, data) is in `{file}`."
+                save_state(file, {"training_state": self.training_state(), **self.latest_data()})
+            raise NonFiniteError(where) from error
         self.update += 1
         self.n_updates += 1
         self.n_env_steps += self._display.steps_per_update
@@ -451,8 +452,14 @@ class EpochTrainer(Trainer, ABC):
         self._stop_if_requested()
 
     def _finish_epoch(self) -> None:
-        """Follow an epoch that was counted and logged: report its score and save it."""
-        self.training_reward = self._mean_training_reward()
+        """Count, log and save the epoch that has just been completed."""
+        self.epoch, self.update = self.epoch + 1, 0
+        self.before_statistics()
+        self._write_epoch_stats()
+        episodes = self.episode_source()
+        stats = self.train_stats if episodes is None else episodes.epoch_stats
+        reward = LogStatsKey(BaseEnvEvents.reward, "mean", None)
+        self.training_reward = float(stats.last_stats.get(reward, math.nan))
         self.history.append(EpochSummary(self.epoch, self.n_env_steps, self.training_reward))
         increment_log_step()
         seconds = self._display.epoch_done(self.epoch, self.epoch - self.first_epoch, self.n_env_steps)
@@ -474,23 +481,6 @@ class EpochTrainer(Trainer, ABC):
             where = f"after epoch {self.epoch + bool(self.update)}"
         raise TrainingInterrupted(signum, f"Training was interrupted {where}.{saved}")
 
-    def _announce_interrupt(self, signal_name: str) -> None:
-        self._display.before_output()
-        text = "ending after the current update or evaluation step; interrupt again to stop at once."
-        print(f"{signal_name}: {text}", file=sys.stderr, flush=True)
-
-    def _with_reproduction_file(self, error: NonFiniteError) -> NonFiniteError:
-        """Return the error with its place in the run, and write a file beside the checkpoints that reproduces it."""
-        where = ""
-        if self.checkpoint_file is not None:
-            file = self.checkpoint_file.parent / f"non_finite_{time.strftime('%Y-%m-%d_%H-%M-%S')}.pt"
-            where = f" The state before that (weights, random states, data) is in `{file}`."
-            try:
-                save_state(file, {"training_state": self.training_state(), **self.latest_data()})
-            except CheckpointError as failure:
-                where = f" No file to reproduce it was written: {failure}"
-        return NonFiniteError(f"Epoch {self.epoch + 1}, update {self.update + 1}: {error}{where}")
-
     # -- evaluation and statistics ---------------------------------------------------------------------
 
     def evaluate(self, deterministic: bool | None = None, repeats: int = 1) -> None:
@@ -502,13 +492,17 @@ class EpochTrainer(Trainer, ABC):
         """
         if self.evaluator is None:
             raise ConfigError("The trainer has no evaluator; pass one as `evaluator`.")
+        configured = self.evaluator.deterministic
+        if deterministic is not None and configured is not None:
+            self.evaluator.deterministic = deterministic
         try:
-            with self.evaluator.choosing(deterministic):
-                for _ in range(repeats):
-                    self.evaluator.evaluate(self.policy)
+            for _ in range(repeats):
+                self.evaluator.evaluate(self.policy)
         except MazeError as error:
             error.remark("This happened in an evaluation.")
             raise
+        finally:
+            self.evaluator.deterministic = configured
 
     def evaluate_if_due(self) -> None:
         """Evaluate once between two epochs; not while critics learn alone and the policy does not change."""
@@ -540,19 +534,6 @@ class EpochTrainer(Trainer, ABC):
         self._display.before_output()
         if header:
             print_header(header)
-
-    def took_steps(self, n_steps: int) -> None:
-        """Take notice of how many environment steps the update has taken, where their number is not fixed."""
-        self._display.steps_per_update = n_steps
-
-    def _mean_training_reward(self) -> float:
-        """Return the mean reward of the episodes that ended in this epoch; NaN if there are none."""
-        episodes = self.episode_source()
-        stats = self.train_stats if episodes is None else episodes.epoch_stats
-        for key, value in stats.last_stats.items():
-            if key.event is BaseEnvEvents.reward and key.output_name == "mean" and key.group is None:
-                return float(value)
-        return math.nan
 
     def _best(self) -> str:
         """Return the best score so far, in words; empty: there is none."""
@@ -650,10 +631,9 @@ class EpochTrainer(Trainer, ABC):
                 f"`{origin}` has version {state[STATE_FORMAT]} of the format of states; this release reads "
                 f"version {STATE_VERSION}. Use the release that wrote it (`versions.json` beside it names it)."
             )
-        if not self._has_saved(state):
+        if state["algorithm"] != type(self).__name__:
             raise CheckpointError(
-                f"`{origin}` is the state of a run with {state.get('algorithm', 'another algorithm')}, but "
-                f"{type(self).__name__} is configured."
+                f"`{origin}` is the state of a run with {state['algorithm']}, but {type(self).__name__} is configured."
             )
         self._check_fits(state, origin)
         load_into(self.model, state["model"], origin)
@@ -703,7 +683,7 @@ class EpochTrainer(Trainer, ABC):
         origin = Path(file_path) if isinstance(file_path, str | Path) else "The checkpoint"
         if STATE_FORMAT not in state:
             self.load_state_dict(state, origin)
-        elif self.policy is self.model and not self._has_saved(state):
+        elif self.policy is self.model and state["algorithm"] != type(self).__name__:
             self.load_state_dict(state["model"], origin)
         else:
             self.load_training_state(state, origin)
@@ -724,6 +704,3 @@ class EpochTrainer(Trainer, ABC):
                 f"{error} To start a new run with its weights alone, leave out `resume=true`."
             ) from error
         self.first_epoch, self.is_finished = 0, False
-
-    def _has_saved(self, state: Mapping[str, Any]) -> bool:
-        return bool(state.get("algorithm") == type(self).__name__)

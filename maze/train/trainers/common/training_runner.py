@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from maze.core.agent.torch_actor_critic import TorchActorCritic
-from maze.core.agent.torch_model import resolve_device
+from maze.core.agent.torch_model import resolve_device, threads_for
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.checkpoint import load_state
@@ -169,8 +169,10 @@ class TrainingRunner(BackendRunner):
 
     @override(Runner)
     def run(self, n_epochs: int | None = None, **train_kwargs: Any) -> None:
+        model = self.trainer.model
         try:
-            self.trainer.train(n_epochs=n_epochs, **train_kwargs)
+            with threads_for(() if model is None else model.parameters()):
+                self.trainer.train(n_epochs=n_epochs, **train_kwargs)
         except BaseException:
             self.close()
             raise

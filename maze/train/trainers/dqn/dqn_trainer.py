@@ -7,7 +7,6 @@ import itertools
 from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -27,7 +26,7 @@ from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.log_stats.event_decorators import define_epoch_stats, define_mean_by
 from maze.train.trainers.common.config_classes import AlgorithmConfig, Risk
-from maze.train.trainers.common.learning import Losses, Terms, gradient_step, mean_of
+from maze.train.trainers.common.learning import Losses, gradient_step, mean_of
 from maze.train.trainers.common.quantiles import QuantileHead, no_output_layer, output_layer, quantile_huber_loss
 from maze.train.trainers.common.replay_buffer.transitions import NStepReturns, TransitionBatch
 from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import PrioritizedReplayBuffer
@@ -333,14 +332,6 @@ class DQNEvents(ABC):
         """Number of transitions in the replay buffer."""
 
 
-@dataclass
-class DQNLosses(Losses):
-    """Temporal difference errors, by sub-step."""
-
-    value_loss: Terms = field(default_factory=list)
-    action_value: Terms = field(default_factory=list)
-
-
 class DQN(ReplayTrainer):
     """Deep Q-networks (Mnih et al. 2015), double (van Hasselt et al. 2016), with duelling heads (Wang et al. 2016),
     returns over several steps (Hessel et al. 2018) and prioritised replay (Schaul et al. 2016), each as configured.
@@ -436,10 +427,14 @@ class DQN(ReplayTrainer):
 
     @override(ReplayTrainer)
     def _learn_from(self, batch: TransitionBatch) -> None:
-        losses = DQNLosses(torch.zeros((), device=self.model.device))
+        losses = Losses(torch.zeros((), device=self.model.device))
         errors = torch.zeros(len(batch.terminated), device=self.model.device)
+        config, buffer, n_step = self.config, self.workers.replay_buffer, None
+        if config.n_step_returns > 1:
+            steps = (config.n_step_returns, config.gamma, self.model.device)
+            n_step = buffer.columns.n_step_returns(batch.slots, *steps)
         with torch.no_grad():
-            targets = bellman_targets(batch, self._n_step_returns(batch), self.config.gamma, self._best_value)
+            targets = bellman_targets(batch, n_step, config.gamma, self._best_value)
         for position, actor in enumerate(self.actors):
             network, actions = self._networks[position], batch.actions[position]
             choices = [factor.of(actions).long() for factor in network.factors if factor.head in actions]
@@ -461,24 +456,15 @@ class DQN(ReplayTrainer):
                 loss = loss * batch.weights
             losses.add(mean := mean_of(loss, weight))
             if weight is None or bool(weight.any()):
-                losses.value_loss.append((actor.step_key, mean))
-                losses.action_value.append((actor.step_key, mean_of(taken.mean(-1), weight)))
+                losses.report("value_loss", mean, actor.step_key)
+                losses.report("action_value", mean_of(taken.mean(-1), weight), actor.step_key)
             errors = torch.maximum(errors, error)
-        norms = gradient_step(losses, self.optimizer, self.config.max_grad_norm)
-        self.stats.add(losses, norms)
-        buffer = self.workers.replay_buffer
+        self.stats.add(losses, gradient_step(losses, self.optimizer, config.max_grad_norm))
         if isinstance(buffer, PrioritizedReplayBuffer):
             buffer.set_errors(batch.slots, errors.cpu().numpy())
         self._n_batches += 1
-        if self._n_batches % self.config.target_update_interval == 0:
-            self._followers.update(self.config.tau)
-
-    def _n_step_returns(self, batch: TransitionBatch) -> NStepReturns | None:
-        """Return the n-step returns; `None`: one step counts."""
-        if self.config.n_step_returns == 1:
-            return None
-        columns, config = self.workers.replay_buffer.columns, self.config
-        return columns.n_step_returns(batch.slots, config.n_step_returns, config.gamma, self.model.device)
+        if self._n_batches % config.target_update_interval == 0:
+            self._followers.update(config.tau)
 
     def _best_value(self, position: int, observation: TensorDict) -> Tensor:
         observation = as_float_tensors(observation, self.model.device)

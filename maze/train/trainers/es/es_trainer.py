@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,7 @@ from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.model_selection.selection_criterion import SelectionCriterion, tell
 from maze.train.trainers.common.observation_statistics import Moments, merged
 from maze.train.trainers.common.trainer import EpochTrainer, Trainer
-from maze.train.trainers.es.distributed.es_distributed_rollouts import Episode, EpisodeSeeds
+from maze.train.trainers.es.distributed.es_distributed_rollouts import EpisodeSeeds
 from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import (
     ESDummyDistributedRollouts,
     Players,
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
     from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase
     from maze.train.trainers.common.training_runner import TrainingRunner
-    from maze.train.trainers.es.distributed.es_distributed_rollouts import ESDistributedRollouts, ESRolloutResult
+    from maze.train.trainers.es.distributed.es_distributed_rollouts import ESDistributedRollouts
 
 NOISE_TABLE_SIZE = 100_000_000
 """Default size of the noise table."""
@@ -180,16 +179,20 @@ class ESTrainer(EpochTrainer):
         """Evaluate the policy and perturbed versions of it, and take a step."""
         start = time.perf_counter()
         self.policy.eval()
-        noise_indices, returns, n_steps = self._collect()
+        config = self.config
+        noise_indices, returns, n_steps = self._collect(config.n_rollouts_per_update, config.n_timesteps_per_update)
+        assert self._rollouts is not None, "train sets them"
+        self._rollouts.report_work(self.train_stats)
+        self._n_evaluations = len(self._eval_returns)
         gradient = es_gradient(self.shared_noise, noise_indices, returns, n_trained_parameters(self.policy))
         parameters = get_flat_parameters(self.policy).numpy()
-        descent = self.config.l2_penalty * parameters - gradient
-        if not np.isfinite(descent).all():
+        descent = config.l2_penalty * parameters - gradient
+        if not (np.isfinite(returns).all() and np.isfinite(descent).all()):
             raise NonFiniteError(
-                "the estimated gradient is not finite; the step was not taken. Lower "
-                "`algorithm.noise_stddev` or the optimizer's step size."
+                "the returns or the estimated gradient are not finite; the step was not taken. Check the rewards, or "
+                "lower `algorithm.noise_stddev` or the optimizer's step size."
             )
-        self.took_steps(n_steps)
+        self._display.steps_per_update = n_steps
         self.before_statistics(f"Iteration {self.epoch}")
         self._report_evaluation(returns)  # of the policy as it is before the step
         update_ratio = self.optimizer.update(descent)
@@ -199,60 +202,39 @@ class ESTrainer(EpochTrainer):
         self.observation_statistics.learn_merged(merged(self._observed))
         self.events.real_time(value=time.perf_counter() - start)
 
-    def _collect(self) -> tuple[list[int], np.ndarray, int]:
-        """Collect the rollouts of one update.
+    def _collect(self, n_rollouts: int, n_timesteps: int, n_evaluations: int = 0) -> tuple[list[int], np.ndarray, int]:
+        """Collect rollouts until each of these numbers is reached.
 
+        :param n_rollouts: Minimum number of training episodes.
+        :param n_timesteps: Minimum number of environment steps in them.
+        :param n_evaluations: Minimum number of evaluations, which come first.
         :return: Noise indices, returns `[n_pairs, 2]`, number of environment steps.
         """
         assert self._rollouts is not None, "train sets them"
         config = self.config
-        self._observed = []
+        self._observed, self._eval_returns = [], []
         noise_indices: list[int] = []
         returns: list[float] = []
         n_steps = 0
-        with closing(self._results(config.n_rollouts_per_update, config.n_timesteps_per_update)) as results:
-            for result in results:
-                if result.is_eval:
-                    continue
-                for episode_stats in result.episode_stats:
-                    self.train_stats.receive(episode_stats)
-                self._check_finite(result.returns, result.noise_indices)
-                noise_indices += result.noise_indices
-                returns += result.returns
-                n_steps += sum(result.lengths)
-                self._observed += result.observed
-                if len(returns) >= config.n_rollouts_per_update and n_steps >= config.n_timesteps_per_update:
-                    break
-        self._rollouts.report_work(self.train_stats)
-        self._n_evaluations = len(self._eval_returns)
-        return noise_indices, np.array(returns).reshape(-1, 2), n_steps
-
-    def _results(self, n_rollouts: int, n_timesteps: int) -> Generator[ESRolloutResult, None, None]:
-        """Yield the results of an update, after recording those of evaluations.
-
-        :param n_rollouts: Minimum number of training episodes.
-        :param n_timesteps: Minimum number of environment steps in them.
-        """
-        assert self._rollouts is not None, "train sets them"
-        config = self.config
         self._rollouts.prepare_update(self.epoch, n_rollouts, n_timesteps)
         rollouts = self._rollouts.generate_rollouts(
             self.policy, config.max_steps or None, config.noise_stddev, self.normalization_stats
         )
-        self._eval_returns = []
         with closing(rollouts):
             for result in rollouts:
+                for episode_stats in result.episode_stats:
+                    (self._eval_stats if result.is_eval else self.train_stats).receive(episode_stats)
                 if result.is_eval:
-                    for episode_stats in result.episode_stats:
-                        self._eval_stats.receive(episode_stats)
                     self._eval_returns += result.returns
-                yield result
-
-    def _check_finite(self, returns: list[float], noise_indices: list[int]) -> None:
-        for position, episode_return in enumerate(returns):
-            if not math.isfinite(episode_return):
-                episode = Episode(position, noise_indices[position // 2], -1 if position % 2 else 1, None)
-                raise NonFiniteError(f"the return of {episode} is {episode_return}; no step was taken.")
+                else:
+                    noise_indices += result.noise_indices
+                    returns += result.returns
+                    n_steps += sum(result.lengths)
+                    self._observed += result.observed
+                is_evaluated = not result.is_eval or len(self._eval_returns) >= n_evaluations
+                if is_evaluated and len(returns) >= n_rollouts and n_steps >= n_timesteps:
+                    break
+        return noise_indices, np.array(returns).reshape(-1, 2), n_steps
 
     def _report_evaluation(self, training_returns: np.ndarray) -> None:
         """Report the evaluation to the model selection; without evaluations, the mean return of perturbed policies."""
@@ -276,10 +258,7 @@ class ESTrainer(EpochTrainer):
         if not self._n_evaluations or self.evaluated_epoch == self.epoch or self._rollouts is None:
             return
         self.policy.eval()
-        with closing(self._results(0, 0)) as results:
-            for result in results:
-                if not result.is_eval or len(self._eval_returns) >= self._n_evaluations:
-                    break
+        self._collect(0, 0, self._n_evaluations)
         self.before_statistics(f"Iteration {self.epoch}")
         self._report_evaluation(np.empty(0))
         self.evaluated_epoch = self.epoch

@@ -15,7 +15,7 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.planning.branches import Actions, Branches, Group
 from maze.planning.planner import ActionValues, BranchSimulator, Candidates, Planner
-from maze.planning.rollout_policy import acting, candidate_actions, of_group, value_function
+from maze.planning.rollout_policy import acting, candidate_actions, value_function
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.trainer import EpochTrainer
 from maze.train.trainers.labelling.labelling_configs import DCLConfig
@@ -59,7 +59,7 @@ class DCL(LabellingTrainer):
             if base.is_recurrent:
                 raise ConfigError("algorithm.base: a policy with hidden states cannot plan, copies have none of them.")
         self._base: Policy | None = base
-        self._value = of_group(value_function(config.value, "algorithm.value"))
+        self._value = value_function(config.value, "algorithm.value")
         self._explorer = RandomPolicy(copies.action_spaces)
         is_single = base is not None and base.needs_env()
         self._walk, self._limit = copies.branches(is_single)

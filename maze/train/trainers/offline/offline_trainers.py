@@ -6,7 +6,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -36,7 +36,7 @@ from maze.core.utils.seeding import seeded_generator
 from maze.distributions.utils import space_bounds
 from maze.perception.weight_init import spread_zero_biases
 from maze.train.trainers.common.config_classes import AlgorithmConfig
-from maze.train.trainers.common.learning import Losses, Terms, gradient_step
+from maze.train.trainers.common.learning import Losses, gradient_step
 from maze.train.trainers.common.observation_statistics import ObservationStatistics
 from maze.train.trainers.common.trainer import EpochTrainer, Trainer
 from maze.train.trainers.common.training_runner import TrainingRunner
@@ -243,23 +243,6 @@ class OfflineEvents(ABC):
         """Gradient norm of the policy network of a sub-step."""
 
 
-@dataclass
-class OfflineLosses(Losses):
-    """Losses by sub-step."""
-
-    critic_loss: Terms = field(default_factory=list)
-    critic_value: Terms = field(default_factory=list)
-    conservative_loss: Terms = field(default_factory=list)
-    value_loss: Terms = field(default_factory=list)
-    policy_loss: Terms = field(default_factory=list)
-
-    def report(self, key: Key, weight: float = 0.0, **terms: Tensor) -> None:
-        """Report scalars of a sub-step by the names of their events, and add them to the total with a weight."""
-        for event, value in terms.items():
-            getattr(self, event).append((key, value))
-            self.add(value, weight)
-
-
 class OfflineTrainer(EpochTrainer):
     """Learn a policy from logged decisions, without taking environment steps.
 
@@ -377,9 +360,6 @@ class OfflineTrainer(EpochTrainer):
     def _policy_adam(self) -> FlatAdam:
         return self._adam({("policy_grad_norm", key): network for key, network in self.model.networks.items()})
 
-    def _losses(self) -> OfflineLosses:
-        return OfflineLosses(torch.zeros((), device=self.model.device))
-
     @torch.no_grad()
     def _require_allowed_actions(self) -> None:
         self.model.eval()
@@ -462,7 +442,7 @@ class CQL(OfflineTrainer):
 
     @override(OfflineTrainer)
     def _learn_from(self, batches: Sequence[DecisionBatch]) -> None:
-        losses = self._losses()
+        losses = Losses(torch.zeros((), device=self.model.device))
         for batch in batches:
             network, key = self._networks[batch.actor], batch.actor.step_key
             with torch.no_grad():
@@ -471,9 +451,9 @@ class CQL(OfflineTrainer):
             taken = values_of(values, [factor.of(batch.actions) for factor in network.factors])
             loss = smooth_l1_loss(taken, target.unsqueeze(-1).expand_as(taken))
             conservative = conservative_loss(values, taken)
-            losses.report(key, 1.0, critic_loss=loss)
-            losses.report(key, self.config.alpha, conservative_loss=conservative)
-            losses.report(key, critic_value=taken.mean())
+            losses.report("critic_loss", loss, key, 1.0)
+            losses.report("conservative_loss", conservative, key, self.config.alpha)
+            losses.report("critic_value", taken.mean(), key)
         self.stats.add(losses, gradient_step(losses, self.optimizers["optimizer"]))
         if (self.n_updates + 1) % self.config.target_update_interval == 0:
             self._followers.update(self.config.tau)
@@ -558,7 +538,7 @@ class IQL(OfflineTrainer):
 
     @override(OfflineTrainer)
     def _learn_from(self, batches: Sequence[DecisionBatch]) -> None:
-        config, losses = self.config, self._losses()
+        config, losses = self.config, Losses(torch.zeros((), device=self.model.device))
         logged_values = []
         for batch in batches:
             key, space = batch.actor.step_key, self.action_spaces[batch.actor.step_key]
@@ -571,10 +551,11 @@ class IQL(OfflineTrainer):
             value_loss = expectile_loss(logged - self._value(batch.actor, batch.observations), config.expectile)
             q_values = joint_action_values(self.critic.networks[key], space, batch.observations, batch.actions)
             critic_loss = mse_loss(q_values[0], target) + mse_loss(q_values[1], target)
-            losses.report(key, 1.0, value_loss=value_loss, critic_loss=critic_loss)
-            losses.report(key, critic_value=logged.mean())
+            losses.report("value_loss", value_loss, key, 1.0)
+            losses.report("critic_loss", critic_loss, key, 1.0)
+            losses.report("critic_value", logged.mean(), key)
         self.stats.add(losses, gradient_step(losses, self.optimizers["critic_optimizer"]))
-        losses = self._losses()
+        losses = Losses(torch.zeros((), device=self.model.device))
         for batch, logged in zip(batches, logged_values, strict=True):
             key = batch.actor.step_key
             with torch.no_grad():
@@ -582,7 +563,7 @@ class IQL(OfflineTrainer):
             weights = advantage_weights(advantages, config.inverse_temperature, config.max_weight)
             output = self.model.compute_substep_policy_output(batch.observations, batch.actor)
             loss = -(weights * output.prob_dist.joint_log_prob(self._in_own_unit(batch))).mean()
-            losses.report(key, 1.0, policy_loss=loss)
+            losses.report("policy_loss", loss, key, 1.0)
         self.stats.add(losses, gradient_step(losses, self.optimizers["policy_optimizer"]))
         self._followers.update(config.tau)
 
@@ -647,7 +628,7 @@ class TD3BC(OfflineTrainer):
 
     @override(OfflineTrainer)
     def _learn_from(self, batches: Sequence[DecisionBatch]) -> None:
-        losses = self._losses()
+        losses = Losses(torch.zeros((), device=self.model.device))
         for batch in batches:
             key = batch.actor.step_key
             with torch.no_grad():
@@ -656,12 +637,12 @@ class TD3BC(OfflineTrainer):
                 self.critic.networks[key], self.action_spaces[key], batch.observations, batch.actions
             )
             loss = mse_loss(first, target) + mse_loss(second, target)
-            losses.report(key, 1.0, critic_loss=loss)
-            losses.report(key, critic_value=first.mean())
+            losses.report("critic_loss", loss, key, 1.0)
+            losses.report("critic_value", first.mean(), key)
         self.stats.add(losses, gradient_step(losses, self.optimizers["critic_optimizer"]))
         if (self.n_updates + 1) % self.config.policy_delay:
             return
-        losses = self._losses()
+        losses = Losses(torch.zeros((), device=self.model.device))
         for batch in batches:
             key = batch.actor.step_key
             actions = self._actions(self.model, batch.actor, batch.observations)
@@ -670,7 +651,7 @@ class TD3BC(OfflineTrainer):
             )
             distance = torch.stack([mse_loss(taken, batch.actions[head]) for head, taken in actions.items()]).mean()
             loss = policy_loss(values[0], distance, self.config.alpha)
-            losses.report(key, 1.0, policy_loss=loss)
+            losses.report("policy_loss", loss, key, 1.0)
         norms = gradient_step(losses, self.optimizers["policy_optimizer"], inputs=self._policy_parameters)
         self.stats.add(losses, norms)
         self._followers.update(self.config.tau)

@@ -9,8 +9,12 @@ from torch import Tensor
 
 from maze.core.annotations import override
 from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig
-from maze.train.trainers.common.actor_critic.actor_critic_trainer import ActorCritic, ActorCriticLosses
-from maze.train.trainers.common.actor_critic.losses import SurrogateLoss, clipped_surrogate, value_loss
+from maze.train.trainers.common.actor_critic.actor_critic_trainer import (
+    ActorCritic,
+    SurrogateLoss,
+    clipped_surrogate,
+    value_loss,
+)
 from maze.train.trainers.common.actor_critic.valuation import RolloutBatch
 from maze.train.trainers.ppo.ppo_algorithm_config import PPOAlgorithmConfig
 
@@ -26,8 +30,10 @@ class PPO(ActorCritic):
         for _ in range(self.config.n_optimization_epochs):
             for minibatch in batch.shuffled(self.config.batch_size, self.generator):
                 losses = self._losses(minibatch)
-                if self._has_moved_too_far(losses):
-                    return
+                if self.config.target_kl is not None:
+                    divergences = [value for event, _, value in losses.terms if event == "policy_approx_kl"]
+                    if torch.stack(divergences).max() > 1.5 * self.config.target_kl:
+                        return  # the policy has left the neighbourhood in which the rollout is valid for it
                 self._gradient_step(losses)
 
     @override(ActorCritic)
@@ -37,10 +43,3 @@ class PPO(ActorCritic):
     @override(ActorCritic)
     def _value_loss(self, value: Tensor, target: Tensor, old_value: Tensor) -> Tensor:
         return value_loss(value, target, old_value, self.config.value_clip_range)
-
-    def _has_moved_too_far(self, losses: ActorCriticLosses) -> bool:
-        """Return whether the policy has left the neighbourhood in which the rollout is valid for it."""
-        if self.config.target_kl is None:
-            return False
-        divergences = torch.stack([value for _, value in losses.policy_approx_kl])
-        return bool(divergences.max() > 1.5 * self.config.target_kl)

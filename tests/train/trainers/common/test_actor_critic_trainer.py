@@ -25,7 +25,7 @@ from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVect
 from maze.train.trainers.a2c.a2c_algorithm_config import A2CAlgorithmConfig
 from maze.train.trainers.a2c.a2c_trainer import A2C
 from maze.train.trainers.common.actor_critic.actor_critic_events import ActorCriticEvents
-from maze.train.trainers.common.actor_critic.losses import SurrogateLoss
+from maze.train.trainers.common.actor_critic.actor_critic_trainer import SurrogateLoss
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
 from maze.train.trainers.ppo.ppo_algorithm_config import PPOAlgorithmConfig

@@ -219,7 +219,7 @@ def test_a_policy_earns_as_much_as_its_constraint_allows(trainer_class, constrai
     settings = {"lr": 0.004} if trainer_class is PPO else {"constraint_gains": [1.0, 0.02, 0.0]}
     trainer = machine_trainer(trainer_class, [constraint], 100 if trainer_class is PPO else 250, **settings)
     trainer.train()
-    (learned,) = trainer._constraints.each
+    (learned,) = trainer._constraints
     assert learned.multiplier > 0.0
     assert learned.constraint.violation(learned.value) < 0.2, "with nothing to keep it, all steps are fast: 0.38"
     logged = trainer.episode_source().epoch_stats.last_stats
@@ -229,8 +229,8 @@ def test_a_policy_earns_as_much_as_its_constraint_allows(trainer_class, constrai
 def test_satisfied_constraints_do_not_change_the_objective():
     trainer = machine_trainer(PPO, ["wear >= 0.1", "fault <= 20"], 50)
     trainer.train()
-    assert [one.multiplier for one in trainer._constraints.each] == [0.0, 0.0]
-    assert trainer._constraints.each[0].value > 0.9
+    assert [one.multiplier for one in trainer._constraints] == [0.0, 0.0]
+    assert trainer._constraints[0].value > 0.9
 
 
 def test_an_infeasible_constraint_is_reported(caplog):
@@ -252,7 +252,7 @@ def test_sub_steps_and_varying_actors_learn_costs(make_env, critic, trainer_clas
     if trainer_class is PPO:
         settings |= {"batch_size": 16, "n_optimization_epochs": 2}
     trainer = trainer_class(settings, RolloutGenerator(env), None, model, None, seed=0)
-    (learned,) = trainer._constraints.each
+    (learned,) = trainer._constraints
     before = [parameter.clone() for parameter in learned.critic.parameters()]
     trainer.train()
     assert np.isfinite(learned.value)
@@ -275,7 +275,7 @@ def test_a_critic_of_costs_has_hidden_states_of_its_own(critic):
     for part in batch.shuffled(8, trainer.generator):
         for minibatch in part.parts:
             outputs, _ = minibatch.evaluate(model)
-            for position, (one, costs) in enumerate(zip(trainer._constraints.each, minibatch.costs, strict=True)):
+            for position, (one, costs) in enumerate(zip(trainer._constraints, minibatch.costs, strict=True)):
                 for value, old in zip(one.predicted(minibatch, position, outputs), costs.old_values, strict=True):
                     assert torch.allclose(value, old, atol=1e-6), "unrolled from the stored states"
 

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel
 from maze.core.utils.checkpoint import load_state
 from maze.core.utils.seeding import seeded_generator
 from maze.train.trainers.common.config_classes import AlgorithmConfig
-from maze.train.trainers.common.learning import Losses, Terms, UpdateStats, gradient_step, mean_of
+from maze.train.trainers.common.learning import Losses, UpdateStats, gradient_step, mean_of
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
 from maze.train.trainers.common.trainer import EpochTrainer
 from tests.train.parallelization.toy_envs import counting_env
@@ -48,12 +48,6 @@ class ToyEvents(ABC):
         """Seconds alone."""
 
 
-@dataclass
-class ToyLosses(Losses):
-    toy_loss: Terms = field(default_factory=list)
-    penalty: torch.Tensor = field(default_factory=lambda: torch.zeros(()))
-
-
 def two_networks():
     torch.manual_seed(0)
     return {("toy_grad_norm", key): nn.Linear(2, 1, bias=False) for key in ("a", "b")}
@@ -61,11 +55,10 @@ def two_networks():
 
 def toy_losses(networks, factor=1.0):
     """The sum of all weights, times a factor: each gradient is ``factor``."""
-    losses = ToyLosses(torch.zeros(()))
+    losses = Losses(torch.zeros(()))
     for (_, key), network in networks.items():
         loss = factor * network.weight.sum()
-        losses.toy_loss.append((key, loss))
-        losses.add(loss)
+        losses.report("toy_loss", loss, key, weight=1.0)
     return losses
 
 
@@ -106,7 +99,7 @@ def test_non_finite_values_are_named_and_no_parameter_changes(is_named):
     losses = toy_losses(networks)
     broken = losses.total * math.nan
     losses.add(broken)
-    losses.toy_loss = [("a", losses.toy_loss[0][1]), ("b", broken)] if is_named else []
+    losses.terms = [losses.terms[0], ("toy_loss", "b", broken)] if is_named else []
     message = "toy_loss of sub-step 'b' is nan" if is_named else "the loss is nan"
     with pytest.raises(NonFiniteError, match=message):
         gradient_step(losses, optimizer)
@@ -136,7 +129,7 @@ def test_numbers_of_updates_are_averaged_by_event_and_group():
     sums = {key: network.weight.sum().item() for (_, key), network in networks.items()}
     for factor in (1.0, 3.0):
         losses = toy_losses(networks, factor)
-        losses.penalty = torch.tensor(factor)
+        losses.report("penalty", torch.tensor(factor))
         stats.add(losses, {name: torch.tensor(factor) for name in networks})
     stats.add_time("time_learning", 3.0)
     stats.add_time("time_resting", 1.0)
@@ -162,15 +155,15 @@ def test_numbers_of_updates_are_averaged_by_event_and_group():
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("event", "key", "message"),
     [
-        ({"tow_loss": [("a", torch.zeros(()))]}, r"tow_loss: expected an event of this name .* found only toy_loss"),
-        ({"toy_loss": torch.zeros(())}, r"toy_loss: expected .* with a value in ToyEvents, found one with 2 arguments"),
+        ("tow_loss", "a", r"expected an event `tow_loss` with a group and a value .* found only toy_loss"),
+        ("toy_loss", None, r"expected an event `toy_loss` with a value in ToyEvents, found one with 2 arguments"),
     ],
 )
-def test_a_loss_that_no_event_reports_is_an_error_that_names_both(fields, message):
+def test_a_loss_that_no_event_reports_is_an_error_that_names_both(event, key, message):
     losses = Losses(torch.zeros(()))
-    vars(losses).update(fields)
+    losses.report(event, torch.zeros(()), key)
     with pytest.raises(ConfigError, match=message):
         UpdateStats(ToyEvents).add(losses)
 
@@ -201,12 +194,11 @@ class OwnTrainer(EpochTrainer):
         return {"optimizer": self.optimizer, "generator": self.generator, "module": self.module}
 
     def _update(self):
-        losses = ToyLosses(torch.zeros(()))
+        losses = Losses(torch.zeros(()))
         for (_, key), network in self.networks.items():
             wanted = torch.rand((), generator=self.generator)
             loss = torch.stack([(p - wanted).square().mean() for p in network.parameters()]).sum()
-            losses.toy_loss.append((key, loss))
-            losses.add(loss)
+            losses.report("toy_loss", loss, key, weight=1.0)
         self.stats.add(losses, gradient_step(losses, self.optimizer))
 
 

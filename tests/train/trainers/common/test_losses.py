@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import tensor
 
-from maze.train.trainers.common.actor_critic.losses import (
+from maze.train.trainers.common.actor_critic.actor_critic_trainer import (
     clipped_surrogate,
     normalize_advantage,
     policy_gradient_loss,

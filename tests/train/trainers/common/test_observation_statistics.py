@@ -64,11 +64,11 @@ def rollout(observations, spaces_dict=None, valid=None):
             columns.substeps[key].add_row(tick, here, [0] * (n_envs if here is None else len(here)))
             actors.append(ActorID(key, 0) if here is None else None)
             tick += 1
-    for substep in columns.substeps.values():
-        for name, array in substep._all_observations.items():
-            if name in observations:
-                array[:n_rows] = observations[name]
     columns.finish([ActorID(next(iter(spaces_dict)), 0)] * n_envs, actors)
+    for substep in columns.substeps.values():
+        for name, array in observations.items():
+            if name in substep.observations:
+                substep.observations[name][...] = array
     return columns
 
 

@@ -14,6 +14,7 @@ from maze.core.env.batched_maze_env import BatchedMazeEnv
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import StatsContext
 from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.core.utils.stats_utils import tail_values
 from maze.train.parallelization.vector_env.batched_vector_env import BatchedVectorEnv
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
@@ -21,7 +22,7 @@ from maze.train.trainers.a2c.a2c_trainer import A2C
 from maze.train.trainers.common.actor_critic.risk import TailReturns, running_returns
 from maze.train.trainers.common.actor_critic.valuation import Trajectories
 from maze.train.trainers.common.config_classes import Risk
-from maze.train.trainers.common.quantiles import quantile_huber_loss, tail_value, widen
+from maze.train.trainers.common.quantiles import quantile_huber_loss, widen
 from maze.train.trainers.dqn.dqn_algorithm_config import DQNAlgorithmConfig
 from maze.train.trainers.dqn.dqn_trainer import ActionQuantileNetwork, factors_of, is_allowed
 from maze.train.trainers.impala.impala_algorithm_config import ImpalaAlgorithmConfig
@@ -118,8 +119,8 @@ def test_the_loss_without_a_quadratic_part_is_least_at_the_quantiles():
 def test_the_tail_and_its_quantile_are_the_cvar():
     returns = torch.tensor([5.0, -10.0, 3.0, 4.0, -2.0, 6.0, 7.0, 8.0, 9.0, 1.0])
     for quantile in (-2.0, 0.0, 1.0):  # any quantile of level 0.2
-        assert quantile + tail_value(returns, quantile, 0.2).mean() == pytest.approx((-10 - 2) / 2)
-    assert 3.0 + tail_value(returns, 3.0, 0.2).mean() < -6.0, "a lower bound"
+        assert quantile + tail_values(returns, quantile, 0.2).mean() == pytest.approx((-10 - 2) / 2)
+    assert 3.0 + tail_values(returns, 3.0, 0.2).mean() < -6.0, "a lower bound"
 
 
 def test_returns_of_running_episodes_are_carried_on():

@@ -85,7 +85,7 @@ def build_columns(
     actor, value = last
     columns.next_rows()[actor.step_key][f"v{actor.step_key}"][:] = value
     if pauses:
-        columns.substeps[0].leave_out({tick: np.array([0]) for tick in pauses}, 0)
+        columns.substeps[0].fill_rows(len(ticks), 0, {tick: np.array([0]) for tick in pauses})
         columns.step_complete[list(pauses)] = False
     columns.finish([actor], [None if tick in pauses else one for tick, (one, _) in enumerate(ticks)])
     return columns

@@ -23,7 +23,7 @@ from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import (
     ESDummyDistributedRollouts,
     Players,
     Population,
-    obstacle_to_batching,
+    is_batchable,
 )
 from maze.train.trainers.es.distributed.es_rollout_wrapper import ESAbortException, ESRolloutWorkerWrapper
 from maze.train.trainers.es.distributed.es_subproc_distributed_rollouts import ESSubprocDistributedRollouts
@@ -97,7 +97,7 @@ def test_the_number_of_environments_does_not_change_a_bit(concurrency):
 
 def test_a_network_without_numpy_form_is_mapped_over_the_population():
     policy = build_policy(hierarchical_env(), TORCH_ONLY)
-    assert obstacle_to_batching(policy, hierarchical_env().observation_spaces_dict) is None
+    assert is_batchable(policy, hierarchical_env().observation_spaces_dict)
     one_by_one = dummy(hierarchical_env)
     expected = [
         (*rest, pytest.approx(returns, rel=1e-5), n)

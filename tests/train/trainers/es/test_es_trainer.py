@@ -203,7 +203,7 @@ def test_nothing_to_train_is_an_error():
 def test_a_return_that_is_not_finite_stops_training_before_the_step(tmp_path, value):
     trainer = build_trainer(checkpoint_file=tmp_path / "latest.pt")
     before = get_flat_parameters(trainer.policy)
-    with pytest.raises(NonFiniteError, match=r"Epoch 1, update 1: the return .* 1 of .* subtracted is (nan|inf)"):
+    with pytest.raises(NonFiniteError, match=r"Epoch 1, update 1: the returns or"):
         trainer.train(Scripted([(1.0, 2.0), (3.0, value)]), n_epochs=1)
     (file,) = tmp_path.glob("non_finite_*.pt")
     assert torch.equal(get_flat_parameters(trainer.policy), before)

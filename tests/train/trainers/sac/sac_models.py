@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from maze.core.agent.torch_actor_critic import TorchActorCritic
+from maze.core.env.structured_env import ActorID
 from maze.perception.models.custom_model_composer import CustomModelComposer
 from maze.train.parallelization.distributed_actors.dummy_distributed_workers_with_buffer import (
     DummyDistributedWorkersWithBuffer,
@@ -52,6 +54,11 @@ def build_model(env: Any, critic: str = "", distributions: Any = SQUASHED, seed:
     )
     model.policy.seed(seed + 1)
     return TorchActorCritic(model.policy, model.critic, "cpu")
+
+
+def learner_of(model: TorchActorCritic, config: SACAlgorithmConfig, actors: list[ActorID], seed: int = 0) -> SAC:
+    """A trainer that gets its batches from the test."""
+    return SAC(config, model, SimpleNamespace(actors=actors), None, None, seed=seed)
 
 
 def build_trainer(make_env: Any, critic: str = "", seed: int = 0, trainer_args: Any = None, **config: Any) -> SAC:

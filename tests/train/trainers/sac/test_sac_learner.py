@@ -20,10 +20,9 @@ from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDist
 from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch
 from maze.train.trainers.sac import sac_trainer
 from maze.train.trainers.sac.sac_algorithm_config import SACAlgorithmConfig
-from maze.train.trainers.sac.sac_trainer import SACLearner
 from maze.train.utils.plain_state import load_states, states_of
 from tests.train.parallelization.toy_envs import PassOn, RandomWalkCoreEnv, random_walk_env, two_step_env
-from tests.train.trainers.sac.sac_models import build_model
+from tests.train.trainers.sac.sac_models import build_model, learner_of
 
 CHOOSE, CUT = ActorID("choose", 0), ActorID("cut", 0)
 
@@ -37,7 +36,7 @@ def learner_with_constant_values(critic, values, gamma=0.9):
                 for name, parameter in network.named_parameters():
                     parameter.data.fill_(value if name == "heads.0.bias" else 0.0)
     config = SACAlgorithmConfig(entropy_tuning=False, entropy_coef=0.0, gamma=gamma)
-    return SACLearner(model, config, [CHOOSE, CUT], seed=0)
+    return learner_of(model, config, [CHOOSE, CUT], seed=0)
 
 
 def one_step(rewards, terminated=False, n_substeps=None, has_next_step=True):
@@ -55,12 +54,13 @@ def one_step(rewards, terminated=False, n_substeps=None, has_next_step=True):
 
 def terms_of(report):
     """Event, group and value of all that an update has to report."""
-    of_losses = [term for losses, _ in report for term in losses.terms()]
+    of_losses = [term for losses, _ in report for term in losses.terms]
     return of_losses + [(*name, norm) for _, norms in report for name, norm in norms.items()]
 
 
 def critic_losses(learner, batch):
-    terms = terms_of(learner.update(batch, critic_alone=True))
+    learner.critic_learns_alone = True
+    terms = terms_of(learner.learn(batch))
     return {key: value.item() for event, key, value in terms if event == "critic_value_loss"}
 
 
@@ -103,7 +103,7 @@ def test_a_shared_critic_learns_nothing_from_a_step_whose_next_observations_are_
 
 def flat_learner(**config):
     env = random_walk_env()
-    return SACLearner(build_model(env), SACAlgorithmConfig(**config), [ActorID(0, 0)], seed=0)
+    return learner_of(build_model(env), SACAlgorithmConfig(**config), [ActorID(0, 0)], seed=0)
 
 
 def flat_batch(n=8, reward=1.0):
@@ -133,21 +133,24 @@ def test_while_the_critic_learns_alone_policy_and_entropy_coefficient_stay():
     learner = flat_learner()
     policy, critic = copies(learner.model.policy.parameters()), copies(learner.critic.parameters())
     alpha = learner.alphas()[0].clone()
-    learner.update(flat_batch(), critic_alone=True)
+    learner.critic_learns_alone = True
+    learner.learn(flat_batch())
+    learner.critic_learns_alone = False
     assert not any(moved(policy, learner.model.policy.parameters()))
     assert learner.alphas()[0] == alpha
     assert all(moved(critic, learner.critic.parameters()))
-    learner.update(flat_batch())
+    learner.learn(flat_batch())
     assert all(moved(policy, learner.model.policy.parameters()))
     assert learner.alphas()[0] != alpha
 
 
 def test_the_policy_step_leaves_the_critics_gradients_alone():
     learner = flat_learner(lr=1e-12)
-    learner.update(flat_batch(), critic_alone=True)
+    learner.critic_learns_alone = True
+    learner.learn(flat_batch())
     alone = copies([p.grad for p in learner.critic.parameters()])
     fresh = flat_learner(lr=1e-12)
-    fresh.update(flat_batch())
+    fresh.learn(flat_batch())
     assert not any(moved(alone, [p.grad for p in fresh.critic.parameters()]))
 
 
@@ -155,15 +158,15 @@ def test_target_networks_follow_every_so_many_batches():
     learner = flat_learner(target_update_interval=2, tau=1.0)
     targets = [p for pair in learner.critic.target_networks.values() for p in pair.parameters()]
     before = copies(targets)
-    learner.update(flat_batch())
+    learner.learn(flat_batch())
     assert not any(moved(before, targets))
-    learner.update(flat_batch())
+    learner.learn(flat_batch())
     assert not any(moved(copies(learner.critic.parameters()), targets))
 
 
 def test_a_fixed_entropy_coefficient_stays():
     learner = flat_learner(entropy_tuning=False, entropy_coef=0.3)
-    terms = terms_of(learner.update(flat_batch()))
+    terms = terms_of(learner.learn(flat_batch()))
     assert learner.alphas()[0].item() == pytest.approx(0.3)
     assert "entropy_loss" not in [event for event, _, _ in terms]
 
@@ -172,7 +175,7 @@ def test_a_loss_that_is_not_finite_stops_before_anything_moves():
     learner = flat_learner()
     before = copies(learner.model.parameters())
     with pytest.raises(NonFiniteError, match="critic_value_loss of critic 0 is inf"):
-        learner.update(flat_batch(reward=math.inf))
+        learner.learn(flat_batch(reward=math.inf))
     assert not any(moved(before, learner.model.parameters()))
 
 
@@ -180,11 +183,11 @@ def test_distributions_without_gradients_through_actions_are_refused_by_head():
     beta = [{"action_space": "gym.spaces.Box", "distribution": "maze.distributions.beta.BetaProbabilityDistribution"}]
     model = build_model(random_walk_env(), distributions=beta)
     with pytest.raises(ConfigError, match=r"Action head `push`.*SquashedGaussian"):
-        SACLearner(model, SACAlgorithmConfig(), [ActorID(0, 0)], seed=0)
+        learner_of(model, SACAlgorithmConfig(), [ActorID(0, 0)], seed=0)
 
 
 def structured_learner(critic="", **config):
-    return SACLearner(build_model(two_step_env(), critic), SACAlgorithmConfig(**config), [CHOOSE, CUT], seed=0)
+    return learner_of(build_model(two_step_env(), critic), SACAlgorithmConfig(**config), [CHOOSE, CUT], seed=0)
 
 
 def structured_batch(n=8):
@@ -220,7 +223,7 @@ def nobody_cut(n=8):
 def test_a_sub_step_that_no_row_of_a_batch_has_reports_nothing_and_learns_nothing(critic):
     learner = structured_learner(critic)
     before = copies(learner.model.policy.networks["cut"].parameters())
-    terms = terms_of(learner.update(nobody_cut()))
+    terms = terms_of(learner.learn(nobody_cut()))
     reported = {event for event, key, _ in terms if key == "cut"}
     assert reported <= {"policy_grad_norm", "critic_grad_norm", "entropy_coef", "entropy_loss"}
     assert {"policy_loss", "policy_entropy", "policy_mean_logp"} <= {
@@ -238,13 +241,18 @@ def test_critic_statistics_leave_out_rows_without_loss():
         batch.observations[1]["choice"][padded] = size
         batch.actions[1]["where"][padded] = size
         fresh = structured_learner()
-        terms = terms_of(fresh.update(batch, critic_alone=True))
+        fresh.critic_learns_alone = True
+        terms = terms_of(fresh.learn(batch))
         reported.append({event: value.item() for event, key, value in terms if key == "cut"})
     assert reported[0] == pytest.approx(reported[1], rel=1e-5)
     own = torch.cat([batch.observations[1]["choice"], batch.actions[1]["where"]], -1)[~padded]
     inputs = {"choice": own[:, :2], "where": own[:, 2:]}
     values = torch.minimum(*(network(inputs)["q_value"] for network in learner.critic.networks["cut"]))
     assert reported[0]["critic_value"] == pytest.approx(values.mean().item(), rel=1e-4)
+
+
+def parts_of(learner):
+    return {**learner.optimizers, "entropy_coefs": learner.log_alphas, "generator": learner.generator}
 
 
 @pytest.mark.parametrize("entropy_tuning", [True, False])
@@ -254,25 +262,25 @@ def test_a_frozen_half_stays_while_the_other_one_learns(frozen, entropy_tuning):
     halves = {"policy": model.policy, "critic": model.critic}
     for parameter in halves[frozen].parameters():
         parameter.requires_grad_(False)
-    learner = SACLearner(model, SACAlgorithmConfig(entropy_tuning=entropy_tuning), [ActorID(0, 0)], seed=0)
+    learner = learner_of(model, SACAlgorithmConfig(entropy_tuning=entropy_tuning), [ActorID(0, 0)], seed=0)
     before = {name: copies(half.parameters()) for name, half in halves.items()}
     alpha = learner.alphas()[0].clone()
-    learner.update(flat_batch())
+    learner.learn(flat_batch())
     for name, half in halves.items():
         assert set(moved(before[name], half.parameters())) == {name != frozen}
     assert (learner.alphas()[0] != alpha) == entropy_tuning
-    restored = SACLearner(model, SACAlgorithmConfig(entropy_tuning=entropy_tuning), [ActorID(0, 0)], seed=1)
-    load_states(restored.parts(), states_of(learner.parts()))
+    restored = learner_of(model, SACAlgorithmConfig(entropy_tuning=entropy_tuning), [ActorID(0, 0)], seed=1)
+    load_states(parts_of(restored), states_of(parts_of(learner)))
     assert restored.alphas() == learner.alphas()
 
 
 def test_the_time_of_policy_losses_counts_as_time_of_losses(monkeypatch):
     learner, batch = flat_learner(), flat_batch()
-    learner.update(batch)
+    learner.learn(batch)
     learner.seconds_of_losses = learner.seconds_of_gradients = 0.0
     now = itertools.count()
     monkeypatch.setattr(sac_trainer.time, "perf_counter", lambda: float(next(now)))
-    learner.update(batch)
+    learner.learn(batch)
     # the clock goes on by one between two looks: critic's losses, its step, policy's losses, its step, targets
     assert learner.seconds_of_losses == 2.0
     assert learner.seconds_of_gradients == 3.0
@@ -297,7 +305,7 @@ def test_the_target_counts_what_is_allowed_next_and_not_what_is_allowed_now():
     policy = TorchPolicy({0: FromNextMask()}, mapper, "cpu")
     critic = TorchStepStateActionCritic({0: FromNextMask()}, 1, "cpu", {0: True}, action_spaces)
     config = SACAlgorithmConfig(entropy_tuning=False, entropy_coef=0.5, gamma=0.9)
-    learner = SACLearner(TorchActorCritic(policy, critic, "cpu"), config, [ActorID(0, 0)], seed=0)
+    learner = learner_of(TorchActorCritic(policy, critic, "cpu"), config, [ActorID(0, 0)], seed=0)
     now, later = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]), torch.tensor([[0.0, 1.0, 1.0], [1.0, 0.0, 0.0]])
     batch = TransitionBatch(
         actors=[ActorID(0, 0)],
@@ -311,7 +319,7 @@ def test_the_target_counts_what_is_allowed_next_and_not_what_is_allowed_now():
     )
     (found,) = learner.critic_targets(batch, [learner.draw(0, batch.observations[0])])
     torch.testing.assert_close(found.target, torch.tensor([1 + 0.9 * (2 + 0.5 * math.log(2)), 1 + 0.9 * 2]))
-    terms = {event: value.item() for event, _, value in terms_of(learner.update(batch))}
+    terms = {event: value.item() for event, _, value in terms_of(learner.learn(batch))}
     assert terms["critic_value"] == pytest.approx(2.0)
     assert terms["policy_loss"] == pytest.approx(-2.0), "one action is allowed in each row: no entropy"
 
@@ -333,7 +341,7 @@ class MildGaussian(DiagonalGaussianProbabilityDistribution):
 def test_actions_of_any_unbounded_distribution_reach_the_critic_within_their_bounds():
     mapping = [{"action_space": "gym.spaces.Box", "distribution": MildGaussian}]
     model = build_model(random_walk_env(), distributions=mapping)
-    learner = SACLearner(model, SACAlgorithmConfig(), [ActorID(0, 0)], seed=0)
+    learner = learner_of(model, SACAlgorithmConfig(), [ActorID(0, 0)], seed=0)
     draw = learner.draw(0, {"position": torch.zeros(200, 3)})
     assert draw.actions["push"].abs().max() == 1.0
     assert draw.log_probs["push"].unique().numel() > 100, "those of what was drawn"
@@ -356,9 +364,9 @@ def test_critics_that_take_one_batch_dimension_judge_choices_beside_continuous_a
     env = random_walk_env()
     model = build_model(MazeEnv(RandomWalkCoreEnv(), {0: PassOn(heads)}, env.observation_conversion_dict))
     critic = TorchStepStateActionCritic({0: NormalizingCritic()}, 1, "cpu", {0: False}, {0: heads})
-    learner = SACLearner(TorchActorCritic(model.policy, critic, "cpu"), SACAlgorithmConfig(), [ActorID(0, 0)], seed=0)
+    learner = learner_of(TorchActorCritic(model.policy, critic, "cpu"), SACAlgorithmConfig(), [ActorID(0, 0)], seed=0)
     batch = flat_batch()
     batch.actions = [{"push": torch.rand(8, 1), "gear": torch.arange(8) % 2}]
     before = copies(model.policy.parameters())
-    learner.update(batch)
+    learner.learn(batch)
     assert all(moved(before, model.policy.parameters()))

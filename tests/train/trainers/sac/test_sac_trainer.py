@@ -146,7 +146,7 @@ def test_a_resumed_run_continues_with_the_same_learner_and_buffer(tmp_path):
     assert are_equal(weights(first), weights(second))
     for trainer in (first, second):
         for _ in range(3):
-            trainer.learner.update(trainer.workers.sample_transitions("cpu"))
+            trainer.learn(trainer.workers.sample_transitions("cpu"))
     assert are_equal(weights(first), weights(second))
     assert second.epoch == 1
 
@@ -162,7 +162,7 @@ def test_a_checkpoint_of_another_algorithm_is_refused(tmp_path):
 def test_a_signal_ends_the_run_after_its_update_with_its_state_saved(tmp_path, monkeypatch):
     file = tmp_path / "latest.pt"
     trainer = build_trainer(random_walk_env, epoch_length=50, trainer_args={"checkpoint_file": file})
-    original, calls = trainer.learner.update, []
+    original, calls = trainer.learn, []
 
     def update(*args, **kwargs):
         calls.append(1)
@@ -170,7 +170,7 @@ def test_a_signal_ends_the_run_after_its_update_with_its_state_saved(tmp_path, m
             os.kill(os.getpid(), signal.SIGTERM)
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(trainer.learner, "update", update)
+    monkeypatch.setattr(trainer, "learn", update)
     with pytest.raises(TrainingInterrupted) as interrupted:
         trainer.train()
     assert interrupted.value.exit_status == 143

@@ -89,15 +89,12 @@ class ObservationNormalizationStrategy(ABC):
             normalized = np.minimum(normalized, self._clip_max)
         return np.asarray(normalized, dtype=np.float32)
 
-    def normalized_space(self) -> spaces.Box:
-        """Return the space of the normalized observation; without statistics only the clip range bounds it."""
-        return self.normalized_box(self._observation_space)
+    def normalized_space(self, space: Any = None) -> spaces.Box:
+        """Return the space of the normalized observation; without statistics only the clip range bounds it.
 
-    def normalized_box(self, space: spaces.Box) -> spaces.Box:
-        """Return the space of the normalized values of another space of the same shape.
-
-        :param space: Space of the observation in some sub-step.
+        :param space: Space of the observation in another sub-step, of the same shape.
         """
+        space = self._observation_space if space is None else space
         low = np.full(space.shape, -np.inf if self._clip_min is None else self._clip_min, dtype=np.float32)
         high = np.full(space.shape, np.inf if self._clip_max is None else self._clip_max, dtype=np.float32)
         if self.is_initialized():
@@ -290,14 +287,9 @@ def save_statistics(path: Path, statistics: StructuredStatisticsType) -> None:
 
     :param path: The file.
     :param statistics: Statistics by name of the observation.
-    :raises CheckpointError: The file cannot be written.
     """
-    content = pickle.dumps(statistics, protocol=4)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_with_checksum(path, content)
-    except OSError as error:
-        raise CheckpointError(f"Could not write the normalization statistics `{path}`: {error}.") from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_with_checksum(path, pickle.dumps(statistics, protocol=4))
 
 
 def load_statistics(path: Path) -> StructuredStatisticsType:

@@ -1,13 +1,12 @@
-"""Base of A2C, PPO and IMPALA: one update."""
+"""Base of A2C, PPO and IMPALA: the terms of the objective as functions of tensors, and one update."""
 
 from __future__ import annotations
 
 import time
 from abc import ABC
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,17 +22,7 @@ from maze.train.parallelization.curriculum import Curriculum
 from maze.train.parallelization.vector_env.sequential_vector_env import vectorized
 from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig
 from maze.train.trainers.common.actor_critic.actor_critic_events import ActorCriticEvents
-from maze.train.trainers.common.actor_critic.constraints import (
-    LearnedConstraint,
-    LearnedConstraints,
-    combined_advantage,
-)
-from maze.train.trainers.common.actor_critic.losses import (
-    SurrogateLoss,
-    normalize_advantage,
-    policy_gradient_loss,
-    value_loss,
-)
+from maze.train.trainers.common.actor_critic.constraints import LearnedConstraint, combined_advantage
 from maze.train.trainers.common.actor_critic.reward_scaling import CentredReturns, RewardScaling
 from maze.train.trainers.common.actor_critic.risk import LearnedRisk
 from maze.train.trainers.common.actor_critic.valuation import (
@@ -43,13 +32,12 @@ from maze.train.trainers.common.actor_critic.valuation import (
     RolloutBatch,
     value_rollout,
 )
-from maze.train.trainers.common.learning import Losses, Terms, gradient_step, require_end_of_schedule, scheduled_lr
-from maze.train.trainers.common.trainer import EpisodeSource, EpochTrainer
+from maze.train.trainers.common.learning import Losses, gradient_step, require_end_of_schedule, scheduled_lr
+from maze.train.trainers.common.trainer import EpochTrainer
 from maze.train.utils.plain_state import Part
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_actor_critic import TorchActorCritic
-    from maze.core.agent.torch_policy import TorchPolicy
     from maze.core.agent.torch_policy_output import PolicyOutput
     from maze.core.rollout.rollout_columns import RolloutColumns
     from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
@@ -58,19 +46,70 @@ if TYPE_CHECKING:
     from maze.train.trainers.common.training_runner import TrainingRunner
 
 
-@dataclass
-class ActorCriticLosses(Losses):
-    """The terms of the objective, and what they are reported with, by sub-step or critic."""
+class SurrogateLoss(NamedTuple):
+    """A policy's objective and, for PPO, two measures of how far an update has moved the policy."""
 
-    policy_loss: Terms = field(default_factory=list)
-    policy_entropy: Terms = field(default_factory=list)
-    policy_clip_fraction: Terms = field(default_factory=list)
-    policy_approx_kl: Terms = field(default_factory=list)
-    policy_kl_to_initial: Terms = field(default_factory=list)
-    critic_value_loss: Terms = field(default_factory=list)
-    critic_value: Terms = field(default_factory=list)
-    constraint_critic_loss: Terms = field(default_factory=list)
-    risk_critic_loss: Terms = field(default_factory=list)
+    policy: Tensor
+    """The loss to minimise (scalar)."""
+    clip_fraction: Tensor | None = None
+    """Share of the elements whose ratio left the clipping range (scalar, no gradient); where there is one."""
+    approx_kl: Tensor | None = None
+    """Estimate of KL(old || new), never negative (scalar, no gradient); where the ratio is known."""
+
+
+def clipped_surrogate(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip_range: float) -> SurrogateLoss:
+    """Return PPO's clipped objective (Schulman et al. 2017, equation 7).
+
+    :param log_prob: Joint log-probability of the sampled actions under the current policy.
+    :param old_log_prob: The same under the policy that sampled them.
+    :param advantage: Advantage of the sampled actions, same shape.
+    :param clip_range: How far the ratio may move from 1 before it stops earning gradient.
+    """
+    log_ratio = log_prob - old_log_prob
+    ratio = log_ratio.exp()
+    clipped = ratio.clamp(1.0 - clip_range, 1.0 + clip_range)
+    policy = -torch.minimum(ratio * advantage, clipped * advantage).mean()
+    with torch.no_grad():
+        clip_fraction = (ratio != clipped).float().mean()
+        approx_kl = (ratio - 1.0 - log_ratio).mean()  # Schulman's low variance estimator
+    return SurrogateLoss(policy, clip_fraction, approx_kl)
+
+
+def policy_gradient_loss(log_prob: Tensor, advantage: Tensor) -> Tensor:
+    """Return the advantage actor-critic's policy loss (Mnih et al. 2016): raises the probability of better actions.
+
+    :param log_prob: Of the actions, `[batch]`.
+    :param advantage: `[batch]`.
+    """
+    return -(log_prob * advantage).mean()
+
+
+def value_loss(
+    value: Tensor, target: Tensor, old_value: Tensor | None = None, clip_range: float | None = None
+) -> Tensor:
+    """Return the mean squared error of the values, optionally with their step limited as in PPO's first implementation.
+
+    :param value: Predicted values.
+    :param target: Returns to predict, same shape.
+    :param old_value: Values predicted when the rollout was valued; needed for clipping only.
+    :param clip_range: The largest change that still earns gradient; `None` does not clip.
+    """
+    squared_error = (value - target).square()
+    if clip_range is None or old_value is None:
+        return squared_error.mean()
+    clipped = old_value + (value - old_value).clamp(-clip_range, clip_range)
+    return torch.maximum(squared_error, (clipped - target).square()).mean()
+
+
+def normalize_advantage(advantage: Tensor, epsilon: float = 1e-8) -> Tensor:
+    """Shift and scale to mean zero and standard deviation one; a single element has neither and stays as it is.
+
+    :param advantage: `[...]`; the result has the same shape.
+    """
+    if advantage.numel() < 2:
+        return advantage
+    std, mean = torch.std_mean(advantage, correction=0)
+    return (advantage - mean) / (std + epsilon)
 
 
 class ActorCritic(EpochTrainer, ABC):
@@ -121,13 +160,22 @@ class ActorCritic(EpochTrainer, ABC):
         self._critic: TorchStateCritic = model.critic
         self.rollout_generator = vectorized(rollout_generator)
         self.generator = seeded_generator(seed)
-        self._constraints = LearnedConstraints(self.config, model)
+        self._constraints = [LearnedConstraint(text, self.config, model) for text in self.config.constraints]
+        if len({one.name for one in self._constraints}) < len(self._constraints):
+            raise ConfigError(
+                f"algorithm.constraints: expected one constraint per statistic, found {self.config.constraints}."
+            )
         self._risk = LearnedRisk(self.config, model, self.generator) if self.config.risk is not None else None
-        self._further: list[LearnedConstraint | LearnedRisk] = [*self._constraints.each]
+        self._further: list[LearnedConstraint | LearnedRisk] = [*self._constraints]
         """What else has critics, in the order of the costs of a batch."""
         if self._risk is not None:
             self._further.append(self._risk)
-        networks = _networks(model.policy, model.critic)
+        self._is_shared = model.critic.num_critics == 1
+        networks: dict[tuple[str, Any], nn.Module] = {
+            ("policy_grad_norm", key): network for key, network in model.policy.networks.items()
+        }
+        for key, network in model.critic.networks.items():
+            networks["critic_grad_norm", 0 if self._is_shared else key] = network
         networks |= {name: net for one in self._further for name, net in one.networks()}
         self.optimizer = FlatAdam(networks, lr=self.config.lr, eps=self.config.optimizer_eps)
         self._returns = self._return_function()
@@ -177,18 +225,16 @@ class ActorCritic(EpochTrainer, ABC):
         return self.config.n_rollout_steps * int(self.rollout_generator.env.n_rollout_envs)
 
     @override(EpochTrainer)
-    def episode_source(self) -> EpisodeSource:
-        source: EpisodeSource = self.rollout_generator.env
-        return source
+    def episode_source(self) -> Any:
+        return self.rollout_generator.env
 
     @override(EpochTrainer)
     def _parts(self) -> dict[str, Part]:
-        centring = self._returns if isinstance(self._returns, CentredReturns) else None
         optional: dict[str, Part | None] = {
-            "reward_centering": centring,
+            "reward_centering": self._returns if isinstance(self._returns, CentredReturns) else None,
             "critic_memory": self._hidden_states,
             "reward_scaling": self._reward_scaling,
-            "constraints": self._constraints if self._constraints.each else None,
+            **{f"constraints: {one.constraint.text}": one for one in self._constraints},
             "risk": self._risk,
         }
         chosen: dict[str, Part] = {name: part for name, part in optional.items() if part is not None}
@@ -247,12 +293,13 @@ class ActorCritic(EpochTrainer, ABC):
     def _collect(self) -> RolloutColumns:
         """Return the next rollout; its memory is used again by the one after."""
         if self._columns is None:
-            if self._constraints.each:
-                self.rollout_generator.env.record_constrained(tuple(self._constraints.sources))
+            if self._constraints:
+                sources = tuple(source for one in self._constraints for source in one.sources)
+                self.rollout_generator.env.record_constrained(sources)
             self._columns = self.rollout_generator.allocate(self.config.n_rollout_steps, self.model.policy)
         self.model.eval()
         self.rollout_generator.collect(self.model.policy, self._columns)
-        self._columns.check(self.rollout_generator.env.seeding_at)
+        self._columns.check_finite(self.rollout_generator.env.seeding_at)
         return self._columns
 
     def _valued(self, columns: RolloutColumns) -> RolloutBatch:
@@ -263,8 +310,11 @@ class ActorCritic(EpochTrainer, ABC):
         batch = value_rollout(self.model, columns, self._returns, self._hidden_states, self.config.sequence_length)
         if isinstance(self._returns, CentredReturns):
             self.stats.add_value("average_reward", self._returns.averages[0])
-        self._constraints.learn(columns, batch, is_fixed=self.critic_learns_alone)
-        self._constraints.report(self.stats)
+        first = 0
+        for one in self._constraints:
+            one.learn(columns, batch, first, is_fixed=self.critic_learns_alone)
+            one.report(self.stats)
+            first += len(one.sources)
         if self._risk is not None:
             unit = 1.0 if self._reward_scaling is None else self._reward_scaling.std
             self._risk.learn(columns, rewards, unit, batch)
@@ -275,100 +325,59 @@ class ActorCritic(EpochTrainer, ABC):
         """Learn from a rollout."""
         self._gradient_step(self._losses(batch))
 
-    def _losses(self, batch: RolloutBatch) -> ActorCriticLosses:
+    def _losses(self, batch: RolloutBatch) -> Losses:
         """Return the objective: policy loss, entropy bonus and value loss, summed over sub-steps."""
-        losses = ActorCriticLosses(torch.zeros((), device=self.model.device))
+        losses = Losses(torch.zeros((), device=self.model.device))
         for part in batch.parts:
             policy_output, critic_output = part.evaluate(self.model)
             self._add_policy_terms(losses, part, policy_output)
-            share = part.n_rows / batch.n_rows
-            self._add_value_terms(losses, part, critic_output.values, share)
-            if part.costs:
-                self._add_cost_terms(losses, part, policy_output, share)
+            share = part.n_rows / batch.n_rows if self._is_shared else 1.0  # a shared critic learns from all at once
+            keys = [0] if self._is_shared else [substep.actor_id.step_key for substep in part.substeps]
+            for index, (key, value) in enumerate(zip(keys, critic_output.values, strict=True)):
+                loss = self._value_loss(value, part.targets[index], part.old_values[index])
+                loss = loss if share == 1.0 else loss * share
+                losses.report("critic_value_loss", loss, key, self.config.value_loss_coef)
+                losses.report("critic_value", value.detach().mean(), key)
+            for position, (one, costs) in enumerate(zip(self._further, part.costs, strict=False)):
+                predicted = one.predicted(part, position, policy_output)
+                for index, (key, value) in enumerate(zip(keys, predicted, strict=True)):
+                    target = costs.targets[index]
+                    if isinstance(one, LearnedRisk):
+                        loss = one.loss(value, target) * share
+                        losses.report("risk_critic_loss", loss, key, self.config.value_loss_coef)
+                    else:
+                        loss = self._value_loss(value, target, costs.old_values[index]) * share
+                        losses.report("constraint_critic_loss", loss, one.name, self.config.value_loss_coef)
         return losses
 
-    def _add_policy_terms(self, losses: ActorCriticLosses, part: PolicyBatch, outputs: PolicyOutput) -> None:
+    def _add_policy_terms(self, losses: Losses, part: PolicyBatch, outputs: PolicyOutput) -> None:
         config, learns = self.config, not self.critic_learns_alone
         for index, (substep, output) in enumerate(zip(part.substeps, outputs.substep_outputs, strict=True)):
-            key, advantage = substep.actor_id.step_key, part.advantages[index]
+            key = substep.actor_id.step_key
+            advantages = [part.advantages[index]]
+            advantages += [costs.advantages[index] for costs in part.costs[: len(self._constraints)]]
             if config.advantage_normalization:
-                advantage = normalize_advantage(advantage)
-            if constraints := self._constraints.each:
-                costs = [costs.advantages[index] for costs in part.costs[: len(constraints)]]
-                advantage = self._constrained(advantage, costs)
+                advantages = [normalize_advantage(advantage) for advantage in advantages]
+            advantage = combined_advantage(advantages[0], advantages[1:], [one.multiplier for one in self._constraints])
             log_prob = output.prob_dist.joint_log_prob(substep.action)
             loss = self._policy_loss(log_prob, part.old_log_probs[index], advantage)
-            entropy = output.entropy.mean()
-            losses.policy_loss.append((key, loss.policy))
-            losses.policy_entropy.append((key, entropy))
+            losses.report("policy_loss", loss.policy, key, config.policy_loss_coef * learns)
+            losses.report("policy_entropy", output.entropy.mean(), key, -config.entropy_coef * learns)
             if loss.clip_fraction is not None and loss.approx_kl is not None:
-                losses.policy_clip_fraction.append((key, loss.clip_fraction))
-                losses.policy_approx_kl.append((key, loss.approx_kl))
-            if learns:
-                losses.add(loss.policy, config.policy_loss_coef)
-                losses.add(entropy, -config.entropy_coef)
+                losses.report("policy_clip_fraction", loss.clip_fraction, key)
+                losses.report("policy_approx_kl", loss.approx_kl, key)
             if learns and self._initial_policy is not None:
                 divergence = self._initial_policy.divergence(output.prob_dist, substep.observation, substep.actor_id)
-                divergence = divergence.mean()
-                losses.policy_kl_to_initial.append((key, divergence))
-                losses.add(divergence, self._kl_to_initial_coef)
+                losses.report("policy_kl_to_initial", divergence.mean(), key, self._kl_to_initial_coef)
 
     def _policy_loss(self, log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor) -> SurrogateLoss:
         """Return the policy's loss for the actions of one sub-step, `[n_rows]` each."""
         return SurrogateLoss(policy_gradient_loss(log_prob, advantage))
 
-    def _add_value_terms(
-        self, losses: ActorCriticLosses, part: PolicyBatch, values: list[Tensor], share: float
-    ) -> None:
-        """Add loss and mean value of each output of the critic; a shared one learns from a whole batch at once."""
-        is_shared = self._critic.num_critics == 1
-        for index, value in enumerate(values):
-            key = 0 if is_shared else part.substeps[index].actor_id.step_key
-            loss = self._value_loss(value, part.targets[index], part.old_values[index])
-            if is_shared and share < 1.0:
-                loss = loss * share
-            losses.critic_value_loss.append((key, loss))
-            losses.critic_value.append((key, value.detach().mean()))
-            losses.add(loss, self.config.value_loss_coef)
-
-    def _constrained(self, advantage: Tensor, costs: list[Tensor]) -> Tensor:
-        """Return the advantage of the Lagrangian, `[n_rows]`."""
-        if self.config.advantage_normalization:
-            costs = [normalize_advantage(cost) for cost in costs]
-        return combined_advantage(advantage, costs, [one.multiplier for one in self._constraints.each])
-
-    def _add_cost_terms(
-        self, losses: ActorCriticLosses, part: PolicyBatch, policy_output: PolicyOutput, share: float
-    ) -> None:
-        """Add losses of the critics of costs and of the quantile critic."""
-        is_shared = self._critic.num_critics == 1
-        for position, (one, costs) in enumerate(zip(self._further, part.costs, strict=True)):
-            values = one.predicted(part, position, policy_output)
-            for index, (value, target) in enumerate(zip(values, costs.targets, strict=True)):
-                if isinstance(one, LearnedRisk):
-                    key, terms = 0 if is_shared else part.substeps[index].actor_id.step_key, losses.risk_critic_loss
-                    loss = one.loss(value, target)
-                else:
-                    key, terms = one.name, losses.constraint_critic_loss
-                    loss = self._value_loss(value, target, costs.old_values[index])
-                loss = loss * (share if is_shared else 1.0)
-                terms.append((key, loss))
-                losses.add(loss, self.config.value_loss_coef)
-
     def _value_loss(self, value: Tensor, target: Tensor, old_value: Tensor) -> Tensor:
         return value_loss(value, target)
 
-    def _gradient_step(self, losses: ActorCriticLosses) -> None:
+    def _gradient_step(self, losses: Losses) -> None:
         learns_alone = self.critic_learns_alone
         frozen = [name for name in self.optimizer.names if learns_alone and name[0] == "policy_grad_norm"]
         self.stats.add(losses, gradient_step(losses, self.optimizer, self.config.max_grad_norm, frozen=frozen))
-
-
-def _networks(policy: TorchPolicy, critic: TorchStateCritic) -> dict[tuple[str, Any], nn.Module]:
-    """Return all networks, by the event that reports their gradient and by sub-step (or sub-step and agent, or
-    critic).
-    """
-    policies = {("policy_grad_norm", key): network for key, network in policy.networks.items()}
-    is_shared = critic.num_critics == 1
-    critics = {("critic_grad_norm", 0 if is_shared else key): net for key, net in critic.networks.items()}
-    return {**policies, **critics}

@@ -16,7 +16,7 @@ import copy
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -93,7 +93,7 @@ def combined_advantage(reward: Tensor, costs: Sequence[Tensor], multipliers: Seq
     """Return the advantage of the Lagrangian, `(A - sum(l_i A_i)) / (1 + sum(l_i))`, `[n_rows]` as its arguments."""
     for cost, multiplier in zip(costs, multipliers, strict=True):
         reward = reward - multiplier * cost
-    return reward / (1.0 + sum(multipliers))
+    return reward / (1.0 + sum(multipliers)) if multipliers else reward
 
 
 def sum_of_ended(values: np.ndarray, ended: np.ndarray, carried: np.ndarray) -> tuple[float, np.ndarray]:
@@ -112,19 +112,15 @@ def sum_of_ended(values: np.ndarray, ended: np.ndarray, carried: np.ndarray) -> 
 # -- learning ----------------------------------------------------------------------------------------------------------
 
 
-class _CostReturns(ReturnFunction):
-    """GAE of costs; those of whole episodes are not discounted, and nothing follows a truncated episode."""
-
-    def __init__(self, gamma: float, gae_lambda: float, at_end: bool) -> None:
-        self.gamma, self._lambda, self._at_end = gamma, gae_lambda, at_end
+@dataclass(frozen=True)
+class EpisodeCosts(GAE):
+    """GAE of costs of whole episodes, which are not discounted; nothing follows a truncated episode."""
 
     @override(ReturnFunction)
     def __call__(self, trajectories: Trajectories) -> Returns:
-        if not self._at_end:
-            return GAE(self.gamma, self._lambda)(trajectories)
         if trajectories.acts is None:
             trajectories = replace(trajectories, terminated=trajectories.terminated | trajectories.truncated)
-        return GAE(1.0, self._lambda)(trajectories)
+        return super().__call__(trajectories)
 
 
 class CostCritic:
@@ -219,7 +215,9 @@ class LearnedConstraint(CostCritic):
         self._scale = abs(constraint.bound) or 1.0
         self._aim = constraint.bound - self.sign * config.constraint_margin * self._scale
         self._pid = PID()
-        self._returns = _CostReturns(config.gamma, config.gae_lambda, self.sources[0].at_end)
+        self._returns = GAE(config.gamma, config.gae_lambda)
+        if self.sources[0].at_end:
+            self._returns = EpisodeCosts(1.0, config.gae_lambda)
         self._scaling = RewardScaling(config.gamma)
         centring = config.reward_centering and not self.sources[0].at_end
         self._centred = CentredReturns(self._returns, config.reward_centering, is_scaled=True) if centring else None
@@ -248,6 +246,7 @@ class LearnedConstraint(CostCritic):
         :param first: Position of the constraint's values among those of the rollout.
         :param is_fixed: Whether the multiplier stays as it is.
         """
+        self.model.eval()
         if len(self._carried) != columns.n_envs:
             self._carried = np.zeros((columns.n_envs, 2))
             self._prepare_hidden_states(columns.n_envs)
@@ -265,6 +264,13 @@ class LearnedConstraint(CostCritic):
             if costs.actor_rewards is not None:
                 costs.actor_rewards = costs.rewards
         self._add_costs(costs, batch, self._centred or self._returns, self._config.sequence_length)
+
+    def report(self, stats: UpdateStats) -> None:
+        """Report value, violation and multiplier, if the value is known."""
+        if math.isfinite(self.value):  # an episode has ended
+            stats.add_value("constraint_value", self.value, group=self.name)
+            stats.add_value("constraint_violation", self.constraint.violation(self.value), group=self.name)
+            stats.add_value("constraint_multiplier", self.multiplier, group=self.name)
 
     def _measure(self, values: np.ndarray, weights: np.ndarray, ended: np.ndarray, is_fixed: bool) -> None:
         if self.sources[0].is_rate:
@@ -308,41 +314,3 @@ class LearnedConstraint(CostCritic):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self._pid = PID(*self._pid)
-
-
-class LearnedConstraints:
-    """All constraints of a training run; see :class:`LearnedConstraint` for the arguments."""
-
-    def __init__(self, config: ActorCriticConfig, model: TorchActorCritic) -> None:
-        self.each = [LearnedConstraint(text, config, model) for text in config.constraints]
-        if len({one.name for one in self.each}) < len(self.each):
-            raise ConfigError(
-                f"algorithm.constraints: expected one constraint per statistic, found {config.constraints}."
-            )
-        self.sources = [source for one in self.each for source in one.sources]
-
-    def learn(self, columns: RolloutColumns, batch: RolloutBatch, is_fixed: bool) -> None:
-        """Update all multipliers, and add costs to a batch; see :meth:`LearnedConstraint.learn`."""
-        first = 0
-        for one in self.each:
-            one.model.eval()
-            one.learn(columns, batch, first, is_fixed)
-            first += len(one.sources)
-
-    def report(self, stats: UpdateStats) -> None:
-        """Report value, violation and multiplier of the constraints whose values are known."""
-        for one in self.each:
-            if math.isfinite(one.value):  # an episode has ended
-                stats.add_value("constraint_value", one.value, group=one.name)
-                stats.add_value("constraint_violation", one.constraint.violation(one.value), group=one.name)
-                stats.add_value("constraint_multiplier", one.multiplier, group=one.name)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the states of all constraints, by their texts."""
-        return {one.constraint.text: one.state_dict() for one in self.each}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore the constraints that the state has; others begin without a multiplier."""
-        for one in self.each:
-            if one.constraint.text in state_dict:
-                one.load_state_dict(state_dict[one.constraint.text])

@@ -22,10 +22,11 @@ from maze.core.agent.returns import gae
 from maze.core.agent.torch_state_critic import TorchStepStateCritic
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
+from maze.core.utils.stats_utils import tail_values
 from maze.train.trainers.common.actor_critic.constraints import CostCritic
 from maze.train.trainers.common.actor_critic.valuation import ReturnFunction, Returns, RolloutBatch, Trajectories
 from maze.train.trainers.common.config_classes import Risk
-from maze.train.trainers.common.quantiles import quantile_huber_loss, tail_value, widen
+from maze.train.trainers.common.quantiles import quantile_huber_loss, widen
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_actor_critic import TorchActorCritic
@@ -99,7 +100,7 @@ class TailReturns(ReturnFunction):
     def _utility(self, returns: Tensor) -> Tensor:
         """Return the mean contribution of returns `[..., n]` to the objective."""
         is_known = not np.isnan(self.quantile)
-        return (tail_value(returns, self.quantile, self.level) if is_known else returns).mean(-1)
+        return (tail_values(returns, self.quantile, self.level) if is_known else returns).mean(-1)
 
     def _samples(self, following: Tensor, reward: Tensor, ended: Tensor, complete: Tensor | None) -> Tensor:
         shape = (*following.shape[:-1], _N_SAMPLES)
@@ -202,5 +203,5 @@ class LearnedRisk(CostCritic):
         """Report quantile and CVaR of the latest episode returns, if they are known."""
         if not np.isnan(quantile := self.quantile):
             stats.add_value("risk_quantile", quantile)
-            tail = tail_value(torch.from_numpy(self._episodes), quantile, self.risk.level)
+            tail = tail_values(self._episodes, quantile, self.risk.level)
             stats.add_value("risk_cvar", quantile + float(tail.mean()))

@@ -8,7 +8,7 @@ for all rows. A return function (GAE, V-trace) computes advantages and targets f
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -56,11 +56,9 @@ class SubstepRows(NamedTuple):
 
         :param rows: Indices `[n_selected]`.
         """
-        of_kinds = (
-            {key: tensor.index_select(0, rows) for key, tensor in tensors.items()}  # faster than tensor[rows]
-            for tensors in (self.observation, self.action)
-        )
-        return SubstepRows(self.actor_id, *of_kinds)
+        observation = {key: tensor.index_select(0, rows) for key, tensor in self.observation.items()}
+        action = {key: tensor.index_select(0, rows) for key, tensor in self.action.items()}  # faster than tensor[rows]
+        return SubstepRows(self.actor_id, observation, action)
 
 
 class CostRows(NamedTuple):
@@ -105,21 +103,24 @@ class PolicyBatch:
         """Number of environment steps (of actions of one policy network, where there is a single sub-step)."""
         return len(self.old_log_probs[0])
 
-    def rows(self, rows: Tensor) -> PolicyBatch:
+    def rows(self, rows: Tensor | np.ndarray, sequences: Sequences | None = None) -> PolicyBatch:
         """Copy some rows.
 
         :param rows: Indices `[n_selected]`.
+        :param sequences: The sequences of these rows; `None`: the model is not recurrent.
         """
+        index = torch.as_tensor(rows, device=self.old_log_probs[0].device)
 
         def each(tensors: list[Tensor]) -> list[Tensor]:
-            return [tensor.index_select(0, rows) for tensor in tensors]
+            return [tensor.index_select(0, index) for tensor in tensors]
 
         return PolicyBatch(
-            [substep.rows(rows) for substep in self.substeps],
+            [substep.rows(index) for substep in self.substeps],
             each(self.old_values),
             each(self.old_log_probs),
             each(self.advantages),
             each(self.targets),
+            sequences=sequences,
             costs=[CostRows(*map(each, costs)) for costs in self.costs],
         )
 
@@ -131,20 +132,12 @@ class PolicyBatch:
         """
         if self.sequences is not None:
             for chosen in self.sequences.minibatches(n, generator):
-                yield None if chosen is None else self.in_sequences(*chosen)
+                yield None if chosen is None else self.rows(*chosen)
             return
         order = torch.randperm(self.n_rows, generator=generator).to(self.old_log_probs[0].device)
         for index in range(n):
             start, stop = self.n_rows * index // n, self.n_rows * (index + 1) // n
             yield self.rows(order[start:stop]) if stop > start else None
-
-    def in_sequences(self, rows: np.ndarray, sequences: Sequences | None) -> PolicyBatch:
-        """Copy some rows together with their sequences.
-
-        :param rows: Indices `[n_selected]`.
-        :param sequences: The sequences of these rows; `None`: the model is not recurrent.
-        """
-        return replace(self.rows(torch.from_numpy(rows).to(self.old_log_probs[0].device)), sequences=sequences)
 
     def evaluate(self, model: TorchActorCritic) -> tuple[PolicyOutput, StateCriticOutput]:
         """Compute the outputs of the networks for all rows.
@@ -199,8 +192,13 @@ def decisions_by_policy(
     """
 
     def tensors(arrays: Mapping[str, np.ndarray], place: Any) -> dict[str, Tensor]:
-        flat = {key: array[place].reshape(-1, *array.shape[2:]) for key, array in arrays.items()}
-        return {key: _tensor(array, device) for key, array in flat.items()}
+        found = {}
+        for key, array in arrays.items():
+            tensor = torch.from_numpy(np.ascontiguousarray(array[place].reshape(-1, *array.shape[2:])))
+            if tensor.dtype is torch.float64:  # integers such as pixels keep their type
+                tensor = tensor.to(torch.get_default_dtype())
+            found[key] = tensor.to(device)
+        return found
 
     def rows(actor: ActorID, of_key: SubstepColumns, place: Any) -> SubstepRows:
         logits = None if of_key.logits is None else tensors(of_key.logits, place)
@@ -212,14 +210,6 @@ def decisions_by_policy(
     for of_key in columns.substeps.values():
         for actor, place in of_key.entries_by_actor(are_separate=of_key.step_key in separate_agents):
             yield [rows(actor, of_key, place)], (of_key.ticks[place[0]], place[1])
-
-
-def _tensor(array: np.ndarray, device: str) -> Tensor:
-    """Convert to a tensor; integers such as pixels keep their type, float64 becomes torch's default type."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    if tensor.dtype is torch.float64:
-        tensor = tensor.to(torch.get_default_dtype())
-    return tensor.to(device)
 
 
 # -- return functions ------------------------------------------------------------------------------
@@ -402,7 +392,7 @@ def _with_returns(batch: PolicyBatch, number: int, trajectories: Trajectories, f
     if is_known is None or is_known.all():
         return batch
     sequences = None if batch.sequences is None else batch.sequences.known(is_known)
-    return batch.in_sequences(np.flatnonzero(is_known), sequences)
+    return batch.rows(np.flatnonzero(is_known), sequences)
 
 
 # -- trajectories ----------------------------------------------------------------------------------
@@ -416,39 +406,32 @@ def _trajectories_of_environments(
     are_joint: bool,
 ) -> Trajectories:
     """Return the environment steps of a dense rollout, or else ticks of all actors together."""
-    substeps = batches[0].substeps
+    substeps, n_envs = batches[0].substeps, columns.n_envs
     n_substeps = len(substeps)
-    shape = (columns.n_ticks // n_substeps, columns.n_envs)
+    shape = (columns.n_ticks // n_substeps, n_envs)
     values = _time_major(batches, [batch.old_values for batch in batches], shape)
     ends = _values_at_ends(model, columns, sequenced, substeps if n_substeps > 1 else ())
-    last = torch.tensor([ends.pop((columns.n_ticks, env))[1] for env in range(columns.n_envs)])
+    last = torch.tensor([ends.pop((columns.n_ticks, env))[1] for env in range(n_envs)])
     final = {(tick // n_substeps, env): torch.tensor(value) for (tick, env), (_, value) in ends.items()}
     next_values = [next_values_from(value, last.to(value), final) for value in values]
 
-    def by_substep(array: np.ndarray) -> list[Tensor]:
-        return [torch.from_numpy(array[position::n_substeps]).to(model.device) for position in range(n_substeps)]
+    def of_steps(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array.reshape(shape[0], n_substeps, n_envs)).to(model.device)
 
-    rewards = by_substep(columns.rewards)
+    rewards = list(of_steps(columns.rewards).unbind(1))
     has_own_rewards = isinstance(model.critic, TorchStepStateCritic) and n_substeps > 1
     if has_own_rewards and columns.actor_rewards is not None and not are_joint:
-        rewards = by_substep(columns.actor_rewards)
-        next_values[1:] = [_next_values_of_later_actor(value, final) for value in values[1:]]
+        rewards = list(of_steps(columns.actor_rewards).unbind(1))
+        for index, value in enumerate(values[1:], 1):  # after an end that its actor did not observe: its latest value
+            next_values[index] = next_values_from(value, value[-1], {place: value[place] for place in final})
     elif has_own_rewards:
         rewards = [torch.stack(rewards).sum(0)] * n_substeps
-    terminated, truncated = (torch.stack(by_substep(a)).any(0) for a in (columns.terminated, columns.truncated))
-    complete = None if columns.is_dense() else by_substep(columns.step_complete | columns.truncated)[0]
+    terminated, truncated = of_steps(columns.terminated).any(1), of_steps(columns.truncated).any(1)
+    complete = None if columns.is_dense() else of_steps(columns.step_complete | columns.truncated)[:, 0]
     log_rhos = _time_major(batches, [batch.log_rhos for batch in batches], shape)
     places = [batch.index for batch in batches]
     ends_and_steps = (terminated, truncated, complete)
     return Trajectories(values, next_values, rewards, has_own_rewards, *ends_and_steps, None, log_rhos, places)
-
-
-def _next_values_of_later_actor(values: Tensor, final: Iterable[Place]) -> Tensor:
-    """Return the next values of an actor with rewards of its own; after an end it did not observe, its latest value."""
-    next_values = torch.cat([values[1:], values[-1:]])
-    for place in final:
-        next_values[place] = values[place]
-    return next_values
 
 
 def _trajectories_of_actors(
@@ -465,7 +448,11 @@ def _trajectories_of_actors(
     of the decisions before.
     """
     assert columns.actor_rewards is not None
-    numbers, actors = _numbered_actors(columns)
+    numbers: dict[ActorID, int] = {}
+    actors = np.full(columns.rewards.shape, -1)  # -1: none acts
+    for substep in columns.substeps.values():
+        for actor, (rows, envs) in substep.entries_by_actor():
+            actors[substep.ticks[rows], envs] = numbers.setdefault(actor, len(numbers))
     acts = actors[..., np.newaxis] == np.arange(len(numbers))
     outputs = [[*batch.old_values, *batch.log_rhos] for batch in batches]
     values, *log_rhos = (array.cpu().numpy() for array in _time_major(batches, outputs, actors.shape))
@@ -514,40 +501,27 @@ def _values_at_ends(
     :param substeps: The sub-steps of a dense rollout, if there are several. Critics that observe all of them take the
         observations of the others from the step before.
     """
+    observed: dict[ActorID, dict[Place, Mapping[str, Any]]] = {}
+    for env, actor in enumerate(columns.last_actor_ids):
+        observation = {key: array[env] for key, array in columns.last_observations[actor.step_key].items()}
+        observed.setdefault(actor, {})[columns.n_ticks, env] = observation
+    for entry in columns.final_observations:
+        observed.setdefault(entry.actor_id, {})[entry.tick, entry.env_index] = entry.observation
     ends: dict[Place, tuple[ActorID, Any]] = {}
     actors = [substep.actor_id for substep in substeps]
-    for actor, (places, observation) in _open_ends(columns).items():
+    for actor, found in observed.items():
+        first, *_ = found.values()
+        stacked = {key: np.stack([np.asarray(one[key]) for one in found.values()]) for key in first}
         known = None
         if substeps:
             last_tick, n_substeps = columns.n_ticks - 1, len(substeps)
-            steps = [min(tick, last_tick) // n_substeps * columns.n_envs + env for tick, env in places]
+            steps = [min(tick, last_tick) // n_substeps * columns.n_envs + env for tick, env in found]
             known = [{key: tensor[steps] for key, tensor in one.observation.items()} for one in substeps]
-        runs = None if sequenced is None else sequenced.at(actor, places)
+        runs = None if sequenced is None else sequenced.at(actor, list(found))
         position = actors.index(actor) if actor in actors else 0
-        values = model.bootstrap_values(observation, actor, known, position, runs).tolist()
-        ends.update((place, (actor, value)) for place, value in zip(places, values, strict=True))
+        values = model.bootstrap_values(stacked, actor, known, position, runs).tolist()
+        ends.update((place, (actor, value)) for place, value in zip(found, values, strict=True))
     return ends
-
-
-def _open_ends(columns: RolloutColumns) -> dict[ActorID, tuple[list[Place], dict[str, np.ndarray]]]:
-    """Return by actor where a bootstrap value is needed, and the observations there, `[n_places, ...]` by key.
-
-    These are the ends of the rollout, `(n_ticks, environment)`, and the ticks and environments of truncated episodes.
-    """
-    places: dict[ActorID, list[Place]] = {}
-    observations: dict[ActorID, list[dict[str, np.ndarray]]] = {}
-    for actor in dict.fromkeys(columns.last_actor_ids):
-        envs = [env for env, other in enumerate(columns.last_actor_ids) if other == actor]
-        places[actor] = [(columns.n_ticks, env) for env in envs]
-        observations[actor] = [{key: array[envs] for key, array in columns.last_observations[actor.step_key].items()}]
-    for entry in columns.final_observations:
-        places.setdefault(entry.actor_id, []).append((entry.tick, entry.env_index))
-        expanded = {key: np.asarray(value)[np.newaxis] for key, value in entry.observation.items()}
-        observations.setdefault(entry.actor_id, []).append(expanded)
-    return {
-        actor: (places[actor], {key: np.concatenate([row[key] for row in rows]) for key in rows[0]})
-        for actor, rows in observations.items()
-    }
 
 
 def _time_major(batches: Sequence[PolicyBatch], outputs: list[list[Tensor]], shape: tuple[int, ...]) -> list[Tensor]:
@@ -630,16 +604,3 @@ def actor_trajectories(
             weights[tick] = np.where(acts[tick], weight, 0.0)
             weight[acts[tick]] = 0.0
     return ActorTrajectories(own_values, next_values, weights)
-
-
-def _numbered_actors(columns: RolloutColumns) -> tuple[dict[ActorID, int], np.ndarray]:
-    """Number all actors, and return the acting actor of each environment and tick (-1: none).
-
-    :return: The numbers, and an array `[n_ticks, n_envs]`.
-    """
-    numbers: dict[ActorID, int] = {}
-    actors = np.full(columns.rewards.shape, -1)
-    for substep in columns.substeps.values():
-        for actor, (rows, envs) in substep.entries_by_actor():
-            actors[substep.ticks[rows], envs] = numbers.setdefault(actor, len(numbers))
-    return numbers, actors

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,30 +17,11 @@ class Evaluator(ABC):
     deterministic: bool | None = None
     """Whether actions are deterministic; `None`: unknown to this evaluator."""
     model_selection: ModelSelectionBase | None = None
-    """Told about the results."""
+    """Receives the results; `None`: a trainer passes its own."""
 
     @abstractmethod
     def evaluate(self, policy: TorchPolicy) -> None:
         """Evaluate the policy as it is; results go into statistics and, where there is one, a model selection."""
-
-    def report_to(self, model_selection: ModelSelectionBase) -> None:
-        """Have the results reported to the trainer's model selection, where none was given before."""
-        if self.model_selection is None:
-            self.model_selection = model_selection
-
-    @contextmanager
-    def choosing(self, deterministic: bool | None) -> Iterator[None]:
-        """Return a context in which actions are chosen as given.
-
-        :param deterministic: Greedy actions, or sampled ones; `None`: as configured.
-        """
-        configured = self.deterministic
-        if deterministic is not None and configured is not None:
-            self.deterministic = deterministic
-        try:
-            yield
-        finally:
-            self.deterministic = configured
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that the next evaluations depend on besides the policy, in numbers and arrays."""

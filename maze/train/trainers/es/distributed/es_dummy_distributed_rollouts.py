@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from itertools import islice
@@ -57,8 +56,6 @@ if TYPE_CHECKING:
     from maze.core.env.structured_env import StepKeyType
     from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator
 
-logger = logging.getLogger(__name__)
-
 MAX_NUMBERS = 1 << 25
 """Maximum size of the parameters of a population with more than one policy (128 MiB)."""
 
@@ -103,25 +100,14 @@ class Population:
         return self._heads[key].act(lambda x: network(x, rows), observations, deterministic=True)
 
 
-def population_size(policy: TorchPolicy, n_wanted: int) -> int:
-    """Return the number of policies that are evaluated as one batch.
-
-    :param policy: The policy.
-    :param n_wanted: Preferred number.
-    """
-    return max(1, min(n_wanted, MAX_NUMBERS // max(1, n_trained_parameters(policy))))
-
-
-def obstacle_to_batching(policy: Any, observation_spaces_dict: Mapping[StepKeyType, Any]) -> str | None:
-    """Return why perturbed versions of this policy cannot be evaluated as one batch; `None`: they can.
+def is_batchable(policy: Any, observation_spaces_dict: Mapping[StepKeyType, Any]) -> bool:
+    """Return whether perturbed versions of a policy can be evaluated as one batch.
 
     :param policy: Any policy.
     :param observation_spaces_dict: Observation spaces by sub-step key.
     """
-    if type(policy) is not TorchPolicy:
-        return f"{type(policy).__name__} is not a plain TorchPolicy"
-    if policy.device != "cpu":
-        return f"its networks are on {policy.device}"
+    if type(policy) is not TorchPolicy or policy.device != "cpu":
+        return False
     population = Population(policy, 1)
     try:
         for key in policy.networks:
@@ -129,9 +115,9 @@ def obstacle_to_batching(policy: Any, observation_spaces_dict: Mapping[StepKeyTy
             usual = usual_values(observation_spaces_dict[actor.step_key])
             observation = {name: value[np.newaxis] for name, value in usual.items()}
             population.act(actor, observation, slice(0, 1))
-    except RuntimeError as error:  # raised by vmap for operations that it does not support
-        return f"torch.func.vmap cannot map one of its networks: {str(error).splitlines()[0]}"
-    return None
+    except RuntimeError:  # raised by vmap for operations that it does not support
+        return False
+    return True
 
 
 def _network_function(
@@ -202,8 +188,6 @@ class Players:
         self._slots: list[_Slot] = []
         """The first `n_active` slots have a running episode."""
         self._n_active = 0
-        self._current = 0
-        """Row of the environment that raised an exception."""
         self._token = -1
         self._normalization_stats: Any = None
         self._add_slot(first_env)
@@ -262,12 +246,12 @@ class Players:
             self._normalize(slot.env)
         env = self._slots[0].env
         observation_spaces = env.observation_spaces_dict
-        if (obstacle := obstacle_to_batching(policy, observation_spaces)) is not None:
-            logger.info("Perturbed policies are evaluated one after another: %s.", obstacle)
-        self.is_single = obstacle is not None
+        self.is_single = not is_batchable(policy, observation_spaces)
         """Whether the policy cannot be evaluated as a batch; then there is one episode at a time."""
-        is_sequential = self.is_single or self._env_factory is None
-        self._n_slots = n_slots = 1 if is_sequential else population_size(policy, self._concurrency)
+        n_slots = 1
+        if not self.is_single and self._env_factory is not None:
+            n_slots = max(1, min(self._concurrency, MAX_NUMBERS // max(1, n_trained_parameters(policy))))
+        self._n_slots = n_slots
         self._population = SinglePolicy(policy, env) if self.is_single else Population(policy, n_slots)
         self._specs = array_specs(observation_spaces, "observation")
         self._observations = zeros(observation_spaces, (n_slots,), "observation")
@@ -330,7 +314,7 @@ class Players:
 
     def start(self, episode: Episode) -> None:
         """Start an episode."""
-        row = self._current = self._n_active
+        row = self._n_active
         if row == len(self._slots):
             self._add_slot()
         slot, parameters = self._slots[row], self._population.parameters[row]
@@ -357,35 +341,29 @@ class Players:
         """Advance all running episodes; return those that ended."""
         if self._n_active == 0:
             return []
-        actions = self._chosen_actions()
-        try:
-            return self._stepped(actions)
-        except NonFiniteError:
-            raise
-        except USER_CODE_ERRORS as error:
-            fail(error, self._place(self._current), "step")
-
-    def _stepped(self, actions: list[dict[str, Any]]) -> list[tuple[Episode, Outcome]]:
-        max_steps = self._max_steps
         finished = []
-        for row, (slot, action) in enumerate(zip(self._slots, actions, strict=False)):
-            self._current = row
-            observation, reward, done, _ = slot.step(action)
-            if not abs(reward) < math.inf:
-                name = f"the reward of sub-step {slot.actor.step_key!r}"
-                raise _non_finite(slot.episode, slot.n_steps, name, reward)
-            slot.episode_return += reward
-            if slot.is_flat:
-                slot.n_steps += 1
-            else:
-                slot.n_steps += bool(done or slot.context.is_step_complete)
-                slot.actor = slot.actor_id()
-            if done or slot.n_steps == max_steps:
-                finished.append(row)
-            else:
+        for row, (slot, action) in enumerate(zip(self._slots, self._chosen_actions(), strict=False)):
+            try:
+                observation, reward, done, _ = slot.step(action)
+                if not abs(reward) < math.inf:
+                    name = f"the reward of sub-step {slot.actor.step_key!r}"
+                    raise _non_finite(slot.episode, slot.n_steps, name, reward)
+                slot.episode_return += reward
+                if slot.is_flat:
+                    slot.n_steps += 1
+                else:
+                    slot.n_steps += bool(done or slot.context.is_step_complete)
+                    slot.actor = slot.actor_id()
+                if done or slot.n_steps == self._max_steps:
+                    finished.append(row)
+                    continue
                 if slot.n_steps % LONG_EPISODE == 0:
                     check_episode_ends(slot.n_steps, str(slot.episode))
                 self._store(row, slot, observation)
+            except NonFiniteError:
+                raise
+            except USER_CODE_ERRORS as error:
+                fail(error, self._place(row), "step")
         # in descending order: each free row is filled with the last running episode
         return [self._finish(row) for row in reversed(finished)]
 
@@ -399,8 +377,8 @@ class Players:
 
     def _chosen_actions(self) -> list[dict[str, Any]]:
         """Return one action for each running episode."""
-        actors = [slot.actor for slot in self._slots[: self._n_active]]
         n_active = self._n_active
+        actors = [slot.actor for slot in self._slots[:n_active]]
         observations = {
             step_key: {key: column[:n_active] for key, column in row.items()}
             for step_key, row in self._observations.items()
@@ -419,7 +397,12 @@ class Players:
         self, observation: Row, actor: ActorID, out: Row, logits_out: Row | None, env_indices: Sequence[int] | None
     ) -> None:
         rows = range(self._n_active) if env_indices is None else env_indices
-        self._check_finite(observation, actor, rows)
+        for key in self._float_keys[actor.step_key]:
+            if not np.isfinite(observation[key]).all():
+                position = int(np.argwhere(~np.isfinite(observation[key]))[0][0])
+                slot = self._slots[rows[position]]
+                name = f"observation `{key}` of sub-step {actor.step_key!r}"
+                raise _non_finite(slot.episode, slot.n_steps, name, observation[key][position])
         which = slice(0, self._n_active) if env_indices is None else np.array(env_indices)
         self._observed.add(actor, observation, which)
         try:
@@ -432,15 +415,6 @@ class Players:
     def _place(self, row: int) -> Place:
         slot = self._slots[row]
         return Place.of(slot.env, str(slot.episode))
-
-    def _check_finite(self, observations: dict[str, np.ndarray], actor: ActorID, rows: Sequence[int]) -> None:
-        for key in self._float_keys[actor.step_key]:
-            column = observations[key]
-            if not np.isfinite(column).all():
-                position = int(np.argwhere(~np.isfinite(column))[0][0])
-                slot = self._slots[rows[position]]
-                name = f"observation `{key}` of sub-step {actor.step_key!r}"
-                raise _non_finite(slot.episode, slot.n_steps, name, column[position])
 
     def _finish(self, row: int) -> tuple[Episode, Outcome]:
         """Return the outcome of an episode and move the last running episode to its row."""

@@ -1,1 +1,0 @@
-"""Parts of the environment checker, see :mod:`maze.utils.check_env`."""
