@@ -7,7 +7,7 @@ import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,7 @@ from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStatsLevel, RunPlace, StatsContext, register_log_stats_writer
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
 from maze.core.utils.config_description import config_to_yaml
-from maze.core.utils.config_utils import EnvFactory
+from maze.core.utils.config_utils import EnvFactory, whole_number
 from maze.core.utils.factory import Factory
 from maze.core.utils.files import write_whole
 from maze.core.utils.import_guard import imports_guarded
@@ -51,7 +51,7 @@ from maze.runner import Runner
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
-from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection, BestScore, best_score
+from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection, best_score
 from maze.train.utils.training_record import EpochSummary
 
 if TYPE_CHECKING:
@@ -75,14 +75,14 @@ class RunResult:
     number: int
     overrides: Mapping[str, Any]
     """Values that distinguish the run from the others."""
-    status: str
+    status: str = "not trained"
     """`not trained`, `completed` or `failed`."""
-    best_score: float | None
+    best_score: float | None = None
     """Score of the best evaluation: its mean return, or the configured statistic or KPI."""
-    env_base_seed: int | None
-    agent_base_seed: int | None
-    run_dir: str | None
-    seconds: float
+    env_base_seed: int | None = None
+    agent_base_seed: int | None = None
+    run_dir: str | None = None
+    seconds: float = 0.0
     """Duration of training."""
     error: str | None = None
     violation: float | None = None
@@ -146,11 +146,10 @@ class TrainingRun:
         self._env_factory: Callable[[], Any] | None = None
         self._end: str | None = None
         """Reason why the run cannot be trained further."""
-        self._status = "not trained"
-        self._error: str | None = None
-        self._best_score: BestScore | None = None
-        self._epochs: tuple[EpochSummary, ...] = ()
-        self._seconds = 0.0
+        seeding = self.cfg.get("seeding") or {}
+        seeds: dict[str, Any] = {key: seeding.get(key) for key in ("env_base_seed", "agent_base_seed")}
+        self.result = RunResult(loaded.number, dict(loaded.swept), **seeds)
+        """The result of the run so far."""
 
     # -- training ----------------------------------------------------------------------------------------------
 
@@ -160,16 +159,13 @@ class TrainingRun:
         :param n_epochs: Number of epochs; `None`: as configured.
         :param n_steps: Number of environment steps instead, rounded up to whole updates.
         :param train_kwargs: Further arguments of the runner's `run` and the trainer's `train`.
-        :raises InvalidSpecificationError: A number is not a whole number, or negative; both are given; the algorithm
-            has no fixed number of steps per epoch.
+        :raises ConfigError: A number is not a whole number, or negative; both are given; the algorithm has no fixed
+            number of steps per epoch.
         """
         self.require_trainable()
         for name, number, least in (("n_epochs", n_epochs, 0), ("n_steps", n_steps, 1)):
-            value: Any = number
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise InvalidSpecificationError(
-                    f"{name}: expected a whole number of at least {least}, found {value!r}."
-                )
+            if number is not None:
+                whole_number(name, number, least)
         if n_epochs is not None and n_steps is not None:
             raise InvalidSpecificationError(
                 f"train: expected either n_epochs or n_steps, found n_epochs={n_epochs} and n_steps={n_steps}."
@@ -186,17 +182,20 @@ class TrainingRun:
                 self.runner.run(n_epochs=n_epochs, **train_kwargs)
         except BaseException as error:
             self.note_failure(error)
-            self._end = f"The training run has failed: {self._error}"
+            self._end = f"The training run has failed: {self.result.error}"
             self._stats.close()
             raise
+        else:
+            self.result = replace(self.result, status="completed")
         finally:
-            self._seconds += time.perf_counter() - start
-            self._best_score = best_score(self.runner)
-            self._epochs = tuple(getattr(self.runner.trainer, "history", ()))
-        self._status = "completed"
+            seconds, epochs = time.perf_counter() - start, tuple(getattr(self.runner.trainer, "history", ()))
+            self.result = replace(self.result, seconds=self.result.seconds + seconds, epochs=epochs)
+            if (score := best_score(self.runner)) is not None:
+                facts: dict[str, Any] = {"violation": score.violation, "maximize": score.maximize}
+                self.result = replace(self.result, best_score=float(score), **facts)
         with output(self.silent):
             commands: dict[str, str] | None = {} if self.loaded.swept else None  # only of a single run
-            print(ending(self.run_dir, self.project, self._seconds, commands), flush=True)
+            print(ending(self.run_dir, self.project, self.result.seconds, commands), flush=True)
 
     def require_trainable(self) -> None:
         """Raise a :class:`RunContextError` if the run cannot be trained further."""
@@ -227,6 +226,7 @@ class TrainingRun:
                 claimed.remove_if_worthless()
             raise
         self.runner, self.run_dir = runner, directory
+        self.result = replace(self.result, run_dir=str(directory))
 
     def require_directory(self) -> None:
         """Create the run's directory, for policies that need no training."""
@@ -235,7 +235,7 @@ class TrainingRun:
 
     def release(self) -> None:
         """Release resources of training; keep the policy."""
-        if self.runner is not None and self._status == "completed":
+        if self.runner is not None and self.result.status == "completed":
             self._policy = self.policy
         self._env_factory = self.env_factory
         self.close()
@@ -243,35 +243,12 @@ class TrainingRun:
 
     def note_failure(self, error: BaseException | None) -> None:
         """Record an error that ended the run."""
-        self._status, self._error = "failed", f"{type(error).__name__}: {error}"
+        self.result = replace(self.result, status="failed", error=f"{type(error).__name__}: {error}")
 
     def take_over(self, result: RunResult) -> None:
         """Take over the result of the run from another process."""
         self._end = "The runs of a multirun are trained once."
-        self.run_dir = None if result.run_dir is None else Path(result.run_dir)
-        self._status, self._error = result.status, result.error
-        self._seconds, self._epochs = result.seconds, result.epochs
-        if result.best_score is not None:
-            self._best_score = BestScore(result.best_score, result.violation, result.maximize)
-
-    @property
-    def result(self) -> RunResult:
-        """The result of the run so far."""
-        seeding, score = self.cfg.get("seeding") or {}, self._best_score
-        return RunResult(
-            number=self.loaded.number,
-            overrides=dict(self.loaded.swept),
-            status=self._status,
-            best_score=None if score is None else float(score),
-            env_base_seed=seeding.get("env_base_seed"),
-            agent_base_seed=seeding.get("agent_base_seed"),
-            run_dir=None if self.run_dir is None else str(self.run_dir),
-            seconds=self._seconds,
-            error=self._error,
-            violation=None if score is None else score.violation,
-            maximize=score is None or score.maximize,
-            epochs=self._epochs,
-        )
+        self.result, self.run_dir = result, result.path
 
     def close(self) -> None:
         """Close environments, worker processes and writers."""
@@ -433,7 +410,7 @@ class TrainingRun:
                 raise InvalidSpecificationError(f"train: {unknown_argument(name, known)}")
 
     def _require_weights(self, what: str) -> None:
-        if self._status != "not trained":
+        if self.result.status != "not trained":
             return
         if not self.cfg.get("input_dir"):
             raise RunNotTrainedError(
@@ -453,8 +430,8 @@ class TrainingRun:
         return policy  # type: ignore[no-any-return]
 
     def _stored_policy(self) -> TorchPolicy:
-        if self.run_dir is None or self._status == "failed":
-            raise RunContextError(f"Run {self.loaded.number} has no policy: {self._error}.")
+        if self.run_dir is None or self.result.status == "failed":
+            raise RunContextError(f"Run {self.loaded.number} has no policy: {self.result.error}.")
         weights = str(self.cfg.runner.get("state_dict_dump_file", "state_dict.pt"))
         spaces = str(self.cfg.runner.get("spaces_config_dump_file", "spaces_config.pkl"))
         return SerializedTorchPolicy(

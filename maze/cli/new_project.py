@@ -13,11 +13,9 @@ import shutil
 import sys
 from collections.abc import Sequence
 from fnmatch import fnmatch
-from importlib import resources
 from pathlib import Path
 
 from maze.cli.errors import UsageError
-from maze.cli.hydra_setup import environment_configs
 
 FLAG = "--new-project"
 USAGE = f"maze-run {FLAG} <name>, for instance {FLAG} stockroom"
@@ -66,9 +64,6 @@ def _check_name(directory: Path) -> None:
     places = () if spec is None else spec.submodule_search_locations or (spec.origin,)
     if name in _TAKEN_IN_PROJECT or any(place is None or Path(place) != directory for place in places):
         raise UsageError(f"{FLAG}: {name} is the name of an existing package. Choose another name.")
-    for package in (*environment_configs(), "maze.conf"):
-        if (resources.files(package) / "env" / f"{name}.yaml").is_file():
-            raise UsageError(f"{FLAG}: env={name} is an environment of Maze ({package}). Choose another name.")
 
 
 def template_directory() -> Path:

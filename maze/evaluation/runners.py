@@ -57,12 +57,8 @@ CONTEXTS_FILE, TAILS_FILE = "contexts.csv", "tails.csv"
 EPISODE_FILE, WHAT_IF_FILE = "episode.html", "what_if.html"
 _RUNS = "trainings"
 """Key of an entry of `policies` that lists several runs."""
-_CHOICES: Mapping[str, Callable[[int], int]] = {
-    "best": lambda n: n - 1,
-    "worst": lambda n: 0,
-    "median": lambda n: (n - 1) // 2,
-}
-"""Rank of the chosen episode, the lowest return first."""
+_CHOICES = {"worst": 0.0, "median": 0.5, "best": 1.0}
+"""Rank of the chosen episode, the lowest return first, as a share of the last rank."""
 _PLACEHOLDER = {"_target_": "maze.core.agent.random_policy.RandomPolicy"}
 """Policy of a replay, which only needs the environment."""
 
@@ -282,7 +278,7 @@ class InspectionRunner(EvaluationRunner):
         with Progress(len(seeds), "Episodes to choose from") as progress:
             measures = played_measures(env, policy, seeds, self.deterministic, progress.update)
         ranked = sorted(range(len(seeds)), key=lambda episode: measures[episode][RETURN])
-        chosen = ranked[_CHOICES[self.choose](len(ranked))]
+        chosen = ranked[int(_CHOICES[self.choose] * (len(ranked) - 1))]
         print(f"The {self.choose} of {len(seeds)} episodes has a return of {measures[chosen][RETURN]:.6g}.", flush=True)
         return seeds[chosen]
 

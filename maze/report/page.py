@@ -34,12 +34,12 @@ class Tile(NamedTuple):
 
     :param label: Its name.
     :param value: The number.
-    :param unit: `s` is shown as a duration.
+    :param text: Shown in its place; empty: the number.
     """
 
     label: str
     value: float
-    unit: str = ""
+    text: str = ""
 
 
 class MarkedNumber(NamedTuple):
@@ -164,7 +164,8 @@ def page_section(title: str, content: str = "", charts: Sequence[Chart] = (), fa
 def tiles(entries: Iterable[Tile]) -> str:
     """Return headline figures."""
     shown = "".join(
-        f'<div class="tile"><dt>{html.escape(tile.label)}</dt><dd title="{tile.value!r}">{_tile_text(tile)}</dd></div>'
+        f'<div class="tile"><dt>{html.escape(tile.label)}</dt><dd title="{tile.value!r}">'
+        f"{html.escape(tile.text or number_text(tile.value))}</dd></div>"
         for tile in entries
     )
     return f'<dl class="tiles">{shown}</dl>\n' if shown else ""
@@ -216,15 +217,6 @@ def number_text(value: float) -> str:
     if value == int(value):
         return f"{int(value):,}"
     return f"{value:,.0f}" if abs(value) >= 1e3 else f"{value:.5g}"
-
-
-def _tile_text(tile: Tile) -> str:
-    if tile.unit != "s":
-        return html.escape(number_text(tile.value))
-    seconds = tile.value
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{number_text(round(seconds / 3600, 1))} h"
 
 
 def _cell(content: Cell) -> str:

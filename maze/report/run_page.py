@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from maze.console.runs import duration_text
 from maze.core.annotations import override
 from maze.core.log_stats.log_stats import LogStats, LogStatsWriter, StatsContext
 from maze.report.page import (
@@ -145,7 +146,7 @@ def _tiles(progress: Progress) -> Iterator[Tile]:
         yield Tile("environment steps", max(steps))
     seconds = max((each.seconds[-1] for each in last), default=0.0)
     if seconds:
-        yield Tile("time", seconds, unit="s")
+        yield Tile("time", seconds, duration_text(seconds))
         if steps and max(steps) > 0:
             yield Tile("environment steps/s", max(steps) / seconds)
 

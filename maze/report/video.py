@@ -47,9 +47,20 @@ def write_video(episode: StateTrajectoryRecord, path: Path, frames_per_second: i
             "gymnasium's, a render mode `rgb_array`."
         )
     if path.suffix.lower() == ".gif":
-        _write_gif(path, first, frames, frames_per_second)
-    else:
-        _write_mp4(path, first, frames, frames_per_second)
+        from PIL import Image
+
+        image, *others = map(Image.fromarray, (first, *frames))
+        duration = max(20, round(1000 / frames_per_second))  # viewers slow down shorter durations
+        image.save(path, save_all=True, append_images=others, duration=duration, loop=0)
+        return path
+    height, width = (size - size % 2 for size in first.shape[:2])  # the format needs even numbers
+    writer = _encoder().write_frames(str(path), (width, height), fps=frames_per_second, macro_block_size=2)
+    writer.send(None)
+    try:
+        for frame in (first, *frames):
+            writer.send(np.ascontiguousarray(frame[:height, :width]))
+    finally:
+        writer.close()
     return path
 
 
@@ -62,29 +73,6 @@ def _frames(episode: StateTrajectoryRecord, dpi: int) -> Iterator[np.ndarray[Any
         png = None if renderer is None else step_picture(renderer, record, dpi)
         if png is not None:
             yield np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
-
-
-def _write_mp4(
-    path: Path, first: np.ndarray[Any, Any], rest: Iterator[np.ndarray[Any, Any]], frames_per_second: int
-) -> None:
-    height, width = (size - size % 2 for size in first.shape[:2])  # the format needs even numbers
-    writer = _encoder().write_frames(str(path), (width, height), fps=frames_per_second, macro_block_size=2)
-    writer.send(None)
-    try:
-        for frame in (first, *rest):
-            writer.send(np.ascontiguousarray(frame[:height, :width]))
-    finally:
-        writer.close()
-
-
-def _write_gif(
-    path: Path, first: np.ndarray[Any, Any], rest: Iterator[np.ndarray[Any, Any]], frames_per_second: int
-) -> None:
-    from PIL import Image
-
-    others = [Image.fromarray(frame) for frame in rest]
-    duration = max(20, round(1000 / frames_per_second))  # viewers slow down shorter durations
-    Image.fromarray(first).save(path, save_all=True, append_images=others, duration=duration, loop=0)
 
 
 def _encoder() -> Any:

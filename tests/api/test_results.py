@@ -12,9 +12,9 @@ import pytest
 
 from maze.api.rollouts import Evaluation
 from maze.api.run_context import RunContext
-from maze.api.utils import InvalidSpecificationError
 from maze.core.agent.policy import Policy
 from maze.core.env.base_env_events import BaseEnvEvents
+from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStatsKey
 from maze.train.trainers.common import trainer
 from maze.train.utils.training_record import RECORD_FILE, read_record, write_record
@@ -66,7 +66,7 @@ def test_a_run_without_a_number_of_epochs_has_an_end(monkeypatch: pytest.MonkeyP
 def test_arguments_of_train_that_cannot_be_meant_are_refused(
     algorithm: str, arguments: dict[str, Any], said: str
 ) -> None:
-    with pytest.raises(InvalidSpecificationError, match=said):
+    with pytest.raises(ConfigError, match=said):
         context(algorithm).train(**arguments)
 
 

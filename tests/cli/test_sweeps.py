@@ -115,7 +115,7 @@ def test_failed_trials_are_reported_and_do_not_end_the_sweep(
     status = {row["runner.x"]: (row["status"], row["error"]) for row in rows()}
     assert status["1"] == ("failed", "RuntimeError: the reactor is hot")
     assert status["3"] == ("completed", "")
-    assert "RuntimeError: the reactor is hot" in capfd.readouterr().err
+    assert "FAILED: RuntimeError: the reactor is hot" in capfd.readouterr().out
     assert main([*command, "runner.x=1,3", "hydra.sweeper.strict=true", "hydra.sweep.dir=strict"]) == 1
     assert main([*command, "runner.x=1", "hydra.sweep.dir=all"]) == 1
     assert "SweepFailedError: all trials of the sweep failed; the first one: RuntimeError" in capfd.readouterr().err
@@ -164,7 +164,7 @@ def test_a_pruner_ends_bad_trials(
     [
         (["hydra.sweeper.optim.pruner=gardener"], "there is no such pruner"),
         (["hydra.sweeper.optim.pruner=median"], "hydra/launcher=local or ray"),
-        (["hydra.sweeper.optim.pruner=median", "hydra/launcher=local", "hydra.sweeper.n_seeds=2"], "one run each"),
+        (["hydra.sweeper.optim.pruner=median", "hydra/launcher=local", "hydra.sweeper.n_seeds=2"], "one run per"),
     ],
 )
 def test_settings_that_exclude_a_pruner_are_named(

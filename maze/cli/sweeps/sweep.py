@@ -90,7 +90,6 @@ class SweepInProgress:
     :param study: The trials so far; some may be unfinished.
     :param launcher: Starts the runs.
     :param seeds: Seeds of each trial, with the overrides that set them.
-    :param batch_size: Number of runs per batch for launchers that only take batches; None: all runs that are ready.
     """
 
     def __init__(
@@ -100,7 +99,6 @@ class SweepInProgress:
         launcher: Launcher,
         seeds: Mapping[int | None, Sequence[str]],
         directory: Path,
-        batch_size: int | None = None,
     ) -> None:
         self.plan = plan
         self.study = study
@@ -108,7 +106,6 @@ class SweepInProgress:
         self.seed_overrides = seeds
         self.seeds = list(seeds)
         self.directory = directory
-        self.batch_size = batch_size
         self.waiting: deque[tuple[SweepTrial, int | None]] = deque()
         self.open_trials: dict[int, SweepTrial] = {}
         self._table_written = -math.inf
@@ -165,7 +162,7 @@ class SweepInProgress:
             return jobs, self.launcher.n_jobs
         is_sequential = type(self.launcher).__module__.startswith("hydra._internal.")
         n_parallel = self.plan.n_parallel
-        size = self.batch_size or (n_parallel * len(self.seeds) if n_parallel else 10**9)
+        size = n_parallel * len(self.seeds) if n_parallel else 10**9
         return BatchedJobs(self.launcher), 1 if is_sequential else size
 
     def _restore(self) -> None:

@@ -57,7 +57,6 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
         self.n_seeds = n_seeds
         self.given_seeds = _plain(seeds)
         self.strict = strict
-        self.batch_size: int | None = None
         self.config: DictConfig
         self.hydra_context: HydraContext
         self.launcher: Launcher
@@ -108,7 +107,7 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
             study.begin(plan, {**settings, "overrides": list(plan.space.fixed)})
             OmegaConf.save(self.config, directory / "multirun.yaml")
             overrides = {seed: self._seed_overrides(seed) for seed in seeds}
-            results = SweepInProgress(plan, study, self.launcher, overrides, directory, self.batch_size).run()
+            results = SweepInProgress(plan, study, self.launcher, overrides, directory).run()
         failed = [result for result in results if result.status == FAILED]
         if failed and (self.strict or len(failed) == len(results)):
             which = "all" if len(failed) == len(results) else f"{len(failed)} of {len(results)}"
@@ -162,20 +161,17 @@ class GridSweep(MazeSweeper):
     """All combinations of the values that the command line and `params` list.
 
     :param params: Keys mapped to values as on the command line, for instance `"0.1,0.2"`.
-    :param max_batch_size: Number of runs per batch for launchers that only take batches.
     :param maximize: Whether a larger objective is better.
     """
 
     def __init__(
         self,
         params: Mapping[str, str] | None = None,
-        max_batch_size: int | None = None,
         maximize: bool = True,
         **common: Any,
     ) -> None:
         super().__init__(**common)
         self.params = dict(params or {})
-        self.batch_size = max_batch_size
         self.maximize = maximize
 
     @override(MazeSweeper)
