@@ -51,8 +51,6 @@ COMMANDS = {
     "--shelf": ("maze.cli.run_description", "print_shelf"),
 }
 """Flags of commands that compose no configuration, with the functions that take the following arguments."""
-HYDRA_INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
-"""Arguments of Hydra's own `--info`."""
 REQUIRED_GROUPS = ("env", "algorithm", "model", "policy", "runner")
 
 
@@ -243,8 +241,8 @@ def _main(command: list[str]) -> int:
         return _report(error, full=False)
     with trusting(trusted), project_importable(command, trusted_here()):
         flag, arguments = _split_flag(command)
-        if (following := _arguments_of_flag(flag, arguments)) is not None:
-            return _run_flag(flag, following)
+        if flag in COMMANDS:
+            return _run_flag(flag, arguments)
         return _compose_and_run(command, trusted)
 
 
@@ -283,14 +281,6 @@ def _split_flag(command: Sequence[str]) -> tuple[str, list[str]]:
     """Return the first argument without its value, and the value and the following arguments."""
     flag, equals, value = command[0].partition("=") if command else ("", "", "")
     return flag, [*([value] if equals else []), *command[1:]]
-
-
-def _arguments_of_flag(flag: str, arguments: list[str]) -> list[str] | None:
-    """Return the arguments of a flag in `COMMANDS`; `None`: the command is for Hydra, which has its own `--info`."""
-    if flag == "--runs" and not arguments:
-        return ["outputs"]
-    is_hydras = flag == "--info" and (len(arguments) != 1 or arguments[0] in HYDRA_INFO)
-    return arguments if flag in COMMANDS and not is_hydras else None
 
 
 def _run_flag(flag: str, arguments: list[str]) -> int:

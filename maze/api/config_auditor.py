@@ -99,11 +99,6 @@ class ConfigurationAuditor:
                     raise InvalidSpecificationError(
                         f"{name}: given both as an argument and as overrides[{key!r}]. Leave one of them out."
                     )
-        if isinstance(given.get("policy"), str) and "algorithm" in given:
-            raise InvalidSpecificationError(
-                f"policy: {given['policy']!r} names a policy for rollouts, which contradicts algorithm. For training, "
-                "leave policy out or pass a composer such as ProbabilisticPolicyComposer(...)."
-            )
         if "launcher" in given and not self.multirun:
             raise InvalidSpecificationError("launcher: starts the runs of a multirun. Pass multirun=True.")
         if isinstance(given.get("wrappers"), Wrapper) and "env" in given:

@@ -399,11 +399,11 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 def print_runs(arguments: Sequence[str]) -> int:
     """Print a table of the training runs below a directory, the newest last, without reading checkpoints.
 
-    :param arguments: The directory.
+    :param arguments: The directory; none: `outputs`.
     :return: Exit status.
     :raises UsageError: It is not a directory.
     """
-    directory = Path(*arguments)
+    directory = Path(*(arguments or ["outputs"]))
     if not directory.is_dir():
         raise UsageError(f"--runs: {directory} is not a directory. Expected a directory of runs, such as outputs.")
     files = (file for depth in ("", "*/", "*/*/", "*/*/*/") for file in directory.glob(f"{depth}{CONFIG_FILE}"))

@@ -1,24 +1,26 @@
-"""Progress of runs on the console: live lines, and a short table (or a line) for each epoch."""
+"""Progress of runs on the console: live lines, and a short table for each epoch."""
 
 from __future__ import annotations
 
 import math
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import IO, NamedTuple, cast
+from typing import NamedTuple
 
-from maze.console.streams import LastingStream, print_text
+from maze.console.streams import print_text
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStats, LogStatsWriter, StatsContext
 from maze.core.log_stats.stats_format import scalar_value, significant, statistic_name
+from maze.core.utils.files import aligned
 
 QUIET, SHORT, EVERYTHING = 0, 1, 2
 """Values of `verbose`: only warnings and errors; a short table; the configuration and every statistic."""
 INTERVAL = 5.0
-"""Seconds between two tables, or two lines."""
+"""Seconds between two tables."""
 TRAINING = "train"
 RETURN, LENGTH = "return", "episode length"
 _REWARD, KPI = "BaseEnvEvents/reward/", "BaseEnvEvents/kpi/"
@@ -130,22 +132,23 @@ class RunConsole(LogStatsWriter):
         columns = self._columns()
         return {row.label: {path: _cell(row, values) for path, values in columns.items()} for row in self._rows()}
 
-    def line(self, progressed: Progressed) -> str:
-        """Return the state of a training run in one line: the configured rows, or return and rows with a deviation.
+    def table(self, progressed: Progressed) -> list[str]:
+        """Return the state of a training run as lines: a heading, and the figures by row and prefix.
 
         :param progressed: State of the run.
         """
-        rows, cells = self._rows(), self.cells()
-        shown = rows if self._wanted else [row for row in rows if row.label == RETURN or row.spread][:2]
-        parts = []
-        for row in shown or rows[:2]:
-            figures = {path: cell for path, cell in cells[row.label].items() if cell != "-"}
-            own = figures.pop(TRAINING, "")
-            others = ", ".join(f"{path} {cell}".strip() for path, cell in figures.items())
-            if own or others:
-                parts.append(f"{row.label} {own}{f' ({others})' if own and others else others}")
-        head, *more = _heading(progressed)
-        return f"{head}: {', '.join([*parts, *filter(None, (progressed.rate,)), *more])}"
+        paths = list(self._columns()) or [TRAINING]
+        cells = self.cells().items()
+        rows = [["", *paths], *([label, *(figures.get(path, "-") for path in paths)] for label, figures in cells)]
+        blank = [""] * (len(paths) - 1)
+        if progressed.rate:
+            rate, _, unit = progressed.rate.partition(" ")
+            rows.append([unit, rate, *blank])
+        if not math.isnan(progressed.seconds):
+            rows.append(["time", f"{significant(progressed.seconds, 3)} s", *blank])
+        lines = [", ".join(_heading(progressed)), *(f"  {line}" for line in aligned(rows))]
+        width = shutil.get_terminal_size((_WIDEST, 0)).columns
+        return [line if len(line) <= width else f"{line[: width - 1]}…" for line in lines]
 
     def _columns(self) -> dict[str, dict[str, float]]:
         """Return the latest statistics by prefix, those of training first."""
@@ -185,32 +188,7 @@ class RunConsole(LogStatsWriter):
         progressed, self._waiting = self._waiting, None
         if progressed is None or self.verbose == QUIET:
             return
-        if sys.stdout is not None and sys.stdout.isatty():
-            self._print_table(progressed)
-        else:
-            print_text(self.line(progressed))
-
-    def _print_table(self, progressed: Progressed) -> None:
-        from rich.console import Console
-        from rich.padding import Padding
-        from rich.table import Column, Table
-        from rich.text import Text
-
-        console = Console(file=cast("IO[str]", LastingStream(sys.stdout)), highlight=False, markup=False, emoji=False)
-        console.width = min(console.width, _WIDEST)
-        cells = self.cells()
-        paths = list(next(iter(cells.values()), {}))
-        columns = [Column(name, no_wrap=True, overflow="ellipsis") for name in ("", *paths)]
-        table = Table(*columns, box=None, header_style="", pad_edge=False, padding=(0, 3, 0, 0))
-        for label, figures in cells.items():
-            table.add_row(label, *figures.values())
-        if progressed.rate:
-            rate, _, unit = progressed.rate.partition(" ")
-            table.add_row(unit, rate)
-        if not math.isnan(progressed.seconds):
-            table.add_row("time", f"{significant(progressed.seconds, 3)} s")
-        console.print(Text(", ".join(_heading(progressed)), style="cyan"), no_wrap=True, overflow="ellipsis")
-        console.print(Padding(table, (0, 0, 0, 2)))
+        print_text("\n".join(self.table(progressed)))
 
 
 def active_console() -> RunConsole | None:

@@ -120,10 +120,6 @@ WRONG: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
         lambda: {"model": model_composer(), "overrides": {"critic": {"_target_": "x.y"}}},
         "critic: the model has its own critic",
     ),
-    "algorithm beside a policy for rollouts": (
-        lambda: {"policy": "random_policy", "algorithm": "ppo"},
-        "policy: 'random_policy' names a policy for rollouts, which contradicts algorithm",
-    ),
     "training runner for a rollout": (
         lambda: {"policy": "random_policy", "runner": "dev"},
         "runner: the chosen one cannot run this",

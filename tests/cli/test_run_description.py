@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from maze.maze_cli import _arguments_of_flag, _split_flag, main
+from maze.maze_cli import main
 
 TINY = (
     *("+experiment=cartpole_ppo", "runner.concurrency=2", "algorithm.n_epochs=2", "algorithm.epoch_length=1"),
@@ -144,23 +144,3 @@ def test_another_directory_is_refused(copy: Path, capfd: pytest.CaptureFixture[s
 def test_the_file_of_an_interrupted_write_is_listed(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (copy / "trained" / ".maze-unfinished-latest.pt-abc").write_bytes(b"half")
     assert "left by an interrupted write" in info(copy / "trained", capfd)
-
-
-@pytest.mark.parametrize(
-    ("command", "shown"),
-    [
-        (["--info", "outputs/run"], ("--info", ["outputs/run"])),
-        (["--info=outputs/run"], ("--info", ["outputs/run"])),
-        (["--runs"], ("--runs", ["outputs"])),
-        (["--runs", "elsewhere"], ("--runs", ["elsewhere"])),
-        (["--info"], None),  # Hydra's own
-        (["--info", "searchpath"], None),
-        (["--info", "config", "env.name=CartPole-v1"], None),
-        (["env.name=CartPole-v1"], None),
-        ([], None),
-    ],
-)
-def test_hydras_own_info_is_unchanged(command: list[str], shown: tuple[str, list[str]] | None) -> None:
-    flag, arguments = _split_flag(command)
-    expected = None if shown is None else shown[1]
-    assert _arguments_of_flag(flag, arguments) == expected

@@ -197,7 +197,7 @@ def test_a_search_that_cannot_be_repeated_resumes_from_its_results(name: str, tm
     with study_of(tmp_path, plan_of(name, 40, 2)) as study:
         play(study, 12)
         before = [trial.params for trial in study.trials.values()]
-    with SweepStudy(tmp_path) as study:  # proposes other values than before
+    with SweepStudy(tmp_path, True) as study:  # proposes other values than before
         study.settings["seed"] = 6
         study.begin(plan_of(name, 40, 2, seed=6), {"seeds": [None]})
         play(study, 20)
@@ -255,7 +255,7 @@ def two_trials(directory: Path) -> None:
 
 def test_a_study_keeps_trials_and_runs(tmp_path: Path) -> None:
     two_trials(tmp_path)
-    with SweepStudy(tmp_path) as study:
+    with SweepStudy(tmp_path, True) as study:
         assert [trial.is_reported for trial in study.trials.values()] == [True, False]
         assert study.trials[0].result([None], needs_objective=True).objective == 2.0
         assert study.trials[1].seeds_to_run([None], retry_failed=False) == [None]
@@ -271,7 +271,7 @@ def test_a_study_can_be_cut_off_anywhere(tmp_path: Path) -> None:
             assert study.propose() is not None
         kept = whole[: whole.rfind(b"\n", 0, length) + 1]
         assert path.read_bytes().startswith(kept)
-        with SweepStudy(tmp_path) as study:
+        with SweepStudy(tmp_path, True) as study:
             assert len(study.trials) in (1, 2, 3)
 
 
@@ -282,12 +282,12 @@ def test_damage_inside_a_study_is_named(tmp_path: Path) -> None:
     for damage in (b"\x00\xff", b"[1]", b'{"op_code": 8, "trial_id": 7}', b'{"op_code": 99}', b"[" * 99999):
         path.write_bytes(b"\n".join([*lines[:2], damage, *lines[3:], b""]))
         with pytest.raises(CheckpointError, match=f"{STUDY_FILE} cannot be read"):
-            SweepStudy(tmp_path)
+            SweepStudy(tmp_path, True)
 
 
 def test_a_sweep_is_resumed_with_the_settings_it_was_started_with(tmp_path: Path) -> None:
     grid = Plan("grid", SearchSpace({"x": Choice(("1",))}, ()), True, {})
-    with SweepStudy(tmp_path) as study:
+    with SweepStudy(tmp_path, True) as study:
         study.begin(grid, {"seeds": [1], "overrides": ["a=1"]})
         study.begin(grid, {"seeds": [1, 2], "overrides": ["a=1"]})
         with pytest.raises(UsageError, match="started with another overrides"):

@@ -125,7 +125,7 @@ def legitimate_files(directory: Path) -> dict[str, list[bytes]]:
     actions.append(ActorID(0, 0), {"a": np.arange(2), "b": 1.5})
     name = actions.save(directory / "actions").relative_to(directory)
     grid = Plan("grid", SearchSpace({"a": CategoricalDistribution(("1", "2"))}, ()), True, {})
-    with SweepStudy(directory) as study:
+    with SweepStudy(directory, True) as study:
         study.begin(grid, {"seeds": [None]})
         trial = study.propose()
         assert trial is not None
@@ -164,7 +164,7 @@ def loaders() -> dict[str, Callable[[Path], Any]]:
     def study(path: Path) -> Any:
         path.replace(path.with_name(STUDY_FILE))
         try:
-            with SweepStudy(path.parent) as study:
+            with SweepStudy(path.parent, True) as study:
                 return study.settings
         finally:
             path.with_name(STUDY_FILE).replace(path)

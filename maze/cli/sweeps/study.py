@@ -292,24 +292,21 @@ class SweepStudy:
     :raises CheckpointError: The file is damaged.
     """
 
-    def __init__(self, directory: Path, maximize: bool = True) -> None:
+    def __init__(self, directory: Path, maximize: bool) -> None:
         self.trials: dict[int, SweepTrial] = {}
         """By their number."""
         self._open: dict[int, optuna.Trial] = {}
-        self._interrupted: list[int] = []
-        """Identifiers of trials in Optuna's storage whose process ended while they were written."""
         self._sampler: BaseSampler | None = None
         self._path = directory / STUDY_FILE
         self._file = _locked(self._path)
-        self._maximize = maximize
-        self.settings: dict[str, Any] = {}
-        self._is_new = b"\n" not in self._file.read()
-        if self._is_new:
-            return
+        self._remove_torn_line()
         try:
             self._storage = JournalStorage(JournalFileBackend(str(self._path)))
-            self._study = optuna.load_study(study_name=STUDY_NAME, storage=self._storage)
-            self.settings.update(self._study.user_attrs.get("settings", {}))
+            direction = StudyDirection.MAXIMIZE if maximize else StudyDirection.MINIMIZE
+            self._study = optuna.create_study(
+                study_name=STUDY_NAME, storage=self._storage, direction=direction, load_if_exists=True
+            )
+            self.settings: dict[str, Any] = {**self._study.user_attrs.get("settings", {})}
             self._read_trials()
         except BaseException as error:
             self._file.close()
@@ -344,14 +341,6 @@ class SweepStudy:
                     f"{_short(self.settings.get(name))}, now {_short(plain[name])}. Resume it with the command it was "
                     "started with (its multirun.yaml has all overrides), or choose another directory."
                 )
-        self._remove_torn_line()
-        if self._is_new:
-            self._storage = JournalStorage(JournalFileBackend(str(self._path)))
-            direction = StudyDirection.MAXIMIZE if self._maximize else StudyDirection.MINIMIZE
-            self._study = optuna.create_study(study_name=STUDY_NAME, storage=self._storage, direction=direction)
-            self._is_new = False
-        while self._interrupted:
-            self._storage.set_trial_state_values(self._interrupted.pop(), TrialState.FAIL)
         self._study.set_user_attr("settings", plain)
         self.settings, self.plan = plain, plan
         if plan.is_grid:
@@ -361,7 +350,7 @@ class SweepStudy:
             self._study.pruner = plan.pruner
 
     def _remove_torn_line(self) -> None:
-        """Remove the line that a killed process has begun; until then the file is only read."""
+        """Remove the line that a killed process has begun."""
         content = self._path.read_bytes()
         n_whole = content.rfind(b"\n") + 1
         if n_whole < len(content):
@@ -430,7 +419,7 @@ class SweepStudy:
             trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, stored.number)
             if "runs" not in attributes:  # interrupted while the trial was written
                 if not is_finished:
-                    self._interrupted.append(trial_id)
+                    self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
                 continue
             runs = [SweepRun(**run) for run in attributes["runs"]]
             trial = SweepTrial(attributes["trial"], dict(attributes["overrides"]), runs, is_finished)

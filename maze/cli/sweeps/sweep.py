@@ -173,7 +173,7 @@ class SweepInProgress:
         for trial in list(trials.values()):
             missing = trial.seeds_to_run(self.seeds, self.plan.is_grid)
             if not missing and not trial.is_reported:
-                self._finish_trial(trial)
+                self.study.finish(trial, self._result(trial))
             elif missing:
                 if trial.is_reported:
                     self.study.reopen(trial)
@@ -219,7 +219,7 @@ class SweepInProgress:
         if isinstance(value, UnknownObjectiveError) and not any(r.status == COMPLETED for r in self.study.runs):
             raise value  # a misspelt name: all other runs would fail as well
         if not trial.seeds_to_run(self.seeds, retry_failed=False):
-            self._finish_trial(trial)
+            self.study.finish(trial, self._result(trial))
             del self.open_trials[trial.number]
         if time.monotonic() - self._table_written > RESULTS_INTERVAL:
             self._write_table()
@@ -241,9 +241,6 @@ class SweepInProgress:
             if value is not None and self.study.should_stop(trial, epoch, value):
                 self._pruned[run.number] = so_far
                 jobs.stop(run.number)
-
-    def _finish_trial(self, trial: SweepTrial) -> None:
-        self.study.finish(trial, self._result(trial))
 
     def _announce(self, trial: SweepTrial, run: SweepRun) -> None:
         n_ended = sum(run.duration is not None for run in self.study.runs)

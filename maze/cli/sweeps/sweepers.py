@@ -57,6 +57,7 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
         self.n_seeds = n_seeds
         self.given_seeds = _plain(seeds)
         self.strict = strict
+        self.maximize: bool
         self.config: DictConfig
         self.hydra_context: HydraContext
         self.launcher: Launcher
@@ -94,7 +95,7 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
         directory = Path(str(self.config.hydra.sweep.dir)).absolute()
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         with ExitStack() as stack:
-            study = stack.enter_context(SweepStudy(directory)) if has_study(directory) else None
+            study = stack.enter_context(SweepStudy(directory, self.maximize)) if has_study(directory) else None
             seed = study.settings.get("seed") if study else None
             plan = self.make_plan(list(arguments), parser, seed if isinstance(seed, int) else secrets.randbits(31))
             seeds = self._seeds()
@@ -102,7 +103,7 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
             self._check_composition(plan, seeds)
             if study is None:  # created after the checks: a wrong command leaves no directory
                 directory.mkdir(parents=True, exist_ok=True)
-                study = stack.enter_context(SweepStudy(directory, plan.maximize))
+                study = stack.enter_context(SweepStudy(directory, self.maximize))
             settings = {"seeds": seeds, "objective": self.objective, "objective_step": self.objective_step}
             study.begin(plan, {**settings, "overrides": list(plan.space.fixed)})
             OmegaConf.save(self.config, directory / "multirun.yaml")
@@ -194,6 +195,7 @@ class SearchSweep(MazeSweeper):
     def __init__(self, optim: Mapping[str, Any], parametrization: Mapping[str, Any], **common: Any) -> None:
         super().__init__(**common)
         self.optim: dict[str, Any] = _plain(optim)
+        self.maximize = bool(self.optim["maximize"])
         self.parametrization: dict[str, Any] = _plain(parametrization)
 
     @override(MazeSweeper)
@@ -214,7 +216,7 @@ class SearchSweep(MazeSweeper):
         options = {name: value for name, value in self.optim.items() if name != "maximize"}
         options["seed"] = seed if self.optim["seed"] is None else int(self.optim["seed"])
         space = parse_space(self.parametrization, arguments, parser)
-        return Plan(self.name, space, self.optim["maximize"], options)
+        return Plan(self.name, space, self.maximize, options)
 
 
 class NevergradSweep(SearchSweep):
