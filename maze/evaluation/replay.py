@@ -29,8 +29,7 @@ from maze.core.log_events.episode_event_log import EpisodeEventLog
 from maze.core.log_events.kpi_calculator import KpiCalculator
 from maze.core.log_events.step_event_log import StepEventLog
 from maze.core.log_stats.log_stats import LogStatsLevel, StatsContext
-from maze.core.rendering.step_summary import text_of
-from maze.core.rendering.trajectory_page import OtherFuture, write_trajectory_page
+from maze.core.rendering.trajectory_page import OtherFuture, text_of, write_trajectory_page
 from maze.core.trajectory_recording.records.state_record import StateRecord
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
 from maze.core.utils.files import aligned

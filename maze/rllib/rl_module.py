@@ -36,7 +36,7 @@ from ray.rllib.utils.schedules.scheduler import Scheduler
 from ray.rllib.utils.torch_utils import convert_to_torch_tensor
 from torch import nn
 
-from maze.core.agent.networks import as_float_tensors
+from maze.core.agent.torch_model import as_float_tensors
 from maze.core.agent.torch_state_action_critic import TorchStateActionCritic, encode_action, q_values_key
 from maze.core.agent.torch_state_critic import TorchStateCritic, TorchStepStateCritic
 from maze.core.annotations import override

@@ -15,7 +15,7 @@ PROJECT = """
 from dataclasses import dataclass
 
 from maze.train.trainers.a2c.a2c_trainer import A2C
-from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig
+from maze.train.trainers.common.config_classes import ActorCriticConfig
 from maze.train.trainers.common.evaluators.evaluator import default_rollout_evaluator
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.trainer import EpochTrainer

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from maze.core.agent.policy import Policy
 from maze.core.annotations import override
-
-if TYPE_CHECKING:
-    from maze.core.env.base_env import BaseEnv
-    from maze.core.env.maze_env import ActionType
-    from maze.core.env.maze_state import MazeStateType
-    from maze.core.env.observation_conversion import ObservationType
-    from maze.core.env.structured_env import ActorID
+from maze.core.env.structured_env import ActorID
 
 _NOTHING, _LEFT_ENGINE, _MAIN_ENGINE, _RIGHT_ENGINE = range(4)
 
@@ -35,12 +29,12 @@ class HeuristicLunarLanderPolicy(Policy):
     @override(Policy)
     def compute_action(
         self,
-        observation: ObservationType,
-        maze_state: MazeStateType | None = None,
-        env: BaseEnv | None = None,
+        observation: Any,
+        maze_state: Any = None,
+        env: Any = None,
         actor_id: ActorID | None = None,
         deterministic: bool = False,
-    ) -> ActionType:
+    ) -> Any:
         x, y, velocity_x, velocity_y, angle, spin, left_leg, right_leg = map(float, observation["observation"])
         if left_leg and right_leg:
             action = _MAIN_ENGINE if velocity_y < -0.2 else _NOTHING

@@ -23,16 +23,17 @@ from gymnasium import spaces
 from torch import nn
 from torch.nn import functional
 
-from maze.core.agent.networks import (
+from maze.core.agent.state_action_critic import StateActionCritic
+from maze.core.agent.torch_model import (
+    NetworksModel,
     TargetNetworks,
     as_float_tensors,
     check_network_weights,
     check_networks,
     load_network_weights,
     network_weights,
+    unique_parameters,
 )
-from maze.core.agent.state_action_critic import StateActionCritic
-from maze.core.agent.torch_model import NetworksModel, unique_parameters
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, unknown_key_error
 from maze.perception.blocks.recurrent.recurrent_cell import recurrent_cells
@@ -192,7 +193,7 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
         return [unique_parameters([pair]) for pair in self.networks.values()]
 
     def update_target_weights(self, tau: float) -> None:
-        """Move the target networks towards the networks; see :class:`~maze.core.agent.networks.TargetNetworks`.
+        """Move the target networks towards the networks; see :class:`~maze.core.agent.torch_model.TargetNetworks`.
 
         :param tau: 0: they stay, 1: they become the networks.
         :raises ConfigError: `tau` is outside [0, 1].

@@ -130,9 +130,8 @@ def event_table(episode_event_log: EpisodeEventLog, event_name: str) -> pd.DataF
             rows.append({**identity, **record.attributes})
     if not rows:
         raise ConfigError(
-            f"There is no event `{event_name}` in this episode. Events that occurred: {', '.join(sorted(names))}."
-            if names
-            else f"There is no event `{event_name}`: no event has been recorded in this episode yet."
+            f"There is no event `{event_name}` in this episode. Events that occurred: "
+            f"{', '.join(sorted(names)) or '(none)'}."
         )
     table: pd.DataFrame = pd.DataFrame(rows)
     return table
@@ -154,27 +153,22 @@ def timelines(
     :param post_processing_func: Applied to each episode's series; None: nothing is.
     :raises ConfigError: The event has no such attribute.
     """
+    import pandas as pd
+
     for column in (metric_name, group_by):
         if column is not None and column not in df.columns:
             known = ", ".join(str(name) for name in df.columns if name not in ID_COLUMNS)
             raise ConfigError(f"The event has no attribute `{column}`; it has: {known or '(none)'}.")
     df = df.dropna(subset=["env_time"])
     groups: Any = [(None, df)] if group_by is None else df.groupby(group_by)
-    return {group: _timeline(rows, metric_name, aggregation_func, post_processing_func) for group, rows in groups}
-
-
-def _timeline(
-    df: pd.DataFrame, metric_name: str, aggregation_func: Function | None, post_processing_func: Function | None
-) -> pd.DataFrame:
-    aggregation: Any = "sum" if aggregation_func is None else aggregation_func
-    table: pd.DataFrame = df.groupby(["env_time", "episode_id"])[metric_name].agg(aggregation).unstack("episode_id")
-    if post_processing_func is None:
-        return table
-    series = {episode: _apply(table[episode].dropna(), post_processing_func) for episode in table.columns}
-    import pandas as pd
-
-    processed: pd.DataFrame = pd.DataFrame(series)
-    return processed
+    tables: dict[Any, pd.DataFrame] = {}
+    for group, rows in groups:
+        values = rows.groupby(["env_time", "episode_id"])[metric_name]
+        tables[group] = values.agg("sum" if aggregation_func is None else aggregation_func).unstack("episode_id")
+        if post_processing_func is not None:
+            series = {name: _apply(column.dropna(), post_processing_func) for name, column in tables[group].items()}
+            tables[group] = pd.DataFrame(series)
+    return tables
 
 
 def _apply(series: pd.Series[Any], function: Function) -> Any:

@@ -140,6 +140,10 @@ class RolloutColumns:
             n_constrained=len(getattr(env, "constrained", ())),
         )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the rollout without its storage: copies are read-only."""
+        return {**vars(self), "_all_by_tick": {}, "last_observations": {}, "hidden_states": None, "infos": None}
+
     @property
     def capacity(self) -> int:
         """Capacity in ticks."""
@@ -492,6 +496,11 @@ class SubstepColumns:
         self.valid: np.ndarray | None
         """bool `[n_rows, n_envs]`; None if every entry is valid."""
         self.finish(is_dense=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the filled rows."""
+        kept = ("step_key", "n_rows", "observations", "actions", "logits", "agent_ids", "ticks", "valid")
+        return {name: getattr(self, name) for name in kept}
 
     def _make_row_views(self) -> None:
         """Make the views once, so that filling the columns makes no arrays."""

@@ -565,15 +565,15 @@ def n_available_cores() -> int:
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
-def env_slices(n_envs: int, n_workers: int) -> Iterator[slice]:
-    """Yield consecutive environments for each worker, as even as possible.
+def env_slices(n_envs: int, n_workers: int) -> list[slice]:
+    """Return consecutive environments for each worker, as even as possible.
 
     :param n_envs: Number of environments.
-    :param n_workers: Number of workers, at most `n_envs`.
+    :param n_workers: Maximum number of workers.
     """
+    n_workers = min(n_workers, n_envs)
     bounds = [index * n_envs // n_workers for index in range(n_workers + 1)]
-    for start, stop in pairwise(bounds):
-        yield slice(start, stop)
+    return [slice(*ends) for ends in pairwise(bounds)]
 
 
 def quick_start_method() -> str:

@@ -28,11 +28,11 @@ from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.random_reset_wrapper import RandomResetWrapper
 from maze.core.wrappers.reward_scaling_wrapper import RewardScalingWrapper
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
-from maze.train.parallelization.distributed_actors.env_groups import EpisodeRelay
 from maze.train.parallelization.placement import Batched
 from maze.train.parallelization.vector_env.batched_stats import BatchedEpisodeStats
 from maze.train.parallelization.vector_env.batched_vector_env import BatchedVectorEnv
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.train.parallelization.vector_env.vector_env_utils import EpisodeRelay
 from maze.utils.check_env import check_env
 
 

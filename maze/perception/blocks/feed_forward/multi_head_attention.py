@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
 from torch import nn
 
 from maze.core.annotations import override
-from maze.perception.blocks.base import Keys, Shapes, TensorDict, count_keys
+from maze.perception.blocks.base import Keys, Shapes, TensorDict, key_list, shape_list
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
-from maze.perception.blocks.tensor_functions import check_heads, masked_attention, sequence_dims
 
 
 class MultiHeadAttentionBlock(ShapeNormalizationBlock):
@@ -53,15 +53,15 @@ class MultiHeadAttentionBlock(ShapeNormalizationBlock):
         vdim: int | None,
         use_key_padding_mask: bool,
     ) -> None:
-        n, name = self.n_sequences, type(self).__name__
-        expected = f"{'query, key and value' if n == 3 else 'the sequence'} and, optionally, of a mask"
-        n_inputs, n_outputs = count_keys(in_keys, out_keys, name, (n, n + 1), expected)
-        in_num_dims = sequence_dims(in_shapes, n_inputs, [*[3] * n, 2 if use_key_padding_mask else 3][:n_inputs])
-        super().__init__(in_keys, out_keys, in_shapes, in_num_dims, out_num_dims=[in_num_dims[0], 3][:n_outputs])
+        n = self.n_sequences
+        shapes = shape_list(in_shapes, len(key_list(in_keys)))
+        n_dims = zip([*[3] * n, 2 if use_key_padding_mask else 3], shapes, strict=False)
+        in_num_dims = [2 if len(shape) == 1 else expected for expected, shape in n_dims]
+        out_num_dims = [in_num_dims[0], 3][: len(key_list(out_keys))]
+        super().__init__(in_keys, out_keys, in_shapes, in_num_dims, out_num_dims)
         self._is_flat = [n_dims == 2 for n_dims in in_num_dims[:n]]
         self._is_flat += [n_dims == 2 and not use_key_padding_mask for n_dims in in_num_dims[n:]]
         embed_dim = self.output_features = self.in_shapes[0][-1]
-        check_heads(self.block_name, num_heads, embed_dim)
         self.num_heads = num_heads
         self.add_input_to_output = add_input_to_output
         self.self_attn = nn.MultiheadAttention(
@@ -93,3 +93,43 @@ class MultiHeadAttentionBlock(ShapeNormalizationBlock):
         if weights is not None:
             outputs[self.out_keys[1]] = weights
         return outputs
+
+
+def masked_attention(
+    attention: nn.MultiheadAttention,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    valid: torch.Tensor | None,
+    need_weights: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Compute the attention of each query to the valid keys; zeros for a query without any valid key.
+
+    :param attention: A module with `batch_first=True`.
+    :param query: `(batch, queries, features)`.
+    :param key: `(batch, keys, features)`.
+    :param value: `(batch, keys, features)`.
+    :param valid: Positive for valid keys: `(batch, keys)`, or `(batch, queries, keys)`; None: all are valid.
+    :param need_weights: Whether to return the weights as well, averaged over the heads: `(batch, queries, keys)`.
+    """
+    if valid is None:
+        output, weights = attention(query, key, value, need_weights=need_weights)
+        return output, weights
+
+    ignored = valid <= 0
+    is_per_query = ignored.dim() == 3
+    nothing_valid = ignored.all(dim=-1, keepdim=True)
+    ignored = ignored & ~nothing_valid  # avoids NaN; the result is replaced below
+    output, weights = attention(
+        query,
+        key,
+        value,
+        key_padding_mask=None if is_per_query else ignored,
+        attn_mask=ignored.repeat_interleave(attention.num_heads, dim=0) if is_per_query else None,
+        need_weights=need_weights,
+    )
+    queries_without_key = nothing_valid if is_per_query else nothing_valid.unsqueeze(-1)
+    if weights is not None:
+        weights = weights.masked_fill(queries_without_key, 0.0)
+    return output.masked_fill(queries_without_key, 0.0), weights

@@ -65,11 +65,11 @@ class RecurrentCellBlock(ShapeNormalizationBlock):
         return {self.out_keys[0]: run.advance(self, inputs)}
 
     def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
-        state, output = reader.state(self.state_key), _Output(self.hidden_size)
+        state, output = reader.inputs[self.state_key], _Output(self.hidden_size)
         from_input = reader.layer(self.input_layer, inputs[self.in_keys[0]])
         from_state = reader.layer(self.hidden_layer, reader.apply(output, state))
         following = reader.apply(self.cell, from_input, from_state, state)
-        reader.carry(self.state_key, following)
+        reader.carried[self.state_key] = following
         return {self.out_keys[0]: reader.apply(output, following)}
 
     def step(self, inputs: Tensor, state: Tensor) -> Tensor:

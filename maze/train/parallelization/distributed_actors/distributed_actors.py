@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections import Counter, deque
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,21 +14,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, LogStatsValue, get_stats_logger
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.utils.update_profile import COLLECTING, timed
-from maze.core.utils.worker_pool import Task
+from maze.core.utils.worker_pool import Task, env_slices
 from maze.core.wrappers.log_stats_wrapper import stats_value
 from maze.train.parallelization.distributed_actors.env_groups import (
     EnvGroups,
     Generators,
-    RolloutPacket,
     RolloutPlan,
     join_rollouts,
     seed_of_start,
 )
 from maze.train.parallelization.vector_env.replay_log import states_for
+from maze.train.parallelization.vector_env.structured_vector_env import checked_seeds
 from maze.train.parallelization.vector_env.vector_env_utils import ActorSpaces
 
 if TYPE_CHECKING:
@@ -93,7 +93,6 @@ class DistributedActors(EpisodeCollector, ABC):
     :param n_actors: Number of actors.
     :param batch_size: Number of rollouts in a batch.
     :param envs_per_actor: Number of environments that each actor steps together.
-    :raises ConfigError: A number is below 1.
     """
 
     is_vectorized = True
@@ -108,10 +107,6 @@ class DistributedActors(EpisodeCollector, ABC):
         *,
         envs_per_actor: int = 1,
     ) -> None:
-        sizes = {"n_rollout_steps": n_rollout_steps, "n_actors": n_actors, "batch_size": batch_size}
-        for name, value in (*sizes.items(), ("envs_per_actor", envs_per_actor)):
-            if value < 1:
-                raise ConfigError(f"{name}: distributed actors need at least 1, found {value}.")
         self.env_factory = env_factory
         self.policy = policy
         self.n_rollout_steps = n_rollout_steps
@@ -184,24 +179,11 @@ class DistributedActors(EpisodeCollector, ABC):
     def reset(self) -> None:
         """Do nothing: actors continue their episodes."""
 
-    def _joined(self, packets: Sequence[RolloutPacket], spaces: ActorSpaces) -> RolloutColumns:
+    def _joined(self, rollouts: Sequence[RolloutColumns], spaces: ActorSpaces) -> RolloutColumns:
         if self._batch is None:
             self._batch = spaces.columns(self.n_envs, self.n_rollout_steps, self.policy)
-        join_rollouts(packets, self._batch)
+        join_rollouts(rollouts, self._batch)
         return self._batch
-
-
-def checked_actor_seeds(seeds: Sequence[Any], n_needed: int, name: str) -> list[Any]:
-    """Return the seeds as a list, after checking their number.
-
-    :param seeds: Seeds.
-    :param n_needed: Expected number of seeds.
-    :param name: Name of the argument, for the error message.
-    :raises EnvironmentContractError: The number of seeds is wrong.
-    """
-    if len(seeds) != n_needed:
-        raise EnvironmentContractError(f"{name}: expected {n_needed} seeds, found {len(seeds)}.")
-    return list(seeds)
 
 
 def seed_of_call(agent_seed: Any, number: int, joined: int | None = None) -> int:
@@ -250,8 +232,8 @@ class ActorsAhead(DistributedActors):
     ) -> None:
         super().__init__(env_factory, policy, n_rollout_steps, n_actors, batch_size, envs_per_actor=envs_per_actor)
         self._queue_size = math.ceil(queue_out_of_sync_factor * batch_size)
-        self._env_seeds = checked_actor_seeds(actor_env_seeds, n_actors * envs_per_actor, "actor_env_seeds")
-        self._agent_seeds = checked_actor_seeds(actor_agent_seeds, n_actors, "actor_agent_seeds")
+        self._env_seeds = checked_seeds(actor_env_seeds, n_actors * envs_per_actor)
+        self._agent_seeds = checked_seeds(actor_agent_seeds, n_actors)
         self._n_starts = 0
         self._learned: dict[int, list[Any]] = {}
         """Actor -> statistics that the wrappers of its environments have learned."""
@@ -266,7 +248,7 @@ class ActorsAhead(DistributedActors):
         self._tickets = RolloutTickets(self.n_actors, self.batch_size, self._queue_size)
         self._tasks: dict[Task, int] = {}
         """Rollouts in progress, with the versions of their policies."""
-        self._arrived: list[tuple[int, RolloutPacket, int]] = []
+        self._arrived: list[tuple[int, RolloutColumns, int]] = []
         """Queue of finished rollouts: actor, rollout, version of its policy."""
         self._n_issued: list[int] = []
         self._groups = groups = self._make_groups()
@@ -274,8 +256,8 @@ class ActorsAhead(DistributedActors):
         self._may_join = groups.pool.n_first == self.n_actors
         env_seeds = [seed_of_start(seed, self._n_starts - 1) for seed in self._env_seeds]
         try:
-            sizes = [self.envs_per_actor] * self.n_actors
-            self._spaces = groups.open(self.env_factory, sizes, lambda: env_seeds, self._may_join)
+            slices = env_slices(len(env_seeds), self.n_actors)
+            self._spaces = groups.open(self.env_factory, slices, lambda: env_seeds, self._may_join)
             self._weights = groups.hand_over(self.policy)
             self._begin_new(groups)
         except BaseException:
@@ -307,7 +289,7 @@ class ActorsAhead(DistributedActors):
         groups, start = self._groups, time.perf_counter()
         self._receive(groups, wait=False)
         n_before = len(self._arrived)
-        taken: list[RolloutPacket] = []
+        taken: list[RolloutColumns] = []
         lags: list[int] = []
         while len(taken) < self.batch_size:
             actor = self._tickets.next_of(actor for actor, _, _ in self._arrived)
@@ -315,10 +297,10 @@ class ActorsAhead(DistributedActors):
                 self._receive(groups, wait=True)
                 continue
             position = next(i for i, (other, _, _) in enumerate(self._arrived) if other == actor)
-            _, packet, version = self._arrived.pop(position)
+            _, rollout, version = self._arrived.pop(position)
             self._tickets.take(actor)
             self._issue(groups, actor)
-            taken.append(packet)
+            taken.append(rollout)
             lags.append(self._tickets.version - version)
         self._tickets.batch_done()
         seconds = time.perf_counter() - start
@@ -340,9 +322,8 @@ class ActorsAhead(DistributedActors):
         groups.pool.join_new()
         self._begin_new(groups)
         for task in groups.pool.finished(list(self._tasks), wait=wait):
-            packet = groups.take(task.actor, task.result, self.epoch_stats)
-            assert packet is not None, "actors collect rollouts"
-            self._arrived.append((task.actor, packet, self._tasks.pop(task)))
+            rollout = groups.take(task.actor, task.result, self.epoch_stats)
+            self._arrived.append((task.actor, rollout, self._tasks.pop(task)))
 
     def _begin_new(self, groups: EnvGroups) -> None:
         """Issue the tickets of new actors."""
@@ -421,10 +402,15 @@ class RolloutTickets:
         candidates = list(waiting)
         if not candidates:
             return None
-        latest = self._latest_version()
         # of equally old ones the first that finished
         best = min(candidates, key=lambda actor: self._issued[actor][0])
-        return best if self._issued[best][0] <= latest else None
+        issued = sorted(version for versions in self._issued for version in versions)
+        older = issued[: bisect_left(issued, self._issued[best][0])]
+        for n_older, version in enumerate(older, 1):  # they must be taken before they exceed the maximum age
+            updates_left = version + self.max_age - self.version
+            if n_older >= self.batch_size - self._n_taken + updates_left * self.batch_size:
+                return None
+        return best
 
     def take(self, actor: int) -> int:
         """Take the oldest rollout of an actor into the current batch and issue a new ticket.
@@ -443,15 +429,3 @@ class RolloutTickets:
     def updated(self) -> None:
         """Count an update of the learner."""
         self.version += 1
-
-    def _latest_version(self) -> int:
-        """Return the version of the youngest ticket that can be taken before the older ones exceed the maximum age."""
-        by_version = Counter(version for issued in self._issued for version in issued)
-        n_older = 0
-        for version in sorted(by_version):
-            n_older += by_version[version]
-            updates_left = version + self.max_age - self.version
-            room = self.batch_size - self._n_taken + updates_left * self.batch_size
-            if n_older >= room:
-                return version
-        return self.version

@@ -177,7 +177,7 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
         else:
             self._turn = state_dict["turn"]
         problems = load_joint_state(
-            list(env_slices(self.n_workers, len(self._groups))),
+            env_slices(self.n_workers, len(self._groups)),
             {"environments": states},
             lambda states: [
                 group.env.load_state_dict(state) for group, state in zip(self._groups, states, strict=True)

@@ -7,9 +7,8 @@ in actors of Ray collect the same.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -18,9 +17,9 @@ import torch
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.errors import EnvironmentContractError, NonFiniteError
-from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator, LogStatsKey, LogStatsLevel, split_columns
+from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator
 from maze.core.rollout.batched_acting import logits_shapes_of, play_episodes
-from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns, SubstepColumns
+from maze.core.rollout.rollout_columns import RolloutColumns, SubstepColumns
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.update_profile import TRANSFER, timed
 from maze.core.utils.worker_pool import LocalPool, Task, TaskPool, env_slices, unpublished
@@ -28,6 +27,7 @@ from maze.core.wrappers.reward_wrappers import statistics_states
 from maze.train.parallelization.vector_env.structured_vector_env import DividedVectorEnv, StructuredVectorEnv
 from maze.train.parallelization.vector_env.vector_env_utils import (
     ActorSpaces,
+    EpisodeRelay,
     check_same_spaces,
     decode_stats,
     encode_stats,
@@ -35,118 +35,72 @@ from maze.train.parallelization.vector_env.vector_env_utils import (
 
 if TYPE_CHECKING:
     from maze.core.agent.policy import Policy
-    from maze.core.env.structured_env import ActorID, StepKeyType
+    from maze.core.env.structured_env import ActorID
     from maze.train.trainers.common.model_selection.selection_criterion import StatisticSource
 
 
-Row = dict[str, np.ndarray]
+_BY_TICK = "rewards", "terminated", "truncated", "step_complete", "constrained", "actor_rewards", "actor_done"
+
 MakeEnv = Callable[..., StructuredVectorEnv]
 """Makes a vector environment from a factory, the number of environments, and optionally a logging prefix."""
 
 
-class SubstepPacket(NamedTuple):
-    """Arrays of one sub-step key; see :class:`~maze.core.rollout.rollout_columns.SubstepColumns`."""
-
-    observations: Row
-    actions: Row
-    logits: Row | None
-    agent_ids: np.ndarray
-    ticks: np.ndarray
-    valid: np.ndarray | None
-
-
-class RolloutPacket(NamedTuple):
-    """A rollout as plain arrays: views of the columns of its group, or arrays from another process."""
-
-    substeps: dict[StepKeyType, SubstepPacket]
-    rewards: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
-    step_complete: np.ndarray
-    constrained: np.ndarray
-    actor_rewards: np.ndarray | None
-    actor_done: np.ndarray | None
-    final_observations: list[FinalObservationEntry]
-    terminal_observations: list[FinalObservationEntry]
-    last_actor_ids: list[ActorID]
-    actor_sequence: list[ActorID] | None
-
-    @classmethod
-    def of(cls, columns: RolloutColumns) -> RolloutPacket:
-        """Return views of the rollout in columns."""
-        substeps = {
-            key: SubstepPacket(*(getattr(part, name) for name in SubstepPacket._fields))
-            for key, part in columns.substeps.items()
-        }
-        return cls(substeps, *(getattr(columns, name) for name in cls._fields[1:]))
-
-
 @timed(TRANSFER)
-def join_rollouts(packets: Iterable[RolloutPacket], columns: RolloutColumns) -> None:
+def join_rollouts(rollouts: Sequence[RolloutColumns], columns: RolloutColumns) -> None:
     """Join rollouts side by side.
 
     All rollouts end at the last tick. A shorter one starts later; no actor acts in its environments before.
 
-    :param packets: Rollouts.
+    :param rollouts: Rollouts, or copies of them from other processes.
     :param columns: Columns to fill; their number of environments is that of all rollouts together.
     """
-    packets = list(packets)
     columns.clear()
-    n_ticks = max(len(packet.rewards) for packet in packets)
+    n_ticks = max(rollout.n_ticks for rollout in rollouts)
     columns.reserve(n_ticks)
-    bounds = np.cumsum([0, *(packet.rewards.shape[1] for packet in packets)]).tolist()
-    places = [slice(*ends) for ends in pairwise(bounds)]
-    if any(packet.actor_rewards is not None for packet in packets):
+    if any(rollout.actor_rewards is not None for rollout in rollouts):
         columns.actor_rewards = np.zeros_like(columns.rewards)
-    if any(packet.actor_done is not None for packet in packets):
+    if any(rollout.actor_done is not None for rollout in rollouts):
         columns.actor_done = np.zeros_like(columns.terminated)
     last_actor_ids: list[ActorID] = []
-    for packet, envs in zip(packets, places, strict=True):
-        first_tick = n_ticks - len(packet.rewards)
-        for target, source in (
-            (columns.rewards, packet.rewards),
-            (columns.terminated, packet.terminated),
-            (columns.truncated, packet.truncated),
-            (columns.step_complete, packet.step_complete),
-            (columns.constrained, packet.constrained),
-            (columns.actor_rewards, packet.actor_rewards),
-            (columns.actor_done, packet.actor_done),
-        ):
+    first_ticks, places = [], []
+    for rollout in rollouts:
+        envs = slice(len(last_actor_ids), len(last_actor_ids) + rollout.n_envs)
+        first_tick = n_ticks - rollout.n_ticks
+        for name in _BY_TICK:
+            target, source = getattr(columns, name), getattr(rollout, name)
             if target is not None and source is not None:
                 target[:first_tick, envs] = 0
                 target[first_tick:n_ticks, envs] = source
         for ends, own in (
-            (columns.final_observations, packet.final_observations),
-            (columns.terminal_observations, packet.terminal_observations),
+            (columns.final_observations, rollout.final_observations),
+            (columns.terminal_observations, rollout.terminal_observations),
         ):
             ends += [
                 entry._replace(tick=first_tick + entry.tick, env_index=envs.start + entry.env_index) for entry in own
             ]
-        last_actor_ids += packet.last_actor_ids
-    sequence = packets[0].actor_sequence
-    is_dense = sequence is not None and all(
-        packet.actor_sequence == sequence and len(packet.rewards) == n_ticks for packet in packets
-    )
+        last_actor_ids += rollout.last_actor_ids
+        first_ticks.append(first_tick)
+        places.append(envs)
     for key, substep in columns.substeps.items():
-        parts = [
-            packet.substeps[key]._replace(ticks=packet.substeps[key].ticks + n_ticks - len(packet.rewards))
-            for packet in packets
-        ]
-        _join_substep(parts, places, substep)
+        _join_substep([rollout.substeps[key] for rollout in rollouts], first_ticks, places, substep)
+    sequence = rollouts[0].actor_sequence
     actors: list[ActorID | None] = [None] * n_ticks
-    if is_dense and sequence is not None:
+    if sequence is not None and not any(first_ticks) and all(each.actor_sequence == sequence for each in rollouts):
         actors = [sequence[tick % len(sequence)] for tick in range(n_ticks)]
     columns.finish(last_actor_ids, actors)
 
 
-def _join_substep(parts: list[SubstepPacket], places: list[slice], substep: SubstepColumns) -> None:
+def _join_substep(
+    parts: Sequence[SubstepColumns], first_ticks: Sequence[int], places: Sequence[slice], substep: SubstepColumns
+) -> None:
     """Join one sub-step key; its rows are the ticks at which at least one environment was at this sub-step."""
-    ticks = np.unique(np.concatenate([part.ticks for part in parts]))
+    ticks_of_parts = [part.ticks + first_tick for part, first_tick in zip(parts, first_ticks, strict=True)]
+    ticks = np.unique(np.concatenate(ticks_of_parts))
     n_envs = places[-1].stop
     valid = np.zeros((len(ticks), n_envs), np.bool_)
     agent_ids = np.zeros((len(ticks), n_envs), np.int64)
     every = slice(0, len(ticks))  # faster than indices
-    rows_of_parts = [every if len(part.ticks) == len(ticks) else ticks.searchsorted(part.ticks) for part in parts]
+    rows_of_parts = [every if len(own) == len(ticks) else ticks.searchsorted(own) for own in ticks_of_parts]
     for part, envs, rows in zip(parts, places, rows_of_parts, strict=True):
         valid[rows, envs] = True if part.valid is None else part.valid
         agent_ids[rows, envs] = part.agent_ids
@@ -185,13 +139,6 @@ class Generators(NamedTuple):
     """State of the generators; `None`: use the seed."""
     seed: int | None = None
     """Seed of the generators; `None`: they continue."""
-
-    def hand_to(self, policy: Any) -> None:
-        """Set the random generators of a policy."""
-        if self.state is not None:
-            policy.set_rng_state(self.state)
-        elif self.seed is not None:
-            policy.seed(self.seed)
 
 
 class EnvGroup:
@@ -263,7 +210,7 @@ class EnvGroup:
             columns.check_finite(env.seeding_at)
         except (NonFiniteError, EnvironmentContractError) as error:
             raise type(error)(f"{self._name}, {error}") from error
-        return self._fragment(RolloutPacket.of(columns), policy, generators)
+        return self._fragment(columns, policy, generators)
 
     def play(
         self, token: int, structure: Any, weights: Any, generators: Generators, budget: np.ndarray, deterministic: bool
@@ -290,53 +237,24 @@ class EnvGroup:
             self._bytes = [] if weights is None else bytes_of(self._policy.state_dict())
         if weights is not None:
             unpack_weights(weights, self._bytes)
-        if is_new or isinstance(self._policy, TorchPolicy):
-            generators.hand_to(self._policy)
+        if generators.state is not None:
+            self._policy.set_rng_state(generators.state)
+        elif generators.seed is not None and (is_new or isinstance(self._policy, TorchPolicy)):
+            self._policy.seed(generators.seed)
         return self._policy
 
-    def _fragment(self, packet: RolloutPacket | None, policy: Any, generators: Generators) -> Fragment:
+    def _fragment(self, rollout: RolloutColumns | None, policy: Any, generators: Generators) -> Fragment:
         learned = [statistics_states(env) for env in getattr(self.env, "envs", ())]
         episodes = self._episodes[:]
         self._episodes.clear()
         state = policy.rng_state() if generators.state is not None else None
-        return Fragment(packet, episodes, learned if any(learned) else [], state)
-
-
-class EpisodeRelay(LogStatsAggregator):
-    """Take the place of a vector environment's epoch statistics and pass the statistics of each episode on.
-
-    :param pass_on: Receives the statistics.
-    """
-
-    joins_samples = False
-
-    def __init__(self, pass_on: Callable[[LogStats], None]) -> None:
-        super().__init__(LogStatsLevel.EPOCH)
-        self._pass_on = pass_on
-
-    @override(LogStatsAggregator)
-    def receive(self, stat: LogStats) -> None:
-        self._pass_on(stat)
-
-    @override(LogStatsAggregator)
-    def receive_later(self, deliver: Callable[[], None]) -> None:
-        deliver()
-
-    @override(LogStatsAggregator)
-    def receive_columns(
-        self,
-        columns: Mapping[LogStatsKey, np.ndarray | list[Any]],
-        n_periods: int,
-        occurrences: Mapping[LogStatsKey, np.ndarray] | None = None,
-    ) -> None:
-        for stat in split_columns(columns, n_periods, occurrences):
-            self._pass_on(stat)
+        return Fragment(rollout, episodes, learned if any(learned) else [], state)
 
 
 class Fragment(NamedTuple):
     """Rollout and statistics of a group, for the learner."""
 
-    packet: RolloutPacket | None
+    rollout: RolloutColumns | None
     """`None`: episodes were played, without a rollout."""
     episodes: list[LogStats]
     wrappers: list[Any]
@@ -345,11 +263,11 @@ class Fragment(NamedTuple):
     """State of the policy's generators afterwards, if the learner needs it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _received, (self.packet, list(map(encode_stats, self.episodes)), *self[2:])
+        return _received, (self.rollout, list(map(encode_stats, self.episodes)), *self[2:])
 
 
-def _received(packet: RolloutPacket | None, episodes: list[Any], *rest: Any) -> Fragment:
-    return Fragment(packet, list(map(decode_stats, episodes)), *rest)
+def _received(rollout: RolloutColumns | None, episodes: list[Any], *rest: Any) -> Fragment:
+    return Fragment(rollout, list(map(decode_stats, episodes)), *rest)
 
 
 class EnvGroups:
@@ -369,27 +287,27 @@ class EnvGroups:
         """Group -> statistics that the wrappers of its environments have learned."""
 
     def open(
-        self, env_factory: Callable[[], Any], sizes: Sequence[int], seeds: Callable[[], list[Any]], may_join: bool
+        self, env_factory: Callable[[], Any], groups: Sequence[slice], seeds: Callable[[], list[Any]], may_join: bool
     ) -> ActorSpaces:
         """Make the environments and wait for them.
 
         :param env_factory: Makes one environment.
-        :param sizes: Number of environments of each group.
+        :param groups: Environments of each group among all.
         :param seeds: Returns the current seed of each environment; empty: they are seeded later. Restarted actors and
             actors that join get seeds derived from these.
         :param may_join: Whether actors that join get a group as well.
         :return: The spaces that all environments have in common.
         """
-        groups = group_slices(sizes)
 
         def maker(index: int, n_starts: int) -> Callable[[], EnvGroup]:
-            nth, first = divmod(index, len(sizes))
-            own = [seed_of_start(seed_of_start(seed, n_starts), nth) for seed in seeds()[groups[first]]]
-            learned = self.learned.get(index, [])
-            return partial(EnvGroup, self._make_env, env_factory, sizes[first], f"{self._noun} {index}", own, learned)
+            nth, first = divmod(index, len(groups))
+            own, n_envs = groups[first], groups[first].stop - groups[first].start
+            own_seeds = [seed_of_start(seed_of_start(seed, n_starts), nth) for seed in seeds()[own]]
+            name, learned = f"{self._noun} {index}", self.learned.get(index, [])
+            return partial(EnvGroup, self._make_env, env_factory, n_envs, name, own_seeds, learned)
 
-        self.pool.host(self._name, maker, None if may_join else len(sizes))
-        spaces: list[ActorSpaces] = self.call("spaces", [()] * len(sizes))
+        self.pool.host(self._name, maker, None if may_join else len(groups))
+        spaces: list[ActorSpaces] = self.call("spaces", [()] * len(groups))
         for group, of_group in zip(groups, spaces, strict=True):
             check_same_spaces(spaces[0], of_group, f"environment {group.start}")
         return spaces[0]
@@ -417,7 +335,7 @@ class EnvGroups:
         return self._token, self._structure, weights
 
     @timed(TRANSFER)
-    def take(self, index: int, fragment: Fragment, statistics: LogStatsAggregator) -> RolloutPacket | None:
+    def take(self, index: int, fragment: Fragment, statistics: LogStatsAggregator) -> Any:
         """Return the rollout of a fragment after adding its episodes to the statistics of the epoch.
 
         :param index: Index of the group.
@@ -428,7 +346,7 @@ class EnvGroups:
             statistics.receive(episode)
         if fragment.wrappers:
             self.learned[index] = fragment.wrappers
-        return fragment.packet
+        return fragment.rollout
 
 
 class GroupedVectorEnv(DividedVectorEnv):
@@ -438,9 +356,9 @@ class GroupedVectorEnv(DividedVectorEnv):
     from their state before the rollout and the index of the group. Only the state of the policy has to be saved, and a
     call can be repeated with the same result. A policy that is not a `TorchPolicy` is copied once; its copies continue.
 
-    :param groups: The groups in the actors of a pool.
+    :param actors: The groups in the actors of a pool.
     :param env_factory: Makes one environment.
-    :param sizes: Number of environments of each group.
+    :param groups: Environments of each group among all.
     :param logging_prefix: Prefix of the epoch statistics (`train`, `eval`); `None`: they are not logged.
     """
 
@@ -449,19 +367,19 @@ class GroupedVectorEnv(DividedVectorEnv):
     """Whether actors that join get a group as well."""
 
     def __init__(
-        self, groups: EnvGroups, env_factory: Callable[[], Any], sizes: Sequence[int], logging_prefix: str | None
+        self, actors: EnvGroups, env_factory: Callable[[], Any], groups: Sequence[slice], logging_prefix: str | None
     ) -> None:
-        self._actors = groups
+        self._actors = actors
         self._seeds: list[Any] = []
-        spaces = groups.open(env_factory, sizes, lambda: self._seeds, self.may_join)
-        super().__init__(group_slices(sizes), spaces, logging_prefix)
+        spaces = actors.open(env_factory, groups, lambda: self._seeds, self.may_join)
+        super().__init__(groups, spaces, logging_prefix)
 
     @override(DividedVectorEnv)
     def seed(self, seeds: Sequence[Any]) -> None:
         self._seeds = list(seeds)
         super().seed(seeds)
 
-    def _act(self, policy: Policy, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[RolloutPacket | None]:
+    def _act(self, policy: Policy, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call `collect` or `play` of each group and return the rollouts.
 
         :param policy: The policy; its generators are afterwards in the state of the first group's.
@@ -496,7 +414,7 @@ class GroupedVectorEnv(DividedVectorEnv):
         plan = RolloutPlan(columns.n_steps, with_logits, self.keep_terminal_observations, begins, self.constrained)
         join_rollouts(self._collect(policy, plan), columns)
 
-    def _collect(self, policy: Policy, plan: RolloutPlan) -> Iterable[Any]:
+    def _collect(self, policy: Policy, plan: RolloutPlan) -> list[RolloutColumns]:
         """Return the rollouts of all groups, in their order."""
         return self._act(policy, "collect", [(plan,)] * len(self.groups))
 
@@ -514,7 +432,7 @@ class GroupedVectorEnv(DividedVectorEnv):
             "`roll_out` or `play_episodes`. Use runner.env_groups=1 with runner=dev or runner=local."
         )
 
-    step = reset = actor_ids = is_actor_done = get_actor_rewards = get_env_time = _no_single_steps
+    _advance = _begin = actor_ids = is_actor_done = get_actor_rewards = get_env_time = _no_single_steps
 
 
 def in_groups(
@@ -530,27 +448,9 @@ def in_groups(
     """
     if n_groups <= 1 or n_envs == 1:
         return make_env(env_factory, n_envs, logging_prefix)
-    sizes = group_sizes(n_envs, n_groups)
-    groups = EnvGroups(LocalPool(len(sizes)), "environments", make_env)
-    return GroupedVectorEnv(groups, env_factory, sizes, logging_prefix)
-
-
-def group_sizes(n_envs: int, n_groups: int) -> list[int]:
-    """Return the number of environments of each group, as even as possible.
-
-    :param n_envs: Number of environments.
-    :param n_groups: Maximum number of groups.
-    """
-    return [envs.stop - envs.start for envs in env_slices(n_envs, min(n_groups, n_envs))]
-
-
-def group_slices(sizes: Sequence[int]) -> list[slice]:
-    """Return the environments of each group among all.
-
-    :param sizes: Number of environments of each group.
-    """
-    ends = np.cumsum(sizes).tolist()
-    return [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+    groups = env_slices(n_envs, n_groups)
+    actors = EnvGroups(LocalPool(len(groups)), "environments", make_env)
+    return GroupedVectorEnv(actors, env_factory, groups, logging_prefix)
 
 
 def seed_of_start(seed: Any, n_starts: int) -> Any:

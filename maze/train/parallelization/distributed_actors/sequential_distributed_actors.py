@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING, Any
 
 from maze.core.annotations import override
 from maze.core.utils.update_profile import COLLECTING, timed
-from maze.core.utils.worker_pool import LocalPool
+from maze.core.utils.worker_pool import LocalPool, env_slices
 from maze.train.parallelization.distributed_actors.distributed_actors import (
     CollectedBatch,
     DistributedActors,
-    checked_actor_seeds,
 )
 from maze.train.parallelization.distributed_actors.env_groups import (
     EnvGroups,
     Generators,
     GroupedVectorEnv,
-    RolloutPacket,
     copied_to_cpu,
     seed_of_start,
 )
 from maze.train.parallelization.vector_env.replay_log import states_for
 from maze.train.parallelization.vector_env.sequential_vector_env import in_sequence
+from maze.train.parallelization.vector_env.structured_vector_env import checked_seeds
 from maze.train.parallelization.vector_env.vector_env_utils import ActorSpaces
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
+    from maze.core.rollout.rollout_columns import RolloutColumns
 
 
 class SequentialDistributedActors(DistributedActors):
@@ -55,7 +55,7 @@ class SequentialDistributedActors(DistributedActors):
         envs_per_actor: int = 1,
     ) -> None:
         super().__init__(env_factory, policy, n_rollout_steps, n_actors, batch_size, envs_per_actor=envs_per_actor)
-        self._seeds = checked_actor_seeds(actor_env_seeds, n_actors * envs_per_actor, "actor_env_seeds")
+        self._seeds = checked_seeds(actor_env_seeds, n_actors * envs_per_actor)
         self._acting_policy = policy
         self._env: GroupedVectorEnv | None = None
         self._n_starts = 0
@@ -70,8 +70,8 @@ class SequentialDistributedActors(DistributedActors):
         if self._env is None:
             self._acting_policy = self.policy if self.policy.device == "cpu" else copied_to_cpu(self.policy)
             self._groups = EnvGroups(LocalPool(self.n_actors), "rollouts", in_sequence, "Actor")
-            sizes = [self.envs_per_actor] * self.n_actors
-            self._env = GroupedVectorEnv(self._groups, self.env_factory, sizes, None)
+            groups = env_slices(len(self._seeds), self.n_actors)
+            self._env = GroupedVectorEnv(self._groups, self.env_factory, groups, None)
             self._env.seed([seed_of_start(seed, self._n_starts) for seed in self._seeds])
             states = states_for(self._stopped_state, len(self._seeds))  # wrappers continue from their statistics
             self._env.load_state_dict({"environments": [{"problem": "", "wrappers": s["wrappers"]} for s in states]})
@@ -97,18 +97,17 @@ class SequentialDistributedActors(DistributedActors):
         env = self._started()
         self._acting_policy.eval()
         start = time.perf_counter()
-        packets: list[RolloutPacket] = []
+        rollouts: list[RolloutColumns] = []
         acting = self._groups.hand_over(self._acting_policy)
         for _ in range(self.batch_size):
             task = self._groups.submit(self._next_actor, "collect", *acting, Generators(), self._plan)
             self._groups.pool.finished([task])
-            packet = self._groups.take(self._next_actor, task.result, self.epoch_stats)
-            assert packet is not None, "actors collect rollouts"
+            rollout = self._groups.take(self._next_actor, task.result, self.epoch_stats)
             # the next rollout of the actor overwrites this one
-            packets.append(copy.deepcopy(packet) if self.batch_size > self.n_actors else packet)
+            rollouts.append(copy.deepcopy(rollout) if self.batch_size > self.n_actors else rollout)
             self._next_actor = (self._next_actor + 1) % self.n_actors
         seconds = time.perf_counter() - start
-        return CollectedBatch(self._joined(packets, ActorSpaces.of(env)), 0, 0, seconds, [0] * self.batch_size)
+        return CollectedBatch(self._joined(rollouts, ActorSpaces.of(env)), 0, 0, seconds, [0] * self.batch_size)
 
     @override(DistributedActors)
     def state_dict(self) -> dict[str, Any]:

@@ -65,7 +65,6 @@ class SubprocDistributedActors(ActorsAhead):
         if start_method == "forkserver":
             forkserver.ensure_running()  # it imports torch while the learner sets up everything else
         self._start_method = start_method
-        self._pool: ProcessPool | None = None
 
     @staticmethod
     def get_multiprocessing_context(start_method: str) -> Any:
@@ -77,19 +76,18 @@ class SubprocDistributedActors(ActorsAhead):
         return process_context(start_method, [EnvGroups.__module__])
 
     def _groups_in_processes(self) -> EnvGroups:
-        self._pool = ProcessPool(
+        pool = ProcessPool(
             self.n_actors,
             self._start_method,
-            list(env_slices(self.n_actors * self.envs_per_actor, self.n_actors)),
+            env_slices(self.n_actors * self.envs_per_actor, self.n_actors),
             n_slots=self._tickets.max_age + 2,
             in_background=True,
             modules=[EnvGroups.__module__],
         )
-        return EnvGroups(self._pool, "rollouts", in_sequence, "Actor")
+        return EnvGroups(pool, "rollouts", in_sequence, "Actor")
 
     @override(DistributedActors)
     def stop(self) -> None:
+        if self._groups is not None:
+            self._groups.pool.close()
         super().stop()
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,16 +14,15 @@ from maze.core.agent.policy import Policy
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
+from maze.core.rollout.rollout_columns import RolloutColumns
 from maze.core.utils.config_utils import whole_number
-from maze.core.utils.worker_pool import Task
+from maze.core.utils.worker_pool import Task, env_slices
 from maze.train.parallelization.distributed_actors.distributed_actors import ActorsAhead, DistributedActors
 from maze.train.parallelization.distributed_actors.env_groups import (
     EnvGroups,
     Generators,
     GroupedVectorEnv,
-    RolloutPacket,
     RolloutPlan,
-    group_sizes,
     seed_beside,
 )
 from maze.train.parallelization.on_ray.actor_pool import ActorLimits, ActorPool
@@ -45,41 +44,40 @@ class RayVectorEnv(GroupedVectorEnv):
 
     def __init__(
         self,
-        groups: EnvGroups,
+        actors: EnvGroups,
         env_factory: Callable[[], Any],
-        sizes: Sequence[int],
+        groups: Sequence[slice],
         logging_prefix: str | None,
         wait_for: float = 1.0,
         max_age: int = 1,
     ) -> None:
-        self._pool = groups.pool
-        self._n_wanted, self._max_age = math.ceil(wait_for * len(sizes) - 1e-9), max_age
-        is_first = self._n_wanted < len(sizes)
-        if is_first and len(set(sizes)) > 1:
+        self._pool = actors.pool
+        self._n_wanted, self._max_age = math.ceil(wait_for * len(groups) - 1e-9), max_age
+        is_first, n_envs = self._n_wanted < len(groups), groups[-1].stop
+        if is_first and n_envs % len(groups):
             raise ConfigError(
-                f"runner.placement.wait_for: below 1, all groups need the same number of environments; found "
-                f"{sum(sizes)} environments in {len(sizes)} groups. Set runner.concurrency to a multiple of the number "
-                "of groups."
+                f"runner.placement.wait_for: below 1, all groups need the same number of environments; found {n_envs} "
+                f"environments in {len(groups)} groups. Set runner.concurrency to a multiple of the number of groups."
             )
         self._under_way: dict[Task, int] = {}
         """Fragments in progress, with the number of their rollout."""
         self._n_rollouts = 0
         self._ages: list[int] = []
-        self.may_join = is_first and len(sizes) == self._pool.n_first
-        super().__init__(groups, env_factory, sizes, logging_prefix)
+        self.may_join = is_first and len(groups) == self._pool.n_first
+        super().__init__(actors, env_factory, groups, logging_prefix)
 
     @override(GroupedVectorEnv)
-    def _collect(self, policy: Policy, plan: RolloutPlan) -> Iterable[Any]:
+    def _collect(self, policy: Policy, plan: RolloutPlan) -> list[RolloutColumns]:
         n_restarts = self._pool.n_restarts
         self._n_rollouts += 1
         if self.n_rollout_envs < self.n_envs:
             return self._collect_first(policy, plan)
-        packets = super()._collect(policy, plan)
+        rollouts = super()._collect(policy, plan)
         if self._pool.n_restarts > n_restarts:
             logger.warning("An actor was lost: from this rollout on, results differ from those of a run without loss.")
-        return packets
+        return rollouts
 
-    def _collect_first(self, policy: Policy, plan: RolloutPlan) -> list[RolloutPacket]:
+    def _collect_first(self, policy: Policy, plan: RolloutPlan) -> list[RolloutColumns]:
         """Return the fragments that finish first, including late fragments of earlier rollouts."""
         assert isinstance(policy, TorchPolicy), "only a TorchPolicy has the logits that late fragments need"
         if plan.begins:
@@ -95,15 +93,15 @@ class RayVectorEnv(GroupedVectorEnv):
 
         for index in set(range(n_groups)) - {task.actor for task in self._under_way}:
             begin(index)
-        taken: list[RolloutPacket] = []
+        taken: list[RolloutColumns] = []
         while len(taken) < self._n_wanted:
             # a late group starts its next fragment at once, so wait for a single fragment while there are late ones
             is_late = min(self._under_way.values()) < self._n_rollouts
             for task in self._pool.finished(list(self._under_way), 1 if is_late else self._n_wanted - len(taken)):
                 self._ages.append(self._n_rollouts - self._under_way.pop(task))
-                packet = self._actors.take(task.actor, task.result, self.epoch_stats)
-                if self._ages[-1] <= self._max_age and packet is not None:
-                    taken.append(packet)
+                rollout = self._actors.take(task.actor, task.result, self.epoch_stats)
+                if self._ages[-1] <= self._max_age:
+                    taken.append(rollout)
                 if self._ages[-1]:
                     begin(task.actor)
         return taken
@@ -179,7 +177,7 @@ class OnRay(ActorLimits, Placement):
         return RayVectorEnv(
             self._groups(pool, logging_prefix or "environments"),
             env_factory,
-            group_sizes(n_envs, self.env_groups or pool.n_first),
+            env_slices(n_envs, self.env_groups or pool.n_first),
             logging_prefix,
             self.wait_for if logging_prefix == "train" else 1.0,
             self.max_fragment_age,

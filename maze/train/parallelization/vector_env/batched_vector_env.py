@@ -22,6 +22,7 @@ from maze.train.parallelization.vector_env.batched_stats import BatchedEpisodeSt
 from maze.train.parallelization.vector_env.replay_log import RESEED_AFTER, derived_seed, states_for
 from maze.train.parallelization.vector_env.structured_vector_env import (
     FinalObservation,
+    Out,
     StructuredVectorEnv,
     checked_seeds,
 )
@@ -80,18 +81,19 @@ class BatchedVectorEnv(StructuredVectorEnv):
         self._is_restored = False
 
     @override(StructuredVectorEnv)
-    def step(  # type: ignore[override]
-        self, actions: Any, out: Mapping[StepKeyType, Mapping[str, np.ndarray]] | None = None
-    ) -> tuple[Any, np.ndarray, np.ndarray, list[dict[Any, Any]]]:
+    def _advance(self, actions: Any, out: Out) -> tuple[np.ndarray, list[dict[Any, Any]]]:
         if not self._is_reset:
             raise EnvironmentContractError("`reset` has to be called before the first `step`.")
         simulation = self.simulation
         step_key = simulation.step_keys[simulation.substep]
         given = actions_at(step_key, actions)
         taken = {head.name: head.column(given) for head in self._heads[step_key]}
-        self._paused = simulation.autoreset_pending
+        paused = simulation.autoreset_pending
         rewards, terminated, truncated = simulation.advance(taken)
-        self._is_complete = is_complete = simulation.substep == 0
+        is_complete = simulation.substep == 0
+        self.step_complete[:] = is_complete
+        if paused is not None:
+            self.step_complete[paused] = False
         self.rewards[...] = rewards
         self.terminated[...] = terminated
         self.truncated = truncated
@@ -109,18 +111,15 @@ class BatchedVectorEnv(StructuredVectorEnv):
         if self.constrained:
             self._record_ended()
         self.autoreset_pending = simulation.autoreset_pending
-        observations: Any = out if out is not None else self._new_arrays()
-        simulation.observe(observations[simulation.step_keys[simulation.substep]])
-        if out is None:
-            return self._returned(observations, self._infos)
-        return out, self.rewards, done, self._infos
+        simulation.observe(out[simulation.step_keys[simulation.substep]])
+        return done, self._infos
 
     @override(StructuredVectorEnv)
-    def reset(self, out: Mapping[StepKeyType, Mapping[str, np.ndarray]] | None = None) -> Any:
+    def _begin(self, out: Out) -> None:
         self.rewards[:] = 0.0
         self.terminated[:] = False
         self.truncated = self.simulation.no_rows
-        self._is_complete, self._paused = True, None
+        self.step_complete[:] = True
         self.final_observations = {}
         self._finished = _NONE_FINISHED
         if not self._is_restored:
@@ -135,9 +134,7 @@ class BatchedVectorEnv(StructuredVectorEnv):
             self._stats.begin(everyone)
         self.autoreset_pending = self.simulation.autoreset_pending
         self._is_reset, self._is_restored = True, False
-        observations: Any = out if out is not None else self._new_arrays()
-        self.simulation.observe(observations[self.simulation.step_keys[self.simulation.substep]])
-        return out if out is not None else self._fresh(observations)
+        self.simulation.observe(out[self.simulation.step_keys[self.simulation.substep]])
 
     @override(StructuredVectorEnv)
     def seed(self, seeds: Sequence[Any]) -> None:
@@ -288,17 +285,6 @@ class BatchedVectorEnv(StructuredVectorEnv):
         receiver, self._receiver = self._receiver, None
         if receiver is not None:
             self._stats.deliver(receiver)
-
-    @property
-    def step_complete(self) -> np.ndarray:
-        step_complete = np.full(self.n_envs, self._is_complete)
-        if self._paused is not None:
-            step_complete[self._paused] = False
-        return step_complete
-
-    @step_complete.setter
-    def step_complete(self, step_complete: np.ndarray) -> None:
-        self._is_complete, self._paused = True, np.flatnonzero(~step_complete)
 
     @property
     def finished_episodes(self) -> Mapping[int, LogStats]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -13,7 +14,7 @@ from maze.core.env.faults import USER_CODE_ERRORS, Place, closed, fail
 from maze.core.env.space_arrays import Cast, action_column, array_specs, check_observation, split_rows
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import EnvironmentContractError
-from maze.core.log_stats.log_stats import LogStats, LogStatsConsumer, LogStatsLevel
+from maze.core.log_stats.log_stats import LogStats, LogStatsLevel
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
 from maze.core.utils.config_utils import count_instances
@@ -33,10 +34,12 @@ from maze.train.parallelization.vector_env.replay_log import (
 )
 from maze.train.parallelization.vector_env.structured_vector_env import (
     FinalObservation,
+    Out,
     StructuredVectorEnv,
     checked_seeds,
 )
 from maze.train.parallelization.vector_env.vector_env_utils import (
+    EpisodeRelay,
     actions_at,
     check_same_spaces,
     is_flat_env,
@@ -49,8 +52,6 @@ if TYPE_CHECKING:
     from maze.train.trainers.common.model_selection.selection_criterion import StatisticSource
 
 ndarray = np.ndarray
-Out = Mapping[StepKeyType, Mapping[str, np.ndarray]]
-
 N_CHECKED_STEPS = 8
 """Keys and shapes of observations are checked in the first steps only; later the check would cost more than the step.
 Their dtypes are checked always (:class:`~maze.core.env.space_arrays.Cast`)."""
@@ -118,26 +119,24 @@ class SequentialVectorEnv(StructuredVectorEnv):
                 env = with_stats(factory())
             except USER_CODE_ERRORS as error:
                 fail(error, Place(self._name(index)), "the factory")
-            env.get_stats(LogStatsLevel.EPISODE).register_consumer(_EpisodeReport(self, index))
+            env.get_stats(LogStatsLevel.EPISODE).register_consumer(EpisodeRelay(partial(self._keep_episode, index)))
             self.envs.append(env)
             check_same_spaces(self.envs[0], env, self._name(index))
 
-    @override(StructuredVectorEnv)
-    def step(self, actions: Any, out: Out | None = None) -> tuple[Any, np.ndarray, np.ndarray, list[dict[Any, Any]]]:  # type: ignore[override]
-        observations: Any = out if out is not None else self._new_arrays()
-        infos = self.advance(actions, observations)
-        if self.finished_episodes:
-            self._count_episodes(self.finished_episodes)
-        if out is None:
-            return self._returned(observations, infos)
-        return out, self.rewards, self.terminated | self.truncated, infos
+    def _keep_episode(self, index: int, stats: LogStats) -> None:
+        self.finished_episodes[index] = stats  # type: ignore[index]  # a dictionary here
 
     @override(StructuredVectorEnv)
-    def reset(self, out: Out | None = None) -> Any:
-        observations: Any = out if out is not None else self._new_arrays()
-        self.begin(observations)
+    def _advance(self, actions: Any, out: Out) -> tuple[np.ndarray, list[dict[Any, Any]]]:
+        infos = self.advance(actions, out)
+        if self.finished_episodes:
+            self._count_episodes(self.finished_episodes)
+        return self.terminated | self.truncated, infos
+
+    @override(StructuredVectorEnv)
+    def _begin(self, out: Out) -> None:
+        self.begin(out)
         self._count_episodes(self.finished_episodes)
-        return out if out is not None else self._fresh(observations)
 
     def advance(self, actions: Mapping[Any, Any], out: Out) -> list[dict[Any, Any]]:
         """Step all environments; finished episodes are not counted in the epoch statistics.
@@ -154,15 +153,11 @@ class SequentialVectorEnv(StructuredVectorEnv):
         is_flat = self.is_flat and not self._n_checks_left and not self._has_actor_rewards
         infos = self._step_flat(actions, out) if is_flat else self._step_structured(actions, out)
         if self.constrained:
-            self._record_step()
+            for env, is_complete, values in zip(self.envs, self.step_complete, self.constrained_values, strict=True):
+                stats = env.get_stats(LogStatsLevel.STEP).last_stats if is_complete else {}
+                values[:] = [0.0 if source.at_end else source.of(stats) for source in self.constrained]
+            self._record_ended()
         return infos
-
-    def _record_step(self) -> None:
-        """Record the values of constrained statistics."""
-        for env, is_complete, values in zip(self.envs, self.step_complete, self.constrained_values, strict=True):
-            stats = env.get_stats(LogStatsLevel.STEP).last_stats if is_complete else {}
-            values[:] = [0.0 if source.at_end else source.of(stats) for source in self.constrained]
-        self._record_ended()
 
     def begin(self, out: Out) -> None:
         """Reset all environments like :meth:`reset`; interrupted episodes are not counted in the epoch statistics.
@@ -387,26 +382,18 @@ class SequentialVectorEnv(StructuredVectorEnv):
         env = self.envs[index]
         try:
             env.publish_episode()  # before seeding, since its statistics belong to the finished episode
-            self._seed_next(index)
+            if (seed := self._log.next_seed(index)) is not None:
+                self._log.statistics[index] = [wrapper.statistics_state() for wrapper in self._learning[index]]
+                if self._log.n_seedings[index] > 1:  # the first seed was set by `seed`
+                    self._apply_seed(index, seed)
             return env.reset()
         except USER_CODE_ERRORS as error:
             self._fail(error, "reset", index)
 
-    def _seed_next(self, index: int) -> None:
-        log = self._log
-        is_first = log.n_seedings[index] == 0
-        seed = log.next_seed(index)
-        if seed is None:
-            return
-        log.statistics[index] = [wrapper.statistics_state() for wrapper in self._learning[index]]
-        if not is_first:  # the first seed was set by `seed`
-            self._apply_seed(index, seed)
-
     def _apply_seed(self, index: int, seed: int) -> None:
         """Seed an environment; the ids of its episodes are unique for the seed."""
         self.envs[index].seed(seed)
-        number = self._log.n_seedings[index]
-        if number > 1:
+        if (number := self._log.n_seedings[index]) > 1:
             self._contexts[index].set_seed(f"{self._log.seeds[index]}/{number}")
 
     def _replay(self, index: int, state: EpisodeState) -> str | None:
@@ -462,21 +449,6 @@ class SequentialVectorEnv(StructuredVectorEnv):
         casts = self._casts[actor.step_key]
         for key, column in out[actor.step_key].items():
             column[index] = casts[key](observation[key])
-
-
-class _EpisodeReport(LogStatsConsumer):
-    """Receive the episode statistics of one environment.
-
-    :param vector_env: The vector environment.
-    :param index: Index of the environment.
-    """
-
-    def __init__(self, vector_env: SequentialVectorEnv, index: int) -> None:
-        self._vector_env, self._index = vector_env, index
-
-    @override(LogStatsConsumer)
-    def receive(self, stat: LogStats) -> None:
-        self._vector_env.finished_episodes[self._index] = stat  # type: ignore[index]  # a dictionary here
 
 
 def vectorized(generator: Any) -> Any:

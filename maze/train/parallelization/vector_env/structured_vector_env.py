@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from maze.train.trainers.common.model_selection.selection_criterion import StatisticSource
 
 
+Out = Mapping[StepKeyType, Mapping[str, np.ndarray]]
+"""Arrays `[n_envs, ...]` by sub-step key and observation key."""
+
+
 class FinalObservation(NamedTuple):
     """The last observation of an episode that has ended.
 
@@ -131,9 +135,9 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
         if logging_prefix is not None:
             self.epoch_stats.register_consumer(get_stats_logger(logging_prefix))
 
-    @abstractmethod
+    @override(VectorEnv)
     def step(  # type: ignore[override]
-        self, actions: Any, out: Mapping[StepKeyType, Mapping[str, np.ndarray]] | None = None
+        self, actions: Any, out: Out | None = None
     ) -> tuple[Any, np.ndarray, np.ndarray, list[dict[Any, Any]]]:
         """Step all environments.
 
@@ -142,15 +146,40 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
         :param out: Arrays `[n_envs, ...]` by sub-step key and observation key. Each environment writes its observation
             into its row of the arrays of its next actor. By default new arrays are returned.
         :return: Observations (by observation key if all environments are at the same sub-step key, otherwise by
-            sub-step key first; `out` itself if it was given), rewards, dones, infos.
+            sub-step key first; `out` itself if it was given), rewards, dones, infos. Later calls overwrite them only
+            if `out` was given.
         """
+        observations: Out = self._new_arrays() if out is None else out
+        dones, infos = self._advance(actions, observations)
+        if out is None:
+            return self._fresh(observations), self.rewards.copy(), dones.copy(), infos
+        return out, self.rewards, dones, infos
 
-    @abstractmethod
-    def reset(self, out: Mapping[StepKeyType, Mapping[str, np.ndarray]] | None = None) -> Any:
+    @override(VectorEnv)
+    def reset(self, out: Out | None = None) -> Any:
         """Reset all environments.
 
         :param out: Arrays `[n_envs, ...]` by step key and observation key; see :meth:`step`.
         :return: Observations, see :meth:`step`.
+        """
+        observations: Out = self._new_arrays() if out is None else out
+        self._begin(observations)
+        return self._fresh(observations) if out is None else out
+
+    @abstractmethod
+    def _advance(self, actions: Any, out: Out) -> tuple[np.ndarray, list[dict[Any, Any]]]:
+        """Step all environments.
+
+        :param actions: See :meth:`step`.
+        :param out: Arrays for the observations.
+        :return: Dones, infos.
+        """
+
+    @abstractmethod
+    def _begin(self, out: Out) -> None:
+        """Reset all environments.
+
+        :param out: Arrays for the observations.
         """
 
     @property
@@ -317,13 +346,7 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
         """Return new arrays `[n_envs, ...]` for the observations of a step."""
         return zeros(self._observation_spaces_dict, (self.n_envs,), "observation")
 
-    def _returned(
-        self, observations: Arrays, infos: list[dict[Any, Any]]
-    ) -> tuple[Any, np.ndarray, np.ndarray, list[dict[Any, Any]]]:
-        """Return the result of a step without `out`; later calls do not overwrite its arrays."""
-        return self._fresh(observations), self.rewards.copy(), self.terminated | self.truncated, infos
-
-    def _fresh(self, observations: Arrays) -> Any:
+    def _fresh(self, observations: Out) -> Any:
         step_keys = dict.fromkeys(actor.step_key for actor in self.actor_ids())
         if len(step_keys) == 1:
             return observations[next(iter(step_keys))]

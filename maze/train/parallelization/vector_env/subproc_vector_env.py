@@ -19,6 +19,7 @@ from maze.train.parallelization.vector_env.sequential_vector_env import Sequenti
 from maze.train.parallelization.vector_env.structured_vector_env import (
     DividedVectorEnv,
     FinalObservation,
+    Out,
     StructuredVectorEnv,
 )
 from maze.train.parallelization.vector_env.vector_env_utils import (
@@ -194,7 +195,7 @@ class SubprocVectorEnv(DividedVectorEnv):
                 f"A vector environment needs an environment factory and a worker process; found {n_envs} factories and "
                 f"n_workers={n_workers}."
             )
-        slices = list(env_slices(n_envs, min(n_workers, n_envs)))
+        slices = env_slices(n_envs, n_workers)
         self._pool = pool = ProcessPool(len(slices), start_method, slices, timeout, n_slots=1, modules=[__name__])
         try:
             pool.host(_NAME, lambda index, _: partial(EnvWorker, env_factories[slices[index]], slices[index].start))
@@ -216,27 +217,24 @@ class SubprocVectorEnv(DividedVectorEnv):
         self._is_keeping_terminal_observations = False
 
     @override(StructuredVectorEnv)
-    def step(  # type: ignore[override]
-        self, actions: Any, out: Mapping[StepKeyType, Mapping[str, np.ndarray]] | None = None
-    ) -> tuple[Any, np.ndarray, np.ndarray, list[dict[Any, Any]]]:
+    def _advance(self, actions: Any, out: Out) -> tuple[np.ndarray, list[dict[Any, Any]]]:
         if not self._actor_ids:
             raise EnvironmentContractError("`reset` has to be called before the first `step`.")
         if self.keep_terminal_observations != self._is_keeping_terminal_observations:
             self._is_keeping_terminal_observations = self.keep_terminal_observations
             self._call_all("keep_terminal", self.keep_terminal_observations)
-        self._write_actions(actions)
-        infos = self._take(self._pool.call_short("step"))
-        observations = self._read_observations(out)
-        if out is None:
-            return self._returned(observations, infos)
-        return out, self.rewards, self.terminated | self.truncated, infos
+        step_keys = {actor.step_key for actor in self._actor_ids} if not self.is_flat else {self._actor_ids[0].step_key}
+        for step_key in step_keys:
+            given = actions_at(step_key, actions, len(step_keys) == 1)
+            for key, shared in self._shared.actions[step_key].items():
+                shared[...] = action_column(given, step_key, key, shared.shape, shared.dtype)
+        infos = self._take(self._pool.call_short("step"), out)
+        return self.terminated | self.truncated, infos
 
     @override(StructuredVectorEnv)
-    def reset(self, out: Mapping[StepKeyType, Mapping[str, np.ndarray]] | None = None) -> Any:
+    def _begin(self, out: Out) -> None:
         self._actor_ids = []
-        self._take(self._pool.call_short("reset"))
-        observations = self._read_observations(out)
-        return out if out is not None else self._fresh(observations)
+        self._take(self._pool.call_short("reset"), out)
 
     @override(StructuredVectorEnv)
     def record_constrained(self, sources: Sequence[StatisticSource]) -> None:
@@ -277,15 +275,8 @@ class SubprocVectorEnv(DividedVectorEnv):
     def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         return self._pool.call(_NAME, method, arguments)
 
-    def _write_actions(self, actions: Mapping[Any, Any]) -> None:
-        step_keys = {actor.step_key for actor in self._actor_ids} if not self.is_flat else {self._actor_ids[0].step_key}
-        for step_key in step_keys:
-            given = actions_at(step_key, actions, len(step_keys) == 1)
-            for key, shared in self._shared.actions[step_key].items():
-                shared[...] = action_column(given, step_key, key, shared.shape, shared.dtype)
-
-    def _take(self, replies: list[Any]) -> list[dict[Any, Any]]:
-        """Record the results of the workers that are not in shared memory, and return the infos."""
+    def _take(self, replies: list[Any], out: Out) -> list[dict[Any, Any]]:
+        """Record the results of the workers, write the observations, and return the infos."""
         self.final_observations = {}
         self.actor_rewards = None
         finished_episodes: dict[int, LogStats] = {}
@@ -306,9 +297,5 @@ class SubprocVectorEnv(DividedVectorEnv):
                 self.actor_rewards = self.actor_rewards or [None] * self.n_envs
                 self.actor_rewards[rows] = actor_rewards
         self._count_episodes(finished_episodes)
+        copy_rows(self._shared.observations, out, self._actor_ids[:1] if self.is_flat else self._actor_ids)
         return infos
-
-    def _read_observations(self, out: Any) -> Any:
-        target = out if out is not None else self._new_arrays()
-        copy_rows(self._shared.observations, target, self._actor_ids[:1] if self.is_flat else self._actor_ids)
-        return target

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any, NamedTuple, Union
 
 import cloudpickle
+import numpy as np
 
 from maze.core.annotations import override
 from maze.core.env.core_env import CoreEnv
@@ -16,11 +17,13 @@ from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import EnvironmentContractError
 from maze.core.log_stats.log_stats import (
     LogStats,
+    LogStatsAggregator,
     LogStatsConsumer,
     LogStatsGroup,
     LogStatsKey,
     LogStatsLevel,
     event_named,
+    split_columns,
 )
 from maze.core.rollout.batched_acting import logits_shapes_of
 from maze.core.rollout.rollout_columns import RolloutColumns, substeps_per_step
@@ -38,6 +41,37 @@ class SinkHoleConsumer(LogStatsConsumer):
     @override(LogStatsConsumer)
     def receive(self, stat: LogStats) -> None:
         pass
+
+
+class EpisodeRelay(LogStatsAggregator):
+    """Take the place of a vector environment's epoch statistics and pass the statistics of each episode on.
+
+    :param pass_on: Receives the statistics.
+    """
+
+    joins_samples = False
+
+    def __init__(self, pass_on: Callable[[LogStats], None]) -> None:
+        super().__init__(LogStatsLevel.EPOCH)
+        self._pass_on = pass_on
+
+    @override(LogStatsAggregator)
+    def receive(self, stat: LogStats) -> None:
+        self._pass_on(stat)
+
+    @override(LogStatsAggregator)
+    def receive_later(self, deliver: Callable[[], None]) -> None:
+        deliver()
+
+    @override(LogStatsAggregator)
+    def receive_columns(
+        self,
+        columns: Mapping[LogStatsKey, np.ndarray | list[Any]],
+        n_periods: int,
+        occurrences: Mapping[LogStatsKey, np.ndarray] | None = None,
+    ) -> None:
+        for stat in split_columns(columns, n_periods, occurrences):
+            self._pass_on(stat)
 
 
 def disable_epoch_level_stats(env: LogStatsWrapper) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig
+from maze.train.trainers.common.config_classes import ActorCriticConfig
 from maze.train.trainers.common.evaluators.evaluator import Evaluator, default_rollout_evaluator
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from maze.core.errors import ConfigError
@@ -62,6 +63,19 @@ class Risk:
         return [self.mean_weight / n_quantiles + of_tail * share for share in covered]
 
 
+# Types of fields that state a range, which `AlgorithmConfig` checks.
+Count = int
+"""An integer of at least 1."""
+Natural = int
+"""An integer of at least 0."""
+Amount = float
+"""A number of at least 0."""
+Positive = float
+"""A number above 0."""
+Share = float
+"""A number from 0 to 1."""
+
+
 @dataclass
 class AlgorithmConfig(CheckedConfig, ABC):
     """Hyperparameters and properties of an algorithm.
@@ -69,7 +83,8 @@ class AlgorithmConfig(CheckedConfig, ABC):
     An algorithm is this class and a trainer; both may be in any package, and nothing has to be registered:
     `algorithm._target_` names the configuration's class, which names the rest. The author writes
 
-    * the hyperparameters as fields with defaults and docstrings, checked in `__post_init__`;
+    * the hyperparameters as fields with defaults and docstrings; types such as :data:`Count` and :data:`Share` are
+      checked, all else in `__post_init__`;
     * `trainer` and, unless there is none, `critic`, and `distributions` where a policy's logits mean something else;
     * a trainer, which defines how it is built (:meth:`~maze.train.trainers.common.trainer.Trainer.build`).
 
@@ -122,31 +137,149 @@ class AlgorithmConfig(CheckedConfig, ABC):
                 self.rollout_evaluator = {**evaluator, "keep": "latest"}
         self.require_number("kl_to_initial_coef", 0.0)
         self.require_number("kl_to_initial_decay", 0.0, 1.0)
-        for field in fields(self):
-            if field.type in ("bool", "bool | None"):
-                self.require_choice(field.name, (True, False, None) if "None" in field.type else (True, False))
+        for each in fields(self):
+            kind, _, other = str(each.type).partition(" | ")
+            if other == "None" and getattr(self, each.name) is None:
+                continue
+            if kind in ("Count", "Natural"):
+                self.require_integer(each.name, minimum=int(kind == "Count"))
+            elif kind in ("Amount", "Positive", "Share"):
+                self.require_number(each.name, 0.0, 1.0 if kind == "Share" else math.inf, above=kind == "Positive")
+            elif kind == "bool":
+                self.require_choice(each.name, (True, False))
         if not isinstance(self.device, str):
             raise ConfigError(f"algorithm.device: expected a name such as `cpu` or `cuda`, found {self.device!r}.")
+
+
+@dataclass
+class ActorCriticConfig(AlgorithmConfig):
+    """Hyperparameters shared by A2C and PPO."""
+
+    critic = "state"
+    sequence_length = 0
+    """Most steps of a sequence that gradients of a recurrent model flow back through; 0: no limit. PPO's field."""
+
+    epoch_length: int = 25
+    """Number of updates per epoch. Each update collects one rollout; each epoch ends with an evaluation."""
+
+    patience: int = 15
+    """Number of epochs without a better evaluation after which training stops; 0 never stops early."""
+
+    critic_burn_in_epochs: int = 0
+    """Number of epochs at the start in which the critic learns alone and the policy stays as it is."""
+
+    n_rollout_steps: Count = 100
+    """Number of steps taken in each environment for a rollout."""
+
+    lr: Amount = 0.0005
+    """Learning rate of the Adam optimizer at the start of the run. 0 shows how good the initial policy is."""
+
+    gamma: Share = 0.98
+    """Discount per environment step."""
+
+    gae_lambda: Share = 1.0
+    """Generalized advantage estimation: 1 has no bias but the variance of full returns, 0 trusts the critic alone."""
+
+    policy_loss_coef: Amount = 1.0
+    """Weight of the policy loss."""
+
+    value_loss_coef: Amount = 0.5
+    """Weight of the value loss, the mean squared error of the predicted returns."""
+
+    entropy_coef: Amount = 0.00025
+    """Weight of the entropy bonus that keeps the policy exploring."""
+
+    max_grad_norm: Amount = 0.0
+    """The gradient is scaled down to this norm where it is larger; 0 leaves it alone."""
+
+    device: str = "cpu"
+    """Where networks are trained: `cpu`, `cuda`, or `cuda:<index>`."""
+
+    advantage_normalization: bool = field(default=True, kw_only=True)
+    """Whether the advantages of each minibatch are shifted and scaled to mean 0 and standard deviation 1."""
+
+    lr_schedule: str = field(default="constant", kw_only=True)
+    """How the learning rate develops: `constant`, or `linear` or `cosine` to zero at the end of `n_epochs`."""
+
+    optimizer_eps: Positive = field(default=1e-5, kw_only=True)
+    """Adam's epsilon: larger values damp steps where gradients are tiny."""
+
+    kl_to_initial_coef: float = field(default=0.0, kw_only=True)
+    """Weight of KL(policy || initial policy): keeps a run that starts from a good policy close to it."""
+
+    kl_to_initial_decay: float = field(default=1.0, kw_only=True)
+    """Factor of that weight after each epoch in which the policy learns; 1 leaves it as it is."""
+
+    reward_centering: Share = field(default=0.0, kw_only=True)
+    """How fast the estimate of the average reward follows each rollout, above 0 to 1; the estimate is subtracted from
+    the rewards, and `gamma` may be 1. For problems without an end that are judged by averages; 0: off."""
+
+    reward_scaling: bool = field(default=False, kw_only=True)
+    """Whether rewards are divided by the running standard deviation of the discounted return, and clipped to
+    [-10, 10], for learning only: statistics and evaluations keep the environment's. With `reward_centering`, what is
+    left of them is divided by the standard deviation of the value targets, and not clipped."""
+
+    constraints: Sequence[str] = field(default_factory=list, kw_only=True)
+    """Limits on statistics of events or on KPIs that the policy learns to keep (PPO, A2C), such as `late_share <= 0.05`
+    or `order_lost per order_assigned <= 0.05`. The best model is selected by them as well, unless
+    `rollout_evaluator.constraints` is set. Values are means over training episodes."""
+
+    constraint_gains: Sequence[float] = field(default_factory=lambda: [1.0, 0.1, 0.0], kw_only=True)
+    """Proportional, integral and derivative gain of the multipliers of constraints. Violations count in units of the
+    bound."""
+
+    constraint_margin: Share = field(default=0.0, kw_only=True)
+    """The multipliers aim below (or above) each bound by this share of it."""
+
+    multiplier_limit: Positive = field(default=20.0, kw_only=True)
+    """Largest multiplier of a constraint."""
+
+    risk: str | None = field(default=None, kw_only=True)
+    """Objective of risk: `cvar:0.1`, the mean of the worst tenth of the episode returns, or a mixture such as
+    `0.5*mean+0.5*cvar:0.1`; `null`: the mean. The latest model is kept as the best one, unless
+    `rollout_evaluator.keep` or `.objective` is set."""
+
+    n_quantiles: int = field(default=50, kw_only=True)
+    """Number of quantiles of the critic, with `risk`. More of them represent rarer losses."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_choice("lr_schedule", ("constant", "linear", "cosine"))
+        if self.risk is not None and self.reward_centering:
+            raise ConfigError(
+                "algorithm.risk: expected `reward_centering=0`, because problems without an end have no episode "
+                f"returns; found {self.reward_centering}."
+            )
+        if len(self.constraint_gains) != 3 or not all(gain >= 0 for gain in self.constraint_gains):
+            raise ConfigError(
+                "algorithm.constraint_gains: expected a proportional, an integral and a derivative gain of at least 0, "
+                f"found {self.constraint_gains!r}."
+            )
+        if isinstance(self.constraints, str):
+            raise ConfigError(f"algorithm.constraints: expected a list of texts, found {self.constraints!r}.")
+        evaluator = self.rollout_evaluator
+        if self.constraints and isinstance(evaluator, Mapping) and not evaluator.get("constraints"):
+            self.rollout_evaluator = {**evaluator, "constraints": list(self.constraints)}
 
 
 class ReplayConfig(AlgorithmConfig):
     """Hyperparameters of an algorithm with a replay buffer. Subclasses make fields of these attributes."""
 
-    n_rollout_steps: int
+    n_rollout_steps: Count
     """Number of environment steps of a rollout."""
-    rollouts_per_iteration: int
+    rollouts_per_iteration: Count
     """Number of rollouts collected before each update, all environments together."""
-    num_batches_per_iter: int
+    num_batches_per_iter: Count
     """Number of batches to learn from in each update."""
-    num_actors: int
+    num_actors: Count
     """Number of environments that rollouts are collected in, by turns."""
-    batch_size: int
+    batch_size: Count
     """Number of items in a batch."""
     split_rollouts_into_transitions: bool
     """Whether the items of the replay buffer are single transitions instead of rollouts."""
-    replay_buffer_size: int
+    replay_buffer_size: Count
     """Most items that are kept; the oldest ones make room."""
-    initial_buffer_size: int
+    initial_buffer_size: Count
     """Number of items collected by the initial sampling policy before learning."""
     initial_sampling_policy: Any
     """The policy that collects them, or its configuration."""
@@ -156,11 +289,6 @@ class ReplayConfig(AlgorithmConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require_integer(
-            *("n_rollout_steps", "rollouts_per_iteration", "num_batches_per_iter", "num_actors", "batch_size"),
-            *("replay_buffer_size", "initial_buffer_size"),
-            minimum=1,
-        )
         if self.initial_buffer_size > self.replay_buffer_size:
             raise ConfigError(
                 f"algorithm.initial_buffer_size: {self.initial_buffer_size} transitions do not fit into a replay "

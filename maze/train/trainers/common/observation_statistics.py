@@ -38,17 +38,20 @@ class ObservedRows:
 
     def __init__(self, names: Collection[str], observation_spaces_dict: Mapping[StepKeyType, Any], n_rows: int) -> None:
         self._sums = {
-            step_key: {name: _Sums(n_rows, tuple(space[name].shape)) for name in space if name in names}
-            for step_key, space in (observation_spaces_dict if names else {}).items()
+            (step_key, name): [np.zeros(n_rows, np.int64), *(np.zeros((n_rows, *space[name].shape)) for _ in range(3))]
+            for step_key, space in observation_spaces_dict.items()
+            for name in space
+            if name in names
         }
+        """Of each observation: its number, the first one, and sums of differences from it and of their squares."""
 
     def __bool__(self) -> bool:
-        return any(self._sums.values())
+        return bool(self._sums)
 
     def begin(self, row: int) -> None:
         """Begin an episode."""
-        for sums in self._all():
-            for array in sums.arrays:
+        for arrays in self._sums.values():
+            for array in arrays:
                 array[row] = 0
 
     def add(self, actor: ActorID, observation: Mapping[str, np.ndarray], rows: Rows) -> None:
@@ -58,28 +61,36 @@ class ObservedRows:
         :param observation: Arrays `[len(rows), *shape]`.
         :param rows: The episodes.
         """
-        for name, sums in self._sums.get(actor[0], {}).items():
-            sums.add(observation[name], rows)
+        for (step_key, name), (count, first, total, squares) in self._sums.items():
+            if step_key != actor[0]:
+                continue
+            values, begins = observation[name], count[rows] == 0
+            if begins.any():
+                first[np.arange(len(count))[rows][begins]] = values[begins]
+            difference = values - first[rows]
+            total[rows] += difference
+            difference *= difference
+            squares[rows] += difference
+            count[rows] += 1
 
     def move(self, source: int, target: int) -> None:
         """Move an episode to another row."""
-        for sums in self._all():
-            for array in sums.arrays:
+        for arrays in self._sums.values():
+            for array in arrays:
                 array[target] = array[source]
 
     def of(self, row: int) -> Moments | None:
         """Return statistics of an episode; `None` where nothing was to be noted."""
-        parts = [
-            {name: sums.moments(row) for name, sums in of_step.items() if sums.count[row]}
-            for of_step in self._sums.values()
-        ]
+        parts: list[Moments] = []
+        for (_, name), (counts, first, total, squares) in self._sums.items():
+            if count := int(counts[row]):
+                shift = total[row] / count
+                variance = np.maximum(squares[row] / count - shift * shift, 0.0)
+                parts.append({name: (count, first[row] + shift, variance)})
         return {
             name: (int(found.count), np.asarray(found.mean), np.asarray(found.var))
             for name, found in merged(parts).items()
         } or None
-
-    def _all(self) -> list[_Sums]:
-        return [sums for of_step in self._sums.values() for sums in of_step.values()]
 
 
 def merged(observed: Iterable[Moments]) -> dict[str, CumulativeMovingMeanStd]:
@@ -92,31 +103,6 @@ def merged(observed: Iterable[Moments]) -> dict[str, CumulativeMovingMeanStd]:
         for name, of_episode in moments.items():
             found.setdefault(name, CumulativeMovingMeanStd(epsilon=0.0)).merge(*of_episode)
     return found
-
-
-class _Sums:
-    """Of one observation: its number, the first one, and sums of differences from it and of their squares."""
-
-    def __init__(self, n_rows: int, shape: tuple[int, ...]) -> None:
-        self.count = np.zeros(n_rows, np.int64)
-        self.first, self.sum, self.squares = (np.zeros((n_rows, *shape)) for _ in range(3))
-        self.arrays = (self.count, self.first, self.sum, self.squares)
-
-    def add(self, values: np.ndarray, rows: Rows) -> None:
-        begins = self.count[rows] == 0
-        if begins.any():
-            which = np.arange(len(self.count))[rows][begins]
-            self.first[which] = values[begins]
-        difference = values - self.first[rows]
-        self.sum[rows] += difference
-        difference *= difference
-        self.squares[rows] += difference
-        self.count[rows] += 1
-
-    def moments(self, row: int) -> tuple[int, np.ndarray, np.ndarray]:
-        count = int(self.count[row])
-        shift = self.sum[row] / count
-        return count, self.first[row] + shift, np.maximum(self.squares[row] / count - shift * shift, 0.0)
 
 
 class ObservationStatistics:
@@ -173,8 +159,14 @@ class ObservationStatistics:
 
         :param columns: The rollout.
         """
-        if self._blocks:
-            self.learn_from(_observations(columns))
+        parts = []
+        for substep in columns.substeps.values() if self._blocks else ():
+            if substep.valid is None:  # all but those after the last step
+                flat = {key: array[: substep.n_rows] for key, array in substep.observations.items()}
+                parts.append({key: array.reshape(-1, *array.shape[2:]) for key, array in flat.items()})
+            else:
+                parts.append({key: array[substep.entries()] for key, array in substep.observations.items()})
+        self.learn_from(parts)
 
     def learn_from(self, observations: Iterable[Mapping[str, np.ndarray]]) -> None:
         """Take observations into account.
@@ -228,13 +220,3 @@ class ObservationStatistics:
                 "none yet. Train with A2C, PPO, IMPALA, SAC, DQN, ES or BC, start from such a model (input_dir=...), "
                 "or use wrappers=vector_obs, whose statistics are estimated before the run."
             )
-
-
-def _observations(columns: RolloutColumns) -> Iterable[Mapping[str, np.ndarray]]:
-    """Return observations with an action, by sub-step, without those after the last step."""
-    for substep in columns.substeps.values():
-        entries: Any = (slice(None, substep.n_rows),) if substep.valid is None else substep.entries()
-        yield {
-            key: array[entries].reshape(-1, *array.shape[2:]) if substep.valid is None else array[entries]
-            for key, array in substep.observations.items()
-        }

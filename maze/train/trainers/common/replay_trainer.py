@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from maze.core.agent.networks import depends_on_mode
-from maze.core.agent.policy import build_policy
+from maze.core.agent.policy import Policy, build_policy
 from maze.core.agent.torch_actor_critic import policy_of
+from maze.core.agent.torch_model import depends_on_mode
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
@@ -29,7 +29,6 @@ from maze.train.utils.plain_state import Part
 if TYPE_CHECKING:
     from maze.core.agent.torch_model import TorchModel
     from maze.core.agent.torch_policy import TorchPolicy
-    from maze.core.env.maze_env import MazeEnv
     from maze.train.parallelization.distributed_actors.base_distributed_workers_with_buffer import (
         BaseDistributedWorkersWithBuffer,
     )
@@ -63,15 +62,13 @@ def fill_replay_buffer(
     if demonstrations is None:
         n_steps = config.initial_buffer_size * item_length
         print(f"-> collecting {n_steps:,} environment steps before the first update ...", flush=True)
-        return fill_by_policy(
-            replay_buffer,
-            config.initial_sampling_policy if sampling_policy is None else sampling_policy,
-            config.initial_buffer_size,
-            run.agent_seed(),
-            item_length,
-            run.env_factory,
-            run.placement.vector_env,
-        )
+        sampling_policy = config.initial_sampling_policy if sampling_policy is None else sampling_policy
+        policy = initial_policy(sampling_policy, run.spaces)
+        if policy.needs_state() or policy.needs_env():  # it looks into environments of this process
+            env: StructuredVectorEnv = SequentialVectorEnv([run.env_factory])
+        else:
+            env = run.placement.vector_env(run.env_factory, 1)
+        return fill_by_policy(replay_buffer, policy, config.initial_buffer_size, run.agent_seed(), item_length, env)
     dataset = Factory(InMemoryDataset).instantiate(
         demonstrations,
         config_path="runner.initial_demonstration_trajectories",
@@ -81,38 +78,30 @@ def fill_replay_buffer(
     return 0
 
 
+def initial_policy(config: ConfigType, spaces: Any) -> Policy:
+    """Build the policy that fills a replay buffer, from its configuration.
+
+    :param config: The configuration, or the policy itself.
+    :param spaces: Has the spaces of the environment, which the policy gets if it accepts them.
+    """
+    given = {"action_spaces_dict": spaces.action_spaces_dict, "observation_spaces_dict": spaces.observation_spaces_dict}
+    return build_policy(config, given, "algorithm.initial_sampling_policy")
+
+
 def fill_by_policy(
-    replay_buffer: BaseReplayBuffer,
-    sampling_policy: ConfigType,
-    n_items: int,
-    seed: int,
-    item_length: int,
-    env_factory: Callable[[], MazeEnv[Any]],
-    make_env: Callable[[Callable[[], MazeEnv[Any]], int], StructuredVectorEnv] | None = None,
+    replay_buffer: BaseReplayBuffer, policy: Policy, n_items: int, seed: int, item_length: int, env: StructuredVectorEnv
 ) -> int:
     """Fill a buffer by rolling a policy out.
 
     :param replay_buffer: The buffer.
-    :param sampling_policy: The policy, or its configuration; it gets the action spaces if it accepts them.
+    :param policy: The policy.
     :param n_items: Number of items.
     :param seed: Seed of policy and environment.
     :param item_length: Number of environment steps of an item.
-    :param env_factory: Makes the environment.
-    :param make_env: Places so many environments of a factory; `None`, or a policy that looks into environments: in this
-        process.
+    :param env: A single environment; it is closed.
     :return: Number of environment steps taken.
     """
-    env: StructuredVectorEnv
-    env = SequentialVectorEnv([env_factory]) if make_env is None else make_env(env_factory, 1)
     try:
-        policy = build_policy(
-            sampling_policy,
-            {"action_spaces_dict": env.action_spaces_dict, "observation_spaces_dict": env.observation_spaces_dict},
-            "algorithm.initial_sampling_policy",
-        )
-        if make_env is not None and (policy.needs_state() or policy.needs_env()):
-            env.close()
-            env = SequentialVectorEnv([env_factory])
         env.seed([seed])
         spaces = (env.observation_spaces_dict, env.action_spaces_dict)
         policy.seed(seed)

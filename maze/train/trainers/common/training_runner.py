@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.agent.torch_model import resolve_device, threads_for
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from maze.core.agent.torch_model import TorchModel
-
-ComponentType = TypeVar("ComponentType")
 
 CHECKPOINT_FILE = "latest.pt"
 """File with the state of a run, in its directory."""
@@ -94,18 +92,12 @@ class TrainingRunner(BackendRunner):
     checkpoint_file: ClassVar[str] = CHECKPOINT_FILE
     """File of the state of the run, written after each epoch."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._cfg: DictConfig | None = None
-        self._model_composer: BaseModelComposer | None = None
-        self._trainer: Trainer | None = None
-        self._algorithm: AlgorithmConfig | None = None
-        self._resumed: dict[str, Any] | None = None
-
     @override(Runner)
     def setup(self, cfg: DictConfig) -> None:
-        self._cfg, self._resumed = cfg, stored_training(cfg)
-        self.maze_seeding = MazeSeeding.configured(resumed_seeds(self._resumed, cfg.get("seeding") or {}))
+        self._cfg = cfg
+        self.resumed_state = stored_training(cfg) or {}
+        """State of the resumed run, while the trainer is built; empty for a new run."""
+        self.maze_seeding = MazeSeeding.configured(resumed_seeds(self.resumed_state, cfg.get("seeding") or {}))
         # networks draw their initial weights from torch's global generator
         set_seeds_globally(
             self.maze_seeding.agent_global_seed, self.maze_seeding.cudnn_determinism_flag, "of the training run"
@@ -117,9 +109,9 @@ class TrainingRunner(BackendRunner):
             cfg.model, **vars(self.spaces)
         )
         self._model_composer.save_models()
-        self._algorithm = self._checked_algorithm(cfg.get("algorithm"))
-        if self._algorithm is None:
+        if (algorithm := self._checked_algorithm(cfg.get("algorithm"))) is None:
             return  # a user's runner builds the trainer
+        self._algorithm = algorithm
         if cfg.get("curriculum") and not getattr(self.trainer_type, "follows_curriculum", False):
             raise ConfigError(
                 f"curriculum: {self.trainer_type.__name__} supports no curriculum. Use "
@@ -128,7 +120,7 @@ class TrainingRunner(BackendRunner):
         try:
             self._trainer = self.build_trainer()
             self._begin_where_configured(cfg)
-            self._resumed = None  # it may be large
+            self.resumed_state = {}  # it may be large
         except BaseException:
             self.close()
             raise
@@ -150,8 +142,8 @@ class TrainingRunner(BackendRunner):
         with suppress(OSError):  # a directory that cannot be written to has nothing of ours to clean up
             clean_stale_temporaries(directory, min_age=60.0)
         weights, checkpoint = directory / Path(self.state_dict_dump_file).name, directory / CHECKPOINT_FILE
-        if self._resumed is not None:
-            trainer.resume(self._resumed, checkpoint)
+        if self.resumed_state:
+            trainer.resume(self.resumed_state, checkpoint)
         elif weights.is_file():
             trainer.load_state(weights)
         elif isinstance(trainer, EpochTrainer) and checkpoint.is_file():  # nothing was evaluated
@@ -180,34 +172,29 @@ class TrainingRunner(BackendRunner):
     @property
     def model_composer(self) -> BaseModelComposer:
         """Build policies and critics; available after :meth:`setup`."""
-        return self._after_setup(self._model_composer)
+        return self._after_setup("_model_composer")  # type: ignore[no-any-return]
 
     @property
     def cfg(self) -> DictConfig:
         """The whole configuration; available after :meth:`setup`."""
-        return self._after_setup(self._cfg)
+        return self._after_setup("_cfg")  # type: ignore[no-any-return]
 
     @property
     def trainer(self) -> Trainer:
         """The trainer; available after :meth:`setup`."""
-        return self._after_setup(self._trainer)
+        return self._after_setup("_trainer")  # type: ignore[no-any-return]
 
-    def _after_setup(self, component: ComponentType | None) -> ComponentType:
-        if component is None:
+    def _after_setup(self, name: str) -> Any:
+        if not hasattr(self, name):
             raise ConfigError(f"The {type(self).__name__} was not set up: call setup(cfg) before using it.")
-        return component
+        return getattr(self, name)
 
     # -- what a trainer is built of, besides environments ----------------------------------------------
 
     @property
     def algorithm(self) -> Any:
         """The algorithm's configuration, checked."""
-        return self._after_setup(self._algorithm)
-
-    @property
-    def resumed_state(self) -> Mapping[str, Any]:
-        """State of the resumed run, while the trainer is built; empty for a new run."""
-        return self._resumed or {}
+        return self._after_setup("_algorithm")
 
     def model(self, seed: int | None = None) -> Any:
         """Return the policy as configured on the algorithm's device, in a `TorchActorCritic` where the algorithm has a
@@ -241,27 +228,21 @@ class TrainingRunner(BackendRunner):
         config = self.algorithm.rollout_evaluator
         if config is None or isinstance(config, Evaluator):
             return config
-        n_episodes, instances = MIN_CONCURRENCY, None
+        n_episodes, env_factory = MIN_CONCURRENCY, None
         if isinstance(config, Mapping):
-            n_episodes, instances = config.get("n_episodes", n_episodes), config.get("instances")
+            n_episodes = config.get("n_episodes", n_episodes)
+            if config.get("instances") is not None:
+                env = {**plain_container(self.cfg.env, "env"), "instances": config["instances"]}
+                own = EnvFactory(env, self.cfg.get("wrappers") or {}, self.env_timeout)
+                normalized = make_normalized_env_factory(own, self.normalization_statistics)
+                env_factory = CheckedEnvFactory(normalized, self.spaces)
             config = {name: value for name, value in config.items() if name != "instances"}
         return Factory(Evaluator).instantiate(  # type: ignore[type-abstract]  # a subclass
             config,
             config_path="algorithm.rollout_evaluator",
-            eval_env=self.evaluation_env(n_episodes, None if instances is None else self._with_instances(instances)),
+            eval_env=self.evaluation_env(n_episodes, env_factory),
             model_selection=model_selection,
         )
-
-    def _with_instances(self, instances: Any) -> Callable[[], Any]:
-        """Return a factory of the environments of the run with other instances."""
-        env = plain_container(self.cfg.env, "env")
-        if not isinstance(env, Mapping):
-            raise ConfigError(
-                "rollout_evaluator.instances: expected the configuration of an environment that takes `instances`, "
-                f"found env={env!r}."
-            )
-        factory = EnvFactory({**env, "instances": instances}, self.cfg.get("wrappers") or {}, self.env_timeout)
-        return CheckedEnvFactory(make_normalized_env_factory(factory, self.normalization_statistics), self.spaces)
 
     # -- which algorithm -------------------------------------------------------------------------------
 
@@ -339,7 +320,8 @@ def resumed_seeds(resumed: Mapping[str, Any] | None, seeding: Mapping[str, Any])
     :param seeding: The configured section; its seeds are the same, or `None`.
     :raises ConfigError: The configured seeds differ from those of the run.
     """
-    stored = {} if resumed is None else {key: int(seed) for key, seed in resumed["seeds"].items() if key in SEED_KEYS}
+    seeds = resumed["seeds"] if resumed else {}
+    stored = {key: int(seed) for key, seed in seeds.items() if key in SEED_KEYS}
     for key, seed in stored.items():
         if seeding.get(key) not in (None, seed):
             raise ConfigError(

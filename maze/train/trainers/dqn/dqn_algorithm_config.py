@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from maze.core.annotations import override
-from maze.train.trainers.common.config_classes import AlgorithmConfig, ReplayConfig
+from maze.train.trainers.common.config_classes import Amount, Count, Positive, ReplayConfig, Share
 from maze.train.trainers.common.evaluators.evaluator import default_rollout_evaluator
 
 
@@ -27,10 +26,10 @@ class DQNAlgorithmConfig(ReplayConfig):
         },
     )
 
-    lr: float = 0.001
+    lr: Positive = 0.001
     """Learning rate of Adam."""
 
-    gamma: float = 0.99
+    gamma: Share = 0.99
     """Discount per environment step."""
 
     double: bool = True
@@ -40,55 +39,55 @@ class DQNAlgorithmConfig(ReplayConfig):
     """Whether the critic predicts the value of states and the policy's logits are advantages (Wang et al. 2016).
     Otherwise the logits are the values of actions, and the critic has no part in it."""
 
-    n_step_returns: int = 1
+    n_step_returns: Count = 1
     """Number of environment steps whose rewards count before a value stands for the rest (Hessel et al. 2018)."""
 
     prioritized: bool = False
     """Whether steps with large errors are drawn more often (Schaul et al. 2016)."""
 
-    priority_alpha: float = 0.6
+    priority_alpha: Share = 0.6
     """Power of the errors in the probability of being drawn; 0 draws all equally often."""
 
-    priority_beta: float = 0.4
+    priority_beta: Share = 0.4
     """Power of the importance weights at the start; it rises to 1 while the exploration falls."""
 
-    initial_epsilon: float = 1.0
+    initial_epsilon: Share = 1.0
     """Share of actions drawn at random at first."""
 
-    final_epsilon: float = 0.05
+    final_epsilon: Share = 0.05
     """Share of actions drawn at random after `epsilon_decay_steps`."""
 
-    epsilon_decay_steps: int = 10000
+    epsilon_decay_steps: Count = 10000
     """Number of environment steps, all environments together, in which the share falls linearly."""
 
-    tau: float = 1.0
+    tau: Share = 1.0
     """How far the target networks move towards the learned ones at a time: 1 all the way (Mnih et al. 2015)."""
 
-    target_update_interval: int = 250
+    target_update_interval: Count = 250
     """The target networks move after every so many batches."""
 
-    max_grad_norm: float = 10.0
+    max_grad_norm: Amount = 10.0
     """Gradients are scaled down to this norm where they are larger; 0 leaves them alone."""
 
-    optimizer_eps: float = 1e-8
+    optimizer_eps: Positive = 1e-8
     """Adam's epsilon."""
 
     device: str = "cpu"
     """Where networks are trained: `cpu`, `cuda`, or `cuda:<index>`."""
 
-    batch_size: int = 64
+    batch_size: Count = 64
     """Number of transitions in a batch."""
 
-    num_batches_per_iter: int = 1
+    num_batches_per_iter: Count = 1
     """Number of batches to learn from in each update."""
 
-    num_actors: int = 1
+    num_actors: Count = 1
     """Number of environments that transitions are collected in, by turns."""
 
-    n_rollout_steps: int = 1
+    n_rollout_steps: Count = 1
     """Number of environment steps of a rollout."""
 
-    rollouts_per_iteration: int = 1
+    rollouts_per_iteration: Count = 1
     """Number of rollouts collected before each update, all environments together."""
 
     collect_ahead: bool | None = None
@@ -96,10 +95,10 @@ class DQNAlgorithmConfig(ReplayConfig):
     `None`: if environments are in worker processes (`runner=local`). `False`: they wait for each other, and all runners
     learn the same."""
 
-    replay_buffer_size: int = 100000
+    replay_buffer_size: Count = 100000
     """Most transitions that are kept; the oldest ones make room."""
 
-    initial_buffer_size: int = 1000
+    initial_buffer_size: Count = 1000
     """Number of transitions collected by the initial sampling policy before learning."""
 
     initial_sampling_policy: Any = None
@@ -123,13 +122,3 @@ class DQNAlgorithmConfig(ReplayConfig):
     """Number of quantiles of the return, with `risk`."""
 
     split_rollouts_into_transitions = True
-
-    @override(AlgorithmConfig)
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require_integer("n_step_returns", "epsilon_decay_steps", "target_update_interval", minimum=1)
-        for name in ("lr", "optimizer_eps"):
-            self.require_number(name, 0.0, above=True)
-        for name in ("gamma", "tau", "priority_alpha", "priority_beta", "initial_epsilon", "final_epsilon"):
-            self.require_number(name, 0.0, 1.0)
-        self.require_number("max_grad_norm", 0.0)

@@ -17,8 +17,8 @@ from torch.nn.functional import smooth_l1_loss
 
 from maze.core.agent.flat_adam import FlatAdam
 from maze.core.agent.hidden_states import StatesOfActor
-from maze.core.agent.networks import TargetNetworks, as_float_tensors
 from maze.core.agent.torch_actor_critic import TorchActorCritic
+from maze.core.agent.torch_model import TargetNetworks, as_float_tensors
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.agent.torch_state_critic import TorchSharedStateCritic, TorchStepStateCritic
 from maze.core.annotations import override
@@ -361,7 +361,17 @@ class DQN(ReplayTrainer):
         own = [policy.network_for(actor) for actor in self.actors]
         networks: dict[nn.Module, ActionValueNetwork] = {}
         for net, actor in zip(own, self.actors, strict=True):
-            state_value = _state_value(model, actor, self.actors) if config.dueling else None
+            state_value, critic = None, model.critic
+            if config.dueling and isinstance(critic, TorchStepStateCritic):
+                state_value = critic.networks[actor.step_key]
+            elif config.dueling and isinstance(critic, TorchSharedStateCritic) and len(self.actors) == 1:
+                state_value = next(iter(critic.networks.values()))
+            elif config.dueling:
+                raise ConfigError(
+                    f"model.critic: duelling heads need the value of the state at each sub-step; found a "
+                    f"{type(critic).__name__} for {len(self.actors)} sub-steps. Use critic=flatten_concat_step or "
+                    "critic=template_state, or set algorithm.dueling=false."
+                )
             if config.risk is None:
                 networks[net] = ActionValueNetwork(net, state_value, factors)
             else:
@@ -477,17 +487,3 @@ class DQN(ReplayTrainer):
     def _parts(self) -> dict[str, Part]:
         heads: dict[str, Part] = {"quantile_heads": self._heads} if len(self._heads) else {}
         return {**super()._parts(), "optimizer": self.optimizer, "targets": self._followers, **heads}
-
-
-def _state_value(model: TorchActorCritic, actor: ActorID, actors: list[ActorID]) -> nn.Module:
-    """Return the critic's network for a sub-step."""
-    critic = model.critic
-    if isinstance(critic, TorchStepStateCritic):
-        return critic.networks[actor.step_key]
-    if isinstance(critic, TorchSharedStateCritic) and len(actors) == 1:
-        return next(iter(critic.networks.values()))
-    raise ConfigError(
-        f"model.critic: duelling heads need the value of the state at each sub-step; found a "
-        f"{type(critic).__name__} for {len(actors)} sub-steps. Use critic=flatten_concat_step or "
-        "critic=template_state, or set algorithm.dueling=false."
-    )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from maze.core.errors import ConfigError
-from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig
+from maze.train.trainers.common.config_classes import ActorCriticConfig
 from maze.train.trainers.common.evaluators.evaluator import Evaluator, default_rollout_evaluator
 
 

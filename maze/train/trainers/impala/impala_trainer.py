@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from maze.core.agent.networks import depends_on_mode
+from maze.core.agent.torch_model import depends_on_mode
 from maze.core.annotations import override
 from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
-from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig
 from maze.train.trainers.common.actor_critic.actor_critic_trainer import ActorCritic
 from maze.train.trainers.common.actor_critic.valuation import ReturnFunction, RolloutBatch
+from maze.train.trainers.common.config_classes import ActorCriticConfig
 from maze.train.trainers.common.trainer import Trainer
 from maze.train.trainers.impala.impala_algorithm_config import ImpalaAlgorithmConfig
 from maze.train.trainers.impala.impala_events import ImpalaEvents

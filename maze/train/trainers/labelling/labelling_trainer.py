@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from gymnasium import spaces
 
 from maze.core.agent.flat_adam import FlatAdam
 from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID
-from maze.core.errors import ConfigError
 from maze.core.log_stats.event_decorators import define_epoch_stats
+from maze.core.utils.seeding import generator_state, set_generator_state
 from maze.core.wrappers.reward_wrappers import FrozenEnvFactory
 from maze.planning.branches import ArrayBranches, Branches, SingleBranches, chance_in, simulation_of, stack_of
 from maze.train.trainers.common.config_classes import AlgorithmConfig
@@ -57,13 +55,15 @@ class Minibatch(NamedTuple):
 
 
 class LabelledDecisions:
-    """Decisions with the actions that are to be imitated, and a weight for each."""
+    """Decisions with the actions that are to be imitated, and a weight for each.
 
-    def __init__(self) -> None:
+    :param seed: Seed of the generator.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        """Draws the order of minibatches and all that a trainer draws; a part of the state."""
         self._columns: dict[ActorID, list[tuple[dict[str, np.ndarray], ...]]] = {}
-
-    def __len__(self) -> int:
-        return sum(len(weights["weight"]) for parts in self._columns.values() for *_, weights in parts)
 
     def add(
         self,
@@ -95,11 +95,10 @@ class LabelledDecisions:
             for observations, *_ in parts:
                 yield observations
 
-    def minibatches(self, batch_size: int, rng: np.random.Generator) -> Iterator[Minibatch]:
+    def minibatches(self, batch_size: int) -> Iterator[Minibatch]:
         """Yield all decisions in random order, with weights whose mean over all of them is 1.
 
         :param batch_size: Number of decisions in a minibatch.
-        :param rng: Draws the order.
         """
         joined = {actor: _joined(parts) for actor, parts in self._columns.items()}
         sizes = [len(weights["weight"]) for *_, weights in joined.values()]
@@ -107,7 +106,7 @@ class LabelledDecisions:
         if mean <= 0.0:
             return  # no decision is better than another
         first = np.concatenate([[0], np.cumsum(sizes)])
-        order = rng.permutation(first[-1])
+        order = self.rng.permutation(first[-1])
         for start in range(0, len(order), batch_size):
             chosen, batch = order[start : start + batch_size], Minibatch([], [], [], [])
             for index, (actor, columns) in enumerate(joined.items()):
@@ -123,11 +122,13 @@ class LabelledDecisions:
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the decisions."""
-        return {"columns": [(tuple(actor), list(_joined(parts))) for actor, parts in self._columns.items()]}
+        """Return the decisions and the state of the generator."""
+        columns = [(tuple(actor), list(_joined(parts))) for actor, parts in self._columns.items()]
+        return {"columns": columns, "generator": generator_state(self.rng)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore the decisions of :meth:`state_dict`."""
+        """Restore a state of :meth:`state_dict`."""
+        set_generator_state(self.rng, state_dict["generator"])
         self._columns = {ActorID(*actor): [tuple(columns)] for actor, columns in state_dict["columns"]}
 
 
@@ -135,23 +136,6 @@ def _joined(parts: Sequence[tuple[dict[str, np.ndarray], ...]]) -> tuple[dict[st
     return tuple(
         {name: np.concatenate([each[index][name] for each in parts]) for name in parts[0][index]} for index in range(3)
     )
-
-
-class _Random:
-    """A generator whose state is a part of the training's."""
-
-    def __init__(self, seed: int) -> None:
-        self.rng = np.random.default_rng(seed)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state; its integers are larger than a checkpoint's numbers."""
-        state = self.rng.bit_generator.state
-        return {**state, "state": {name: str(value) for name, value in state["state"].items()}}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a state of :meth:`state_dict`."""
-        words = {name: int(value) for name, value in state_dict["state"].items()}
-        self.rng.bit_generator.state = {**state_dict, "state": words}
 
 
 class Copies:
@@ -212,9 +196,8 @@ class LabellingTrainer(EpochTrainer, ABC):
 
     def __init__(self, algorithm_config: Any, policy: TorchPolicy, copies: Copies, seed: int, **common: Any) -> None:
         super().__init__(algorithm_config, policy, **common)
-        self.copies, self.labelled = copies, LabelledDecisions()
-        self._random = _Random(seed)
-        self.rng = self._random.rng
+        self.copies, self.labelled = copies, LabelledDecisions(seed)
+        self.rng = self.labelled.rng
         named = {("policy_grad_norm", key): network for key, network in policy.networks.items()}
         self.optimizer = FlatAdam(named, lr=self.config.lr, eps=1e-8)
         self.loss = BCLoss(copies.action_spaces, self.config.entropy_coef)
@@ -252,7 +235,7 @@ class LabellingTrainer(EpochTrainer, ABC):
     def _imitate(self) -> None:
         """Learn from each of the labelled decisions once."""
         self.policy.train()
-        for batch in self.labelled.minibatches(self.config.batch_size, self.rng):
+        for batch in self.labelled.minibatches(self.config.batch_size):
             observations, actions, actors, weights = batch
             weights = [weight.to(self.policy.device) for weight in weights]
             loss = self.loss.calculate_loss(self.policy, observations, actions, actors, self.events, weights)
@@ -264,15 +247,4 @@ class LabellingTrainer(EpochTrainer, ABC):
 
     @override(EpochTrainer)
     def _parts(self) -> dict[str, Part]:
-        return {"optimizer": self.optimizer, "random": self._random, "labelled": self.labelled}
-
-
-def require_discrete(action_spaces: Mapping[Any, Any], most: int, name: str) -> None:
-    """Raise a `ConfigError` unless all actions are discrete, with a limited number of combinations of heads."""
-    for step_key, space in action_spaces.items():
-        sizes = [float(part.n) if isinstance(part, spaces.Discrete) else np.inf for part in space.values()]
-        if math.prod(sizes) > most:
-            raise ConfigError(
-                f"algorithm={name}: sub-step {step_key!r}: expected Discrete actions with at most {most:,} "
-                f"combinations, found {space}. Use algorithm=dcl or algorithm=ppo."
-            )
+        return {"optimizer": self.optimizer, "labelled": self.labelled}

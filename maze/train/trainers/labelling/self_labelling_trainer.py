@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from scipy.special import log_softmax
 
 from maze.core.annotations import override
@@ -16,7 +18,7 @@ from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.learning import require_end_of_schedule, scheduled_lr
 from maze.train.trainers.common.trainer import EpochTrainer
 from maze.train.trainers.labelling.labelling_configs import SelfLabellingConfig
-from maze.train.trainers.labelling.labelling_trainer import Copies, LabellingTrainer, require_discrete
+from maze.train.trainers.labelling.labelling_trainer import Copies, LabellingTrainer
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
@@ -68,7 +70,13 @@ class SelfLabelling(LabellingTrainer):
                 "with new futures differ, so the best of several episodes is due to chance. Use algorithm=dcl."
             )
         require_end_of_schedule(self.config.lr_schedule, self.config.n_epochs)
-        require_discrete(copies.action_spaces, _MOST_ACTIONS, "self_labelling")
+        for step_key, space in copies.action_spaces.items():
+            sizes = [float(part.n) if isinstance(part, spaces.Discrete) else np.inf for part in space.values()]
+            if math.prod(sizes) > _MOST_ACTIONS:
+                raise ConfigError(
+                    f"algorithm=self_labelling: sub-step {step_key!r}: expected Discrete actions with at most "
+                    f"{_MOST_ACTIONS:,} combinations, found {space}. Use algorithm=dcl or algorithm=ppo."
+                )
         self._played, self._limit = copies.branches()
         self._beams = copies.branches()[0], copies.branches()[0]
 
@@ -153,7 +161,11 @@ class SelfLabelling(LabellingTrainer):
                 branches, following = following, branches
                 rows, log_probs, perturbed = rows[left], log_probs[left], perturbed[left]
         shape = (n_instances, n_samples)
-        return _traced(history).reshape(-1, *shape), returns.reshape(shape), is_solution.reshape(shape)
+        places, traced = np.arange(len(returns)), []  # the actions that led to the last branches
+        for parents_of_all, actions_of_all in reversed(history):
+            traced.append(actions_of_all[places])
+            places = parents_of_all[places]
+        return np.reshape(traced[::-1], (-1, *shape)), returns.reshape(shape), is_solution.reshape(shape)
 
     def _children(self, branches: Branches, groups: Sequence[Group], is_used: np.ndarray) -> Children:
         """Return what branches may continue with; those that have ended stay what they are."""
@@ -240,13 +252,3 @@ def best_of_each(values: np.ndarray, groups: np.ndarray, n_groups: int, n_best: 
     found = np.full(n_groups * n_best, -1)
     found[groups[order][is_kept] * n_best + rank[is_kept]] = order[is_kept]
     return found
-
-
-def _traced(history: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    """Return actions `[n_decisions, n_rows]` that led to the last branches."""
-    rows = np.arange(len(history[-1][0]))
-    traced = []
-    for parents, actions in reversed(history):
-        traced.append(actions[rows])
-        rows = parents[rows]
-    return np.stack(traced[::-1])

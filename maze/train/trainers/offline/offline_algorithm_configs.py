@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from maze.core.annotations import override
-from maze.train.trainers.common.config_classes import AlgorithmConfig
+from maze.train.trainers.common.config_classes import AlgorithmConfig, Amount, Count, Positive, Share
 from maze.train.trainers.common.evaluators.evaluator import default_rollout_evaluator
 from maze.train.trainers.dqn.dqn_algorithm_config import DQNAlgorithmConfig
 from maze.train.trainers.sac.sac_algorithm_config import SACAlgorithmConfig
@@ -28,25 +27,18 @@ class OfflineConfig(AlgorithmConfig):
     device: str = "cpu"
     """Where networks are trained: `cpu`, `cuda`, or `cuda:<index>`."""
 
-    lr: float = 3e-4
+    lr: Positive = 3e-4
     """Learning rate of Adam."""
 
-    gamma: float = 0.99
+    gamma: Share = 0.99
     """Discount per environment step."""
 
-    batch_size: int = 256
+    batch_size: Count = 256
     """Number of decisions in the batch of each policy network."""
 
     rollout_evaluator: Any = field(default_factory=default_rollout_evaluator)
     """Evaluates the policy in the environment between epochs (or its configuration); `None`: no evaluation, the weights
     of the last epoch are kept."""
-
-    @override(AlgorithmConfig)
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require_integer("batch_size", minimum=1)
-        self.require_number("lr", 0.0, above=True)
-        self.require_number("gamma", 0.0, 1.0)
 
 
 @dataclass(kw_only=True)
@@ -57,25 +49,17 @@ class IQLConfig(OfflineConfig):
     trainer = "maze.train.trainers.offline.offline_trainers.IQL"
     distributions = SACAlgorithmConfig.distributions
 
-    expectile: float = 0.7
+    expectile: Share = 0.7
     """Expectile of the action values that the state value estimates: 0.5 is their mean, towards 1 their maximum."""
 
-    inverse_temperature: float = 3.0
+    inverse_temperature: Amount = 3.0
     """Factor of the advantage in the weights of the policy's regression; 0 clones the logged behaviour."""
 
-    max_weight: float = 100.0
+    max_weight: Positive = 100.0
     """Largest weight of an action in the policy's regression."""
 
-    tau: float = 0.005
+    tau: Share = 0.005
     """Step size of the target networks of the critic."""
-
-    @override(OfflineConfig)
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require_number("expectile", 0.0, 1.0)
-        self.require_number("inverse_temperature", 0.0)
-        self.require_number("max_weight", 0.0, above=True)
-        self.require_number("tau", 0.0, 1.0)
 
 
 @dataclass(kw_only=True)
@@ -85,21 +69,14 @@ class CQLConfig(OfflineConfig):
     trainer = "maze.train.trainers.offline.offline_trainers.CQL"
     distributions = DQNAlgorithmConfig.distributions
 
-    alpha: float = 1.0
+    alpha: Amount = 1.0
     """Weight of the conservative term; 0 is double DQN."""
 
-    tau: float = 0.005
+    tau: Share = 0.005
     """Step size of the target networks; 1 copies the weights."""
 
-    target_update_interval: int = 1
+    target_update_interval: Count = 1
     """Number of updates between two steps of the target networks."""
-
-    @override(OfflineConfig)
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require_number("alpha", 0.0)
-        self.require_number("tau", 0.0, 1.0)
-        self.require_integer("target_update_interval", minimum=1)
 
 
 @dataclass(kw_only=True)
@@ -111,25 +88,17 @@ class TD3BCConfig(OfflineConfig):
     trainer = "maze.train.trainers.offline.offline_trainers.TD3BC"
     distributions = SACAlgorithmConfig.distributions
 
-    alpha: float = 2.5
+    alpha: Amount = 2.5
     """Weight of the action value relative to the distance from the logged action."""
 
-    policy_delay: int = 2
+    policy_delay: Count = 2
     """Number of updates of the critic for each update of the policy and of the target networks."""
 
-    target_noise: float = 0.2
+    target_noise: Amount = 0.2
     """Standard deviation of the noise of target actions, which are in [-1, 1]."""
 
-    target_noise_clip: float = 0.5
+    target_noise_clip: Amount = 0.5
     """Largest noise of target actions."""
 
-    tau: float = 0.005
+    tau: Share = 0.005
     """Step size of the target networks."""
-
-    @override(OfflineConfig)
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("alpha", "target_noise", "target_noise_clip"):
-            self.require_number(name, 0.0)
-        self.require_number("tau", 0.0, 1.0)
-        self.require_integer("policy_delay", minimum=1)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss, smooth_l1_loss
 
 from maze.core.agent.flat_adam import FlatAdam
-from maze.core.agent.networks import TargetNetworks, as_float_tensors
 from maze.core.agent.torch_actor_critic import TorchActorCritic, policy_of
+from maze.core.agent.torch_model import TargetNetworks, as_float_tensors
 from maze.core.agent.torch_policy import InitialPolicy, TorchPolicy
 from maze.core.agent.torch_state_action_critic import (
     TorchStateActionCritic,
@@ -297,7 +297,16 @@ class OfflineTrainer(EpochTrainer):
             )
         if self.config.critic is not None:
             self.critic.update_target_weights(1.0)
-        self._require_allowed_actions()
+        self.model.eval()
+        for actor, observations, actions in self.batches.chunks():
+            with torch.no_grad():
+                distribution = self.model.compute_substep_policy_output(observations, actor).prob_dist
+            if n_excluded := int((distribution.joint_log_prob(actions) < _IMPOSSIBLE).sum()):
+                raise ConfigError(
+                    f"runner.dataset: sub-step {actor.step_key!r}: the action masks of the observations exclude "
+                    f"{n_excluded} of {len(next(iter(actions.values())))} logged actions. Was it recorded in another "
+                    "environment, or with other wrappers?"
+                )
         self.optimizers: dict[str, FlatAdam] = {}
         """Optimizers by name; those of subclasses."""
 
@@ -359,18 +368,6 @@ class OfflineTrainer(EpochTrainer):
 
     def _policy_adam(self) -> FlatAdam:
         return self._adam({("policy_grad_norm", key): network for key, network in self.model.networks.items()})
-
-    @torch.no_grad()
-    def _require_allowed_actions(self) -> None:
-        self.model.eval()
-        for actor, observations, actions in self.batches.chunks():
-            distribution = self.model.compute_substep_policy_output(observations, actor).prob_dist
-            if n_excluded := int((distribution.joint_log_prob(actions) < _IMPOSSIBLE).sum()):
-                raise ConfigError(
-                    f"runner.dataset: sub-step {actor.step_key!r}: the action masks of the observations exclude "
-                    f"{n_excluded} of {len(next(iter(actions.values())))} logged actions. Was it recorded in another "
-                    "environment, or with other wrappers?"
-                )
 
 
 def joint_action_values(
@@ -562,7 +559,13 @@ class IQL(OfflineTrainer):
                 advantages = logged - self._value(batch.actor, batch.observations)
             weights = advantage_weights(advantages, config.inverse_temperature, config.max_weight)
             output = self.model.compute_substep_policy_output(batch.observations, batch.actor)
-            loss = -(weights * output.prob_dist.joint_log_prob(self._in_own_unit(batch))).mean()
+            actions = {
+                head: unscaled(space, batch.actions[head].clamp(-_LARGEST_SCALED, _LARGEST_SCALED))
+                if isinstance(space, spaces.Box)
+                else batch.actions[head]
+                for head, space in self.action_spaces[key].spaces.items()
+            }
+            loss = -(weights * output.prob_dist.joint_log_prob(actions)).mean()
             losses.report("policy_loss", loss, key, 1.0)
         self.stats.add(losses, gradient_step(losses, self.optimizers["policy_optimizer"]))
         self._followers.update(config.tau)
@@ -570,15 +573,6 @@ class IQL(OfflineTrainer):
     def _value(self, actor: ActorID, observations: TensorDict) -> Tensor:
         values: Tensor = self.value_networks[self.model.network_key(actor)](observations)
         return values
-
-    def _in_own_unit(self, batch: DecisionBatch) -> TensorDict:
-        heads = self.action_spaces[batch.actor.step_key].spaces
-        return {
-            head: unscaled(space, batch.actions[head].clamp(-_LARGEST_SCALED, _LARGEST_SCALED))
-            if isinstance(space := heads[head], spaces.Box)
-            else batch.actions[head]
-            for head in heads
-        }
 
     @override(OfflineTrainer)
     def _parts(self) -> dict[str, Part]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig
+from maze.train.trainers.common.config_classes import ActorCriticConfig, Amount, Count, Natural, Positive
 from maze.train.trainers.common.evaluators.evaluator import Evaluator, default_rollout_evaluator
 
 
@@ -16,13 +16,13 @@ class PPOAlgorithmConfig(ActorCriticConfig):
 
     trainer = "maze.train.trainers.ppo.ppo_trainer.PPO"
 
-    lr: float = 0.00025
+    lr: Amount = 0.00025
     """Learning rate of the Adam optimizer at the start of the run."""
 
-    batch_size: int = 100
+    batch_size: Count = 100
     """Number of environment steps in a minibatch."""
 
-    n_optimization_epochs: int = 4
+    n_optimization_epochs: Count = 4
     """How often each rollout is used for optimization."""
 
     clip_range: float = 0.2
@@ -31,23 +31,17 @@ class PPOAlgorithmConfig(ActorCriticConfig):
     rollout_evaluator: Evaluator | Mapping[str, Any] = field(default_factory=default_rollout_evaluator)
     """Evaluates the policy after each epoch, for the selection of the best model and for early stopping."""
 
-    value_clip_range: float | None = field(default=None, kw_only=True)
+    value_clip_range: Positive | None = field(default=None, kw_only=True)
     """How far one update may move a predicted value before it stops earning gradient; `null` does not limit it."""
 
-    target_kl: float | None = field(default=None, kw_only=True)
+    target_kl: Positive | None = field(default=None, kw_only=True)
     """A rollout is not used any further when the policy has moved farther than 1.5 times this KL divergence from the
     one that sampled it; `null` uses it to the end. Typical: 0.01 to 0.05."""
 
-    sequence_length: int = field(default=0, kw_only=True)
+    sequence_length: Natural = field(default=0, kw_only=True)
     """Most steps that gradients flow back through in a model with carried hidden states (truncated back-propagation
     through time); minibatches consist of whole sequences. 0: to where the episode or the rollout begins."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require_integer("batch_size", "n_optimization_epochs", minimum=1)
-        self.require_integer("sequence_length", minimum=0)
         self.require_number("clip_range", 0.0, 1.0, above=True, below=True)
-        if self.value_clip_range is not None:
-            self.require_number("value_clip_range", 0.0, above=True)
-        if self.target_kl is not None:
-            self.require_number("target_kl", 0.0, above=True)

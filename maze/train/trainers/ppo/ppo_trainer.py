@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from maze.core.annotations import override
-from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig
 from maze.train.trainers.common.actor_critic.actor_critic_trainer import (
     ActorCritic,
     SurrogateLoss,
@@ -16,6 +15,7 @@ from maze.train.trainers.common.actor_critic.actor_critic_trainer import (
     value_loss,
 )
 from maze.train.trainers.common.actor_critic.valuation import RolloutBatch
+from maze.train.trainers.common.config_classes import ActorCriticConfig
 from maze.train.trainers.ppo.ppo_algorithm_config import PPOAlgorithmConfig
 
 

@@ -148,20 +148,15 @@ def choice_values(
             _, probs = masked_log_probs(component)
             n_options = component.shape[-1]
             alternatives = {key: action.expand(n_options, *action.shape) for key, action in drawn.items()}
-            alternatives[head] = _with_each_option(space, drawn[head], index, n_options)
+            options = alternatives[head].clone()
+            each_option = torch.arange(n_options, device=options.device, dtype=options.dtype)
+            options.view(n_options, len(probs), -1)[:, :, index] = each_option.unsqueeze(-1)
+            alternatives[head] = options
             with torch.no_grad():
                 values = joint_value(alternatives)
             expected = (probs * values.transpose(0, 1)).sum(-1)
             total = expected if total is None else total + expected
     return total
-
-
-def _with_each_option(space: spaces.Space[object], action: Tensor, index: int, n_options: int) -> Tensor:
-    """Return `[n_options, B, ...]`: the action with each option of one of its components."""
-    options = action.unsqueeze(0).repeat(n_options, *[1] * action.dim())
-    flat = options.view(n_options, action.shape[0], -1)
-    flat[:, :, index] = torch.arange(n_options, device=action.device, dtype=action.dtype).unsqueeze(-1)
-    return options
 
 
 # -- actions to learn from ----------------------------------------------------------------------------
@@ -209,9 +204,14 @@ def draw_actions(
                 action = distribution.rsample(generator)
                 log_prob = distribution.log_prob(action)
             draw.log_probs[head] = draw.expected_log_probs[head] = log_prob
-            draw.actions[head] = _as_the_environment_sees_it(action, space, distribution)
+            is_squashed = isinstance(distribution, SquashedGaussianProbabilityDistribution)
+            if not is_squashed and (space.bounded_below.any() or space.bounded_above.any()):
+                action = tensor_clamp(action, *space_bounds(space, action))  # as actions in the buffer are
+            draw.actions[head] = action
             continue
-        draw.expected_log_probs[head] = -_entropy(space, output.action_logits[head])
+        pairs = [masked_log_probs(component) for component in choice_logits(space, output.action_logits[head])]
+        entropies = [-(probs * log_probs).sum(-1) for log_probs, probs in pairs]
+        draw.expected_log_probs[head] = -(entropies[0] if len(entropies) == 1 else torch.stack(entropies).sum(0))
         if needs_actions:
             draw.actions[head] = action = sample_with(distribution, generator)
             draw.log_probs[head] = distribution.log_prob(action).detach()
@@ -231,20 +231,3 @@ def check_distributions(action_space: spaces.Dict, mapper: DistributionMapper) -
                 "does not have. Use maze.distributions.squashed_gaussian.SquashedGaussianProbabilityDistribution in "
                 "`model.distribution_mapper_config`."
             )
-
-
-def _as_the_environment_sees_it(action: Tensor, space: spaces.Box, distribution: Any) -> Tensor:
-    """Clip actions to the bounds, as those in the buffer are; squashed ones lie within them already."""
-    if isinstance(distribution, SquashedGaussianProbabilityDistribution):
-        return action
-    if space.bounded_below.any() or space.bounded_above.any():
-        return tensor_clamp(action, *space_bounds(space, action))
-    return action
-
-
-def _entropy(space: spaces.Space[Any], logits: Tensor) -> Tensor:
-    entropies = []
-    for component in choice_logits(space, logits):
-        log_probs, probs = masked_log_probs(component)
-        entropies.append(-(probs * log_probs).sum(-1))
-    return entropies[0] if len(entropies) == 1 else torch.stack(entropies).sum(0)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from maze.core.annotations import override
-from maze.train.trainers.common.config_classes import AlgorithmConfig, ReplayConfig
+from maze.train.trainers.common.config_classes import AlgorithmConfig, Amount, Count, Positive, ReplayConfig, Share
 from maze.train.trainers.common.evaluators.evaluator import default_rollout_evaluator
 
 
@@ -29,34 +29,34 @@ class SACAlgorithmConfig(ReplayConfig):
         },
     )
 
-    n_rollout_steps: int = 1
+    n_rollout_steps: Count = 1
     """Number of environment steps of a rollout."""
 
-    lr: float = 0.001
+    lr: Positive = 0.001
     """Learning rate of policy and critics."""
 
-    entropy_coef: float = 0.2
+    entropy_coef: Amount = 0.2
     """Weight of the entropy in the objective (alpha); where it is tuned, its first value."""
 
-    gamma: float = 0.99
+    gamma: Share = 0.99
     """Discount per environment step."""
 
-    max_grad_norm: float = 0.0
+    max_grad_norm: Amount = 0.0
     """The gradients of policy and critics are scaled down to this norm where they are larger; 0 leaves them alone."""
 
-    num_actors: int = 1
+    num_actors: Count = 1
     """Number of environments that rollouts are collected in, by turns."""
 
-    batch_size: int = 100
+    batch_size: Count = 100
     """Number of transitions (or rollouts, where they are not split) in a batch."""
 
-    num_batches_per_iter: int = 1
+    num_batches_per_iter: Count = 1
     """Number of batches to learn from in each update."""
 
-    tau: float = 0.005
+    tau: Share = 0.005
     """How far the target networks move towards the critics at a time: 0 not at all, 1 all the way."""
 
-    target_update_interval: int = 1
+    target_update_interval: Count = 1
     """The target networks move after every so many batches."""
 
     device: str = "cpu"
@@ -65,25 +65,25 @@ class SACAlgorithmConfig(ReplayConfig):
     entropy_tuning: bool = True
     """Whether the entropy coefficient is learned, so that the policy keeps its target entropy."""
 
-    target_entropy_multiplier: float = 1.0
+    target_entropy_multiplier: Amount = 1.0
     """Factor of the target entropy; see :func:`~maze.train.trainers.sac.objectives.target_entropy`."""
 
-    entropy_coef_lr: float = 0.0007
+    entropy_coef_lr: Positive = 0.0007
     """Learning rate of the entropy coefficient."""
 
     split_rollouts_into_transitions: bool = True
     """Whether the replay buffer holds single transitions; otherwise whole rollouts are kept and drawn."""
 
-    replay_buffer_size: int = 1000000
+    replay_buffer_size: Count = 1000000
     """Most transitions (or rollouts) that are kept; the oldest ones make room."""
 
-    initial_buffer_size: int = 10000
+    initial_buffer_size: Count = 10000
     """Number of transitions (or rollouts) collected by the initial sampling policy before learning."""
 
     initial_sampling_policy: Any = field(default_factory=default_sampling_policy)
     """The policy that collects them, or its configuration."""
 
-    rollouts_per_iteration: int = 1
+    rollouts_per_iteration: Count = 1
     """Number of rollouts collected before each update, all environments together."""
 
     epoch_length: int = 100
@@ -103,7 +103,7 @@ class SACAlgorithmConfig(ReplayConfig):
     critic_burn_in_epochs: int = field(default=0, kw_only=True)
     """Number of epochs at the start in which the critics learn alone and the policy stays as it is."""
 
-    optimizer_eps: float = field(default=1e-8, kw_only=True)
+    optimizer_eps: Positive = field(default=1e-8, kw_only=True)
     """Adam's epsilon: larger values damp steps where gradients are tiny."""
 
     kl_to_initial_coef: float = field(default=0.0, kw_only=True)
@@ -116,12 +116,5 @@ class SACAlgorithmConfig(ReplayConfig):
     @override(AlgorithmConfig)
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require_integer("target_update_interval", minimum=1)
-        for name in ("lr", "entropy_coef_lr", "optimizer_eps"):
-            self.require_number(name, 0.0, above=True)
-        for name in ("gamma", "tau"):
-            self.require_number(name, 0.0, 1.0)
-        for name in ("max_grad_norm", "target_entropy_multiplier"):
-            self.require_number(name, 0.0)
-        # a coefficient of zero has no logarithm, which is what is tuned
-        self.require_number("entropy_coef", 0.0, above=self.entropy_tuning)
+        if self.entropy_tuning:  # of its logarithm
+            self.require_number("entropy_coef", 0.0, above=True)

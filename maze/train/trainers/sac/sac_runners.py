@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from maze.core.annotations import override
 from maze.core.utils.factory import ConfigType
-from maze.train.trainers.common.replay_trainer import ReplayTrainer, fill_by_policy, fill_replay_buffer
+from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.train.trainers.common.replay_trainer import ReplayTrainer, fill_by_policy, fill_replay_buffer, initial_policy
 from maze.train.trainers.common.trainer import Trainer
 from maze.train.trainers.common.training_runner import TrainingRunner
 
@@ -76,9 +77,9 @@ class SACRunner(TrainingRunner):
         :param env_factory: Makes the environment.
         """
         item_length = 1 if split_rollouts_into_transitions else n_rollout_steps
-        fill_by_policy(
-            replay_buffer, initial_sampling_policy, initial_buffer_size, replay_buffer_seed, item_length, env_factory
-        )
+        env = SequentialVectorEnv([env_factory])
+        policy = initial_policy(initial_sampling_policy, env)
+        fill_by_policy(replay_buffer, policy, initial_buffer_size, replay_buffer_seed, item_length, env)
 
     def create_distributed_rollout_workers(
         self,

@@ -155,8 +155,8 @@ def test_settings_of_wrong_types_are_refused():
         ESAlgorithmConfig(n_epochs=1, constraints=["?"])
 
 
-def test_a_misspelt_objective_is_refused_with_what_was_probably_meant():
-    with pytest.raises(ConfigError, match=r"kpi/raw_peices.*Did you mean `BaseEnvEvents/kpi/mean/raw_pieces`"):
+def test_a_misspelt_objective_is_refused_with_the_known_names():
+    with pytest.raises(ConfigError, match=r"kpi/raw_peices.*Known: .*BaseEnvEvents/kpi/mean/raw_pieces"):
         SelectionCriterion("kpi/raw_peices").judge(stats(raw_pieces=1.0))
 
 
@@ -186,24 +186,12 @@ def test_an_event_that_does_not_occur_counts_as_zero(name, logged, caplog):
         assert criterion.judge(logged).violation == 1.0
     assert [record.levelname for record in caplog.records] == ["WARNING"], "once for each name"
     assert f"no statistic or KPI '{name}'" in caplog.text
+    assert "Known: BaseEnvEvents/" in caplog.text
 
 
 def test_a_missing_kpi_in_a_constraint_is_refused_at_the_first_evaluation():
-    with pytest.raises(ConfigError, match="Did you mean `BaseEnvEvents/kpi/mean/waste`"):
+    with pytest.raises(ConfigError, match=r"Known: .*BaseEnvEvents/kpi/mean/waste"):
         SelectionCriterion(constraints=["kpi/wast <= 0"]).judge(cutting_stats())
-
-
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("valid_cot", "CuttingEvents/valid_cut/mean_episode_total"),
-        ("CuttingEvents/valid_cut/mean_episode_totl", "CuttingEvents/valid_cut/mean_episode_total"),
-        ("machin_stopped/1", "CuttingEvents/machine_stopped/1"),
-    ],
-)
-def test_a_warning_suggests_a_similar_name(name, meant, caplog):
-    assert SelectionCriterion(constraints=[f"{name} <= 0"]).judge(cutting_stats()).violation == 0.0
-    assert f"Did you mean `{meant}`" in caplog.text
 
 
 def test_the_best_model_fulfils_the_constraints_as_soon_as_one_does(capsys):

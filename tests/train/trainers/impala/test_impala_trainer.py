@@ -170,7 +170,7 @@ def test_it_trains_with_actors_in_processes_and_ends_them():
     actors = subproc(random_walk_env, model.policy, n_rollout_steps=6)
     trainer = make_trainer(random_walk_env, model, actors, n_epochs=1, epoch_length=5)
     trainer.train()
-    assert actors._pool is None
+    assert actors._groups is None
     assert actors._tickets.version == 6  # once at the start
     assert not any(torch.equal(a, b) for a, b in zip(before, weights(model), strict=True))
     trainer.train()  # once more

@@ -147,13 +147,13 @@ def test_weighted_losses_are_those_of_repeated_rows() -> None:
 
 
 def test_minibatches_have_each_decision_once_with_weights_of_mean_one() -> None:
-    labelled = LabelledDecisions()
-    for key, n in (("x", 5), ("y", 3), ("x", 2)):
-        seen = {"o": np.arange(n, dtype=np.float32)[:, None] + 10 * len(labelled)}
+    labelled = LabelledDecisions(1)
+    for key, n, n_before in (("x", 5, 0), ("y", 3, 5), ("x", 2, 8)):
+        seen = {"o": np.arange(n, dtype=np.float32)[:, None] + 10 * n_before}
         labelled.add(ActorID(key, 0), seen, [{"a": int(value)} for value in seen["o"][:, 0]], np.full(n, 2.0))
-    restored = LabelledDecisions()
+    restored = LabelledDecisions(2)
     restored.load_state_dict(labelled.state_dict())
-    batches = list(restored.minibatches(4, np.random.default_rng(1)))
+    batches = list(restored.minibatches(4))
     assert [sum(map(len, batch.weights)) for batch in batches] == [4, 4, 2]
     pairs = [
         (float(o), int(a), float(w))

@@ -20,7 +20,6 @@ from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.seeding import seeded_generator
 from maze.train.parallelization.curriculum import Curriculum
 from maze.train.parallelization.vector_env.sequential_vector_env import vectorized
-from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig
 from maze.train.trainers.common.actor_critic.actor_critic_events import ActorCriticEvents
 from maze.train.trainers.common.actor_critic.constraints import LearnedConstraint, combined_advantage
 from maze.train.trainers.common.actor_critic.reward_scaling import CentredReturns, RewardScaling
@@ -32,6 +31,7 @@ from maze.train.trainers.common.actor_critic.valuation import (
     RolloutBatch,
     value_rollout,
 )
+from maze.train.trainers.common.config_classes import ActorCriticConfig
 from maze.train.trainers.common.learning import Losses, gradient_step, require_end_of_schedule, scheduled_lr
 from maze.train.trainers.common.trainer import EpochTrainer
 from maze.train.utils.plain_state import Part

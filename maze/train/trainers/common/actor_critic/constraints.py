@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from maze.core.agent.torch_state_critic import TorchStateCritic
     from maze.core.rollout.rollout_columns import RolloutColumns
     from maze.perception.blocks.recurrent.recurrent_cell import Run
-    from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig
+    from maze.train.trainers.common.config_classes import ActorCriticConfig
     from maze.train.trainers.common.learning import UpdateStats
 
 logger = logging.getLogger(__name__)
@@ -55,8 +55,7 @@ logger = logging.getLogger(__name__)
 _SMOOTHING = 0.9
 """Weight of earlier violations in the proportional and derivative terms."""
 _UPDATES_AT_LIMIT = 20
-"""Number of updates with the largest multiplier in which the violation must fall by a tenth; otherwise the constraint
-counts as infeasible."""
+"""Number of updates with the largest multiplier after which a constraint that is still violated is reported."""
 
 
 # -- mathematics -------------------------------------------------------------------------------------------------------
@@ -199,7 +198,7 @@ class LearnedConstraint(CostCritic):
     :raises ConfigError: The constraint cannot be read or is an equation.
     """
 
-    saved = ("_carried", "_pid", "value", "_n_at_limit", "_violation_at_limit", "_is_reported")
+    saved = ("_carried", "_pid", "value", "_n_at_limit")
 
     def __init__(self, text: str, config: ActorCriticConfig, model: TorchActorCritic) -> None:
         super().__init__(model)
@@ -222,7 +221,7 @@ class LearnedConstraint(CostCritic):
         centring = config.reward_centering and not self.sources[0].at_end
         self._centred = CentredReturns(self._returns, config.reward_centering, is_scaled=True) if centring else None
         self.restart()
-        self._n_at_limit, self._violation_at_limit, self._is_reported = 0, 0.0, False
+        self._n_at_limit = 0
 
     @property
     def multiplier(self) -> float:
@@ -255,7 +254,15 @@ class LearnedConstraint(CostCritic):
         values = columns.constrained[..., first] * complete
         per = complete if self.sources[0].is_rate else ended
         weights = columns.constrained[..., first + 1] * complete if len(self.sources) > 1 else per.astype(np.float32)
-        self._measure(values, weights, ended, is_fixed)
+        if self.sources[0].is_rate:
+            total, weight = float(values.sum()), float(weights.sum())
+        else:
+            total, self._carried[:, 0] = sum_of_ended(values, ended, self._carried[:, 0])
+            weight, self._carried[:, 1] = sum_of_ended(weights, ended, self._carried[:, 1])
+        if weight:
+            self.value = total / weight
+            if not is_fixed:
+                self._control()
         costs = copy.copy(columns)
         costs.rewards = (self.sign * (values - self._aim * weights)).astype(np.float32)
         costs.actor_rewards = None if columns.actor_rewards is None else costs.rewards
@@ -272,38 +279,17 @@ class LearnedConstraint(CostCritic):
             stats.add_value("constraint_violation", self.constraint.violation(self.value), group=self.name)
             stats.add_value("constraint_multiplier", self.multiplier, group=self.name)
 
-    def _measure(self, values: np.ndarray, weights: np.ndarray, ended: np.ndarray, is_fixed: bool) -> None:
-        if self.sources[0].is_rate:
-            total, weight = float(values.sum()), float(weights.sum())
-        else:
-            total, self._carried[:, 0] = sum_of_ended(values, ended, self._carried[:, 0])
-            weight, self._carried[:, 1] = sum_of_ended(weights, ended, self._carried[:, 1])
-        if not weight:
-            return
-        self.value = total / weight
-        if not is_fixed:
-            violation = self.sign * (self.value - self._aim) / self._scale
-            self._pid = pid_step(self._pid, violation, self._config.constraint_gains, self._config.multiplier_limit)
-            self._warn_if_infeasible()
-
-    def _warn_if_infeasible(self) -> None:
-        """Warn once if the violation does not fall any more although the multiplier is at its limit."""
-        violation, limit = self._pid.violation or 0.0, self._config.multiplier_limit
-        if self.multiplier < limit or violation <= 0.0:
-            self._n_at_limit = 0
-            return
-        is_due = self._n_at_limit > 0 and self._n_at_limit % _UPDATES_AT_LIMIT == 0
-        if is_due and not self._is_reported and violation > 0.9 * self._violation_at_limit:
+    def _control(self) -> None:
+        """Update the multiplier by the measured value."""
+        violation = self.sign * (self.value - self._aim) / self._scale
+        self._pid = pid_step(self._pid, violation, self._config.constraint_gains, self._config.multiplier_limit)
+        self._n_at_limit = self._n_at_limit + 1 if self.multiplier >= self._config.multiplier_limit else 0
+        if self._n_at_limit == _UPDATES_AT_LIMIT and violation > 0.0:
             logger.warning(
-                "algorithm.constraints: %r seems to be infeasible: its multiplier is at the limit of %g, and its "
-                "value, now %.4g, does not approach the bound any more. Relax the bound, or raise "
-                "`algorithm.multiplier_limit`.",
-                *(self.constraint.text, limit, self.value),
+                "algorithm.constraints: %r seems to be infeasible: after %d updates with the largest multiplier, %g, "
+                "its value is %.4g. Relax the bound, or raise `algorithm.multiplier_limit`.",
+                *(self.constraint.text, _UPDATES_AT_LIMIT, self.multiplier, self.value),
             )
-            self._is_reported = True
-        if self._n_at_limit % _UPDATES_AT_LIMIT == 0:
-            self._violation_at_limit = violation
-        self._n_at_limit += 1
 
     @override(CostCritic)
     def _parts(self) -> dict[str, Stateful]:

@@ -126,7 +126,16 @@ class CentredReturns(ReturnFunction):
 
     @override(ReturnFunction)
     def __call__(self, trajectories: Trajectories) -> Returns:
-        found = average_rewards(trajectories)
+        if trajectories.acts is not None or bool(trajectories.terminated.any()):
+            reason = "actors come and go" if trajectories.acts is not None else "an episode ended by itself"
+            raise ConfigError(
+                f"algorithm.reward_centering: expected a problem without an end, but {reason}: rewards above their "
+                "average would make long episodes better or worse than they are. Leave it at 0, or have episodes cut "
+                "off only (`max_episode_steps`)."
+            )
+        rewards = trajectories.rewards if trajectories.has_own_rewards else [torch.stack(trajectories.rewards).sum(0)]
+        n_steps = rewards[0].numel() if trajectories.step_complete is None else int(trajectories.step_complete.sum())
+        found = [float(reward.sum()) / max(1, n_steps) for reward in rewards]
         known = self.averages or found
         self.averages = [old + self._rate * (new - old) for old, new in zip(known, found, strict=True)]
         is_first = self.std == 0.0
@@ -156,29 +165,11 @@ def _of_decisions(target: Tensor, trajectories: Trajectories) -> Tensor:
     return torch.cat([target[place] for place in places]) if places else target.flatten()
 
 
-def average_rewards(trajectories: Trajectories) -> list[float]:
-    """Return the average reward of an environment step, for each separately predicted entry of the rewards.
-
-    :param trajectories: The trajectories of a rollout.
-    :raises ConfigError: There is an end, or actors come and go: subtracting a constant would change what is best.
-    """
-    if trajectories.acts is not None or bool(trajectories.terminated.any()):
-        reason = "actors come and go" if trajectories.acts is not None else "an episode ended by itself"
-        raise ConfigError(
-            f"algorithm.reward_centering: expected a problem without an end, but {reason}: rewards above their average "
-            "would make long episodes better or worse than they are. Leave it at 0, or have episodes cut off only "
-            "(`max_episode_steps`)."
-        )
-    rewards = trajectories.rewards if trajectories.has_own_rewards else [torch.stack(trajectories.rewards).sum(0)]
-    n_steps = rewards[0].numel() if trajectories.step_complete is None else int(trajectories.step_complete.sum())
-    return [float(reward.sum()) / max(1, n_steps) for reward in rewards]
-
-
 def centred(trajectories: Trajectories, averages: Sequence[float], std: float = 1.0) -> Trajectories:
     """Return the trajectories with rewards above their average: it is subtracted where an environment step is complete.
 
     :param trajectories: The trajectories of a rollout.
-    :param averages: As of :func:`average_rewards`.
+    :param averages: Average reward of an environment step, for each separately predicted entry of the rewards.
     :param std: Divisor of the centred rewards.
     """
     complete = 1.0 if trajectories.step_complete is None else trajectories.step_complete.to(trajectories.rewards[0])

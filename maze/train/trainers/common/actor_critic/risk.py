@@ -31,7 +31,7 @@ from maze.train.trainers.common.quantiles import quantile_huber_loss, widen
 if TYPE_CHECKING:
     from maze.core.agent.torch_actor_critic import TorchActorCritic
     from maze.core.rollout.rollout_columns import RolloutColumns
-    from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig
+    from maze.train.trainers.common.config_classes import ActorCriticConfig
     from maze.train.trainers.common.learning import UpdateStats
 
 _KAPPA = 0.1
@@ -76,6 +76,8 @@ class TailReturns(ReturnFunction):
 
     @override(ReturnFunction)
     def __call__(self, trajectories: Trajectories) -> Returns:
+        assert self.so_far is not None
+        so_far = self.so_far.to(trajectories.values[0])[..., None]
         ended = trajectories.terminated | trajectories.truncated
         total = sum(trajectories.rewards[1:], trajectories.rewards[0])
         has_own, n_substeps = trajectories.has_own_rewards, len(trajectories.rewards)
@@ -83,19 +85,13 @@ class TailReturns(ReturnFunction):
         for index, values in enumerate(trajectories.values):
             following = trajectories.next_values[index if has_own else 0]
             reward = trajectories.rewards[index] if has_own else total
-            advantages.append(self._advantages(values, following, reward, ended, trajectories.step_complete))
+            after = so_far[:-1] + reward[..., None]
+            of_end = torch.where(ended, self._utility(after), 0.0)
+            before, later = self._utility(so_far[:-1] + values), self._utility(after + following)
+            ends = (ended, torch.zeros_like(ended))
+            advantages.append(gae(of_end, before, later, *ends, 1.0, self.gae_lambda, trajectories.step_complete))
             targets.append(self._samples(following, reward, ended, trajectories.step_complete))
         return Returns(advantages if len(advantages) == n_substeps else advantages * n_substeps, targets)
-
-    def _advantages(
-        self, values: Tensor, following: Tensor, reward: Tensor, ended: Tensor, complete: Tensor | None
-    ) -> Tensor:
-        assert self.so_far is not None
-        so_far = self.so_far.to(values)[..., None]
-        after = so_far[:-1] + reward[..., None]
-        of_end = torch.where(ended, self._utility(after), 0.0)
-        before, later = self._utility(so_far[:-1] + values), self._utility(after + following)
-        return gae(of_end, before, later, ended, torch.zeros_like(ended), 1.0, self.gae_lambda, complete)
 
     def _utility(self, returns: Tensor) -> Tensor:
         """Return the mean contribution of returns `[..., n]` to the objective."""
@@ -157,11 +153,8 @@ class LearnedRisk(CostCritic):
         :param batch: The rollout with returns; targets of the quantile critic are added.
         :raises ConfigError: The critic predicts the rewards of actors that come and go.
         """
-        if (
-            isinstance(self.critic, TorchStepStateCritic)
-            and columns.actor_rewards is not None
-            and not columns.is_dense()
-        ):
+        come_and_go = columns.actor_rewards is not None and not columns.is_dense()
+        if come_and_go and isinstance(self.critic, TorchStepStateCritic):
             raise ConfigError(
                 "algorithm.risk: expected a shared critic where actors with rewards of their own come and go, because "
                 "risk concerns the return of the episode; found a step critic. Use `critic=flatten_concat_shared`."

@@ -6,7 +6,7 @@ Hidden states are zero where an episode begins, and those of before where a roll
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from maze.core.agent.hidden_states import HiddenStates
-from maze.core.agent.torch_actor_critic import ModelRuns, Observed
+from maze.core.agent.torch_actor_critic import ModelRuns
 from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchSharedStateCritic, TorchStateCritic
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
@@ -129,11 +129,8 @@ class SequencedRollout:
         self, model: TorchActorCritic, columns: RolloutColumns, hidden_states: HiddenStates | None, length: int = 0
     ) -> None:
         assert isinstance(model.critic, TorchStateCritic)
-        self._model, self._critic, self._columns = model, model.critic, columns
-        self._hidden_states, self._length = (
-            hidden_states or HiddenStates(columns.n_envs, model.critic.state_sizes),
-            length,
-        )
+        self._model, self._critic, self._columns, self._length = model, model.critic, columns, length
+        self._hidden_states = hidden_states or HiddenStates(columns.n_envs, model.critic.state_sizes)
         self._has_shared_critic = isinstance(model.critic, TorchSharedStateCritic)
         _check(model.critic, columns)
         assert columns.hidden_states is not None, "checked"
@@ -145,7 +142,7 @@ class SequencedRollout:
         """By network (`policy`, `critic`), actor, environment and episode: states after its last step, and the row."""
 
     def evaluate(
-        self, substeps: Sequence[Observed], index: Index | None
+        self, substeps: Sequence[Any], index: Index | None
     ) -> tuple[tuple[PolicyOutput, StateCriticOutput], Sequences]:
         """Compute the outputs of the model for all decisions of a policy, unrolled over the sequences of their rows.
 
@@ -157,7 +154,7 @@ class SequencedRollout:
         self.note(runs, origin)
         return outputs, sequences
 
-    def sequences(self, substeps: Sequence[Observed], index: Index | None) -> tuple[Sequences, ModelRuns, Any]:
+    def sequences(self, substeps: Sequence[Any], index: Index | None) -> tuple[Sequences, ModelRuns, Any]:
         """Return the sequences of a policy's decisions, and the runs of policy and critic over them.
 
         :param substeps: The decisions.
@@ -187,35 +184,22 @@ class SequencedRollout:
         env_of, agent_of, episode_of = envs[order][starts], agents[order][starts], episode[starts]
         goes_on = is_new_stream[starts] & (episode_of == 0)
 
-        def before(actor: ActorID | None, states: Mapping[str, np.ndarray], sizes: Mapping[str, int]) -> States:
-            initial = {key: np.zeros((len(starts), size), np.float32) for key, size in sizes.items()}
-            mine = goes_on if actor is None or index is None else goes_on & (agent_of == actor.agent_id)
-            for key, array in initial.items():
-                if key in states:
-                    array[mine] = states[key][env_of[mine]]
-            return {key: torch.from_numpy(array).to(self._model.device) for key, array in initial.items()}
-
-        def of_agents(actor: ActorID) -> list[ActorID]:
-            return [actor] if index is None else [ActorID(actor.step_key, int(one)) for one in np.unique(agents)]
-
-        def summed(parts: Iterable[States]) -> States:
-            first, *others = parts  # each sequence is that of one agent, for all others it is zero
-            for other in others:
-                first = {key: tensor + other[key] for key, tensor in first.items()}
-            return first
+        def before(states_of: Callable[..., Any], actor: Any, sizes: Mapping[str, int]) -> States:
+            states = {key: np.zeros((len(starts), size), np.float32) for key, size in sizes.items()}
+            for row in np.flatnonzero(goes_on):
+                one = actor if actor is None or index is None else ActorID(actor.step_key, int(agent_of[row]))
+                for key, known in states_of(one).items():
+                    states[key][row] = known[env_of[row]]
+            return {key: torch.from_numpy(array).to(self._model.device) for key, array in states.items()}
 
         policy, critic = self._model.policy, self._critic
         found.policy_states = [
-            summed(before(one, self._known.get(one, {}), policy.state_sizes(one)) for one in of_agents(actor))
-            for actor in actors
+            before(lambda one: self._known.get(one, {}), actor, policy.state_sizes(actor)) for actor in actors
         ]
-        if self._has_shared_critic:
-            found.critic_states = [before(None, self._hidden_states.of(None), critic.state_sizes(None))]
-        else:
-            found.critic_states = [
-                summed(before(one, self._hidden_states.of(one), critic.state_sizes(one)) for one in of_agents(actor))
-                for actor in actors
-            ]
+        found.critic_states = [
+            before(self._hidden_states.of, actor, critic.state_sizes(actor))
+            for actor in ([None] if self._has_shared_critic else actors)
+        ]
         level = since_start[starts] // self._length if self._length else np.zeros_like(starts)
         groups = []
         for depth in range(int(level.max(initial=0)) + 1):
@@ -281,20 +265,15 @@ class SequencedRollout:
                     array[env] = final[key][row].cpu().numpy()
 
 
-def _is_of_one(columns: RolloutColumns) -> bool:
-    """Return whether the same actor makes all decisions."""
-    (first, *others) = columns.substeps.values()
-    return not others and len(np.unique(first.agent_ids[first.entries()])) == 1
-
-
 def _check(critic: TorchStateCritic, columns: RolloutColumns) -> None:
-    sequence = columns.actor_sequence
-    problem = ""
+    sequence, problem = columns.actor_sequence, ""
+    (first, *others) = columns.substeps.values()
+    is_of_one = not others and len(np.unique(first.agent_ids[first.entries()])) == 1
     if columns.hidden_states is None:
         problem = "the critic has some and the policy has none, so that the begins of episodes are unknown"
     elif isinstance(critic, TorchDeltaStateCritic) and critic.is_recurrent:
         problem = "a delta critic has no hidden states"
-    elif isinstance(critic, TorchSharedStateCritic) and critic.is_recurrent and not (sequence or _is_of_one(columns)):
+    elif isinstance(critic, TorchSharedStateCritic) and critic.is_recurrent and not (sequence or is_of_one):
         problem = "a shared critic with hidden states needs environments that all take the same sub-steps"
     elif sequence is not None and len(set(sequence)) < len(sequence):
         problem = (

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import nn
 
 from maze.core.agent.policy import Policy, acting_in
 from maze.core.agent.torch_policy import TorchPolicy
@@ -87,16 +86,15 @@ class RolloutEvaluator(Evaluator):
     def evaluate(self, policy: Policy) -> None:
         before = self.state_dict()
         try:
-            with _evaluation_mode(policy), self._own_generators(policy):
+            with self._evaluating(policy):
                 self._play(policy)
         except EpisodesInterrupted:  # the same episodes are played again when the run is resumed
             self.load_state_dict(before)
             raise
         self.eval_env.write_epoch_stats()
-        value: Any = self.eval_env.get_stats_value(BaseEnvEvents.reward, LogStatsLevel.EPOCH, name="mean")
-        reward = float(value)
+        reward: Any = self.eval_env.get_stats_value(BaseEnvEvents.reward, LogStatsLevel.EPOCH, name="mean")
         if not np.isfinite(reward):
-            logger.warning("The mean reward of the evaluation is %s.", reward)
+            logger.warning("The mean reward of the evaluation is %s.", float(reward))
         if self.model_selection is not None:
             self.model_selection.keeps_latest = self._keeps_latest
             tell(self.model_selection, self.criterion, self.eval_env.get_stats(LogStatsLevel.EPOCH).last_stats)
@@ -143,12 +141,16 @@ class RolloutEvaluator(Evaluator):
         return quota
 
     @contextmanager
-    def _own_generators(self, policy: Policy) -> Iterator[None]:
-        """Return a context in which a policy that is being trained draws from the evaluator's generators."""
+    def _evaluating(self, policy: Policy) -> Iterator[None]:
+        """Return a context in which a policy that is being trained draws from the evaluator's generators, and dropout
+        and the like are off.
+        """
         if not isinstance(policy, TorchPolicy):
             yield
             return
         of_training = policy.rng_state()
+        trained = [network for network in policy.networks.values() if network.training]
+        policy.eval()
         try:
             if self._rng_state is None:
                 policy.seed(seed_beside(of_training))
@@ -158,39 +160,21 @@ class RolloutEvaluator(Evaluator):
             self._rng_state = policy.rng_state()
         finally:
             policy.set_rng_state(of_training)
+            for network in trained:
+                network.train()
 
     def _evaluate_single(self, policy: Policy, env: Any) -> None:
         act = acting_in(env, policy, self.deterministic)
-
-        def begin(episode: int) -> Any:
+        for episode in range(self.n_episodes + 1):
             if self._n_instances:
                 env.seed(episode)
-            return env.reset()  # publishes the statistics of the last episode
-
-        observation = begin(0)
-        env.clear_epoch_stats()
-        for episode in range(self.n_episodes):
-            done, n_steps = False, 0
+            observation = env.reset()  # publishes the statistics of the episode before
+            if episode == 0:
+                env.clear_epoch_stats()
+            done, n_steps = episode == self.n_episodes, 0
             while not done:
                 observation, _, done, _ = env.step(act(observation, env.actor_id()))
                 n_steps += 1
                 check_interrupt()
                 if n_steps % LONG_EPISODE == 0:
                     check_episode_ends(n_steps, "the evaluation environment")
-            observation = begin(episode + 1)
-
-
-@contextmanager
-def _evaluation_mode(policy: Policy) -> Iterator[None]:
-    """Switch the networks' dropout and the like off, and afterwards on again where they were."""
-    if not isinstance(policy, TorchPolicy):
-        yield
-        return
-    networks: list[nn.Module] = list(policy.networks.values())
-    trained = [network for network in networks if network.training]
-    policy.eval()
-    try:
-        yield
-    finally:
-        for network in trained:
-            network.train()

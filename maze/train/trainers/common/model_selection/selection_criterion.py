@@ -11,7 +11,6 @@ import re
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -39,7 +38,6 @@ _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 }
 _CONSTRAINT = re.compile(r"^\s*(?P<name>[^<>=]+?)\s*(?P<sign><=|>=|==|<|>)\s*(?P<bound>\S+)\s*$")
 _SMALLEST_VIOLATION = 1e-9
-_N_SHOWN = 20
 
 
 class Judgement(NamedTuple):
@@ -123,20 +121,17 @@ class SelectionCriterion:
         if value is None:
             raise ConfigError(
                 f"objective: the evaluation has no statistic or KPI {self.objective!r}."
-                f"{_suggestion(stats, self.objective)} An event that does not occur in every evaluation makes no "
-                "objective; a KPI that counts it does."
+                f" {_known(stats)} An event that does not occur in every evaluation makes no objective; a KPI that "
+                "counts it does."
             )
-        violation = sum(
-            constraint.violation(self._constrained_value(stats, constraint)) for constraint in self.constraints
-        )
+        violation = 0.0
+        for constraint in self.constraints:
+            found = self._value(stats, constraint, constraint.name)
+            if constraint.per is not None and found:
+                divisor = self._value(stats, constraint, constraint.per)
+                found = found / divisor if divisor else math.copysign(math.inf, found)
+            violation += constraint.violation(found)
         return Judgement(value if self.maximize else -value, violation)
-
-    def _constrained_value(self, stats: LogStats, constraint: Constraint) -> float:
-        value = self._value(stats, constraint, constraint.name)
-        if constraint.per is None:
-            return value
-        divisor = self._value(stats, constraint, constraint.per)
-        return value / divisor if divisor else math.copysign(math.inf, value) if value else 0.0
 
     def _value(self, stats: LogStats, constraint: Constraint, name: str) -> float:
         value = find_statistic(stats, name)
@@ -145,11 +140,9 @@ class SelectionCriterion:
         if name not in self._absent:
             problem = f"constraints: {constraint.text!r}: the evaluation has no statistic or KPI {name!r}"
             if "kpi" in _tokens(name)[:2]:  # KPIs are calculated in every evaluation
-                raise ConfigError(f"{problem}.{_suggestion(stats, name)}")
+                raise ConfigError(f"{problem}. {_known(stats)}")
             self._absent.add(name)
-            logger.warning(
-                "%s; it counts as 0, like an event that does not occur.%s", problem, _suggestion(stats, name)
-            )
+            logger.warning("%s; it counts as 0, like an event that does not occur. %s", problem, _known(stats))
         return 0.0
 
 
@@ -210,19 +203,9 @@ def _tokens(name: str) -> tuple[str, ...]:
     return tokens[1:] if first == "eval" else (first, *tokens[1:])
 
 
-def _suggestion(stats: LogStats, name: str) -> str:
-    keys = [key for key, value in stats.items() if scalar_value(value) is not None]
-    spelled = {
-        "/".join(spelling): _full_name(key)
-        for with_output in (False, True)
-        for key in sorted(keys, key=lambda key: key.output_name == "mean")  # which a short name means
-        for spelling in _spellings(key, with_output)
-    }
-    close = get_close_matches("/".join(_tokens(name)), spelled, n=1, cutoff=0.8)
-    meant = f" Did you mean `{spelled[close[0]]}`?" if close else ""
-    names = sorted(map(_full_name, keys))
-    more = f" and {len(names) - _N_SHOWN} more" if len(names) > _N_SHOWN else ""
-    return f"{meant} Known: {', '.join(names[:_N_SHOWN]) or 'none'}{more}."
+def _known(stats: LogStats) -> str:
+    names = sorted(_full_name(key) for key, value in stats.items() if scalar_value(value) is not None)
+    return f"Known: {', '.join(names) or 'none'}."
 
 
 # -- sources of constrained statistics in rollouts ---------------------------------------------------------------------

@@ -14,7 +14,7 @@ from maze.core.env.base_env import is_truncated
 from maze.core.env.space_arrays import ActionBounds, dict_specs
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteError
-from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns
+from maze.core.rollout.rollout_columns import RolloutColumns
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.train.trainers.common.replay_buffer.transitions import Arrays, TransitionBatch, TransitionRows
@@ -206,7 +206,6 @@ class RolloutRows(_StepAssembler):
             [_zeros(by_key[actor.step_key]) for actor in actors]
             for by_key in (observation_spaces_dict, action_spaces_dict)
         ]
-        self._has_warned = False
 
     def reset(self) -> None:
         """Drop steps that are under way: the environments are going to be reset."""
@@ -312,7 +311,13 @@ class RolloutRows(_StepAssembler):
                     self.decide(env_index, actor, observation, action, reward, where)
                     if columns.terminated[tick, env_index] or columns.truncated[tick, env_index]:
                         terminated, final = bool(columns.terminated[tick, env_index]), finals.get((tick, env_index))
-                        self._end(env_index, None if terminated else final, terminated)
+                        next_actor = self.actors[len(self.steps[env_index].observations) % len(self.actors)]
+                        if terminated or final is None:
+                            self.end_episode(env_index, terminated, None)
+                        elif final.actor_id == next_actor:
+                            self.end_episode(env_index, terminated, final.observation)
+                        else:  # the environment left its actor as it was
+                            self.steps[env_index] = _Step()
                     elif columns.step_complete[tick, env_index]:
                         self.complete(env_index, where)
         for env_index, actor in enumerate(columns.last_actor_ids):
@@ -324,29 +329,6 @@ class RolloutRows(_StepAssembler):
         bounds = [self._bounds[actor.step_key] for actor in self.actors]
         rows.actions = [_clipped(*pair) for pair in zip(bounds, rows.actions, strict=True)]
         return rows
-
-    def _end(self, env_index: int, final: FinalObservationEntry | None, terminated: bool) -> None:
-        if final is None or self._is_of_next_actor(final, len(self.steps[env_index].observations)):
-            self.end_episode(env_index, terminated, None if final is None else final.observation)
-        else:
-            self.steps[env_index] = _Step()
-
-    def _is_of_next_actor(self, final: FinalObservationEntry, n_substeps: int) -> bool:
-        """Return whether the last observation of a truncated episode is of the actor that would have acted."""
-        expected = self.actors[n_substeps % len(self.actors)]
-        if final.actor_id == expected:
-            return True
-        if not self._has_warned:
-            self._has_warned = True
-            logger.warning(
-                "Environment %d: when its episode was cut off, %s was to act next according to `actor_id()`, expected "
-                "%s. The last step of such episodes is not learned from. Have `actor_id()` move on at the end of an "
-                "episode as well.",
-                final.env_index,
-                final.actor_id,
-                expected,
-            )
-        return False
 
 
 def _by_env(array: np.ndarray, n_rows: int) -> np.ndarray:

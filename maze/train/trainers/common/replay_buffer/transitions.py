@@ -213,9 +213,14 @@ class TransitionColumns:
             self.n_substeps[slots] = rows.n_substeps
             if not (rows.n_substeps == len(self.actors)).all():
                 self.all_complete = False
-                self._fill_unobserved(numbers % self.capacity, rows)
-        self._link(slots, numbers, rows.follows)
+                for position in range(1, len(self.actors)):
+                    missing = (numbers % self.capacity)[~_is_observed(rows, position)]
+                    for key, value in self._unobserved[position].items():
+                        self.observations[position][key][missing] = value
+        self.next_row[slots] = -1
         self.n_added += n
+        known = (rows.follows >= 0) & (rows.follows >= self.n_added - self.capacity)
+        self.next_row[rows.follows[known] % self.capacity] = numbers[known]
 
     def zeros(self) -> list[list[Arrays]]:
         """Return zeros in the shapes of observations and actions, by actor."""
@@ -232,18 +237,6 @@ class TransitionColumns:
         for position, arrays in enumerate(self.observations):
             seen = slots if len(self.actors) == 1 else slots[self.n_substeps[slots] > position]
             yield {key: array[seen] for key, array in arrays.items()}
-
-    def _fill_unobserved(self, slots: np.ndarray, rows: TransitionRows) -> None:
-        for position in range(1, len(self.actors)):
-            missing = slots[~_is_observed(rows, position)]
-            for key, value in self._unobserved[position].items():
-                self.observations[position][key][missing] = value
-
-    def _link(self, slots: Any, numbers: np.ndarray, follows: np.ndarray) -> None:
-        self.next_row[slots] = -1
-        oldest = numbers[-1] + 1 - self.capacity if len(numbers) else 0
-        known = (follows >= 0) & (follows >= oldest)
-        self.next_row[follows[known] % self.capacity] = numbers[known]
 
     def read(self, slots: np.ndarray, device: str) -> TransitionBatch:
         """Return the rows in the given places.
