@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +11,7 @@ from hydra.plugins.launcher import Launcher
 from maze.api.placing import is_plain
 from maze.api.utils import InvalidSpecificationError
 from maze.cli.algorithms import TARGET, option_of
-from maze.core.errors import ConfigError, did_you_mean
+from maze.core.errors import ConfigError
 from maze.core.utils.config_utils import is_environment, is_vector_env, shown_value
 from maze.core.utils.factory import TARGET_KEY
 from maze.core.wrappers.wrapper import Wrapper
@@ -162,9 +161,3 @@ def _algorithm_class(algorithm: Any) -> type[AlgorithmConfig]:
             f"{sorted(map(str, algorithm))}. Or pass a name, and overrides such as {{'algorithm.lr': 0.001}}."
         )
     return known
-
-
-def unknown_argument(name: str, known: Callable[..., Any] | list[str]) -> str:
-    """Return the message for an unknown argument."""
-    names = known if isinstance(known, list) else [key for key in inspect.signature(known).parameters if key != "self"]
-    return f"{name}: unknown argument.{did_you_mean(name, names)} Known: {', '.join(names)}."

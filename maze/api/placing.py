@@ -86,10 +86,6 @@ class _Placement:
                 raise self._unknown(name, map(str, range(len(node))), before)
             _insert(node, int(name), self.below(node[int(name)], rest, here))
             return node
-        if isinstance(node, Mapping):
-            if name not in node and not self.is_new:
-                raise self._unknown(name, map(str, node), before)
-            return {**node, name: self.below(node.get(name), rest, here)}
         if dataclasses.is_dataclass(node) and not isinstance(node, type):
             names = [field.name for field in dataclasses.fields(node) if field.init]
             if name not in names:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from maze.api.config_auditor import unknown_argument
 from maze.api.config_loader import LoadedRun
 from maze.api.placing import place
 from maze.api.process_state import GlobalGenerators, RunStatsContext, output
@@ -32,7 +31,7 @@ from maze.cli.run_summary import (
 from maze.console.runs import EVERYTHING, QUIET, checked_verbosity
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.agent.serialized_torch_policy import SerializedTorchPolicy
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, did_you_mean
 from maze.core.log_stats.log_stats import LogStatsLevel, RunPlace, StatsContext, register_log_stats_writer
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
 from maze.core.utils.config_description import config_to_yaml
@@ -407,7 +406,8 @@ class TrainingRun:
         known = ["n_steps", *dict.fromkeys(name for signature in signatures for name in signature.parameters)]
         for name in train_kwargs:
             if name not in known:
-                raise InvalidSpecificationError(f"train: {unknown_argument(name, known)}")
+                hint = did_you_mean(name, known)
+                raise InvalidSpecificationError(f"train: {name}: unknown argument.{hint} Known: {', '.join(known)}.")
 
     def _require_weights(self, what: str) -> None:
         if self.result.status != "not trained":

@@ -232,7 +232,15 @@ def lost_job(text: str) -> JobReturn:
 
 def _serve_job(payload: bytes, connection: Connection, environment: Mapping[str, str], directory: str) -> None:
     """Run the main function of a job's process."""
-    threading.Thread(target=_end_with_parent, args=(connection,), daemon=True).start()
+
+    def end_with_parent() -> None:
+        with suppress(EOFError, OSError):
+            connection.recv_bytes()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(GRACE_PERIOD)
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
     os.environ.clear()
     os.environ.update(environment)
     connection.send_bytes(run_packed_job(payload, directory))
@@ -276,15 +284,6 @@ def _redirect_output(directory: Path) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     let_console_last()
-
-
-def _end_with_parent(connection: Connection) -> None:
-    """Terminate this process when the sweep's process has ended."""
-    with suppress(EOFError, OSError):
-        connection.recv_bytes()
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(GRACE_PERIOD)
-    os._exit(1)
 
 
 class RayLauncher(LocalLauncher):

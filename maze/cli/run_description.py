@@ -45,16 +45,13 @@ def _describe_run(directory: Path, files: Sequence[CheckedFile]) -> Iterator[str
     rows = [("run", facts.title), ("command", text_of(directory / COMMAND_FILE)), *facts.facts]
     rows += [("state", progress_of(directory)), ("settings", _problem(directory / CONFIG_FILE, read_stored_config))]
     yield f"Run in {directory.absolute()}\n"
-    yield from (_row(label, text) for label, text in rows if text)
+    yield from (f"  {label:<13}{text}" for label, text in rows if text)
     yield "\nFiles"
-    yield from (file.line() for file in files)
+    for name, size, problem in files:
+        yield f"  {name:<60} {size:>12,} B: {f'DAMAGED: {problem}' if problem else 'valid'}"
     yield "\nNext"
     for purpose, command in run_commands(directory, Path.cwd(), usable).items():
         yield f"  {purpose}:\n    {command}"
-
-
-def _row(label: str, text: str) -> str:
-    return f"  {label:<13}{text}"
 
 
 # -- the files of a run ------------------------------------------------------------------------------------------------
@@ -71,10 +68,6 @@ class CheckedFile(NamedTuple):
     name: str
     size: int
     problem: str = ""
-
-    def line(self) -> str:
-        """Return the file as a line of a table."""
-        return f"  {self.name:<60} {self.size:>12,} B: {f'DAMAGED: {self.problem}' if self.problem else 'valid'}"
 
 
 def checked_files(directory: Path) -> Iterator[CheckedFile]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -203,12 +204,11 @@ def complete_policies(cfg: DictConfig, project: Path, overrides: Sequence[str]) 
     :param overrides: The command's arguments.
     :raises UsageError: There is no such option and no such training run.
     """
-    reader = PolicyReader(cfg, project, sections_named_by(overrides))
+    reader = PolicyReader(cfg, project, sections_named_by(overrides), " or ".join(GATE) if is_gate(cfg) else "policies")
     if isinstance(cfg.get("data"), str) and not cfg.data.startswith(MINARI):
         cfg.data = str(project / cfg.data)
     if is_gate(cfg):
         _complete_gate(cfg, project)
-        reader.where = " or ".join(GATE)
     policies = OmegaConf.to_container(cfg.policies, resolve=True) if OmegaConf.is_config(cfg.policies) else cfg.policies
     policies = [] if policies is None else policies
     if not isinstance(policies, (list, dict)):
@@ -276,8 +276,7 @@ def complete_base(cfg: DictConfig, project: Path, overrides: Sequence[str]) -> N
             cfg.env = env_of_shelf(cfg.policy.bundle, named) or cfg.env
     if not isinstance(cfg.policy.get("base"), str):
         return
-    reader = PolicyReader(cfg, project, named)
-    reader.where = "policy.base"
+    reader = PolicyReader(cfg, project, named, "policy.base")
     path = project / cfg.policy.base
     with open_dict(cfg):
         if (path / _WEIGHTS).is_file():
@@ -299,24 +298,24 @@ def env_of_shelf(bundle: str, named: Container[str]) -> Any:
         raise UsageError(f"{error} See maze-run --shelf.") from error
 
 
+@dataclass
 class PolicyReader:
     """Read entries of compared policies.
 
     :param cfg: The whole configuration.
     :param project: Directory that relative paths refer to.
     :param named: Sections that the command names.
+    :param where: Beginning of error messages: the configuration key.
     """
 
-    def __init__(self, cfg: DictConfig, project: Path, named: set[str]) -> None:
-        self.env: Any = None
-        """The environment of the first training run, unless the command names one."""
-        self.wrappers: Any = None
-        """Its wrappers, likewise."""
-        self.where = "policies"
-        """Beginning of error messages: the configuration key."""
-        self._cfg = cfg
-        self._project = project
-        self._named = named
+    cfg: DictConfig
+    project: Path
+    named: set[str]
+    where: str = "policies"
+    env: Any = field(default=None, init=False)
+    """The environment of the first training run, unless the command names one."""
+    wrappers: Any = field(default=None, init=False)
+    """Its wrappers, likewise."""
 
     def entry(self, entry: Any) -> tuple[str, Any]:
         """Return a label and the configuration, with `trainings` if there are several."""
@@ -336,12 +335,12 @@ class PolicyReader:
             raise UsageError(
                 f"{self.where}: {entry!r} is neither an option of {_GROUP}, nor a training run, nor a configuration."
             )
-        path = self._project / entry
+        path = self.project / entry
         if path.is_dir():
             return self._training_runs(path)
         is_file = path.suffix in (_BUNDLE, _SB3)
         if entry.startswith(SHELF):
-            self.env = self.env or env_of_shelf(entry, self._named)
+            self.env = self.env or env_of_shelf(entry, self.named)
             policy = {TARGET_KEY: _WHOLE_BUNDLE, "bundle": entry}
         else:
             policy = self._file(path) if is_file else self._option(entry)
@@ -388,8 +387,8 @@ class PolicyReader:
         return directory.name, {"trainings": [policy for _, policy in found]}
 
     def _training(self, run: Path) -> tuple[str, dict[str, Any]]:
-        wanted = ["model", *(name for name in ("env", "wrappers") if name not in self._named)]
-        stored = StoredRun(run, packages_trusted_by(self._cfg)).sections(wanted)
+        wanted = ["model", *(name for name in ("env", "wrappers") if name not in self.named)]
+        stored = StoredRun(run, packages_trusted_by(self.cfg)).sections(wanted)
         if self.env is None:
             self.env = stored.get("env")
         if self.wrappers is None:
@@ -470,6 +469,5 @@ def complete_replay(cfg: DictConfig, project: Path, overrides: Sequence[str]) ->
         elif policy == _AS_RECORDED:
             cfg.what_if.policy = None
         elif has_what_if and policy is not None:
-            reader = PolicyReader(cfg, project, {*named, "wrappers"})
-            reader.where = "what_if.policy"
+            reader = PolicyReader(cfg, project, {*named, "wrappers"}, "what_if.policy")
             cfg.what_if.policy = reader.entry(policy)[1]

@@ -281,18 +281,17 @@ def live_line() -> LiveLine | None:
 class Progress:
     """Show the progress of work that consists of equal units, such as episodes.
 
-    :param total: Number of units.
+    Where there is no terminal, five lines are printed.
+
+    :param total: Number of episodes.
     :param description: Name of the work.
-    :param unit: Name of the units.
-    :param n_lines: Number of lines that are printed where there is no terminal.
     """
 
-    def __init__(self, total: int, description: str, unit: str = "episodes", n_lines: int = 5) -> None:
+    def __init__(self, total: int, description: str) -> None:
         self.total = total
         self.description = description
-        self.unit = unit
         self.n_done = 0
-        self._line_after = max(1, -(-total // n_lines))
+        self._line_after = max(1, -(-total // 5))
         self._start = self._refreshed = time.monotonic()
         self._line = live_line()
 
@@ -301,7 +300,7 @@ class Progress:
         self.n_done += 1
         now = time.monotonic()
         rate = self.n_done / max(now - self._start, 1e-9)
-        state = f"{self.n_done}/{self.total} {self.unit}, {rate:.3g}/s, {(self.total - self.n_done) / rate:.0f} s left"
+        state = f"{self.n_done}/{self.total} episodes, {rate:.3g}/s, {(self.total - self.n_done) / rate:.0f} s left"
         if self._line is None:
             if self.n_done % self._line_after == 0 or self.n_done == self.total:
                 print(f"{self.description}: {state}", flush=True)
@@ -419,10 +418,6 @@ class TrainingProgress:
         self.evaluated(best)
         if self._console is not None:
             self._console.finish()
-
-    def close(self) -> None:
-        """Remove the live line."""
-        self.before_output()
 
     def _n_epochs_done(self) -> float:
         return self._epoch + self._update / self.epoch_length

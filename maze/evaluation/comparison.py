@@ -379,6 +379,10 @@ class TailRow(NamedTuple):
     difference: Estimate | None
 
 
+_TAIL_HEADER = ("level", "policy", "quantile", "95 %", "CVaR", "95 % of CVaR", "difference", "95 % of difference")
+
+
+@dataclass(frozen=True)
 class TailComparison:
     """Comparison of the worst episodes, by the measures that have a goal.
 
@@ -386,11 +390,8 @@ class TailComparison:
     :param levels: Shares of the episodes that are the worst, such as 0.1.
     """
 
-    _HEADER = ("level", "policy", "quantile", "95 %", "CVaR", "95 % of CVaR", "difference", "95 % of difference")
-
-    def __init__(self, comparison: Comparison, levels: Sequence[float]) -> None:
-        self.comparison = comparison
-        self.levels = levels
+    comparison: Comparison
+    levels: Sequence[float]
 
     def __bool__(self) -> bool:
         """Return whether there are levels."""
@@ -425,14 +426,14 @@ class TailComparison:
         """Return the table for the console, measure by measure."""
         parts = []
         for measure in self.measures:
-            rows = [self._HEADER, *(tuple(map(_cell_text, _tail_cells(row))) for row in self.rows(measure))]
+            rows = [_TAIL_HEADER, *(tuple(map(_cell_text, _tail_cells(row))) for row in self.rows(measure))]
             parts += [f"{measure}, worst episodes", *aligned(rows), ""]
         return "\n".join(parts)
 
     def section(self) -> str:
         """Return a section of the report."""
         tables = [
-            table(self._HEADER, [_tail_cells(row) for row in self.rows(measure)], f"{measure}: worst episodes")
+            table(_TAIL_HEADER, [_tail_cells(row) for row in self.rows(measure)], f"{measure}: worst episodes")
             for measure in self.measures
         ]
         return page_section("Worst episodes", "".join(tables))

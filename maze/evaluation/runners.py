@@ -57,7 +57,7 @@ CONTEXTS_FILE, TAILS_FILE = "contexts.csv", "tails.csv"
 EPISODE_FILE, WHAT_IF_FILE = "episode.html", "what_if.html"
 _RUNS = "trainings"
 """Key of an entry of `policies` that lists several runs."""
-_CHOICES = {"worst": 0.0, "median": 0.5, "best": 1.0}
+_CHOICES = {"best": 1.0, "worst": 0.0, "median": 0.5}
 """Rank of the chosen episode, the lowest return first, as a share of the last rank."""
 _PLACEHOLDER = {"_target_": "maze.core.agent.random_policy.RandomPolicy"}
 """Policy of a replay, which only needs the environment."""

@@ -127,7 +127,8 @@ class Page:
 
     def text(self) -> str:
         """Return the page as HTML."""
-        badge = f' <span class="state {_word(self.state)}">{html.escape(self.state)}</span>' if self.state else ""
+        word = "".join(filter(str.isalnum, self.state))
+        badge = f' <span class="state {word}">{html.escape(self.state)}</span>' if self.state else ""
         failure = f'<pre class="error" role="alert">{html.escape(self.error)}</pre>' if self.error else ""
         title = html.escape(self.title)
         return "".join(
@@ -156,7 +157,10 @@ def page_section(title: str, content: str = "", charts: Sequence[Chart] = (), fa
     """
     if not (content or charts or facts):
         return ""
-    figures = "".join(map(_figure, charts))
+    sizes = ((chart, ' class="large"' if chart.is_large else "") for chart in charts)
+    figures = "".join(
+        f'<figure{size} data-chart="{html.escape(_json(chart.as_json()))}"></figure>\n' for chart, size in sizes
+    )
     grid = f'<div class="charts">{figures}</div>' if figures else ""
     return f"<section>\n<h2>{html.escape(title)}</h2>\n{content}{grid}{facts}</section>\n"
 
@@ -240,15 +244,6 @@ def _breakable(text: str) -> str:
     return re.sub(r"[/._](?!\d)", r"\g<0><wbr>", html.escape(shown))
 
 
-def _figure(chart: Chart) -> str:
-    size = ' class="large"' if chart.is_large else ""
-    return f'<figure{size} data-chart="{html.escape(_json(chart.as_json()))}"></figure>\n'
-
-
-def _word(text: str) -> str:
-    return "".join(letter for letter in text if letter.isalnum())
-
-
 def _encoded(values: np.ndarray[Any, Any]) -> str:
     """Encode numbers for the script: exact, small and fast."""
     return base64.b64encode(np.asarray(values, "<f8").tobytes()).decode()
@@ -326,11 +321,10 @@ def chart_of_statistic(event: str, paths: Sequence[StatisticsOfPath], is_large: 
     return [Chart(each.name, each.series, each.kind, is_large, is_spread=True) for each in charts]
 
 
-def charts_of_columns(paths: Sequence[StatisticsOfPath], run: int = 0) -> Iterator[Chart]:
+def charts_of_columns(paths: Sequence[StatisticsOfPath]) -> Iterator[Chart]:
     """Yield charts of all statistics: one for mean and spread of an event, one for all shares of a distribution.
 
     :param paths: The statistics; `eval` comes first in each chart.
-    :param run: Number of the run.
     """
     paths = sorted(paths, key=lambda each: (each.path != "eval", each.path != "train", each.path))
     groups: dict[tuple[str, str], list[tuple[StatisticsOfPath, str]]] = {}
@@ -343,21 +337,21 @@ def charts_of_columns(paths: Sequence[StatisticsOfPath], run: int = 0) -> Iterat
     for (kind, name), members in groups.items():
         if kind == "share":
             ordered = sorted(members, key=lambda member: int(member[1].rpartition(SHARE)[2]))
-            shares = [Series(column.rpartition(SHARE)[2], each.path, column, run=run) for each, column in ordered]
+            shares = [Series(column.rpartition(SHARE)[2], each.path, column) for each, column in ordered]
             yield Chart(name, shares, "stack")
         elif kind == "quantile":
             median, low, high = (f"{name}/{end}" for end in ("p50", "p05", "p95"))
             paths_of = [each.path for each, column in members if column == median]
-            yield Chart(name, [Series(path, path, median, low=low, high=high, run=run) for path in paths_of])
+            yield Chart(name, [Series(path, path, median, low=low, high=high) for path in paths_of])
         elif kind == "spread":
-            lines = [_spread_series(each, name, run) for each in paths if (each, _of_event(name, "mean")) in members]
+            lines = [_spread_series(each, name) for each in paths if (each, _of_event(name, "mean")) in members]
             if lines:
                 yield Chart(name, lines, is_spread=True)
             lone = [column for each, column in members if _of_event(name, "mean") not in each.columns]
             for column in dict.fromkeys(lone):
-                yield _plain(column, [each for each, other in members if other == column], run)
+                yield _plain(column, [each for each, other in members if other == column])
         else:
-            yield _plain(name, [each for each, _ in members], run)
+            yield _plain(name, [each for each, _ in members])
 
 
 def column_of(statistics: StatisticsOfPath | None, name: str) -> np.ndarray[Any, Any]:
@@ -366,8 +360,8 @@ def column_of(statistics: StatisticsOfPath | None, name: str) -> np.ndarray[Any,
     return values[np.isfinite(values)]
 
 
-def _plain(name: str, paths: Sequence[StatisticsOfPath], run: int) -> Chart:
-    return Chart(name, [Series(each.path, each.path, name, run=run) for each in paths])
+def _plain(name: str, paths: Sequence[StatisticsOfPath]) -> Chart:
+    return Chart(name, [Series(each.path, each.path, name) for each in paths])
 
 
 def _kind(column: str) -> tuple[str, str]:
@@ -389,8 +383,8 @@ def _of_event(name: str, statistic: str) -> str:
     return "/".join([interface, event, statistic, *group])
 
 
-def _spread_series(statistics: StatisticsOfPath, name: str, run: int) -> Series:
+def _spread_series(statistics: StatisticsOfPath, name: str) -> Series:
     names = {each: _of_event(name, each) for each in SPREAD}
     known = {each: column for each, column in names.items() if column in statistics.columns}
     low, high = (known.get("min"), known.get("max")) if {"min", "max"} <= set(known) else (None, None)
-    return Series(statistics.path, statistics.path, names["mean"], known.get("std"), low, high, run)
+    return Series(statistics.path, statistics.path, names["mean"], known.get("std"), low, high)

@@ -92,10 +92,6 @@ class Progress:
         """Number of completed rows."""
         return len(self._lines)
 
-    def is_empty(self) -> bool:
-        """Return whether there is no completed row."""
-        return not self._lines
-
     def text(self) -> str:
         """Return the completed rows as CSV."""
         head = csv_text([[*LEADING, *self._columns]])

@@ -218,7 +218,7 @@ class ReportWriter(LogStatsWriter):
         self.progress.finish_step()
         record = read_record(self.directory)
         now, state = self._clock(), RUNNING if record is None else str(record.get("state"))
-        if self.progress.is_empty() or (now < self._next_write and state != ENDED):
+        if not self.progress.n_rows or (now < self._next_write and state != ENDED):
             return
         self._write(state)
         duration = self._clock() - now
@@ -227,7 +227,7 @@ class ReportWriter(LogStatsWriter):
     def _write(self, state: str, error: str | None = None) -> None:
         self.progress.finish_step()
         content = (self.progress.n_rows, state, error)
-        if content == self._written or self.progress.is_empty():
+        if content == self._written or not self.progress.n_rows:
             return
         self.progress.write(self.directory)
         run_page(self.facts, self.progress, state, datetime.now(), error).write(self.directory / REPORT_FILE)

@@ -193,7 +193,7 @@ def test_verbosity_0_suppresses_everything_but_errors(capfd: pytest.CaptureFixtu
     rc.evaluate(n_episodes=1)
     rc.rollout(n_episodes=1, max_episode_steps=5)
     assert capfd.readouterr() == ("", "")
-    with pytest.raises(RunContextError):
+    with pytest.raises(ConfigError):
         rc.train(n_epochs=-1)
 
 

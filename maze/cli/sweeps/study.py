@@ -97,7 +97,9 @@ class Nevergrad(BaseSampler):
         values: dict[str, Any] = {}
         for proposed in [*(other for other in complete if other.number not in self._proposals), trial]:
             for other in complete:
-                if _was_finished(other, proposed) and other.number not in self._reported:
+                ended, started = other.datetime_complete, proposed.datetime_start
+                was_known = ended is not None and started is not None and ended <= started
+                if was_known and other.number < proposed.number and other.number not in self._reported:
                     self._reported.add(other.number)
                     value = reported_value(
                         other.value, other.constraints.get("violation"), study.direction is StudyDirection.MAXIMIZE
@@ -141,12 +143,6 @@ class Nevergrad(BaseSampler):
         # Designs that are drawn beforehand (Hammersley and similar) take no results of other values.
         with suppress(self._not_supported):
             self._optimizer.tell(proposal, NO_RESULT_YET if loss == -math.inf else loss)
-
-
-def _was_finished(trial: FrozenTrial, proposed: FrozenTrial) -> bool:
-    """Return whether the result of a trial was known when another trial was proposed."""
-    ended, started = trial.datetime_complete, proposed.datetime_start
-    return trial.number < proposed.number and ended is not None and started is not None and ended <= started
 
 
 def _parameter(ng: Any, distribution: Any) -> Any:
@@ -338,7 +334,7 @@ class SweepStudy:
             if name not in plan.may_change and self.settings.get(name) != plain[name]:
                 raise UsageError(
                     f"hydra.sweep.dir: the sweep in {self._path.parent} was started with another {name}: "
-                    f"{_short(self.settings.get(name))}, now {_short(plain[name])}. Resume it with the command it was "
+                    f"{self.settings.get(name)!s:.120}, now {plain[name]!s:.120}. Resume it with the command it was "
                     "started with (its multirun.yaml has all overrides), or choose another directory."
                 )
         self._study.set_user_attr("settings", plain)
@@ -430,8 +426,3 @@ class SweepStudy:
 
 def _attributes(trial: SweepTrial) -> dict[str, Any]:
     return {"trial": trial.number, "overrides": trial.params, "runs": [asdict(run) for run in trial.runs]}
-
-
-def _short(value: Any, length: int = 120) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= length else f"{text[:length]}..."

@@ -7,7 +7,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hydra.core.utils import JobReturn, JobStatus
@@ -84,28 +84,25 @@ class BatchedJobs:
         self._waiting.clear()
 
 
+@dataclass
 class SweepInProgress:
     """A running sweep.
 
+    :param plan: Its trials.
     :param study: The trials so far; some may be unfinished.
     :param launcher: Starts the runs.
-    :param seeds: Seeds of each trial, with the overrides that set them.
+    :param seed_overrides: Seeds of each trial, with the overrides that set them.
+    :param directory: Directory of the sweep.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        study: SweepStudy,
-        launcher: Launcher,
-        seeds: Mapping[int | None, Sequence[str]],
-        directory: Path,
-    ) -> None:
-        self.plan = plan
-        self.study = study
-        self.launcher = launcher
-        self.seed_overrides = seeds
-        self.seeds = list(seeds)
-        self.directory = directory
+    plan: Plan
+    study: SweepStudy
+    launcher: Launcher
+    seed_overrides: Mapping[int | None, Sequence[str]]
+    directory: Path
+
+    def __post_init__(self) -> None:
+        self.seeds = list(self.seed_overrides)
         self.waiting: deque[tuple[SweepTrial, int | None]] = deque()
         self.open_trials: dict[int, SweepTrial] = {}
         self._table_written = -math.inf
