@@ -19,6 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 import hydra
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from maze.runner import Runner
 
 EXIT_ERROR = 1
+ROOT = "conf_rollout"
+"""Root configuration of commands that name none."""
 NOTHING = ("null", "~", "None", "", str(Path.home()))
 """Texts for an empty group; shells expand `~` to the home directory."""
 OPTIONAL_GROUPS = ("critic", "wrappers")
@@ -262,7 +265,7 @@ def _compose_and_run(command: list[str], trusted: Sequence[str]) -> int:
             is_shown = any(argument.partition("=")[0] in ("--cfg", "-c") for argument in command)
             printed = _printed_with_wrappers() if is_shown and overrides != command else nullcontext()
             with _as_command_of_this_process(_flags_first(overrides), signals), printed:
-                _run_hydra()
+                _run_hydra(overrides)
         except SystemExit as end:
             return end.code if isinstance(end.code, int) else int(end.code is not None)
         except (Exception, KeyboardInterrupt, RunFailedError) as error:
@@ -296,15 +299,57 @@ def _run_flag(flag: str, arguments: list[str]) -> int:
         return _report(error, full=False)
 
 
-def _run_hydra() -> None:
+def _run_hydra(command: Sequence[str]) -> None:
+    """Run a command. Hydra's main composes the configuration twice, which only sweeps and flags of Hydra need."""
     from maze.cli.hydra_setup import grid_by_default
 
     with grid_by_default(), warnings.catch_warnings():
         # If a file and `algorithm._target_` name the same class, the file is merged into the class's defaults, as
         # intended. Hydra warns about it at each composition.
         warnings.filterwarnings("ignore", r"\s*'algorithm/[\w-]+' is validated against ConfigStore schema")
+        if (single := _root_and_overrides(command)) is not None and _run_single(*single):
+            return
         # An absolute config path: Hydra searches no directory beside the script that started the process.
-        hydra.main(version_base="1.3", config_path="pkg://maze.conf", config_name="conf_rollout")(_run_once)()
+        hydra.main(version_base="1.3", config_path="pkg://maze.conf", config_name=ROOT)(_run_once)()
+
+
+def _root_and_overrides(command: Sequence[str]) -> tuple[str, list[str]] | None:
+    """Return root configuration and overrides of a command that has no other flags and names no mode of Hydra."""
+    root, overrides = ROOT, []
+    arguments = iter(command)
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
+        if flag in ("-cn", "--config-name"):
+            root = value if equals else next(arguments, "")
+        elif argument.startswith("-") or "hydra.mode" in flag:
+            return None
+        else:
+            overrides.append(argument)
+    return (root, overrides) if root else None
+
+
+def _run_single(root: str, overrides: list[str]) -> bool:
+    """Compose a configuration and run it.
+
+    :return: Whether it was run; the configuration may choose Hydra's mode MULTIRUN, which Hydra refuses by an
+        assertion before the task starts.
+    """
+    is_started = False
+
+    def task(cfg: DictConfig) -> float | None:
+        nonlocal is_started
+        is_started = True
+        return _run_once(cfg)
+
+    with hydra.initialize_config_module("maze.conf", job_name="maze_cli", version_base="1.3"):
+        single_run = GlobalHydra.instance().hydra
+        assert single_run is not None
+        try:
+            single_run.run(config_name=root, task_function=task, overrides=overrides)
+        except AssertionError:
+            if is_started:
+                raise
+    return is_started
 
 
 @contextmanager

@@ -301,8 +301,7 @@ def _check_runner(config: DictConfig) -> None:
             config_class.from_config(config.algorithm)  # checks its values
             kind.trainer_for(config_class, (runner.trainer_class if is_object else runner.get("trainer_class")) or "")
         return
-    from maze.core.rollout.check_runner import CheckRunner
-    from maze.core.rollout.rollout_runner import RolloutRunner
+    from maze.core.rollout.rollout_runner import CheckRunner, RolloutRunner
 
     if issubclass(kind, RolloutRunner | CheckRunner):  # others are the user's or RLlib's
         raise InvalidSpecificationError(

@@ -28,8 +28,12 @@ from maze.core.log_events.episode_event_log import EpisodeEventLog
 from maze.core.log_events.kpi_calculator import KpiCalculator
 from maze.core.utils.targets import locate, named_module
 from maze.core.wrappers.gym_adapters import ACTION_MASK, adapted
-from maze.core.wrappers.gym_make import import_modules
-from maze.core.wrappers.maze_gym_env_wrapper import GymActionConversion, GymObservationConversion, GymRenderer
+from maze.core.wrappers.maze_gym_env_wrapper import (
+    GymActionConversion,
+    GymObservationConversion,
+    GymRenderer,
+    import_modules,
+)
 
 _NUMBERED = re.compile(r"(.*[^\d_-])[_-]?\d+")
 _MOST_RETURNS = 16

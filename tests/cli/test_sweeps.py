@@ -55,6 +55,16 @@ def test_a_grid_ends_with_a_table_sorted_by_the_objective(
     assert Path("sweep/1/.hydra/overrides.yaml").read_text().count("runner.x=3") == 1
 
 
+def test_a_configuration_may_sweep_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+    text = "# @package _global_\nhydra: {mode: MULTIRUN, sweeper: {params: {runner.max_episode_steps: '1,2'}}}\n"
+    (tmp_path / "conf" / "experiment" / "limits.yaml").write_text(text)
+    short = ["env.name=CartPole-v1", "runner=sequential", "runner.n_episodes=1", "hydra.sweep.dir=sweep"]
+    assert main(["+experiment=limits", f"hydra.searchpath=[file://{tmp_path / 'conf'}]", *short]) == 0
+    assert {row["runner.max_episode_steps"] for row in rows()} == {"1", "2"}
+
+
 def test_a_grid_can_be_minimised_and_extended_in_the_configuration(command: list[str]) -> None:
     assert (
         main([*command, "runner.x=2,1", "hydra.sweeper.maximize=false", "+hydra.sweeper.params={runner.y:'5,6'}"]) == 0

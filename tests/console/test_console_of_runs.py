@@ -104,7 +104,7 @@ def test_verbosity_0_prints_errors_only(way: str, capfd: pytest.CaptureFixture[s
     assert main([*SHORT, way]) == 0
     assert capfd.readouterr() == ("", "")
     assert len(TABLE_ROW.findall(Path("run/maze_cli.log").read_text(encoding="utf-8"))) > 40
-    assert main(["env.name=CartPol-v1", way]) == 1
+    assert main(["env.name=CartPol-v1", "runner=sequential", way]) == 1
     printed = capfd.readouterr()
     assert printed.out == ""
     assert "Did you mean" in printed.err or "CartPol" in printed.err

@@ -81,7 +81,7 @@ class Factory(Generic[BaseType]):
         :param config_path: Key of the configuration, for messages.
         :raises ConfigError: There is none, or it is not a class.
         """
-        found = locate(name, config_path) if isinstance(name, str) else name
+        found = self.type_or_function(name, config_path) if isinstance(name, str) else name
         if not isinstance(found, type):
             raise ConfigError(f"{_prefix(config_path)}`{name}` is not a class.")
         self._check_class(found, str(name), config_path)

@@ -24,7 +24,7 @@ from maze.core.agent.torch_state_critic import TorchSharedStateCritic, TorchStep
 from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
-from maze.core.log_stats.event_decorators import define_epoch_stats, define_mean_by
+from maze.core.log_stats.event_decorators import define_epoch_stats, define_mean_by, define_time
 from maze.train.trainers.common.config_classes import AlgorithmConfig, Risk
 from maze.train.trainers.common.learning import Losses, gradient_step, mean_of
 from maze.train.trainers.common.quantiles import QuantileHead, no_output_layer, output_layer, quantile_huber_loss
@@ -317,13 +317,11 @@ class DQNEvents(ABC):
     def epsilon(self, value: float) -> None:
         """Share of actions drawn at random."""
 
-    @define_epoch_stats(np.mean, input_name="time", output_name="mean_time")
-    @define_epoch_stats(np.mean, input_name="percent", output_name="mean_percent")
+    @define_time
     def time_learner_rollout(self, time: float, percent: float) -> None:
         """Seconds spent on collecting transitions."""
 
-    @define_epoch_stats(np.mean, input_name="time", output_name="mean_time")
-    @define_epoch_stats(np.mean, input_name="percent", output_name="mean_percent")
+    @define_time
     def time_sampling_from_buffer(self, time: float, percent: float) -> None:
         """Seconds spent on drawing batches from the replay buffer."""
 

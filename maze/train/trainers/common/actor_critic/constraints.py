@@ -29,17 +29,8 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.checkpoint import Stateful
 from maze.perception.blocks.general.input_conversion import RunningNormalizationBlock
+from maze.train.trainers.common.actor_critic import valuation
 from maze.train.trainers.common.actor_critic.reward_scaling import CentredReturns, RewardScaling
-from maze.train.trainers.common.actor_critic.valuation import (
-    GAE,
-    CostRows,
-    PolicyBatch,
-    ReturnFunction,
-    Returns,
-    RolloutBatch,
-    Trajectories,
-    value_rollout,
-)
 from maze.train.trainers.common.model_selection.selection_criterion import Constraint, statistic_source
 
 if TYPE_CHECKING:
@@ -112,11 +103,11 @@ def sum_of_ended(values: np.ndarray, ended: np.ndarray, carried: np.ndarray) -> 
 
 
 @dataclass(frozen=True)
-class EpisodeCosts(GAE):
-    """GAE of costs of whole episodes, which are not discounted; nothing follows a truncated episode."""
+class EpisodeCosts(valuation.GAE):
+    """valuation.GAE of costs of whole episodes, which are not discounted; nothing follows a truncated episode."""
 
-    @override(ReturnFunction)
-    def __call__(self, trajectories: Trajectories) -> Returns:
+    @override(valuation.ReturnFunction)
+    def __call__(self, trajectories: valuation.Trajectories) -> valuation.Returns:
         if trajectories.acts is None:
             trajectories = replace(trajectories, terminated=trajectories.terminated | trajectories.truncated)
         return super().__call__(trajectories)
@@ -160,16 +151,22 @@ class CostCritic:
                 part.load_state_dict(state_dict[name])
 
     def _add_costs(
-        self, columns: RolloutColumns, batch: RolloutBatch, returns: ReturnFunction, sequence_length: int
+        self,
+        columns: RolloutColumns,
+        batch: valuation.RolloutBatch,
+        returns: valuation.ReturnFunction,
+        sequence_length: int,
     ) -> None:
         """Add advantages and targets of this critic to a batch of a rollout."""
-        valued = value_rollout(self.model, columns, returns, self._hidden_states, sequence_length, are_joint=True)
+        valued = valuation.value_rollout(
+            self.model, columns, returns, self._hidden_states, sequence_length, are_joint=True
+        )
         for part, of_costs in zip(batch.parts, valued.parts, strict=True):
-            part.costs.append(CostRows(of_costs.old_values, of_costs.advantages, of_costs.targets))
+            part.costs.append(valuation.CostRows(of_costs.old_values, of_costs.advantages, of_costs.targets))
             if part.sequences is not None and of_costs.sequences is not None:
                 part.sequences.critic_states += of_costs.sequences.critic_states
 
-    def predicted(self, part: PolicyBatch, position: int, policy_output: PolicyOutput) -> list[Tensor]:
+    def predicted(self, part: valuation.PolicyBatch, position: int, policy_output: PolicyOutput) -> list[Tensor]:
         """Return the values of costs, with gradients, for each output of the critic `[n_rows, ...]`.
 
         :param part: A minibatch.
@@ -214,7 +211,7 @@ class LearnedConstraint(CostCritic):
         self._scale = abs(constraint.bound) or 1.0
         self._aim = constraint.bound - self.sign * config.constraint_margin * self._scale
         self._pid = PID()
-        self._returns = GAE(config.gamma, config.gae_lambda)
+        self._returns = valuation.GAE(config.gamma, config.gae_lambda)
         if self.sources[0].at_end:
             self._returns = EpisodeCosts(1.0, config.gae_lambda)
         self._scaling = RewardScaling(config.gamma)
@@ -226,7 +223,7 @@ class LearnedConstraint(CostCritic):
     @property
     def multiplier(self) -> float:
         """Weight of the costs in the objective; that of rewards is 1."""
-        return self._pid.multiplier
+        return float(self._pid[2])
 
     def restart(self) -> None:
         """Begin anew in other environments."""
@@ -237,7 +234,7 @@ class LearnedConstraint(CostCritic):
         for key, network in self.critic.networks.items():
             yield ("constraint_critic_grad_norm", (self.name, key)), network
 
-    def learn(self, columns: RolloutColumns, batch: RolloutBatch, first: int, is_fixed: bool) -> None:
+    def learn(self, columns: RolloutColumns, batch: valuation.RolloutBatch, first: int, is_fixed: bool) -> None:
         """Update the multiplier by a rollout, and add its cost advantages and targets to the rollout's batch.
 
         :param columns: The rollout.
@@ -282,7 +279,7 @@ class LearnedConstraint(CostCritic):
     def _control(self) -> None:
         """Update the multiplier by the measured value."""
         violation = self.sign * (self.value - self._aim) / self._scale
-        self._pid = pid_step(self._pid, violation, self._config.constraint_gains, self._config.multiplier_limit)
+        self._pid = pid_step(PID(*self._pid), violation, self._config.constraint_gains, self._config.multiplier_limit)
         self._n_at_limit = self._n_at_limit + 1 if self.multiplier >= self._config.multiplier_limit else 0
         if self._n_at_limit == _UPDATES_AT_LIMIT and violation > 0.0:
             logger.warning(
@@ -295,8 +292,3 @@ class LearnedConstraint(CostCritic):
     def _parts(self) -> dict[str, Stateful]:
         centred: dict[str, Stateful] = {} if self._centred is None else {"centred": self._centred}
         return {**super()._parts(), "scaling": self._scaling, **centred}
-
-    @override(CostCritic)
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        self._pid = PID(*self._pid)
