@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from maze.core.log_stats.log_stats import LogStatsWriter
     from maze.runner import Runner
 
-EXIT_ERROR = 1
 ROOT = "conf_rollout"
 """Root configuration of commands that name none."""
 NOTHING = ("null", "~", "None", "", str(Path.home()))
@@ -67,6 +66,7 @@ def maze_run(cfg: DictConfig) -> float | None:
     from maze.cli.run_summary import beginning, config_as_yaml, ending, write_run_info
     from maze.cli.sweeps.results import recorder_of_sweep
     from maze.console.runs import EVERYTHING, checked_verbosity
+    from maze.core.rollout.recording import STATS_PATH
     from maze.core.utils.factory import Factory
     from maze.runner import Runner
     from maze.train.trainers.common.model_selection.best_model_selection import BestScore, best_score
@@ -91,7 +91,7 @@ def maze_run(cfg: DictConfig) -> float | None:
     score = best_score(runner)
     if objective is None:
         return score
-    objective.take_rollout(runner)
+    objective.write(STATS_PATH, 1, getattr(runner, "stats", None) or {})  # rollouts write to no writer
     value = objective.value()
     return None if value is None else BestScore(value, None if score is None else score.violation)
 
@@ -372,7 +372,7 @@ def _report(error: BaseException | None, full: bool) -> int:
     elif isinstance(error, EnvironmentFailedError):  # the user's own code
         traceback.print_exception(error.__cause__)
     if message is None:
-        return getattr(error, "exit_status", EXIT_ERROR)
+        return getattr(error, "exit_status", 1)
     kind = "ConfigError" if isinstance(message, ConfigError) else type(message).__name__
     print(f"{kind}: {message}", file=sys.stderr)
     return message.exit_status

@@ -540,9 +540,7 @@ class ImproveRunner(EvaluationRunner):
                 f"of each decision, fewer than {_FEWEST}; set a larger budget or a shorter horizon."
             )
         scenarios = min(_MOST, 2 ** int(math.log2(affordable)))
-        policy = RolloutPolicy(
-            base.policy, horizon=self.horizon, scenarios=scenarios, value=value, n_processes=self.n_processes
-        )
+        policy = self._rollout_policy(base, scenarios, value)
         played = self._played(name, base.make_env(), policy, _OVERRUN * seconds, self._common_seeds)
         self._common = played.n_episodes
         commands = {"Plan with it": self._planning_command(base, scenarios)}
@@ -692,11 +690,14 @@ class ImproveRunner(EvaluationRunner):
         batched = {"runner.placement": "batched", "runner.concurrency": 64} if is_batched else {}
         return {**cloning, **batched, "algorithm.critic_burn_in_epochs": 1, "algorithm.lr": 0.001}
 
+    def _rollout_policy(self, base: Rung, scenarios: int, value: Any) -> RolloutPolicy:
+        return RolloutPolicy(
+            base.policy, horizon=self.horizon, scenarios=scenarios, value=value, n_processes=self.n_processes
+        )
+
     def _seconds_of_decision(self, rung: Rung, scenarios: int, value: Any) -> float:
         """Measure the time in which a decision is simulated."""
-        policy = RolloutPolicy(
-            rung.policy, horizon=self.horizon, scenarios=scenarios, value=value, n_processes=self.n_processes
-        )
+        policy = self._rollout_policy(rung, scenarios, value)
         env = rung.make_env()
         policy.bind(env)
         timed = _TimedPolicy(policy, time.monotonic() + _PILOT_SHARE * self._budget_s)

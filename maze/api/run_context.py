@@ -129,9 +129,6 @@ class RunContext:
             overrides,
             multirun,
         )
-        _check_texts(run_dir=run_dir, configuration=configuration)
-        if not (multirun and isinstance(experiment, list | tuple)):
-            _check_texts(experiment=experiment)
         self._auditor.audit()
         self._launcher = launcher if isinstance(launcher, Launcher) else None
         self._named_policy = isinstance(policy, str)
@@ -510,9 +507,3 @@ def _numbers(run: StoredRun, section: str) -> dict[str, Any]:
 def _close(runs: Sequence[TrainingRun]) -> None:
     for run in runs:
         run.close()
-
-
-def _check_texts(**arguments: Any) -> None:
-    for name, value in arguments.items():
-        if value is not None and (not isinstance(value, str | Path) or not str(value)):
-            raise InvalidSpecificationError(f"{name}: expected a text, found {value!r}.")

@@ -31,7 +31,7 @@ from maze.cli.run_summary import (
 from maze.console.runs import EVERYTHING, QUIET, checked_verbosity
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.agent.serialized_torch_policy import SerializedTorchPolicy
-from maze.core.errors import ConfigError, did_you_mean
+from maze.core.errors import did_you_mean
 from maze.core.log_stats.log_stats import LogStatsLevel, RunPlace, StatsContext, register_log_stats_writer
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
 from maze.core.utils.config_description import config_to_yaml
@@ -413,7 +413,7 @@ class TrainingRun:
         if self.result.status != "not trained":
             return
         if not self.cfg.get("input_dir"):
-            raise RunNotTrainedError(
+            raise InvalidSpecificationError(
                 f"{what}: expected a trained policy, but the run is not trained. Call train() first, or name an "
                 "earlier run: run_dir='outputs/<name>/<time>' or overrides={'input_dir': 'outputs/<name>/<time>'}."
             )
@@ -459,10 +459,6 @@ class TrainingRun:
             "deterministic": values.get("deterministic", True),
             "model_selection": None,
         }
-
-
-class RunNotTrainedError(RunContextError, ConfigError):
-    """A call needs a trained policy, but the run is not trained."""
 
 
 @contextmanager

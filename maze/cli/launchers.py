@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import signal
@@ -21,7 +20,7 @@ from typing import Any
 import cloudpickle
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.singleton import Singleton
-from hydra.core.utils import JobReturn, JobStatus, configure_log, filter_overrides, run_job, setup_globals
+from hydra.core.utils import JobReturn, JobStatus, configure_log, run_job, setup_globals
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -35,8 +34,6 @@ from maze.core.utils.worker_pool import n_available_cores
 from maze.train.parallelization.on_ray.session import n_cpus, ray_session, require_cpus, require_ray
 from maze.utils.exception_report import ExceptionReport
 from maze.utils.process import end, exit_text, preload
-
-log = logging.getLogger(__name__)
 
 CONSOLE_FILE = "console.log"
 """File with the console output of a job, in its run directory."""
@@ -87,11 +84,9 @@ class LocalLauncher(Launcher):  # type: ignore[misc, unused-ignore]
         waiting = list(enumerate(job_overrides, start=initial_job_idx))
         returns: dict[int, JobReturn] = {}
         with self.open() as jobs:
-            log.info(f"Launching {len(job_overrides)} jobs, {min(self.n_jobs, len(job_overrides))} at a time")
             while waiting or jobs.n_running:
                 while waiting and jobs.n_running < self.n_jobs:
                     number, overrides = waiting.pop(0)
-                    log.info(f"\t#{number} : {' '.join(filter_overrides(overrides))}")
                     jobs.start(number, list(overrides))
                 returns.update((job.number, job.job_return) for job in jobs.wait())
         return [returns[number] for number in sorted(returns)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from maze.cli.errors import FlagParser, UsageError
 from maze.cli.run_summary import (
@@ -37,11 +37,11 @@ def print_run_info(arguments: Sequence[str]) -> int:
     directory = find_run(Path(*arguments))
     files = list(checked_files(directory))
     print("\n".join(_describe_run(directory, files)))
-    return int(any(file.problem for file in files))
+    return int(any(problem for *_, problem in files))
 
 
-def _describe_run(directory: Path, files: Sequence[CheckedFile]) -> Iterator[str]:
-    facts, usable = facts_of(directory, Path.cwd()), {file.name for file in files if not file.problem}
+def _describe_run(directory: Path, files: Sequence[tuple[str, int, str]]) -> Iterator[str]:
+    facts, usable = facts_of(directory, Path.cwd()), {name for name, _, problem in files if not problem}
     rows = [("run", facts.title), ("command", text_of(directory / COMMAND_FILE)), *facts.facts]
     rows += [("state", progress_of(directory)), ("settings", _problem(directory / CONFIG_FILE, read_stored_config))]
     yield f"Run in {directory.absolute()}\n"
@@ -57,27 +57,17 @@ def _describe_run(directory: Path, files: Sequence[CheckedFile]) -> Iterator[str
 # -- the files of a run ------------------------------------------------------------------------------------------------
 
 
-class CheckedFile(NamedTuple):
-    """A file with the result of its check.
+def checked_files(directory: Path) -> Iterator[tuple[str, int, str]]:
+    """Read and check all files of a run, at any depth.
 
-    :param name: Relative to the directory of the run.
-    :param size: In bytes.
-    :param problem: The damage; empty: none was found.
+    :return: Names relative to the directory, sizes in bytes, and the damage (empty: none was found).
     """
-
-    name: str
-    size: int
-    problem: str = ""
-
-
-def checked_files(directory: Path) -> Iterator[CheckedFile]:
-    """Read and check all files of a run, at any depth."""
     for path in sorted(path for path in directory.rglob("*") if path.is_file()):
         name = path.relative_to(directory).as_posix()
         if path.name.startswith(TEMPORARY_PREFIX):
             name = f"{name} (left by an interrupted write; it can be deleted)"
         reader = next((read for pattern, read in _READERS if path.match(pattern)), Path.read_bytes)
-        yield CheckedFile(name, path.stat().st_size, _problem(path, reader))
+        yield name, path.stat().st_size, _problem(path, reader)
 
 
 def _problem(path: Path, read: Callable[[Path], object]) -> str:

@@ -412,8 +412,6 @@ def print_runs(arguments: Sequence[str]) -> int:
     runs = [_listed(run, cfg) for run, cfg in found if "algorithm" in cfg]
     header = ("run", "environment", "algorithm", "steps", "best score", "state", "date")
     print("\n".join(aligned([header, *runs])) if runs else f"No training runs in {directory}.")
-    if others := len(found) - len(runs):
-        print(f"Not shown: {others} rollouts or other jobs.")
     return 0
 
 

@@ -6,7 +6,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -29,15 +29,11 @@ from maze.report.page import (
     page_section,
     tiles,
 )
-from maze.report.progress import Progress, StatisticsOfPath
+from maze.report.progress import Progress
 from maze.train.utils.training_record import ENDED, INTERRUPTED, RUNNING, read_record
 
 REPORT_FILE = "report.html"
 RETURN = "BaseEnvEvents/reward"
-KPI = "BaseEnvEvents/kpi"
-_KPIS, _DISTRIBUTIONS, _LEARNING = "Key performance indicators", "Actions and other distributions", "Learning"
-_TIME, _EVENTS = "Time", "Events"
-_SECTIONS = (_KPIS, _DISTRIBUTIONS, _LEARNING, _TIME, _EVENTS)
 
 
 @dataclass(frozen=True)
@@ -71,6 +67,9 @@ def run_page(facts: RunFacts, progress: Progress, state: str, written: datetime,
     :param written: Time that the page shows.
     :param error: Error of a failed run.
     """
+    paths = list(progress.paths.values())
+    charts = [chart for chart in charts_of_columns(paths) if not (chart.name == RETURN and chart.is_spread)]
+    config = details("The whole configuration", facts.config) if facts.config else ""
     since = "" if facts.started is None else f"started {facts.started:%Y-%m-%d %H:%M:%S}, "
     return Page(
         title=facts.title,
@@ -80,56 +79,22 @@ def run_page(facts: RunFacts, progress: Progress, state: str, written: datetime,
         error=error,
         sections=[
             page_section("Summary", tiles(_tiles(progress)), facts=fact_list(facts.facts)),
-            *_statistics(progress),
-            *_about(facts),
+            page_section("Return of episodes", charts=chart_of_statistic(RETURN, paths, is_large=True)),
+            *chart_sections(charts),
+            page_section("All statistics", '<div class="statistics-table"></div>'),
+            page_section("Settings", fact_list(facts.settings) + config),
+            page_section("Commands", code_list(facts.commands)),
         ],
         runs=[RunData.of(facts.name, progress)],
     )
 
 
-def _statistics(progress: Progress) -> Iterator[str]:
-    """Yield the sections of statistics, without empty ones."""
-    paths = list(progress.paths.values())
-    yield page_section("Return of episodes", charts=chart_of_statistic(RETURN, paths, is_large=True))
-    charts = [chart for chart in charts_of_columns(paths) if not (chart.name == RETURN and chart.is_spread)]
-    yield from chart_sections(charts, learning_interfaces(paths))
-    yield page_section("All statistics", '<div class="statistics-table"></div>')
-
-
-def chart_sections(charts: Sequence[Chart], learning: Container[str]) -> Iterator[str]:
-    """Yield charts in sections by subject.
-
-    :param charts: The charts.
-    :param learning: Interfaces of the events of the algorithm.
-    """
-    sections: dict[str, list[Chart]] = {title: [] for title in _SECTIONS}
+def chart_sections(charts: Sequence[Chart]) -> Iterator[str]:
+    """Yield charts in sections by the interface of their events."""
+    sections: dict[str, list[Chart]] = {}
     for chart in charts:
-        interface, event = (*chart.name.split("/", 2), "")[:2]
-        if f"{interface}/{event}" == KPI:
-            sections[_KPIS].append(chart)
-        elif chart.is_distribution:
-            sections[_DISTRIBUTIONS].append(chart)
-        elif event.startswith("time_"):
-            sections[_TIME].append(chart)
-        else:
-            sections[_LEARNING if interface in learning else _EVENTS].append(chart)
-    yield from (page_section(title, charts=found) for title, found in sections.items() if found)
-
-
-def _about(facts: RunFacts) -> Iterator[str]:
-    settings = fact_list(facts.settings)
-    if facts.config:
-        settings += details("The whole configuration", facts.config)
-    if settings:
-        yield page_section("Settings", settings)
-    if facts.commands:
-        yield page_section("Commands", code_list(facts.commands))
-
-
-def learning_interfaces(paths: Sequence[StatisticsOfPath]) -> set[str]:
-    """Return the interfaces of events of the algorithm: those with losses, learning rates or times."""
-    names = (name.split("/") for each in paths for name in each.columns if "/" in name)
-    return {first for first, event, *_ in names if any(mark in event for mark in ("loss", "learning_rate", "time_"))}
+        sections.setdefault(chart.name.partition("/")[0], []).append(chart)
+    yield from (page_section(title, charts=found) for title, found in sections.items())
 
 
 def _tiles(progress: Progress) -> Iterator[Tile]:

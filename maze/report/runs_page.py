@@ -29,7 +29,7 @@ from maze.report.page import (
     table,
 )
 from maze.report.progress import Progress
-from maze.report.run_page import RETURN, RunFacts, chart_sections, learning_interfaces
+from maze.report.run_page import RETURN, RunFacts, chart_sections
 
 MOST_GROUPS = 10
 """Largest number of groups in a chart, which differ in colour."""
@@ -186,10 +186,8 @@ def _run_rows(groups: Sequence[RunGroup]) -> Iterator[list[Cell]]:
 def _chart_sections(groups: Sequence[RunGroup]) -> Iterator[str]:
     """Yield a chart for each statistic and prefix, with a line for each group."""
     charts: dict[tuple[str, str], list[Series]] = {}
-    learning: set[str] = set()
     for index, group in enumerate(groups):
         paths = list(group.runs[0].progress.paths.values())
-        learning |= learning_interfaces(paths)
         for chart in charts_of_columns(paths):
             for series in chart.series if not chart.is_distribution else ():
                 name = series.column
@@ -202,7 +200,7 @@ def _chart_sections(groups: Sequence[RunGroup]) -> Iterator[str]:
         "Return of episodes", charts=[Chart(f"{name} ({path})", lines, is_large=True) for (name, path), lines in large]
     )
     rest = [Chart(f"{name} ({path})", lines) for (name, path), lines in ordered if name != RETURN]
-    yield from chart_sections(rest, learning)
+    yield from chart_sections(rest)
 
 
 def _curves(group: RunGroup) -> RunData:

@@ -87,7 +87,6 @@ WRONG: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     "number for an environment": (lambda: {"env": 3}, r"env: expected .* found 3 \(int\)"),
     "no mapping of overrides": (lambda: {"overrides": ["algorithm.lr=1"]}, "overrides: expected a mapping"),
     "no text as key": (lambda: {"overrides": {1: 2}}, "overrides: expected a mapping from paths"),
-    "number as directory": (lambda: {"run_dir": 3}, "run_dir: expected a text, found 3"),
     "argument and override": (
         lambda: {"critic": "template_state", "overrides": {"model.critic": {"_target_": "x.y"}}},
         "critic: given both as an argument and as overrides",

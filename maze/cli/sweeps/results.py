@@ -291,14 +291,6 @@ class ObjectiveRecorder(LogStatsWriter):
             if _comparable(tag) == self._wanted:
                 self._values.append(float(number))
 
-    def take_rollout(self, runner: Any) -> None:
-        """Add the statistics of a rollout, which are not written to the writers of training statistics."""
-        from maze.core.rollout.recording import STATS_PATH
-
-        stats = getattr(runner, "stats", None)
-        if stats:
-            self.write(STATS_PATH, 1, stats)
-
     def value(self) -> float | None:
         """Return the objective of the run; None: the statistic was never finite.
 
