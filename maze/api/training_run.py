@@ -34,8 +34,7 @@ from maze.core.agent.serialized_torch_policy import SerializedTorchPolicy
 from maze.core.errors import did_you_mean
 from maze.core.log_stats.log_stats import LogStatsLevel, RunPlace, StatsContext, register_log_stats_writer
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
-from maze.core.utils.config_description import config_to_yaml
-from maze.core.utils.config_utils import EnvFactory, whole_number
+from maze.core.utils.config_utils import EnvFactory, config_to_yaml, whole_number
 from maze.core.utils.factory import Factory
 from maze.core.utils.files import write_whole
 from maze.core.utils.import_guard import imports_guarded

@@ -369,8 +369,8 @@ def test_a_state_as_text_restores_every_bit(state: Any) -> None:
 @pytest.mark.parametrize(
     ("sent", "code", "text"),
     [
-        ({}, "missing_state", "send with each observation the `state`"),
-        ({"state": None}, "missing_state", "send with each observation the `state`"),
+        ({}, "missing_state", "send the `state` of the previous decision"),
+        ({"state": None}, "missing_state", "send the `state` of the previous decision"),
         ({"state": [0.0] * 16}, "invalid", "`state` must be an object"),
         ({"state": {}}, "wrong_state", "must be the object .* with `bundle` and `values`"),
         ({"state": {"bundle": "", "values": [1]}}, "state_of_other_bundle", "belongs to the bundle ''"),
