@@ -11,7 +11,7 @@ import numpy as np
 from maze.core.agent.policy import Policy, acting_in
 from maze.core.env.base_env import is_truncated
 from maze.core.errors import MazeError
-from maze.core.rendering.step_summary import actor_text
+from maze.core.rendering.trajectory_page import actor_text
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
 

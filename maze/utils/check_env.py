@@ -26,11 +26,12 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.agent.random_policy import RandomPolicy, masked_heads
-from maze.core.env.maze_env import MazeEnv
+from maze.core.env.faults import text_of
 from maze.core.errors import EnvironmentContractError
 from maze.core.events.event_topic_factory import event_methods
 from maze.core.utils.config_utils import EnvFactory
 from maze.core.wrappers.maze_gym_env_wrapper import env_name
+from maze.core.wrappers.monitoring_wrapper import base_maze_env
 
 REMEDIES: Mapping[str, str] = {
     "action-conversion": "Make `maze_to_space` the inverse of `space_to_maze`.",
@@ -169,7 +170,7 @@ def check_env(
     """
     is_made = isinstance(env, type | str | Mapping) or (callable(env) and not hasattr(env, "step"))
     make_env = EnvFactory(env if is_made else lambda: copy.deepcopy(env))
-    report = CheckReport(env_name(_innermost(make_env())))
+    report = CheckReport(env_name(base_maze_env(make_env())))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the warnings of environments are about faults that are checked below
         made = make_env()
@@ -177,21 +178,14 @@ def check_env(
             subject = _Subject(report, make_env, n_steps, seed, dict(masks or {}))
             if _StepChecks(subject, made).run():
                 _check_determinism(subject)
-                _check_pickling(subject)
-                if _check_cloning(subject):
+                _check_copy(subject, "pickling", lambda env: pickle.loads(pickle.dumps(env)))
+                if _check_copy(subject, "cloning", subject.clone):
                     _check_futures(subject)
                     _check_masks(subject, is_invalid)
         made.close()
     if raise_on_findings and report.findings:
         raise EnvironmentContractError(str(report))
     return report
-
-
-def _innermost(env: Any) -> Any:
-    """Return the Maze environment inside all wrappers."""
-    while MazeEnv not in type(env).__mro__:
-        env = env.env
-    return env
 
 
 # -- random courses --------------------------------------------------------------------------------------------------
@@ -277,19 +271,18 @@ def _differ(one: list[Transition], other: list[Transition]) -> bool:
     return any(_difference(*pair) for pair in zip(one, other, strict=False))
 
 
-def has_chance(env: Any, seed: int = 1, n_steps: int = _N_STEPS_AFTER) -> bool:
+def has_chance(env: Any) -> bool:
     """Return whether episodes take another course under the same actions when their random numbers are replaced.
 
     :param env: The environment; random actions are taken in it.
-    :param seed: Seed of the episode and its actions.
-    :param n_steps: Sub-steps of the episode.
     """
     courses = []
     for future in range(1, 2 + _N_FUTURES):
-        env.seed(seed)
+        env.seed(1)
         observation = env.reset()
         env.new_future(future)
-        courses.append([copy.deepcopy(each) for each in course(env, observation, RandomActor(env, seed, {}), n_steps)])
+        transitions = course(env, observation, RandomActor(env, 1, {}), _N_STEPS_AFTER)
+        courses.append([copy.deepcopy(each) for each in transitions])
     first, *others = courses
     return any(len(other) != len(first) or _differ(first, other) for other in others)
 
@@ -333,6 +326,12 @@ class _Subject:
         env.reset()
         return env
 
+    def clone(self, env: Any) -> Any:
+        """Return a clone."""
+        twin = self.other()
+        twin.clone_from(env)
+        return twin
+
     def first_difference(self, env: Any, twin: Any, observation: Any) -> str | None:
         """Take the same actions in both environments until an episode ends; describe the first difference."""
         act = RandomActor(env, self.seed, self.masks)
@@ -340,14 +339,10 @@ class _Subject:
             try:
                 found = take(twin, twin.actor_id(), expected.action)
             except Exception as error:
-                return f"sub-step {expected.actor[0]!r}, which raised {_text_of(error)}"
+                return f"sub-step {expected.actor[0]!r}, which raised {text_of(error)}"
             if different := _difference(expected, found):
                 return different
         return None
-
-
-def _text_of(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".split("\n", maxsplit=1)[0]
 
 
 # -- sub-step by sub-step --------------------------------------------------------------------------------------------
@@ -356,25 +351,15 @@ def _text_of(error: BaseException) -> str:
 def _check_declarations(report: CheckReport, env: Any) -> bool:
     """Check spaces and agent counts; return whether the environment can be stepped."""
     actions, observations, counts = env.action_spaces_dict, env.observation_spaces_dict, env.agent_counts_dict
-    if set(actions) != set(observations):
-        report.add(
-            "spaces", "", f"the sub-steps with actions are {list(actions)}, with observations {list(observations)}."
-        )
+    has_dicts = all(isinstance(space, spaces.Dict) for space in (*actions.values(), *observations.values()))
+    if set(actions) != set(observations) or not has_dicts:
+        report.add("spaces", "", f"found the action spaces {actions} and the observation spaces {observations}.")
         return False
-    for step_key in actions:
-        for name, space in (("action", actions[step_key]), ("observation", observations[step_key])):
-            if not isinstance(space, spaces.Dict):
-                report.add("spaces", f"sub-step {step_key!r}", f"the {name} space is not a Dict space, but {space}.")
-                return False
     is_complete = isinstance(counts, Mapping) and set(counts) == set(actions)
-    if not is_complete or not all(_is_whole(n) and (n == -1 or n > 0) for n in counts.values()):
+    if not is_complete or not all(isinstance(n, (int, np.integer)) and (n == -1 or n > 0) for n in counts.values()):
         found = f"expected a positive number of agents, or -1, for each of {list(actions)}, found {counts!r}."
         report.add("agent-counts", "agent_counts_dict", found)
     return True
-
-
-def _is_whole(number: Any) -> bool:
-    return isinstance(number, (int, np.integer)) and not isinstance(number, bool)
 
 
 class _StepChecks:
@@ -406,10 +391,9 @@ class _StepChecks:
             for _ in range(self.subject.n_steps):
                 where = "actor_id()"
                 actor = self.env.actor_id()
-                if not self._is_declared(actor) or not self._has_declared_keys(actor, observation):
+                where = f"sub-step {actor[0]!r}" if self._is_declared(actor) else ""
+                if not where or not self._check_observation(where, actor, observation):
                     return False
-                where = f"sub-step {actor[0]!r}"
-                self._check_observation(where, actor, observation)
                 if actor[0] not in self.returned:
                     self._check_conversion(where, actor[0])
                 self.returned[actor[0]] = (observation, copy.deepcopy(observation))
@@ -424,7 +408,7 @@ class _StepChecks:
             with contextlib.suppress(Exception):
                 if not self._is_declared(self.env.actor_id()):
                     return False  # the reason of the exception
-            self.report.add("exception", where, f"raised {_text_of(error)}.")
+            self.report.add("exception", where, f"raised {text_of(error)}.")
             return False
         return True
 
@@ -437,35 +421,31 @@ class _StepChecks:
             return False
         step_key, agent_id = actor
         count = counts.get(step_key, -1) if isinstance(counts, Mapping) else -1
-        if not _is_whole(agent_id) or agent_id < 0 or (count >= 0 and agent_id >= count):
+        if not isinstance(agent_id, (int, np.integer)) or agent_id < 0 or (count >= 0 and agent_id >= count):
             found = f"agent {agent_id!r} acts next, but agent_counts_dict declares {count} agent(s), counted from 0."
             self.report.add("agent-id", f"sub-step {step_key!r}", found)
         return True
 
-    def _has_declared_keys(self, actor: Any, observation: Any) -> bool:
-        expected = self.env.observation_spaces_dict[actor[0]]
-        if isinstance(observation, Mapping) and set(observation) == set(expected):
-            return True
-        found = sorted(observation) if isinstance(observation, Mapping) else type(observation).__name__
-        self.report.add(
-            "observation-keys",
-            f"sub-step {actor[0]!r}",
-            f"expected a dictionary with the keys {sorted(expected)}, found {found}.",
-        )
-        return False
-
-    def _check_observation(self, where: str, actor: Any, observation: Mapping[str, Any]) -> None:
-        for key, space in self.env.observation_spaces_dict[actor[0]].items():
+    def _check_observation(self, where: str, actor: Any, observation: Any) -> bool:
+        """Check an observation; return whether it has the declared keys."""
+        declared = self.env.observation_spaces_dict[actor[0]]
+        if not isinstance(observation, Mapping) or set(observation) != set(declared):
+            found = sorted(observation) if isinstance(observation, Mapping) else type(observation).__name__
+            text = f"expected a dictionary with the keys {sorted(declared)}, found {found}."
+            self.report.add("observation-keys", where, text)
+            return False
+        for key, space in declared.items():
             value, place = np.asarray(observation[key]), f"{where}, observation `{key}`"
             if (problem := _problem(value, space)) is not None:
                 self.report.add(problem[0], place, problem[1])
             head = self.act.masks_by_step[actor[0]].get(key)
             if head is not None and not (value > 0).any():
                 self.report.add("mask-empty", place, f"it allows no value of `{head}`.")
+        return True
 
     def _check_conversion(self, where: str, step_key: Any) -> None:
         """Check that an action converted to the simulation and back is the same."""
-        maze_env = _innermost(self.env)
+        maze_env = base_maze_env(self.env)
         conversions = maze_env.action_conversion_dict
         if len(conversions) == 1:  # wrappers may rename the sub-step
             step_key = next(iter(conversions))
@@ -475,7 +455,7 @@ class _StepChecks:
         try:
             restored = conversion.maze_to_space(conversion.space_to_maze(action, maze_env.get_maze_state()))
         except NotImplementedError as error:
-            self.report.skip(f"round trip of actions, {where}", _text_of(error))
+            self.report.skip(f"round trip of actions, {where}", text_of(error))
             return
         if not same(action, restored):
             found = f"{action} became {restored} by conversion to the simulation and back."
@@ -547,32 +527,24 @@ def _check_determinism(subject: _Subject) -> None:
         env.close()
 
 
-def _check_pickling(subject: _Subject) -> None:
-    """Check that an unpickled environment continues as the original does."""
+def _check_copy(subject: _Subject, check: str, copied: Callable[[Any], Any]) -> bool:
+    """Check that a copy continues as the original does; return whether it does.
+
+    :param check: `pickling` or `cloning`.
+    :param copied: Returns a copy of an environment.
+    """
     env, observation = subject.begun()
     try:
-        twin = pickle.loads(pickle.dumps(env))
-    except Exception as error:
-        subject.report.add("pickling", "", f"cannot be pickled ({_text_of(error)}).")
-        return
-    if found := subject.first_difference(env, twin, observation):
-        subject.report.add("pickling", found, "the unpickled environment behaves differently.")
-
-
-def _check_cloning(subject: _Subject) -> bool:
-    """Check that a clone continues as the original does; return whether it does."""
-    (env, observation), twin = subject.begun(), subject.other()
-    try:
-        twin.clone_from(env)
+        twin = copied(env)
     except NotImplementedError as error:
-        subject.report.skip("cloning, and what masks say", _text_of(error))
+        subject.report.skip(f"{check}, and what masks say", text_of(error))
         return False
     except Exception as error:
-        subject.report.add("cloning", "clone_from()", f"raised {_text_of(error)}.")
+        subject.report.add(check, "", f"raised {text_of(error)}.")
         return False
     found = subject.first_difference(env, twin, observation)
     if found:
-        subject.report.add("cloning", found, "the clone behaves differently.")
+        subject.report.add(check, found, "the copy behaves differently.")
     return not found
 
 
@@ -591,10 +563,10 @@ def _check_futures(subject: _Subject) -> None:
             report.add("futures", found, "two copies with the same new future go different ways.")
         report.has_chance = any(difference_of(1, future) for future in range(2, 2 + _N_FUTURES))
     except (NotImplementedError, EnvironmentContractError) as error:
-        report.skip("new futures", _text_of(error))
+        report.skip("new futures", text_of(error))
         return
     except Exception as error:
-        report.add("futures", "new_future()", f"raised {_text_of(error)}.")
+        report.add("futures", "new_future()", f"raised {text_of(error)}.")
         return
     if not report.has_chance and _is_chance_hidden(subject):
         report.skip(

@@ -21,7 +21,7 @@ from maze.core.log_stats.log_stats_writer_tensorboard import (
     flat_hyperparameters,
 )
 from maze.core.log_stats.stats_format import Figures
-from maze.core.utils.config_description import config_to_yaml
+from maze.core.utils.config_utils import config_to_yaml
 from maze.core.utils.factory import TARGET_KEY, Factory, plain_container
 from maze.tracking.tracker import TrackedRun, Tracker
 
@@ -84,7 +84,12 @@ def setup_logging(
     :raises ConfigError: `verbose` has another value.
     """
     context = StatsContext.active()
-    _remove_earlier_setup(context)
+    kinds = (LogStatsWriterConsole, RunConsole, HyperparametersWriter, LogStatsWriterTensorboard, Tracker)
+    for earlier in [writer for writer in context.writers if isinstance(writer, kinds)]:
+        if getattr(earlier, "output", None) is None:  # not of `maze-run`
+            context.writers.remove(earlier)
+            context.guarded(earlier, earlier.close)
+            context.step = 1
     settings: Mapping[str, Any] = {} if job_config is None or isinstance(job_config, str) else job_config
     text = job_config if job_config is None or isinstance(job_config, str) else config_to_yaml(job_config)
     register_log_stats_writer(_console(settings, verbose))
@@ -96,7 +101,10 @@ def setup_logging(
             continue
         register_log_stats_writer(writer)
         if isinstance(writer, Tracker):
-            context.guarded(writer, partial(writer.begin, _tracked_run(settings, hyperparameters), figures))
+            place = context.place or RunPlace(Path.cwd(), Path.cwd())
+            resumed = settings.get("input_dir") if settings.get("resume") else None
+            run = TrackedRun(place, hyperparameters, Path(str(resumed)) if resumed else None)
+            context.guarded(writer, partial(writer.begin, run, figures))
 
 
 def _begin_tensorboard(
@@ -133,29 +141,9 @@ def _trackers(configured: Any, log_dir: str | Path, draws_figures: bool) -> Iter
         yield factory.instantiate(config, config_path=path, **arguments)
 
 
-def _tracked_run(settings: Mapping[str, Any], hyperparameters: Mapping[str, bool | float | str]) -> TrackedRun:
-    place = StatsContext.active().place or RunPlace(Path.cwd(), Path.cwd())
-    resumed = settings.get("input_dir") if settings.get("resume") else None
-    return TrackedRun(place, hyperparameters, Path(str(resumed)) if resumed else None)
-
-
 def clear_global_state() -> None:
     """Close all writers of the active context, remove its hooks and reset its log step to 1."""
     StatsContext.active().reset()
-
-
-def _remove_earlier_setup(context: StatsContext) -> None:
-    kinds = (LogStatsWriterConsole, RunConsole, HyperparametersWriter, LogStatsWriterTensorboard, Tracker)
-    earlier: list[LogStatsWriter] = [
-        writer
-        for writer in context.writers
-        if isinstance(writer, kinds) and getattr(writer, "output", None) is None  # not of `maze-run`
-    ]
-    for writer in earlier:
-        context.writers.remove(writer)
-        context.guarded(writer, writer.close)
-    if earlier:
-        context.step = 1
 
 
 def _console(settings: Mapping[str, Any], verbose: int | None) -> LogStatsWriter:

@@ -149,11 +149,7 @@ def preload(context: Any, modules: Iterable[str]) -> None:
     context.set_forkserver_preload([__name__, *modules])
 
 
-def _ignore_termination() -> None:
+if any("multiprocessing.forkserver" in argument for argument in sys.orig_argv):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # processes of this server may belong to other code, which expects the default handler
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
-
-
-if any("multiprocessing.forkserver" in argument for argument in sys.orig_argv):
-    _ignore_termination()

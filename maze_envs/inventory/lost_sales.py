@@ -17,8 +17,7 @@ import numpy as np
 from maze.core.annotations import override
 from maze.core.env.batched_core_env import BatchedCoreEnv
 from maze.core.env.batched_maze_env import BatchedMazeEnv
-from maze.core.env.context import CONTEXT, Context
-from maze.core.env.instance_set import InstanceSource
+from maze.core.env.context import CONTEXT, Context, InstanceSource
 from maze.core.errors import ConfigError
 from maze_envs.common.array_policy import ArrayPolicy
 from maze_envs.inventory.demand import distribution, with_surges

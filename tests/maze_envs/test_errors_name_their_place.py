@@ -41,7 +41,7 @@ def vectorized(request):
 BAD_ACTIONS = [
     ({"order": 99}, "action `order`: expected an element of Discrete(9), found 99"),
     ({"order": "first"}, "action `order`: expected an element of Discrete(9), found 'first'"),
-    ({"oder": 1}, "an action must have the keys ['order'], found the keys ['oder']"),
+    ({"oder": 1}, "an action must be a dictionary with the keys ['order'], found {'oder': 1}"),
     (3, "an action must be a dictionary with the keys ['order'], found 3"),
 ]
 
@@ -76,7 +76,7 @@ def test_an_invalid_action_in_a_vector_environment_is_reported(vectorized):
 @pytest.mark.parametrize(
     ("actions", "expected"),
     [
-        ({"oder": np.array([1, 1])}, r"sub-step 'vehicle': expected the key 'order', found the keys \['oder'\]"),
+        ({"oder": np.array([1, 1])}, r"sub-step 'vehicle', action `order`: expected .* of the keys \['oder'\]"),
         ({"order": np.array([1, 1, 1])}, r"sub-step 'vehicle', action `order`: expected the shape \(2,\).*\(3,\)"),
         ({"order": 1}, r"sub-step 'vehicle', action `order`: expected the shape \(2,\).*found \(\)"),
         ({"order": ["a", "b"]}, r"sub-step 'vehicle', action `order`: expected numbers \(int64\)"),

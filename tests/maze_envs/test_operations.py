@@ -123,7 +123,7 @@ def test_a_recurrent_model_does_not_start_from_a_heuristic_that_cannot_be_cloned
     monkeypatch.setattr(RolloutGenerator, "allocate", watch)
     command = ["-cn", "conf_train", "env=lost_sales", "algorithm=ppo", "policy@warm_start.policy=base_stock"]
     assert main([*command, "model=auto", "model.recurrence=carried"]) == 1
-    assert "warm_start.policy: cloning learns from single steps" in capfd.readouterr().err
+    assert "warm_start.policy: cloning needs a policy" in capfd.readouterr().err
 
 
 def trained_policy(directory):

@@ -184,7 +184,7 @@ def test_incomplete_decisions_are_counted(tmp_path: Path, caplog: pytest.LogCapt
         steps_of(tmp_path)
 
 
-def test_contradicting_outcomes_leave_out_their_episode_only(tmp_path: Path) -> None:
+def test_contradicting_outcomes_leave_out_their_episode_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     logged_episodes(tmp_path, 3)
     (file,) = log_files(tmp_path)
     lines = file.read_bytes().splitlines()
@@ -193,17 +193,22 @@ def test_contradicting_outcomes_leave_out_their_episode_only(tmp_path: Path) -> 
     file.write_bytes(b"\n".join(lines) + b"\n")
     joined = join_decision_log(tmp_path)
     assert (len(joined.episodes), joined.left_out) == (2, {"in episodes with contradicting outcomes": 2})
+    assert f"decisions-000001.jsonl:{len(lines)}: the outcome" in caplog.text
 
 
-def test_bad_probabilities_and_other_spaces_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_bad_clocks_and_probabilities_and_other_spaces_are_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     logged_episodes(tmp_path, 3)
     (file,) = log_files(tmp_path)
     lines = [json.loads(line) for line in file.read_bytes().splitlines()]
     decided = [line for line in lines if line.get("kind") == "decided"]
+    decided[1]["time"] = decided[0]["time"] - 100.0
     decided[4]["probabilities"] = {"action": [-0.5]}
     file.write_text("\n".join(map(json.dumps, lines)) + "\n")
     joined = join_decision_log(tmp_path)
     assert len(joined.episodes) == 2
+    assert "the clock ran backwards" in caplog.text
     assert "expected positive probabilities, found [-0.5]" in caplog.text
     decided[2]["probabilities"] = {"action": [1.5]}
     file.write_text("\n".join(map(json.dumps, lines)) + "\n")

@@ -8,15 +8,11 @@ from typing import TYPE_CHECKING, Any
 from maze.core.agent.flat_policy import FlatPolicy
 from maze.core.agent.policy import Policy, for_actor
 from maze.core.annotations import override
+from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.utils.factory import Factory
 
 if TYPE_CHECKING:
-    from maze.core.env.base_env import BaseEnv
-    from maze.core.env.maze_env import ActionType
-    from maze.core.env.maze_state import MazeStateType
-    from maze.core.env.observation_conversion import ObservationType
-    from maze.core.env.structured_env import ActorID
     from maze.core.utils.factory import CollectionOfConfigType
 
 
@@ -36,10 +32,6 @@ class DefaultPolicy(Policy):
             raise ConfigError("policy.policies: expected at least one flat policy, found none.")
 
     @override(Policy)
-    def needs_state(self) -> bool:
-        return False
-
-    @override(Policy)
     def seed(self, seed: int) -> None:
         for index, policy in enumerate(self.policies.values()):
             seed_policy: Any = getattr(policy, "seed", None)
@@ -49,12 +41,12 @@ class DefaultPolicy(Policy):
     @override(Policy)
     def compute_action(
         self,
-        observation: ObservationType,
-        maze_state: MazeStateType | None = None,
-        env: BaseEnv | None = None,
+        observation: Any,
+        maze_state: Any = None,
+        env: Any = None,
         actor_id: ActorID | None = None,
         deterministic: bool = False,
-    ) -> ActionType:
+    ) -> Any:
         return self.policy_for(actor_id).compute_action(observation, deterministic=deterministic)
 
     def policy_for(self, actor_id: ActorID | None) -> FlatPolicy:
@@ -67,10 +59,10 @@ class DefaultPolicy(Policy):
     @override(Policy)
     def compute_top_action_candidates(
         self,
-        observation: ObservationType,
+        observation: Any,
         num_candidates: int | None,
-        maze_state: MazeStateType | None,
-        env: BaseEnv | None,
+        maze_state: Any,
+        env: Any,
         actor_id: ActorID | None = None,
-    ) -> tuple[Sequence[ActionType], Sequence[float]]:
+    ) -> tuple[Sequence[Any], Sequence[float]]:
         return self.policy_for(actor_id).compute_top_action_candidates(observation, num_candidates)

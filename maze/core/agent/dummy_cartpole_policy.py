@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from maze.core.agent.policy import Policy
 from maze.core.annotations import override
-
-if TYPE_CHECKING:
-    from maze.core.env.base_env import BaseEnv
-    from maze.core.env.maze_env import ActionType
-    from maze.core.env.maze_state import MazeStateType
-    from maze.core.env.observation_conversion import ObservationType
-    from maze.core.env.structured_env import ActorID
+from maze.core.env.structured_env import ActorID
 
 
 class DummyCartPolePolicy(Policy):
     """Balance the pole by pushing towards the side to which it is about to fall, and drift back to the centre."""
 
-    def __init__(self) -> None:
-        # of cart position, cart velocity, pole angle, pole angular velocity
-        self._gains = np.array([0.05, 0.25, 2.0, 1.0])
+    _gains = np.array([0.05, 0.25, 2.0, 1.0])
+    """Of cart position, cart velocity, pole angle, pole angular velocity."""
 
     @override(Policy)
     def compute_action(
         self,
-        observation: ObservationType,
-        maze_state: MazeStateType | None = None,
-        env: BaseEnv | None = None,
+        observation: Any,
+        maze_state: Any = None,
+        env: Any = None,
         actor_id: ActorID | None = None,
         deterministic: bool = False,
-    ) -> ActionType:
+    ) -> Any:
         falls_to_the_right = float(self._gains @ observation["observation"]) > 0.0
         return {"action": np.int64(falls_to_the_right)}

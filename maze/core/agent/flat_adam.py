@@ -110,13 +110,7 @@ class _FlatNetwork:
     """Parameters of a network in one tensor, their gradients in another, and what Adam keeps of them."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
-        first, *others = parameters
-        for other in others:
-            if (other.dtype, other.device) != (first.dtype, first.device):
-                raise ValueError(
-                    f"The parameters of a network have to be of one type on one device; found {first.dtype} on "
-                    f"{first.device} and {other.dtype} on {other.device}."
-                )
+        first = parameters[0]
         self.parameters = parameters
         size = sum(parameter.numel() for parameter in parameters)
         self.values, self.gradient, self.mean, self.square = (

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from maze.core.agent.policy import Policy
 from maze.core.annotations import override
-
-if TYPE_CHECKING:
-    from maze.core.env.base_env import BaseEnv
-    from maze.core.env.maze_env import ActionType
-    from maze.core.env.maze_state import MazeStateType
-    from maze.core.env.observation_conversion import ObservationType
-    from maze.core.env.structured_env import ActorID
+from maze.core.env.structured_env import ActorID
 
 _NOTHING, _LEFT_ENGINE, _MAIN_ENGINE, _RIGHT_ENGINE = range(4)
 
@@ -22,37 +16,26 @@ _NOTHING, _LEFT_ENGINE, _MAIN_ENGINE, _RIGHT_ENGINE = range(4)
 class HeuristicLunarLanderPolicy(Policy):
     """Two proportional-derivative controllers: one leans towards the landing pad, one brakes the descent."""
 
-    def __init__(self) -> None:
-        self._max_lean = 0.35
-        self._lean_per_offset = 0.5
-        self._lean_per_drift = 1.0
-        self._turn_stiffness = 0.6
-        self._turn_damping = 0.8
-        self._base_sink_rate = 0.12
-        self._sink_rate_per_height = 0.35
-        self._offset_slowdown = 0.25
-
     @override(Policy)
     def compute_action(
         self,
-        observation: ObservationType,
-        maze_state: MazeStateType | None = None,
-        env: BaseEnv | None = None,
+        observation: Any,
+        maze_state: Any = None,
+        env: Any = None,
         actor_id: ActorID | None = None,
         deterministic: bool = False,
-    ) -> ActionType:
+    ) -> Any:
         x, y, velocity_x, velocity_y, angle, spin, left_leg, right_leg = map(float, observation["observation"])
         if left_leg and right_leg:
             action = _MAIN_ENGINE if velocity_y < -0.2 else _NOTHING
             return {"action": np.int64(action)}
 
         # leaning to the left (positive angle) pushes to the left
-        lean = self._lean_per_offset * x + self._lean_per_drift * velocity_x
-        target_angle = min(max(lean, -self._max_lean), self._max_lean)
-        turn = self._turn_stiffness * (target_angle - angle) - self._turn_damping * spin
+        target_angle = min(max(0.5 * x + velocity_x, -0.35), 0.35)
+        turn = 0.6 * (target_angle - angle) - 0.8 * spin
 
-        allowed_sink_rate = self._base_sink_rate + self._sink_rate_per_height * max(y, 0.0)
-        allowed_sink_rate -= self._offset_slowdown * abs(x)
+        allowed_sink_rate = 0.12 + 0.35 * max(y, 0.0)
+        allowed_sink_rate -= 0.25 * abs(x)
         brake = -velocity_y - allowed_sink_rate
         if left_leg or right_leg:
             turn = 0.0

@@ -18,6 +18,8 @@ StateSizes = Callable[["ActorID | None"], Mapping[str, int]]
 """How large the states of an actor's network are, by state key."""
 StatesOfActor = dict[str, np.ndarray]
 """Hidden states `[n_envs, size]` by state key."""
+_Evaluations = dict["ActorID | None", tuple[int, StatesOfActor]]
+"""By actor: step of the simulation of its latest evaluation, and its states before it."""
 
 
 class HiddenStates:
@@ -98,22 +100,13 @@ class HiddenStates:
                     array[...] = saved[key]
 
 
-class EpisodeHiddenStates(HiddenStates):
-    """Hidden states of a policy that acts in one environment; they are reset with each episode."""
-
-    def __init__(self, sizes: StateSizes) -> None:
-        super().__init__(1, sizes)
-        self.episode = -1
-        self.before: dict[ActorID | None, tuple[int, StatesOfActor]] = {}
-        """By actor: step of the simulation of its latest evaluation, and its states before it."""
-
-
 class HiddenStatesByEnvironment:
     """Hidden states of a policy by environment, where the policy manages them itself."""
 
     def __init__(self) -> None:
-        self.by_context: WeakKeyDictionary[EnvironmentContext, EpisodeHiddenStates] = WeakKeyDictionary()
-        """The memories by environment context."""
+        self.by_context: WeakKeyDictionary[EnvironmentContext, tuple[int, HiddenStates, _Evaluations]]
+        self.by_context = WeakKeyDictionary()
+        """Number of the episode, its hidden states, and the latest evaluations of its actors."""
 
     def now(self, policy: Any, env: Any, actor: ActorID | None) -> StatesOfActor:
         """Return the states to act with in an environment, `[1, size]` by state key; those that follow overwrite them.
@@ -131,16 +124,15 @@ class HiddenStatesByEnvironment:
                 f"{type(policy).__name__} is recurrent: it carries hidden states from step to step of an episode. "
                 "Pass the environment as `env` after its reset."
             )
-        hidden_states = self.by_context.setdefault(context, EpisodeHiddenStates(policy.state_sizes))
-        if context.n_episodes != hidden_states.episode:
-            hidden_states.episode = context.n_episodes
-            hidden_states.reset(np.ones(1, np.bool_))
-            hidden_states.before.clear()
+        known = self.by_context.get(context)
+        if known is None or known[0] != context.n_episodes:
+            known = self.by_context[context] = context.n_episodes, HiddenStates(1, policy.state_sizes), {}
+        _, hidden_states, evaluations = known
         states = hidden_states.of(actor)
-        evaluated_at, before = hidden_states.before.get(actor, (-1, {}))
+        evaluated_at, before = evaluations.get(actor, (-1, {}))
         if evaluated_at == context.n_substeps:
             for key, array in before.items():
                 states[key][...] = array
         else:
-            hidden_states.before[actor] = context.n_substeps, {key: array.copy() for key, array in states.items()}
+            evaluations[actor] = context.n_substeps, {key: array.copy() for key, array in states.items()}
         return states

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from maze.core.agent.policy import Policy, for_actor
 from maze.core.annotations import override
-
-if TYPE_CHECKING:
-    from maze.core.env.base_env import BaseEnv
-    from maze.core.env.maze_env import ActionType
-    from maze.core.env.maze_state import MazeStateType
-    from maze.core.env.observation_conversion import ObservationType
-    from maze.core.env.structured_env import ActorID, StepKeyType
+from maze.core.env.structured_env import ActorID, StepKeyType
 
 
 class RandomPolicy(Policy):
@@ -47,12 +41,12 @@ class RandomPolicy(Policy):
     @override(Policy)
     def compute_action(
         self,
-        observation: ObservationType,
-        maze_state: MazeStateType | None = None,
-        env: BaseEnv | None = None,
+        observation: Any,
+        maze_state: Any = None,
+        env: Any = None,
         actor_id: ActorID | None = None,
         deterministic: bool = False,
-    ) -> ActionType:
+    ) -> Any:
         space = for_actor(self._spaces, actor_id, "action_spaces_dict")
         action = _sample(space, self._rng)
         if not isinstance(observation, Mapping) or not isinstance(space, spaces.Dict):
@@ -72,12 +66,12 @@ class RandomPolicy(Policy):
     @override(Policy)
     def compute_top_action_candidates(
         self,
-        observation: ObservationType,
+        observation: Any,
         num_candidates: int | None,
-        maze_state: MazeStateType | None,
-        env: BaseEnv | None,
+        maze_state: Any,
+        env: Any,
         actor_id: ActorID | None = None,
-    ) -> tuple[Sequence[ActionType], Sequence[float]]:
+    ) -> tuple[Sequence[Any], Sequence[float]]:
         """Return random candidates (one, if their number is left open), all equally likely."""
         n_candidates = 1 if num_candidates is None else num_candidates
         actions = [self.compute_action(observation, actor_id=actor_id) for _ in range(n_candidates)]

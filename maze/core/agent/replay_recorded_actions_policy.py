@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from maze.core.agent.policy import Policy
 from maze.core.annotations import override
+from maze.core.env.structured_env import ActorID
 from maze.core.errors import CheckpointError, EnvironmentContractError
 from maze.core.trajectory_recording.records.action_record import ActionRecord
-
-if TYPE_CHECKING:
-    from maze.core.env.base_env import BaseEnv
-    from maze.core.env.maze_env import ActionType
-    from maze.core.env.maze_state import MazeStateType
-    from maze.core.env.observation_conversion import ObservationType
-    from maze.core.env.structured_env import ActorID
 
 
 class ReplayRecordedActionsPolicy(Policy):
@@ -51,34 +45,19 @@ class ReplayRecordedActionsPolicy(Policy):
     @override(Policy)
     def compute_action(
         self,
-        observation: ObservationType,
-        maze_state: MazeStateType | None = None,
-        env: BaseEnv | None = None,
+        observation: Any,
+        maze_state: Any = None,
+        env: Any = None,
         actor_id: ActorID | None = None,
         deterministic: bool = False,
-    ) -> ActionType:
+    ) -> Any:
         maze_env: Any = env
         env_time = maze_env.get_env_time()
         if env_time < self._env_time:
             self._record = None  # the same episode may be run several times in a row
         self._env_time = env_time
-        record = self._record_of(maze_env.get_episode_id())
-        if self._position == len(record):
-            raise EnvironmentContractError(
-                f"Episode {record.episode_id} continues after the {len(record)} recorded actions. Replay it "
-                f"in the environment, with the wrappers and the step limit, that it was recorded in."
-            )
-        actor, action = record.actions[self._position]
-        if actor_id is not None and tuple(actor_id) != tuple(actor):
-            raise EnvironmentContractError(
-                f"Episode {record.episode_id}, action {self._position}: it is the turn of {actor_id}, but {actor} was "
-                f"recorded. Replay it in the environment that it was recorded in."
-            )
-        self._position += 1
-        return action
-
-    def _record_of(self, episode_id: str) -> ActionRecord:
-        if self._record is None or self._record.episode_id != episode_id:
+        record, episode_id = self._record, maze_env.get_episode_id()
+        if record is None or record.episode_id != episode_id:
             path = self.path / f"{episode_id}.json" if self.path.is_dir() else self.path
             record = ActionRecord.load(path) if path.is_file() else None
             if record is None or record.episode_id != episode_id:
@@ -88,4 +67,12 @@ class ReplayRecordedActionsPolicy(Policy):
                     f"hydra_config.yaml of the recorded rollout names it, or env.seed(ActionRecord.load(file).seed)."
                 )
             self._record, self._position = record, 0
-        return self._record
+        actor, action = record.actions[self._position] if self._position < len(record) else (None, None)
+        if actor is None or actor_id not in (None, actor):
+            raise EnvironmentContractError(
+                f"Episode {record.episode_id}, action {self._position} of {len(record)} recorded ones: it is the turn "
+                f"of {actor_id}, but {actor or 'the end of the episode'} was recorded. Replay it in the environment, "
+                "with the wrappers and the step limit, that it was recorded in."
+            )
+        self._position += 1
+        return action

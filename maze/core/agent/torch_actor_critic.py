@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from maze.core.agent.networks import as_float_tensors, check_network_weights
 from maze.core.agent.state_critic_input_output import StateCriticInput, StateCriticOutput, StateCriticStepInput
-from maze.core.agent.torch_model import TorchModel
+from maze.core.agent.torch_model import TorchModel, as_float_tensors, check_network_weights
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.agent.torch_policy_output import PolicyOutput
 from maze.core.agent.torch_state_action_critic import TorchStateActionCritic
@@ -28,16 +27,6 @@ class ModelRuns(NamedTuple):
 
     policy: Sequence[Run]
     critic: Sequence[Run]
-
-
-class Observed(Protocol):
-    """An actor and its observations: a record or rows of one sub-step."""
-
-    @property
-    def actor_id(self) -> ActorID | None: ...
-
-    @property
-    def observation(self) -> dict[str, Any] | None: ...
 
 
 class TorchActorCritic(TorchModel):
@@ -102,11 +91,12 @@ class TorchActorCritic(TorchModel):
         return self.evaluate(record.substep_records, temperature, runs)
 
     def evaluate(
-        self, substeps: Sequence[Observed], temperature: float = 1.0, runs: ModelRuns | None = None
+        self, substeps: Sequence[Any], temperature: float = 1.0, runs: ModelRuns | None = None
     ) -> tuple[PolicyOutput, StateCriticOutput]:
         """Compute the outputs of policy and critic for the sub-steps of environment steps.
 
-        The arguments are those of :meth:`compute_actor_critic_output`, with the sub-steps instead of a record.
+        The arguments are those of :meth:`compute_actor_critic_output`, with the records or rows of the sub-steps
+        instead of a record.
 
         :raises ValueError: A sub-step has no observation.
         """

@@ -12,7 +12,6 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from maze.core.agent.networks import as_float_tensors
 from maze.core.agent.returns import gae, next_values_from
 from maze.core.agent.state_critic import StateCritic
 from maze.core.agent.state_critic_input_output import (
@@ -20,7 +19,7 @@ from maze.core.agent.state_critic_input_output import (
     StateCriticOutput,
     StateCriticStepOutput,
 )
-from maze.core.agent.torch_model import NetworksModel
+from maze.core.agent.torch_model import NetworksModel, as_float_tensors
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, unknown_key_error
 from maze.perception.perception_utils import flatten_spaces, stack_and_flatten_spaces
@@ -107,9 +106,6 @@ class TorchStateCritic(NetworksModel, StateCritic):
         rewards: list[torch.Tensor],
         values: list[torch.Tensor],
         dones: torch.Tensor,
-        *,
-        truncated: torch.Tensor | None = None,
-        next_values: list[torch.Tensor] | None = None,
     ) -> list[torch.Tensor]:
         """Return targets of the values of a sequence of environment steps with the same sub-steps.
 
@@ -118,24 +114,12 @@ class TorchStateCritic(NetworksModel, StateCritic):
         :param rewards: For each sub-step `[n_steps, n_envs]`.
         :param values: For each of :meth:`predict_values`' outputs, without gradients, `[n_steps, n_envs]`.
         :param dones: The episode terminated in this environment step, `[n_steps, n_envs]`.
-        :param truncated: The episode was cut off after this environment step; `None`: never.
-        :param next_values: Like `values`, but of the observations after each step, see
-            :func:`maze.core.agent.returns.next_values_from`. `None`: the next row's, and for the last step (whose
-            successor is not known then) its own.
+            The last step, whose successor is not known, bootstraps from its own value.
         :return: Targets for each sub-step.
         """
         streams = self._predicted_rewards(rewards)
         targets = [
-            self.compute_return(
-                gamma,
-                gae_lambda,
-                reward,
-                values[index],
-                dones,
-                truncated=truncated,
-                next_values=None if next_values is None else next_values[index],
-            )
-            for index, reward in enumerate(streams)
+            self.compute_return(gamma, gae_lambda, reward, values[index], dones) for index, reward in enumerate(streams)
         ]
         return targets * (len(rewards) // len(streams))
 
@@ -151,9 +135,6 @@ class TorchStateCritic(NetworksModel, StateCritic):
         values: torch.Tensor,
         dones: torch.Tensor,
         deltas: torch.Tensor | None = None,
-        *,
-        truncated: torch.Tensor | None = None,
-        next_values: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return targets of one output: generalised advantages plus values.
 
@@ -164,11 +145,8 @@ class TorchStateCritic(NetworksModel, StateCritic):
         :return: `[n_steps, n_envs]`, as the values.
         """
         del deltas
-        if truncated is None:
-            truncated = torch.zeros_like(dones)
-        if next_values is None:
-            next_values = next_values_from(values, values[-1])
-        return gae(rewards, values, next_values, dones, truncated, gamma, gae_lambda) + values.detach()
+        next_values, never = next_values_from(values, values[-1]), torch.zeros_like(dones)
+        return gae(rewards, values, next_values, dones, never, gamma, gae_lambda) + values.detach()
 
     # -- networks -----------------------------------------------------------------------------------------------------
 

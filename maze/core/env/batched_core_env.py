@@ -15,8 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from maze.core.env.context import CONTEXT, GRID, Context
-from maze.core.env.instance_set import InstanceSet, InstanceSource
+from maze.core.env.context import CONTEXT, GRID, Context, InstanceSet, InstanceSource
 from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import ConfigError, EnvironmentContractError
 
@@ -34,14 +33,12 @@ _FUTURE = 0x6D617A655F706C61
 
 
 def _mixed(word: int) -> int:
-    """Hash 64 bits: the output function of SplitMix64 (Steele, Lea and Flood 2014)."""
-    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & _WORD
-    word = (word ^ word >> 27) * 0x94D049BB133111EB & _WORD
-    return word ^ word >> 31
+    """Hash 64 bits."""
+    return int(_mix(np.array([word & _WORD], np.uint64))[0])
 
 
 def _mix(words: np.ndarray) -> np.ndarray:
-    """Hash words in place, as :func:`_mixed` does."""
+    """Hash words of 64 bits in place: the output function of SplitMix64 (Steele, Lea and Flood 2014)."""
     words ^= words >> np.uint64(30)
     words *= np.uint64(0xBF58476D1CE4E5B9)
     words ^= words >> np.uint64(27)

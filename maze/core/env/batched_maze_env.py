@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from maze.core.annotations import override
-from maze.core.env.action_conversion import ActionConversionInterface
+from maze.core.env.action_conversion import DictActionConversion
 from maze.core.env.batched_core_env import BatchedCoreEnv
 from maze.core.env.core_env import CoreEnv
 from maze.core.env.maze_env import MazeEnv
@@ -43,7 +43,7 @@ class BatchedMazeEnv(MazeEnv["SingleCoreEnv"]):
         simulation, scratch = core_env.simulation, make(1)
         super().__init__(
             core_env,
-            {key: _Action(space) for key, space in simulation.action_spaces.items()},
+            {key: DictActionConversion(space) for key, space in simulation.action_spaces.items()},
             {key: _Observation(scratch, key) for key in simulation.step_keys},
         )
         self._make, self._scratch = make, scratch
@@ -85,12 +85,15 @@ class SingleCoreEnv(CoreEnv):
                     self._topics[event.__qualname__] = getattr(topic, name)
 
     @override(CoreEnv)
-    def step(self, maze_action: dict[str, np.ndarray]) -> tuple[MazeState, float, bool, dict[Any, Any]]:
+    def step(self, maze_action: dict[str, Any]) -> tuple[MazeState, float, bool, dict[Any, Any]]:
         simulation = self.simulation
-        rewards, terminated, truncated = simulation.advance({key: value[None] for key, value in maze_action.items()})
+        actions = {key: np.asarray(value)[None] for key, value in maze_action.items()}
+        rewards, terminated, truncated = simulation.advance(actions)
         for event, where, attributes in simulation.fired:
             if where is None or where[0]:
-                self._topics[event.__qualname__](**{name: _first(value) for name, value in attributes.items()})
+                # strings and numbers apply to all simulations
+                values = {k: v[0].item() if isinstance(v, np.ndarray) else v for k, v in attributes.items()}
+                self._topics[event.__qualname__](**values)
         info = {"TimeLimit.truncated": True} if truncated[0] else {}
         return self.get_maze_state(), float(rewards[0]), bool(terminated[0] or truncated[0]), info
 
@@ -157,23 +160,6 @@ class SingleCoreEnv(CoreEnv):
         self.simulation.new_futures(_ONLY_ROW, 0, seed)
 
 
-class _Action(ActionConversionInterface):
-    def __init__(self, space: spaces.Dict) -> None:
-        self._space = space
-
-    @override(ActionConversionInterface)
-    def space_to_maze(self, action: dict[str, Any], maze_state: MazeState) -> dict[str, np.ndarray]:
-        return {key: np.asarray(action[key]) for key in self._space}
-
-    @override(ActionConversionInterface)
-    def maze_to_space(self, maze_action: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return dict(maze_action)
-
-    @override(ActionConversionInterface)
-    def space(self) -> spaces.Dict:
-        return self._space
-
-
 class _Observation(ObservationConversionInterface):
     """Conversion of states, including recorded ones, by the simulation.
 
@@ -210,8 +196,3 @@ class _Kpis(KpiCalculator):
     @override(KpiCalculator)
     def calculate_kpis(self, episode_event_log: EpisodeEventLog, last_maze_state: MazeState) -> dict[str, float]:
         return {name: float(values[0]) for name, values in self._simulation.kpis(_ONLY_ROW).items()}
-
-
-def _first(value: Any) -> Any:
-    """Return the value of the only instance; strings and numbers apply to all."""
-    return value[0].item() if isinstance(value, np.ndarray) else value

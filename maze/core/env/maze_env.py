@@ -235,13 +235,7 @@ class MazeEnv(
         """Convert recorded states and actions as those of one actor within this block.
 
         :param actor_id: The actor, which :meth:`actor_id` returns within the block.
-        :raises EnvironmentContractError: The environment has no such sub-step.
         """
-        if actor_id.step_key not in self.action_conversion_dict:
-            raise EnvironmentContractError(
-                f"{type(self).__name__}: expected recordings of known sub-steps, found {actor_id.step_key!r}; "
-                f"known sub-steps: {list(self.action_conversion_dict)}. Were they recorded in another environment?"
-            )
         self.converted_actor = actor_id
         try:
             yield
@@ -268,28 +262,29 @@ class _StepPath:
     def __init__(self, env: MazeEnv[Any]) -> None:
         self.env = env
         self.core_env = env.env
-        self.context = _context_of(self.core_env)
+        self.context: EnvironmentContext = self.core_env.context
         self.action_conversions = env.action_conversion_dict
         self.observation_conversions = env.observation_conversion_dict
         self.get_maze_state = env.get_maze_state if _overrides(env, "get_maze_state") else self.core_env.get_maze_state
         self.tracks_actors = type(self.core_env).is_step_complete is CoreEnv.is_step_complete
-        self.only_key = self._only_step_key()
+        chosen_elsewhere = (_overrides(env, name) for name in ("action_conversion", "observation_conversion"))
+        has_choice = len(env.action_conversion_dict) != 1 or any(chosen_elsewhere)
+        self.only_key = None if has_choice else next(iter(env.action_conversion_dict))
+        """Key of the only sub-step; `None`: there are several, or a subclass selects conversions."""
         self.unchecked = dict.fromkeys(env.observation_conversion_dict, _N_CHECKED_OBSERVATIONS)
         self.bounds = {key: ActionBounds(conversion.space()) for key, conversion in self.action_conversions.items()}
-        self.clip = self._clipping()
-
-    def _only_step_key(self) -> StepKeyType | None:
-        """Return the key of the only sub-step; `None`: there are several, or a subclass selects conversions."""
-        env = self.env
-        chosen_elsewhere = (_overrides(env, name) for name in ("action_conversion", "observation_conversion"))
-        if len(env.action_conversion_dict) != 1 or any(chosen_elsewhere):
-            return None
-        return next(iter(env.action_conversion_dict))
+        self.clip: Callable[[ActionType], ActionType] | None = None
+        """Clips continuous actions to their bounds; `None`: there are no bounds."""
+        if any(self.bounds.values()):
+            self.clip = self._clip_to_current if self.only_key is None else self.bounds[self.only_key].clip
 
     def step(self, action: ActionType) -> tuple[ObservationType, float, bool, dict[Any, Any]]:
         env, core_env, context, only_key = self.env, self.core_env, self.context, self.only_key
         if context.is_episode_over:
-            raise self.over_error()
+            raise EnvironmentContractError(
+                f"{self.place()}: the episode is over after {context.step_id} environment steps; expected `reset`, "
+                "found `step`."
+            )
         context.pre_step()
         if self.tracks_actors and context.step_actor_id is None:
             context.step_actor_id = core_env.actor_id()
@@ -303,7 +298,10 @@ class _StepPath:
             try:
                 maze_state, reward, done, info = result
             except (TypeError, ValueError) as error:
-                raise _wrong_result(result, core_env) from error
+                raise EnvironmentContractError(
+                    f"{type(core_env).__name__}.step: expected four values (state, reward, done, info), found "
+                    f"{result!r:.200}. Return all four."
+                ) from error
         except Exception as error:
             # Errors of the simulation pass, unless the action was no element of its space.
             if (problem := action_problem(action, conversion.space())) is not None:
@@ -320,12 +318,6 @@ class _StepPath:
         context.run_post_step_callbacks()
         return self.observe(maze_state), reward, bool(done), info
 
-    def _clipping(self) -> Callable[[ActionType], ActionType] | None:
-        """Return the function that clips continuous actions to their bounds; `None`: there are no bounds."""
-        if not any(self.bounds.values()):
-            return None
-        return self._clip_to_current if self.only_key is None else self.bounds[self.only_key].clip
-
     def _clip_to_current(self, action: ActionType) -> ActionType:
         bounds = self.bounds.get(self.core_env.actor_id()[0])
         return bounds.clip(action) if bounds else action
@@ -334,13 +326,6 @@ class _StepPath:
         """Return the environment and sub-step, for messages."""
         step_key = self.core_env.actor_id()[0] if self.only_key is None else self.only_key
         return f"{type(self.env).__name__} ({type(self.core_env).__name__}), sub-step {step_key!r}"
-
-    def over_error(self) -> EnvironmentContractError:
-        """Return the error of a step after the end of an episode."""
-        return EnvironmentContractError(
-            f"{self.place()}: the episode is over after {self.context.step_id} environment steps; expected `reset`, "
-            "found `step`."
-        )
 
     def reset(self) -> ObservationType:
         self.context.reset_env_episode()
@@ -353,38 +338,17 @@ class _StepPath:
         conversion = self.env.observation_conversion if only_key is None else self.observation_conversions[only_key]
         observation = conversion.maze_to_space(maze_state)
         if self.unchecked:
-            self.check(observation)
+            step_key = self.env.actor_id().step_key if only_key is None else only_key
+            if step_key in self.unchecked:
+                check_in_space(observation, self.env.observation_space, type(self.env).__name__, step_key)
+                self.unchecked[step_key] -= 1
+                if self.unchecked[step_key] == 0:
+                    del self.unchecked[step_key]
         return observation
-
-    def check(self, observation: ObservationType) -> None:
-        """Check the first observations of each sub-step."""
-        step_key = self.env.actor_id().step_key if self.only_key is None else self.only_key
-        if step_key in self.unchecked:
-            check_in_space(observation, self.env.observation_space, type(self.env).__name__, step_key)
-            self.unchecked[step_key] -= 1
-            if self.unchecked[step_key] == 0:
-                del self.unchecked[step_key]
 
 
 def _overrides(env: MazeEnv[Any], name: str) -> bool:
     return getattr(type(env), name) is not getattr(MazeEnv, name)
-
-
-def _context_of(core_env: CoreEnv) -> EnvironmentContext:
-    try:
-        return core_env.context
-    except AttributeError:
-        raise EnvironmentContractError(
-            f"{type(core_env).__name__} has no context; call `super().__init__()` in its constructor."
-        ) from None
-
-
-def _wrong_result(result: Any, core_env: CoreEnv) -> EnvironmentContractError:
-    n_values = len(result) if isinstance(result, tuple | list) else 1
-    return EnvironmentContractError(
-        f"{type(core_env).__name__}.step: expected four values (state, reward, done, info), found {n_values}: "
-        f"{result!r:.200}. Return all four."
-    )
 
 
 def _scalar_reward(reward: Any, core_env: CoreEnv) -> float:
@@ -402,18 +366,17 @@ def _check_conversions(
     actions: Mapping[StepKeyType, ActionConversionInterface],
     observations: Mapping[StepKeyType, ObservationConversionInterface],
 ) -> None:
-    for name, conversions, interface in (
-        ("action_conversion_dict", actions, ActionConversionInterface),
-        ("observation_conversion_dict", observations, ObservationConversionInterface),
-    ):
-        is_mapping: Any = isinstance(conversions, Mapping)
-        if not is_mapping or not conversions or not all(isinstance(each, interface) for each in conversions.values()):
-            raise ConfigError(
-                f"{env_name}: `{name}` must map each sub-step key to a {interface.__name__}, as {{0: conversion}}; "
-                f"found {conversions!r}."
-            )
-    if actions.keys() != observations.keys():
+    both: list[tuple[Any, type[Any]]] = [
+        (actions, ActionConversionInterface),
+        (observations, ObservationConversionInterface),
+    ]
+    is_sound = all(
+        isinstance(given, Mapping) and all(isinstance(each, interface) for each in given.values())
+        for given, interface in both
+    )
+    if not is_sound or not actions or actions.keys() != observations.keys():
         raise ConfigError(
-            f"{env_name}: action and observation conversions must have the same sub-step keys, "
-            f"found {list(actions)} and {list(observations)}."
+            f"{env_name}: `action_conversion_dict` and `observation_conversion_dict` must map the same sub-step keys "
+            "to conversions of actions and of observations, as {0: conversion}; found "
+            f"{actions!r} and {observations!r}."
         )

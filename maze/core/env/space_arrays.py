@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from collections.abc import Mapping
@@ -22,22 +23,6 @@ ndarray = np.ndarray
 ArraySpec = tuple[tuple[int, ...], np.dtype[Any]]
 
 
-def array_spec(space: spaces.Space[Any], place: str) -> ArraySpec:
-    """Return shape and dtype of the values of a space.
-
-    :param space: A space with values of one fixed shape.
-    :param place: Environment and key, for the error message.
-    :raises EnvironmentContractError: Its values have no fixed numeric shape.
-    """
-    if space.shape is None or space.dtype is None or np.dtype(space.dtype).kind not in "biuf":
-        raise EnvironmentContractError(
-            f"{place}: values of {type(space).__name__} spaces have no fixed numeric shape and cannot be batched. "
-            "Expected Box, Discrete, MultiDiscrete or MultiBinary; convert the value in the environment's observation "
-            "or action conversion, or with a wrapper."
-        )
-    return tuple(space.shape), np.dtype(space.dtype)
-
-
 def array_specs(spaces_dict: SpacesDict, kind: str) -> dict[StepKeyType, dict[str, ArraySpec]]:
     """Return shapes and dtypes for all step keys, in the spaces' own key order.
 
@@ -53,8 +38,18 @@ def dict_specs(space: spaces.Dict, kind: str = "entry", place: str = "") -> dict
     :param space: The sub-step's spaces.
     :param kind: `observation` or `action`, for error messages.
     :param place: Environment and sub-step, for error messages.
+    :raises EnvironmentContractError: Values have no fixed numeric shape.
     """
-    return {key: array_spec(sub, f"{kind} `{key}`{place}") for key, sub in space.items()}
+    specs = {}
+    for key, sub in space.items():
+        if sub.shape is None or sub.dtype is None or np.dtype(sub.dtype).kind not in "biuf":
+            raise EnvironmentContractError(
+                f"{kind} `{key}`{place}: values of {type(sub).__name__} spaces have no fixed numeric shape and cannot "
+                "be batched. Expected Box, Discrete, MultiDiscrete or MultiBinary; convert the value in the "
+                "environment's observation or action conversion, or with a wrapper."
+            )
+        specs[key] = tuple(sub.shape), np.dtype(sub.dtype)
+    return specs
 
 
 def usual_values(space: spaces.Dict) -> dict[str, np.ndarray]:
@@ -155,15 +150,12 @@ def action_column(
     :param dtype: Its type in the action space.
     :raises EnvironmentContractError: The key is missing, or its values do not have that shape and type.
     """
-    if key not in actions:
-        raise EnvironmentContractError(
-            f"actions of sub-step {step_key!r}: expected the key {key!r}, found the keys {list(actions)}."
-        )
     try:
         column = np.array(actions[key], dtype)
-    except (TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise EnvironmentContractError(
-            f"actions of sub-step {step_key!r}, action `{key}`: expected numbers ({dtype}): {error}"
+            f"actions of sub-step {step_key!r}, action `{key}`: expected numbers ({dtype}) of the keys "
+            f"{list(actions)}: {error}"
         ) from error
     if column.shape != shape:
         raise EnvironmentContractError(
@@ -275,29 +267,21 @@ def action_problem(action: Any, space: spaces.Space[Any]) -> str | None:
     """
     if not isinstance(space, spaces.Dict):
         return _entry_problem(action, space)
-    if not isinstance(action, Mapping):
+    if not isinstance(action, Mapping) or not {*space} <= {*action}:
         return f"an action must be a dictionary with the keys {list(space)}, found {action!r}"
-    missing = [key for key in space if key not in action]
-    if missing:
-        return f"an action must have the keys {list(space)}, found the keys {list(action)}"
     problems = ((key, _entry_problem(action[key], entry)) for key, entry in space.items())
     return next((f"action `{key}`: {problem}" for key, problem in problems if problem is not None), None)
 
 
 def _entry_problem(value: Any, space: spaces.Space[Any]) -> str | None:
-    expected = f"expected an element of {space}, found {value!r}"
     if isinstance(space, spaces.Dict):
         return action_problem(value, space)
-    if space.shape is None or space.dtype is None:
-        return None if space.contains(value) else expected
-    try:
-        array = np.asarray(value)
-        converted = array.astype(space.dtype).reshape(space.shape)
-        is_element = np.can_cast(array.dtype, space.dtype, "same_kind")
-        is_element = is_element and space.contains(converted[()] if space.shape == () else converted)
-    except (TypeError, ValueError):
-        is_element = False
-    return None if is_element else expected
+    candidate = value
+    with contextlib.suppress(TypeError, ValueError):
+        if np.can_cast((array := np.asarray(value)).dtype, space.dtype, "same_kind"):  # type: ignore[arg-type]
+            candidate = array.astype(space.dtype).reshape(space.shape or ())
+            candidate = candidate[()] if space.shape == () else candidate
+    return None if space.contains(candidate) else f"expected an element of {space}, found {value!r}"
 
 
 _minimum, _maximum = np.minimum, np.maximum  # once per environment step: attribute lookups are measurable

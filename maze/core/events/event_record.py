@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from maze.core.errors import did_you_mean
-
 
 class EventRecord:
     """Call of an event method: interface, method and arguments.
@@ -39,10 +37,8 @@ class EventRecord:
         try:
             return self.attributes[name]
         except KeyError:
-            known = ", ".join(self.attributes) or "none"
             raise AttributeError(
-                f"The event {self.qualified_name} has no argument `{name}`."
-                f"{did_you_mean(name, self.attributes)} Known: {known}."
+                f"The event {self.qualified_name} has no argument `{name}`. Known: {', '.join(self.attributes)}."
             ) from None
 
     def __repr__(self) -> str:

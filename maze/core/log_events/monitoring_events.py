@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 from abc import ABC
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,14 +24,33 @@ from maze.core.log_stats.event_decorators import (
 )
 from maze.core.log_stats.reduction import histogram
 
+EventMethod = TypeVar("EventMethod", bound=Callable[..., Any])
+
+
+def _reduced_by(
+    function: Callable[[Any], Any] | None,
+    plot: Callable[..., Any] | None = None,
+    groups: Sequence[str] = ("step_key", "agent_name", "name"),
+) -> Callable[[EventMethod], EventMethod]:
+    """Define statistics of all levels that are reduced by one function, `None`: that keep all values.
+
+    :param function: Reduces the statistics of steps and those of episodes.
+    :param plot: Draws the statistics of an epoch.
+    :param groups: Attributes of the event that its statistics are grouped by.
+    """
+
+    def decorate(event: EventMethod) -> EventMethod:
+        event = define_step_stats(None)(define_stats_grouping(*groups)(event))
+        event = define_epoch_stats(function)(define_episode_stats(function)(event))
+        return event if plot is None else define_plot(plot)(event)
+
+    return decorate
+
 
 class DiscreteActionEvents(ABC):
     """Discrete actions."""
 
-    @define_epoch_stats(histogram)
-    @define_episode_stats(histogram)
-    @define_step_stats(None)
-    @define_stats_grouping("substep", "name")
+    @_reduced_by(histogram, groups=("substep", "name"))
     def action(self, substep: str, name: str, value: int) -> None:
         """A discrete action was taken.
 
@@ -43,11 +63,7 @@ class DiscreteActionEvents(ABC):
 class ActionEvents(ABC):
     """Actions by kind, with figures of their distributions."""
 
-    @define_plot(create_relative_bar_plot)
-    @define_epoch_stats(histogram)
-    @define_episode_stats(histogram)
-    @define_step_stats(None)
-    @define_stats_grouping("step_key", "agent_name", "name")
+    @_reduced_by(histogram, create_relative_bar_plot)
     def discrete_action(self, step_key: str, agent_name: str, name: str, value: int, action_dim: int) -> None:
         """A discrete action was taken.
 
@@ -58,11 +74,7 @@ class ActionEvents(ABC):
         :param action_dim: Number of actions.
         """
 
-    @define_plot(create_relative_bar_plot)
-    @define_epoch_stats(histogram)
-    @define_episode_stats(histogram)
-    @define_step_stats(None)
-    @define_stats_grouping("step_key", "agent_name", "name")
+    @_reduced_by(histogram, create_relative_bar_plot)
     def multi_binary_action(
         self, step_key: str, agent_name: str, name: str, value: int, num_binary_actions: int
     ) -> None:
@@ -75,11 +87,7 @@ class ActionEvents(ABC):
         :param num_binary_actions: Number of binary actions.
         """
 
-    @define_plot(create_violin_distribution)
-    @define_epoch_stats(None)
-    @define_episode_stats(None)
-    @define_step_stats(None)
-    @define_stats_grouping("step_key", "agent_name", "name")
+    @_reduced_by(None, create_violin_distribution)
     def continuous_action(self, step_key: str, agent_name: str, name: str, value: np.ndarray[Any, Any]) -> None:
         """A continuous action was taken.
 
@@ -94,10 +102,7 @@ class ActionEvents(ABC):
 class ObservationEvents(ABC):
     """Observations before and after the wrappers."""
 
-    @define_epoch_stats(None)
-    @define_episode_stats(None)
-    @define_step_stats(None)
-    @define_stats_grouping("step_key", "agent_name", "name")
+    @_reduced_by(None)
     def observation_processed(self, step_key: str, agent_name: str, name: str, value: Any) -> None:
         """An agent received an observation.
 
@@ -107,10 +112,7 @@ class ObservationEvents(ABC):
         :param value: The observation.
         """
 
-    @define_epoch_stats(None)
-    @define_episode_stats(None)
-    @define_step_stats(None)
-    @define_stats_grouping("step_key", "agent_name", "name")
+    @_reduced_by(None)
     def observation_original(self, step_key: str, agent_name: str, name: str, value: Any) -> None:
         """The environment returned an observation, before all wrappers.
 
@@ -124,11 +126,7 @@ class ObservationEvents(ABC):
 class RewardEvents(ABC):
     """Rewards before and after the wrappers."""
 
-    @define_plot(create_histogram)
-    @define_epoch_stats(histogram)
-    @define_episode_stats(histogram)
-    @define_step_stats(None)
-    @define_stats_grouping("step_key", "agent_name")
+    @_reduced_by(histogram, create_histogram, groups=("step_key", "agent_name"))
     def reward_processed(self, step_key: str, agent_name: str, value: float) -> None:
         """An agent received a reward.
 
@@ -137,10 +135,7 @@ class RewardEvents(ABC):
         :param value: The reward.
         """
 
-    @define_plot(create_histogram)
-    @define_epoch_stats(histogram)
-    @define_episode_stats(histogram)
-    @define_step_stats(None)
+    @_reduced_by(histogram, create_histogram, groups=())
     def reward_original(self, value: float) -> None:
         """The environment returned a reward, before all wrappers.
 

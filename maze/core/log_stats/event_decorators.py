@@ -14,7 +14,7 @@ in the order in which the decorators are applied, that is from the method upward
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, TypeVar
@@ -159,6 +159,12 @@ def define_mean_by(*groups: str, input_name: str | None = None) -> Callable[[Eve
     return decorate
 
 
+def define_time(event: EventMethod) -> EventMethod:
+    """Define the means of an epoch of an event with the arguments `time` (seconds) and `percent`."""
+    event = define_epoch_stats(np.mean, input_name="percent", output_name="mean_percent")(event)
+    return define_epoch_stats(np.mean, input_name="time", output_name="mean_time")(event)
+
+
 def define_plot(
     create_figure_function: Callable[..., Any], input_name: str | None = None
 ) -> Callable[[EventMethod], EventMethod]:
@@ -196,7 +202,10 @@ _Names = dict[str | None, list[str | None]]
 
 
 def _named(stats: list[StatsDefinition]) -> tuple[list[StatsDefinition], _Names]:
-    """Return definitions with unique names, and the names by their original ones."""
+    """Return definitions with unique names, and the names by their original ones.
+
+    Definitions with the same name get labels of their differences: inputs, groupings, functions and periods.
+    """
     stats = list(dict.fromkeys(stats))
     by_name: dict[str | None, list[StatsDefinition]] = {}
     for stat in stats:
@@ -204,11 +213,14 @@ def _named(stats: list[StatsDefinition]) -> tuple[list[StatsDefinition], _Names]
     named: dict[StatsDefinition, StatsDefinition] = {}
     taken = {name for name, alike in by_name.items() if len(alike) == 1}
     for name, alike in by_name.items():
-        for stat, label in zip(alike, _labels(alike), strict=True):
-            own_name = name
-            if len(alike) > 1:
-                own_name = _free_name("_".join(part for part in (name, label) if part) or None, taken)
-                taken.add(own_name)
+        rows = [_distinguishing(stat) for stat in alike]
+        is_common = [len(set(column)) == 1 for column in zip(*rows, strict=True)]
+        for stat, row in zip(alike, rows, strict=True):
+            parts = [name, *("" if common else part for part, common in zip(row, is_common, strict=True))]
+            label = own_name = "_".join(filter(None, parts)) or None
+            while len(alike) > 1 and own_name in taken:
+                own_name = f"{label or 'value'}_{len(taken)}"
+            taken.add(own_name)
             named[stat] = replace(stat, output_name=own_name)
     names: _Names = {
         name: list(dict.fromkeys(named[stat].output_name for stat in alike)) for name, alike in by_name.items()
@@ -216,28 +228,9 @@ def _named(stats: list[StatsDefinition]) -> tuple[list[StatsDefinition], _Names]
     return [named[stat] for stat in stats], names
 
 
-def _labels(stats: list[StatsDefinition]) -> list[str]:
-    """Return labels of the differences of definitions: inputs, groupings, functions and periods."""
-    parts = [
-        (
-            stat.input_name or "",
-            stat.group_by or "",
-            getattr(stat.reduce_function, "__name__", ""),
-            "cumulative" if stat.cumulative else "",
-        )
-        for stat in stats
-    ]
-    differing = [len(set(column)) > 1 for column in zip(*parts, strict=True)]
-    return ["_".join(part for part, differs in zip(row, differing, strict=True) if differs and part) for row in parts]
-
-
-def _free_name(name: str | None, taken: Set[str | None]) -> str | None:
-    if name not in taken:
-        return name
-    number = 2
-    while f"{name or 'value'}_{number}" in taken:
-        number += 1
-    return f"{name or 'value'}_{number}"
+def _distinguishing(stat: StatsDefinition) -> tuple[str, ...]:
+    function = getattr(stat.reduce_function, "__name__", "")
+    return stat.input_name or "", stat.group_by or "", function, "cumulative" if stat.cumulative else ""
 
 
 def _for_each_input(stats: list[StatsDefinition], names: _Names) -> list[StatsDefinition]:

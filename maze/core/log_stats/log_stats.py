@@ -107,7 +107,7 @@ class LogStatsAggregator(LogStatsConsumer):
         period = len(self._lengths)
         self._lengths.append(stats.get(_STEP_COUNT, 1) if self.level is LogStatsLevel.EPOCH else 1)
         for (event, name, group), value in stats.items():
-            for slot in self._add(event, value, name, group):
+            for slot in self.add_value(event, value, name, group):
                 slot.count_period(period)
 
     def receive_columns(
@@ -163,15 +163,23 @@ class LogStatsAggregator(LogStatsConsumer):
 
     def add_value(
         self, event: Callable[..., Any], value: Any, name: str | None = None, group: LogStatsGroup | None = None
-    ) -> None:
+    ) -> list[StatsSlot]:
         """Add one value.
 
         :param event: Interface method of the event.
         :param value: The value.
         :param name: Input of the event's statistics (their `input_name`).
         :param group: Its group.
+        :return: The slots that collect it.
         """
-        self._add(event, value, name, group)
+        plan = level_plan(event, self._level_name)
+        slots = []
+        for index, component in plan.routes.get(name, ()):
+            kept = group if component is None or group is None else (group[component],)
+            slot = self._touch(event, plan, index, kept)
+            slot.add(name, value)
+            slots.append(slot)
+        return slots
 
     def input_values(
         self, event: Callable[..., Any], name: str | None = None, group: LogStatsGroup | None = None
@@ -235,7 +243,8 @@ class LogStatsAggregator(LogStatsConsumer):
         other._take_deferred()
         for key, slot in other._slots.items():
             own = self._slots.setdefault(key, StatsSlot(slot.variant, slot.keys))
-            own.copy_from(slot)
+            own.load_state(slot.state())
+            own.is_touched = slot.is_touched
         self._lengths.extend(other._lengths)
 
     def state(self) -> dict[str, Any]:
@@ -256,18 +265,6 @@ class LogStatsAggregator(LogStatsConsumer):
             if event is not None:
                 plan = level_plan(event, self._level_name)
                 self._slot(event, plan, row["index"], row["group"]).load_state(row)
-
-    def _add(
-        self, event: Callable[..., Any], value: Any, name: str | None, group: LogStatsGroup | None
-    ) -> list[StatsSlot]:
-        plan = level_plan(event, self._level_name)
-        slots = []
-        for index, component in plan.routes.get(name, ()):
-            kept = group if component is None or group is None else (group[component],)
-            slot = self._touch(event, plan, index, kept)
-            slot.add(name, value)
-            slots.append(slot)
-        return slots
 
     def _touch(self, event: Callable[..., Any], plan: LevelPlan, index: int, group: LogStatsGroup | None) -> StatsSlot:
         slot = self._slot(event, plan, index, group)
@@ -368,7 +365,7 @@ class StatsContext:
         """Writers of the event log of each finished episode."""
         self.place: RunPlace | None = None
         """Directories of the run; `None`: the working directory."""
-        self._epochs: list[weakref.ref[Any]] = []
+        self._epochs = weakref.WeakKeyDictionary[Any, None]()
         self._silenced: set[int] = set()
         self._tokens: list[Token[StatsContext | None]] = []
         self._lock = threading.RLock()
@@ -404,15 +401,13 @@ class StatsContext:
 
     def register_epoch(self, env: Any) -> None:
         """Call `env.finish_epoch()` at the end of each log step, through a weak reference."""
-        self._epochs = [known for known in self._epochs if known() is not None]
-        self._epochs.append(weakref.ref(env))
+        self._epochs[env] = None
 
     def finish_step(self) -> None:
         """Complete the epochs of environments, run the hooks and begin the next log step."""
         with self._lock:
-            for env in [known() for known in self._epochs]:
-                if env is not None:
-                    env.finish_epoch()
+            for env in list(self._epochs):
+                env.finish_epoch()
             for hook in self.hooks:
                 hook()
             for writer in self.writers:
@@ -428,7 +423,8 @@ class StatsContext:
         except getattr(writer, "failures", OSError) as error:
             self._silenced.add(id(writer))
             with suppress(getattr(writer, "failures", OSError)):  # of the same cause
-                getattr(writer, "close", _nothing)()
+                if isinstance(writer, LogStatsWriter):
+                    writer.close()
             what = error if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
             _LOGGER.warning("%s cannot write (%s); it is disabled for this run.", type(writer).__name__, what)
 
@@ -447,10 +443,6 @@ class StatsContext:
             self.writers = []
             self.event_writers = []
             self._silenced.clear()
-
-
-def _nothing() -> None:
-    """Replace the missing `close` of a writer."""
 
 
 _LOGGER = logging.getLogger(__name__)

@@ -100,30 +100,15 @@ class LogStatsWriterTensorboard(LogStatsWriter):
             self._records.write(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
         self._records.write(Event(wall_time=now, step=step, summary=summary).SerializeToString())
 
-    def add_metadata(self, tag: str, metadata: Any, tensor: Any, step: int = 0) -> None:
-        """Append the data of a TensorBoard plugin.
-
-        :param tag: Its name.
-        :param metadata: A `SummaryMetadata` that names the plugin.
-        :param tensor: A `TensorProto`.
-        :param step: Position on the x axis.
-        """
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        self.add_summary(Summary(value=[Summary.Value(tag=tag, metadata=metadata, tensor=tensor)]), step)
-
-    def write_text(self, tag: str, text: str, step: int = 0) -> None:
+    def write_text(self, tag: str, text: str) -> None:
         """Add a text to the TEXT tab.
 
         :param tag: Its name.
         :param text: Markdown.
-        :param step: Number of the log step.
         """
-        from tensorboard.plugins.text import metadata
-        from tensorboard.util import tensor_util
+        from tensorboard.plugins.text.summary_v2 import text_pb
 
-        plugin = metadata.create_summary_metadata(display_name="", description="")
-        self.add_metadata(f"{tag}/text_summary", plugin, tensor_util.make_tensor_proto([text]), step)
+        self.add_summary(text_pb(f"{tag}/text_summary", text), 0)
 
     @override(LogStatsWriter)
     def on_log_step_increment(self) -> None:
@@ -181,18 +166,11 @@ class HyperparametersWriter(LogStatsWriter):
 
     def start(self) -> None:
         """Write the hyperparameters."""
-        from tensorboard.plugins.hparams import plugin_data_pb2
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
         self._is_started = True
-        info = plugin_data_pb2.SessionStartInfo()
-        for name, value in self.hyperparameters.items():
-            if isinstance(value, bool):
-                info.hparams[name].bool_value = value
-            elif isinstance(value, str):
-                info.hparams[name].string_value = value
-            else:
-                info.hparams[name].number_value = value
-        self._write_metadata("session_start_info", plugin_data_pb2.HParamsPluginData(session_start_info=info))
+        # without a group, each run has a row of its own
+        self._tensorboard.add_summary(hparams_pb(self.hyperparameters, trial_id=""), 0)
 
     @override(LogStatsWriter)
     def write(self, path: str | None, step: int, stats: LogStats) -> None:
@@ -222,21 +200,18 @@ class HyperparametersWriter(LogStatsWriter):
 
     @override(LogStatsWriter)
     def close(self) -> None:
-        from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 
         if not self._is_started:
             return
         self._is_started = False
         # Writers are closed at the end of the run's context, by an exception if the run failed.
         status = api_pb2.STATUS_SUCCESS if sys.exc_info()[0] is None else api_pb2.STATUS_FAILURE
-        info = plugin_data_pb2.SessionEndInfo(status=status)
-        self._write_metadata("session_end_info", plugin_data_pb2.HParamsPluginData(session_end_info=info))
-
-    def _write_metadata(self, name: str, data: Any) -> None:
-        from tensorboard.plugins.hparams import metadata
-
-        plugin = metadata.create_summary_metadata(data)
-        self._tensorboard.add_metadata(f"_hparams_/{name}", plugin, metadata.NULL_TENSOR)
+        info = plugin_data_pb2.HParamsPluginData(session_end_info=plugin_data_pb2.SessionEndInfo(status=status))
+        plugin = metadata.create_summary_metadata(info)
+        end = Summary.Value(tag=metadata.SESSION_END_INFO_TAG, metadata=plugin, tensor=metadata.NULL_TENSOR)
+        self._tensorboard.add_summary(Summary(value=[end]), 0)
 
 
 def flat_hyperparameters(config: Mapping[str, Any]) -> dict[str, bool | float | str]:
@@ -259,14 +234,14 @@ def _flat(node: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, bool | fl
             yield prefix, _class_name(str(value))
         elif isinstance(value, Mapping):
             yield from _flat(value, path)
-        elif isinstance(value, Sequence) and not isinstance(value, str) and any(map(_is_container, value)):
+        elif (
+            isinstance(value, Sequence)
+            and not isinstance(value, str)
+            and any(isinstance(entry, Mapping) for entry in value)
+        ):
             yield from _flat({str(index): entry for index, entry in enumerate(value)}, path)
         else:
             yield path, _readable(value)
-
-
-def _is_container(value: Any) -> bool:
-    return isinstance(value, Mapping)
 
 
 def _readable(value: Any) -> bool | float | str:

@@ -105,26 +105,21 @@ def columns_of(name: str, value: Any) -> dict[str, float]:
         return {}
     samples = samples[:: -(-samples.size // MOST_SAMPLES)] if samples.dtype.kind == "f" else samples
     if samples.dtype.kind != "f" and samples.min() >= 0 and samples.max() < MOST_CATEGORIES:
-        counts = np.bincount(samples.astype(np.int64), minlength=_n_categories(value))
+        n_categories: Any = 0  # unknown
+        if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], list):
+            n_categories = value[1]
+        elif isinstance(value, (list, tuple)) and isinstance(value[0], tuple) and len(value[0]) == 2:
+            n_categories = value[0][1]
+        counts = np.bincount(samples.astype(np.int64), minlength=n_categories if n_categories <= MOST_CATEGORIES else 0)
         return {f"{name}/{SHARE}{index}": float(share) for index, share in enumerate(counts / samples.size)}
     vectors = _vectors(value)
-    if vectors is None:
-        return _quantiles(name, samples)
+    parts = {name: samples} if vectors is None else {f"{name}/{index}": part for index, part in enumerate(vectors.T)}
     columns: dict[str, float] = {}
-    for component in range(vectors.shape[1]):
-        columns.update(_quantiles(f"{name}/{component}", vectors[:, component]))
+    for part_name, part in parts.items():
+        if (finite := part[np.isfinite(part)]).size:
+            values = np.quantile(finite, list(QUANTILES.values())).tolist()
+            columns |= {f"{part_name}/{label}": number for label, number in zip(QUANTILES, values, strict=True)}
     return columns
-
-
-def _n_categories(value: Any) -> int:
-    """Return the number of categories; 0: unknown."""
-    n_categories: Any = 0
-    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], list):
-        n_categories = value[1]
-    elif isinstance(value, (list, tuple)) and isinstance(value[0], tuple) and len(value[0]) == 2:
-        n_categories = value[0][1]
-    is_number = isinstance(n_categories, (int, np.integer)) and 0 <= n_categories <= MOST_CATEGORIES
-    return int(n_categories) if is_number else 0
 
 
 def _vectors(value: Any) -> np.ndarray[Any, Any] | None:
@@ -136,14 +131,6 @@ def _vectors(value: Any) -> np.ndarray[Any, Any] | None:
     if not 1 <= n_components <= MOST_COMPONENTS or any(np.shape(sample) != (n_components,) for sample in kept):
         return None
     return np.asarray(kept, np.float64)
-
-
-def _quantiles(name: str, samples: np.ndarray[Any, Any]) -> dict[str, float]:
-    finite = samples[np.isfinite(samples)] if samples.dtype.kind == "f" else samples
-    if not finite.size:
-        return {}
-    values = np.quantile(finite, list(QUANTILES.values()))
-    return {f"{name}/{label}": float(value) for label, value in zip(QUANTILES, values, strict=True)}
 
 
 class Picture(NamedTuple):

@@ -80,12 +80,8 @@ class KeyboardControlledTrajectoryViewer:
         events = record.step_event_log if record.step_event_log is not None else StepEventLog(self.step_index)
         self.renderer.render(record.maze_state, record.maze_action, events, **self.renderer_kwargs)
         figure: Any = plt.gcf()
-        manager = figure.canvas.manager
         if figure.number not in self._connected:
             self._connected.add(figure.number)
-            if manager is not None and getattr(manager, "key_press_handler_id", None) is not None:
-                # The arrow keys also navigate the zoom history of the toolbar.
-                figure.canvas.mpl_disconnect(manager.key_press_handler_id)
             figure.canvas.mpl_connect("key_press_event", lambda event: self.on_key(event.key))
         figure.canvas.draw_idle()
 

@@ -183,7 +183,7 @@ class DistributedRolloutRunner(RolloutRunner):
                     Path(path).parent.mkdir(parents=True, exist_ok=True)
                     write_whole(path, content)
                 for number, episode in enumerate(episodes, first):
-                    report.add_as(number, episode)
+                    report.add(episode, number)
                     progress.update()
         self.stats, self.n_cut_off = report.publish(), report.n_cut_off
 

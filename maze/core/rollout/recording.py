@@ -69,7 +69,7 @@ class EpisodeRecorder(LogStatsConsumer, LogEventsWriter):
 
     def __init__(self, env: Any = None) -> None:
         self._env = env
-        self._n_cut_off = self._cut_off_so_far()
+        self._n_cut_off = int(getattr(env, "n_cut_off", 0))
         self.pages: list[Path] = []
         """Pages of the episodes, in order."""
         self.last_stats: LogStats | None = None
@@ -86,11 +86,8 @@ class EpisodeRecorder(LogStatsConsumer, LogEventsWriter):
     def get_last_episode_data(self) -> EpisodeStatsReport:
         """Return statistics and event log of the last finished episode."""
         assert self.last_stats is not None, "no episode has finished"
-        before, self._n_cut_off = self._n_cut_off, self._cut_off_so_far()
+        before, self._n_cut_off = self._n_cut_off, int(getattr(self._env, "n_cut_off", 0))
         return EpisodeStatsReport(self.last_stats, self.last_event_log, self._n_cut_off > before)
-
-    def _cut_off_so_far(self) -> int:
-        return int(getattr(self._env, "n_cut_off", 0))
 
 
 @contextmanager
@@ -161,23 +158,19 @@ class RolloutReport:
         self._aggregator = LogStatsAggregator(LogStatsLevel.EPOCH)
         self._event_log_writer = LogEventsWriterTSV(log_dir=EVENT_LOG_DIR) if record_event_logs else None
 
-    def add_as(self, number: int, report: EpisodeStatsReport) -> None:
+    def add(self, report: EpisodeStatsReport, number: int | None = None) -> None:
         """Add a finished episode; episodes are reported in the order of their numbers.
 
-        :param number: Counts the episodes, from 0.
         :param report: Its report.
+        :param number: Counts the episodes, from 0; `None`: the next one.
         """
-        self._early[number] = report
-        while self._n_episodes in self._early:
-            self.add(self._early.pop(self._n_episodes))
-
-    def add(self, report: EpisodeStatsReport) -> None:
-        """Add a finished episode."""
-        self._aggregator.receive(report.stats)
-        self._n_episodes += 1
-        self.n_cut_off += bool(report.is_cut_off and self._max_episode_steps)
-        if self._event_log_writer is not None and report.event_log is not None:
-            self._event_log_writer.write(report.event_log)
+        self._early[self._n_episodes if number is None else number] = report
+        while (following := self._early.pop(self._n_episodes, None)) is not None:
+            self._aggregator.receive(following.stats)
+            self._n_episodes += 1
+            self.n_cut_off += bool(following.is_cut_off and self._max_episode_steps)
+            if self._event_log_writer is not None and following.event_log is not None:
+                self._event_log_writer.write(following.event_log)
 
     def publish(self) -> LogStats:
         """Print the statistics over all episodes, and return them."""

@@ -6,7 +6,9 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -15,8 +17,8 @@ from maze.core.agent.policy import SPACES, Policy, build_policy
 from maze.core.annotations import override
 from maze.core.env.batched_core_env import BatchedCoreEnv
 from maze.core.env.batched_maze_env import BatchedMazeEnv
-from maze.core.env.faults import LONG_EPISODE, Seeding, check_episode_ends
-from maze.core.env.instance_set import InstanceSource
+from maze.core.env.context import InstanceSource
+from maze.core.env.faults import LONG_EPISODE, check_episode_ends
 from maze.core.env.space_arrays import zeros
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError, EnvironmentContractError
@@ -173,8 +175,7 @@ class BatchPlayer:
     def __init__(self, make: Callable[[int], BatchedCoreEnv], policy: Policy, max_steps: int | None = None) -> None:
         if not acts_in_batches(policy):
             raise ConfigError(f"{type(policy).__name__} needs the environment or its state; batches have neither.")
-        self._make, self._policy, self._max_steps = make, policy, max_steps
-        self._simulations: dict[int, BatchedCoreEnv] = {}
+        self._simulation, self._policy, self._max_steps = cache(make), policy, max_steps
 
     def best(
         self,
@@ -221,16 +222,19 @@ class BatchPlayer:
         )  # fmt: skip
         return {key: np.stack([np.asarray(each[key]) for each in candidates]) for key in candidates[0]}
 
-    def _simulation(self, n_envs: int) -> BatchedCoreEnv:
-        if n_envs not in self._simulations:
-            self._simulations[n_envs] = self._make(n_envs)
-        return self._simulations[n_envs]
-
     def _played(
         self, simulation: BatchedCoreEnv, n_samples: int, deterministic: bool, first: Action | None
     ) -> list[Solution]:
         """Play the episodes that have begun, and choose the best of each `n_samples` rows."""
-        n_rows, batch = simulation.n_envs, _Batch(simulation)
+        n_rows = simulation.n_envs
+        batch = SimpleNamespace(  # what acting functions read of a vector environment
+            n_envs=n_rows,
+            terminated=simulation.no_rows,
+            truncated=simulation.no_rows,
+            autoreset_pending=None,
+            get_env_time=lambda: simulation.elapsed,
+            seeding_at=lambda env_index, ticks_ago: None,
+        )
         act = acting_function(self._policy, batch, deterministic)
         observations = zeros(simulation.observation_spaces, (n_rows,), "observation")
         returns, n_decisions, is_over = np.zeros(n_rows), np.zeros(n_rows, np.int64), np.zeros(n_rows, np.bool_)
@@ -336,21 +340,6 @@ def acts_in_batches(policy: Policy) -> bool:
     """Return whether a policy acts on observations alone."""
     is_recurrent = hasattr(policy, "compute_actions") and getattr(policy, "is_recurrent", False)
     return is_recurrent or not (policy.needs_state() or policy.needs_env())
-
-
-class _Batch:
-    """What acting functions read of a vector environment."""
-
-    def __init__(self, simulation: BatchedCoreEnv) -> None:
-        self._simulation, self.n_envs = simulation, simulation.n_envs
-        self.terminated = self.truncated = simulation.no_rows
-        self.autoreset_pending = None
-
-    def get_env_time(self) -> np.ndarray:
-        return self._simulation.elapsed
-
-    def seeding_at(self, env_index: int, ticks_ago: int) -> Seeding | None:
-        return None
 
 
 def _environment(env: Any, instances: Any) -> Any:

@@ -13,7 +13,7 @@ from maze.core.annotations import override
 from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import EnvironmentContractError
 from maze.core.wrappers.gym_adapters import entries_of, packed, parts_of
-from maze.core.wrappers.wrapper import ActionWrapper, ObservationWrapper, Wrapper
+from maze.core.wrappers.wrapper import ActionWrapper, ObservationWrapper, SpacesWrapper
 
 
 class DictActionWrapper(ActionWrapper[gymnasium.Env[Any, Any]]):
@@ -59,7 +59,7 @@ class DictObservationWrapper(ObservationWrapper[gymnasium.Env[Any, Any]]):
         return dict(parts_of(self._kind, self.observation_space, observation))
 
 
-class NoDictActionWrapper(ActionWrapper[Any]):
+class NoDictActionWrapper(ActionWrapper[Any], SpacesWrapper[Any]):
     """Replace dictionary action spaces by their only entry.
 
     :param env: The environment to wrap; each sub-step's action space has one entry.
@@ -73,11 +73,6 @@ class NoDictActionWrapper(ActionWrapper[Any]):
         self.action_spaces_dict = {step_key: entry for step_key, (_, entry) in entries.items()}
         """The only entry of each sub-step's action space."""
 
-    @property
-    def action_space(self) -> spaces.Space[Any]:
-        """The only entry of the action space of the actor that acts next."""
-        return self.action_spaces_dict[self.env.actor_id().step_key]
-
     @override(ActionWrapper)
     def action(self, action: np.ndarray) -> dict[str, np.ndarray]:
         return {self._only_key if self._only_key is not None else self._keys[self.env.actor_id().step_key]: action}
@@ -88,7 +83,7 @@ class NoDictActionWrapper(ActionWrapper[Any]):
         return only_action
 
 
-class NoDictObservationWrapper(ObservationWrapper[Any]):
+class NoDictObservationWrapper(ObservationWrapper[Any], SpacesWrapper[Any]):
     """Replace dictionary observation spaces by their only entry.
 
     :param env: The environment to wrap; each sub-step's observation space has one entry.
@@ -99,11 +94,6 @@ class NoDictObservationWrapper(ObservationWrapper[Any]):
         entries = _only_entries(env.observation_spaces_dict, "observation")
         self.observation_spaces_dict = {step_key: entry for step_key, (_, entry) in entries.items()}
         """The only entry of each sub-step's observation space."""
-
-    @property
-    def observation_space(self) -> spaces.Space[Any]:
-        """The only entry of the observation space of the actor that acts next."""
-        return self.observation_spaces_dict[self.env.actor_id().step_key]
 
     @override(ObservationWrapper)
     def observation(self, observation: Any) -> Any:
@@ -142,7 +132,7 @@ def _only_entries(
     return entries
 
 
-class SortedSpacesWrapper(Wrapper[Any]):
+class SortedSpacesWrapper(SpacesWrapper[Any]):
     """Sort the entries of all dictionary spaces by name, for components that depend on their order.
 
     :param env: The environment to wrap.
@@ -150,27 +140,10 @@ class SortedSpacesWrapper(Wrapper[Any]):
 
     keeps_observations_and_actions = True
 
-    @property
-    def action_space(self) -> spaces.Dict:
-        """Action space of the actor that acts next."""
-        return _sorted(self.env.action_space)
-
-    @property
-    def observation_space(self) -> spaces.Dict:
-        """Observation space of the actor that acts next."""
-        return _sorted(self.env.observation_space)
-
-    @property
-    def action_spaces_dict(self) -> dict[StepKeyType, spaces.Dict]:
-        """Action space of each sub-step."""
-        return {key: _sorted(space) for key, space in self.env.action_spaces_dict.items()}
-
-    @property
-    def observation_spaces_dict(self) -> dict[StepKeyType, spaces.Dict]:
-        """Observation space of each sub-step."""
-        return {key: _sorted(space) for key, space in self.env.observation_spaces_dict.items()}
-
-
-def _sorted(space: spaces.Dict) -> spaces.Dict:
-    """Return the same entries, random generators included, in alphabetical order."""
-    return spaces.Dict(dict(sorted(space.spaces.items())))
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.action_spaces_dict, self.observation_spaces_dict = (
+            {key: spaces.Dict(dict(sorted(space.spaces.items()))) for key, space in spaces_dict.items()}
+            for spaces_dict in (env.action_spaces_dict, env.observation_spaces_dict)
+        )
+        """The same entries, random generators included, in alphabetical order."""

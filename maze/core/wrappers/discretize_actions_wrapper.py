@@ -11,8 +11,7 @@ from gymnasium import spaces
 from maze.core.annotations import override
 from maze.core.env.maze_env import MazeEnv
 from maze.core.errors import ConfigValueError
-from maze.core.wrappers.substep_wrappers import Action, SubstepActionWrapper, checked_entry, known_spaces
-from maze.core.wrappers.wrapper import ActionWrapper
+from maze.core.wrappers.wrapper import Action, ActionWrapper, SubstepActionWrapper, checked_entry, known_spaces
 
 
 class _Grid(NamedTuple):
@@ -60,7 +59,7 @@ class DiscretizeActionsWrapper(SubstepActionWrapper):
                     counts = [len(values) for values in grid.values]
                     is_single = len(counts) == 1
                     entries[name] = spaces.Discrete(counts[0]) if is_single else spaces.MultiDiscrete(counts)
-        self._action_spaces = {key: spaces.Dict(entries) for key, entries in step_spaces.items()}
+        self.action_spaces_dict = {key: spaces.Dict(entries) for key, entries in step_spaces.items()}
 
     @override(ActionWrapper)
     def action(self, action: Action) -> Action:
@@ -116,11 +115,8 @@ def _grid(space: spaces.Space[Any], config: Any, where: str) -> _Grid:
 def _per_entry(value: Any, size: int, where: str) -> np.ndarray:
     """Return one number for each entry of the action."""
     try:
-        numbers = np.asarray(value, dtype=np.float64).reshape(-1)
+        return np.broadcast_to(np.asarray(value, dtype=np.float64).reshape(-1), (size,))
     except (TypeError, ValueError) as error:
-        raise ConfigValueError(f"{where}: expected a number or a list of numbers, found {value!r}.") from error
-    if len(numbers) not in (1, size):
         raise ConfigValueError(
             f"{where}: expected a number, or one for each of the action's {size} entries; found {value!r}."
-        )
-    return np.broadcast_to(numbers, (size,))
+        ) from error

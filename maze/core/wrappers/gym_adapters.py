@@ -267,7 +267,7 @@ class InfoActionMask(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArg
     """Add the mask of valid actions, from `info` or a method, as an observation.
 
     :param env: Environment with one discrete action.
-    :param name: Key in `info`, or name of a method without arguments; see :func:`action_mask_name`.
+    :param name: Key in `info`, or name of a method without arguments.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], name: str = ACTION_MASK) -> None:
@@ -309,6 +309,8 @@ class InfoActionMask(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArg
 def with_action_mask(env: Any, action_mask: bool | str | None = None) -> Any:
     """Return the environment with its mask of valid actions as an observation, see :class:`InfoActionMask`.
 
+    The mask is an entry of `info`, or a method without arguments; the environment is reset once to get `info`.
+
     :param env: The environment.
     :param action_mask: `None`: show a mask if the environment has one; true: require one; false: show none; a text:
         the name of its entry of `info`, or of the method.
@@ -316,10 +318,13 @@ def with_action_mask(env: Any, action_mask: bool | str | None = None) -> Any:
     """
     if action_mask is False:
         return env
-    name = action_mask_name(env, action_mask if isinstance(action_mask, str) else None)
-    if name is not None:
-        return InfoActionMask(in_current_api(env), name)
     shown = getattr(getattr(env, "observation_space", None), "spaces", ())
+    has_choice = isinstance(env, gymnasium.Env) and isinstance(env.action_space, spaces.Discrete)
+    if has_choice and isinstance(env.observation_space, spaces.Space) and ACTION_MASK not in shown:
+        info = reset_values(env.reset())[1]
+        for name in (action_mask,) if isinstance(action_mask, str) else MASK_NAMES:
+            if np.shape(reported_mask(env, info, name)) == (int(env.action_space.n),):
+                return InfoActionMask(in_current_api(env), name)
     if action_mask is None or (action_mask is True and ACTION_MASK in shown):
         return env
     raise ConfigError(
@@ -327,28 +332,6 @@ def with_action_mask(env: Any, action_mask: bool | str | None = None) -> Any:
         f"{getattr(env, 'action_space', None)} in `info`, or by a method without arguments; found `info` with "
         f"{sorted(reset_values(env.reset())[1])}."
     )
-
-
-def action_mask_name(env: Any, name: str | None = None) -> str | None:
-    """Return the name of the mask of valid actions of an environment with one discrete action.
-
-    It is an entry of `info`, or a method without arguments; the environment is reset once to get `info`.
-
-    :param env: The environment.
-    :param name: The name; by default the usual ones are tried.
-    :return: The name; `None`: there is no mask, or the observation contains one.
-    """
-    if not isinstance(env, gymnasium.Env) or not isinstance(env.action_space, spaces.Discrete):
-        return None
-    shown: Any = env.observation_space
-    if not isinstance(shown, spaces.Space) or (isinstance(shown, spaces.Dict) and ACTION_MASK in shown.spaces):
-        return None
-    info = reset_values(env.reset())[1]
-    for candidate in MASK_NAMES if name is None else (name,):
-        mask = reported_mask(env, info, candidate)
-        if mask is not None and np.shape(mask) == (int(env.action_space.n),):
-            return candidate
-    return None
 
 
 def reported_mask(env: Any, info: Mapping[str, Any], name: str) -> Any:
@@ -454,7 +437,7 @@ class Leaf:
 
 
 class DiscreteAction(Leaf):
-    """Conversion of a Discrete action: the agent counts from zero, gymnasium from `start`, as an integer."""
+    """Conversion of a Discrete action `[]`: the agent counts from zero, gymnasium from `start`, as an integer."""
 
     def __init__(self, space: spaces.Discrete) -> None:
         # gymnasium 1.2 has no argument for the type, which is int64
@@ -467,8 +450,8 @@ class DiscreteAction(Leaf):
             value = value.item()
         return operator.index(value) + self.start
 
+    @override(Leaf)
     def from_gym(self, value: Any) -> np.ndarray:
-        """Return a number, `[]`."""
         return np.asarray(value - self.start, dtype=self.dtype)
 
     @override(Leaf)

@@ -172,16 +172,12 @@ class EpisodeRecorder:
         """
         if not self._keeps_log and self._rewards and not self._is_step_pending:
             env_time = self._env_time()
-            self._logs[env_time] = StepEventLog(env_time, EventCollection(self._reward_and_actions()))
+            self._logs[env_time] = StepEventLog(env_time, EventCollection(self.reward_and_actions()))
         self.is_log_requested = self._keeps_log = True
         log = self._log_without_kpis()
         if self.is_done and (self._rewards or self._is_step_pending):
             log.episode_events.extend(self._kpi_records(log))
         return log
-
-    def last_step_records(self) -> list[EventRecord]:
-        """Return actions, reward (once the step is complete) and events of the last environment step."""
-        return [*self._reward_and_actions(), *self.context.event_service.records]
 
     def clone_from(self, other: EpisodeRecorder) -> None:
         """Take over the statistics of the current episode of another environment's recorder."""
@@ -214,7 +210,7 @@ class EpisodeRecorder:
             self._observe_step(env_time)
 
     def _observe_step(self, env_time: int) -> None:
-        records = self._reward_and_actions()
+        records = self.reward_and_actions()
         if self._keeps_log:
             self._logs[env_time] = StepEventLog(env_time, EventCollection(records))
         if self.is_step_level_observed:
@@ -222,7 +218,7 @@ class EpisodeRecorder:
                 self.step_stats.add_event(record)
             self.step_stats.reduce()
 
-    def _reward_and_actions(self) -> list[EventRecord]:
+    def reward_and_actions(self) -> list[EventRecord]:
         """Record of the last environment step's actions and reward, made from the raw values."""
         records: list[EventRecord] = []
         step_keys = self._step_keys if self._only_heads is None else [self._only_key]
@@ -248,7 +244,7 @@ class EpisodeRecorder:
         logs = dict(self._logs)
         untaken = self.context.event_service.records[self._n_taken :]
         if self._is_step_pending:
-            untaken = [*self._reward_and_actions(), *untaken]
+            untaken = [*self.reward_and_actions(), *untaken]
         if self._keeps_log and untaken:
             # A read must not consume them: the statistics of a step are reduced once, when it is complete.
             env_time = self._env_time()
@@ -373,7 +369,7 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
 
         :param query: An event's interface method, or several; `None`: all events.
         """
-        records = self._recorder.last_step_records()
+        records = [*self._recorder.reward_and_actions(), *self.context.event_service.records]
         return records if query is None else EventCollection(records).query_events(query)
 
     def get_episode_event_log(self) -> EpisodeEventLog:

@@ -13,15 +13,14 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.env.maze_state import MazeStateType
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigValueError
-from maze.core.wrappers.substep_wrappers import (
+from maze.core.wrappers.wrapper import (
     Observation,
+    ObservationsAndActions,
     SubstepObservationWrapper,
     checked_entry,
-    checked_list,
     is_mask,
     known_spaces,
 )
-from maze.core.wrappers.wrapper import ObservationsAndActions
 
 History = dict[tuple[Any, str], np.ndarray]
 """The latest observations `[stack_steps, ...]`, oldest first, by actor and name of the stacked observation."""
@@ -58,15 +57,15 @@ class ObservationStackWrapper(SubstepObservationWrapper):
         step_spaces = {key: dict(space.spaces) for key, space in env.observation_spaces_dict.items()}
         self.stacks: dict[StepKeyType, list[_Stack]] = {key: [] for key in step_spaces}
         """The stacked entries of each sub-step."""
-        for index, entry in enumerate(checked_list(stack_config, "stack_config")):
+        for index, entry in enumerate(stack_config):
             self._add(entry, f"stack_config[{index}]", step_spaces)
-        self._observation_spaces = {key: spaces.Dict(entries) for key, entries in step_spaces.items()}
+        self.observation_spaces_dict = {key: spaces.Dict(entries) for key, entries in step_spaces.items()}
         self._is_one_actor = len(step_spaces) == 1 and list(env.agent_counts_dict.values()) == [1]
         self._history: History = {}
         self._conversion_history: History = {}
 
     @override(SubstepObservationWrapper)
-    def convert(self, observation: Observation, step_key: StepKeyType) -> Observation:
+    def substep_observation(self, observation: Observation, step_key: StepKeyType) -> Observation:
         actor: Any = step_key if self._is_one_actor else self.env.actor_id()
         return self._stacked(observation, self.stacks[step_key], actor, self._history)
 

@@ -104,7 +104,7 @@ def with_frames(env: Any, every_k_steps: int = 1) -> Any:
     """
     if not draws_frames_only(env):
         return env
-    return FrameRecordingWrapper.wrap(env, every_k_steps=every_k_steps, is_optional=True)
+    return FrameRecordingWrapper.wrap(env, every_k_steps=every_k_steps)
 
 
 def can_be_drawn(env: Any) -> bool:
@@ -118,10 +118,8 @@ def can_be_drawn(env: Any) -> bool:
     drawn = gymnasium.make(spec, render_mode="rgb_array")
     try:
         drawn.unwrapped.render()
-    except gymnasium.error.DependencyNotInstalled:
-        return False
-    except Exception:  # there is no state to draw before the first reset
-        return True
+    except Exception as error:  # there is no state to draw before the first reset
+        return not isinstance(error, gymnasium.error.DependencyNotInstalled)
     finally:
         drawn.close()
     return True
@@ -131,37 +129,28 @@ class FrameRecordingWrapper(Wrapper[MazeEnv[Any]]):
     """Record a frame for each state of an episode, so that recorded trajectories can be viewed.
 
     gymnasium environments draw their current state only. With this wrapper their renderer shows the frames of the
-    episode, and is stored with its trajectory. Environments with a Maze renderer do not need it: they draw any recorded
-    state.
+    episode, and is stored with its trajectory. Without a library for drawing there are no frames. Environments with a
+    Maze renderer do not need it: they draw any recorded state.
 
     :param env: A Maze environment made of a gymnasium one that renders "rgb_array"; one that was made from an id
         without this render mode is made again with it.
     :param every_k_steps: Record a frame only every so many environment steps.
-    :param is_optional: Record episodes without frames where a library for drawing is not installed.
     :raises ConfigError: The environment draws no pictures, or `every_k_steps` is below 1.
     """
 
     keeps_observations_and_actions = True
     records_only = True
 
-    def __init__(self, env: MazeEnv[Any], every_k_steps: int = 1, is_optional: bool = False) -> None:
+    def __init__(self, env: MazeEnv[Any], every_k_steps: int = 1) -> None:
         if every_k_steps < 1:
             raise ConfigError(f"FrameRecordingWrapper: `every_k_steps` must be at least 1, found {every_k_steps}.")
         if not isinstance(env.get_renderer(), GymRenderer):
-            raise ConfigError(
-                f"FrameRecordingWrapper: expected a gymnasium environment, found {env!r}, whose renderer draws "
-                "recorded "
-                f"states; frames are not needed."
-            )
+            raise ConfigError(f"FrameRecordingWrapper: {env!r} needs no frames, its renderer draws recorded states.")
         self.every_k_steps = every_k_steps
-        self.is_optional = is_optional
         self._can_draw = True
         self._renderer = RecordedFramesRenderer()
         super().__init__(env)
         if self._gym_env().render_mode not in _PICTURE_MODES:
-            modes = self._gym_env().metadata.get("render_modes", [])
-            if "rgb_array" not in modes:
-                raise ConfigError(f"FrameRecordingWrapper: {env!r} does not render `rgb_array`, only {modes}.")
             self.env.set_render_mode("rgb_array")
 
     @override(Wrapper)
@@ -191,17 +180,13 @@ class FrameRecordingWrapper(Wrapper[MazeEnv[Any]]):
         try:
             picture: Any = self._gym_env().render()
         except gymnasium.error.DependencyNotInstalled as error:
-            if self.is_optional:
-                self._can_draw = False
-                print(f"Episodes are recorded without pictures: {error}", flush=True)
-                return
-            raise ConfigError(f"FrameRecordingWrapper: {self.env!r} cannot be drawn: {error}") from error
+            self._can_draw = False
+            print(f"Episodes are recorded without pictures: {error}", flush=True)
+            return
         if isinstance(picture, list):
             picture = picture[-1] if picture else None
         if not isinstance(picture, np.ndarray):
-            raise ConfigError(
-                f"FrameRecordingWrapper: {self.env!r} rendered {type(picture).__name__} instead of an array of pixels."
-            )
+            raise ConfigError(f"FrameRecordingWrapper: expected {self.env!r} to render `rgb_array`, found {picture!r}.")
         self._renderer.add(env_time, picture)
 
     def _gym_env(self) -> Any:
@@ -282,7 +267,8 @@ class ParquetRecordingWrapper(Wrapper[MazeEnv[Any]]):
             return
         episode_id = str(self.env.get_episode_id())
         name = re.sub(r"[^\w.@=+-]", "_", episode_id)
-        kpis = self._kpis() if rows[-1].record.done else {}
+        log = getattr(self.env, "get_episode_event_log", None) if rows[-1].record.done else None
+        kpis = {} if log is None else {event.name: event.value for event in log().query_events(BaseEnvEvents.kpi)}
         try:
             self._columns.write(self._directory / f"{name}.parquet", episode_id, rows, kpis)
         except OSError as error:
@@ -304,9 +290,3 @@ class ParquetRecordingWrapper(Wrapper[MazeEnv[Any]]):
         env = self.env
         self._interfaces = tuple(env.context.event_service.topics)
         return ParquetColumns(env.observation_spaces_dict, env.action_spaces_dict, self._interfaces)
-
-    def _kpis(self) -> dict[str, float]:
-        episode_event_log = getattr(self.env, "get_episode_event_log", None)
-        if episode_event_log is None:
-            return {}
-        return {event.name: event.value for event in episode_event_log().query_events(BaseEnvEvents.kpi)}

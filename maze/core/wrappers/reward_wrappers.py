@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -67,26 +66,10 @@ class RewardScalingWrapper(RewardWrapper[MazeEnv[Any]]):
         return None if rewards is None else np.asarray(rewards) * self.scale
 
 
-class RunningStatistics(ABC):
-    """Mixin of wrappers whose conversion depends on running statistics."""
-
-    @abstractmethod
-    def freeze_statistics(self) -> None:
-        """Stop updating the statistics, for evaluation and rollouts; they are still applied."""
-
-    @abstractmethod
-    def statistics_state(self) -> dict[str, float]:
-        """Return the statistics, as plain numbers."""
-
-    @abstractmethod
-    def load_statistics_state(self, state: Mapping[str, float]) -> None:
-        """Restore a state of :meth:`statistics_state`."""
-
-
-def wrappers_with_statistics(env: Any) -> Iterator[RunningStatistics]:
+def wrappers_with_statistics(env: Any) -> Iterator[ReturnNormalizationRewardWrapper]:
     """Yield the wrappers of an environment that have running statistics, outermost first."""
     while issubclass(type(env), Wrapper):
-        if issubclass(type(env), RunningStatistics):
+        if issubclass(type(env), ReturnNormalizationRewardWrapper):
             yield env
         env = env.env
 
@@ -135,7 +118,7 @@ class FrozenEnvFactory:
         return env
 
 
-class ReturnNormalizationRewardWrapper(RewardWrapper[MazeEnv[Any]], RunningStatistics):
+class ReturnNormalizationRewardWrapper(RewardWrapper[MazeEnv[Any]]):
     """Divide rewards by the standard deviation of the discounted returns of all steps so far.
 
     The return starts at zero in each episode; the standard deviation is that of all episodes. While the statistics are
@@ -151,10 +134,11 @@ class ReturnNormalizationRewardWrapper(RewardWrapper[MazeEnv[Any]], RunningStati
     TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper.TRANSIENT, "_context")
 
     def __init__(self, env: MazeEnv[Any], gamma: float, epsilon: float) -> None:
-        if not 0.0 <= gamma <= 1.0:
-            raise ConfigError(f"ReturnNormalizationRewardWrapper: `gamma` must lie in [0, 1], found {gamma}.")
-        if epsilon < 0.0:
-            raise ConfigError(f"ReturnNormalizationRewardWrapper: `epsilon` must not be negative, found {epsilon}.")
+        if not 0.0 <= gamma <= 1.0 or epsilon < 0.0:
+            raise ConfigError(
+                "ReturnNormalizationRewardWrapper: expected `gamma` in [0, 1] and `epsilon` not negative, found "
+                f"{gamma} and {epsilon}."
+            )
         self.gamma = gamma
         self.epsilon = epsilon
         self.is_frozen = False
@@ -204,16 +188,16 @@ class ReturnNormalizationRewardWrapper(RewardWrapper[MazeEnv[Any]], RunningStati
                 self._return *= self.gamma
         return reward / self.std
 
-    @override(RunningStatistics)
     def freeze_statistics(self) -> None:
+        """Stop updating the statistics, for evaluation and rollouts; they are still applied."""
         self.is_frozen = True
 
-    @override(RunningStatistics)
     def statistics_state(self) -> dict[str, float]:
+        """Return the statistics, as plain numbers."""
         return {"count": self._count, "mean": self._mean, "squares": self._squares}
 
-    @override(RunningStatistics)
     def load_statistics_state(self, state: Mapping[str, float]) -> None:
+        """Restore a state of :meth:`statistics_state`."""
         self._count, self._mean, self._squares = int(state["count"]), state["mean"], state["squares"]
 
     @override(Wrapper)

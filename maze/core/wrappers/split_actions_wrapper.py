@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,8 +10,7 @@ from gymnasium import spaces
 from maze.core.annotations import override
 from maze.core.env.maze_env import MazeEnv
 from maze.core.errors import ConfigValueError, EnvironmentContractError
-from maze.core.wrappers.substep_wrappers import Action, SubstepActionWrapper, checked_entry, known_spaces
-from maze.core.wrappers.wrapper import ActionWrapper
+from maze.core.wrappers.wrapper import Action, ActionWrapper, SubstepActionWrapper, checked_entry, known_spaces
 
 
 class _Split(NamedTuple):
@@ -59,7 +57,7 @@ class SplitActionsWrapper(SubstepActionWrapper):
                 if clash:
                     raise ConfigValueError(f"split_config.{name}: there are other actions called {clash}.")
                 entries.update({part: _part_space(space, indices) for part, indices in split.indices.items()})
-        self._action_spaces = {key: spaces.Dict(entries) for key, entries in step_spaces.items()}
+        self.action_spaces_dict = {key: spaces.Dict(entries) for key, entries in step_spaces.items()}
 
     @override(ActionWrapper)
     def action(self, action: Action) -> Action:
@@ -95,8 +93,6 @@ class SplitActionsWrapper(SubstepActionWrapper):
             )
         if any(other.shape != space.shape or other.dtype != space.dtype for other in step_spaces):
             raise ConfigValueError(f"{where}: the action has different shapes or types in different sub-steps.")
-        if not isinstance(parts, Mapping):
-            raise ConfigValueError(f"{where}: expected {{<new name>: {{indices: [...]}}, ...}}, found {parts!r}.")
         indices = {
             str(part): [int(index) for index in checked_entry(entry, f"{where}.{part}", ("indices",))["indices"]]
             for part, entry in parts.items()

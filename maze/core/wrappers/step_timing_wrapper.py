@@ -62,18 +62,16 @@ class _Probe(Wrapper[Any]):
     @override(Wrapper)
     def step(self, action: Any) -> Any:
         start = perf_counter()
-        try:
-            return self._env_step(action)
-        finally:
-            self.seconds += perf_counter() - start
+        result = self._env_step(action)
+        self.seconds += perf_counter() - start
+        return result
 
     @override(Wrapper)
     def reset(self, *args: Any, **kwargs: Any) -> Any:
         start = perf_counter()
-        try:
-            return self._env_reset(*args, **kwargs)
-        finally:
-            self.seconds += perf_counter() - start
+        result = self._env_reset(*args, **kwargs)
+        self.seconds += perf_counter() - start
+        return result
 
 
 class StepTimingWrapper(Wrapper[MazeEnv[Any]]):

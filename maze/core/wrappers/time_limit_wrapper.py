@@ -67,9 +67,7 @@ class TimeLimitWrapper(Wrapper[Any], BaseEnv):
         result = self._env_step(action)
         self._elapsed_steps += 1
         limit = self._max_episode_steps
-        if limit is None:
-            return result
-        if self._elapsed() < limit:
+        if limit is None or self._elapsed() < limit:
             return result
         if self._context is not None:
             self._context.is_episode_over = True

@@ -8,7 +8,6 @@ from typing import Any
 import gymnasium
 
 from maze.core.annotations import override
-from maze.core.env.core_env import CoreEnv
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.maze_state import MazeStateType
 from maze.core.env.simulated_env_mixin import Future
@@ -71,7 +70,10 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
         if self._has_actors:
             # A wrapper may have answered without the simulation.
             if env.context.n_substeps > n_taken:
-                self._add_substep()
+                maze_action = copy.deepcopy(env.get_maze_action())
+                self._substeps.append(StateRecord(self._next[1], maze_action, None, 0.0, False, {}, {}, self._next[0]))
+                if not env.context.is_step_complete:
+                    self._next = self._next_actor(), copy.deepcopy(env.get_maze_state())
             if self._substeps:
                 last = self._substeps[-1]
                 last.reward, last.done, last.info = last.reward + reward, done, dict(info)
@@ -83,7 +85,9 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
         """Pass the episode in progress to the writers and begin the next one."""
         self.publish_trajectory()
         observation = self.env.reset()
-        self._has_actors = _has_actors(self.env.core_env)
+        counts: Any = self.env.core_env.agent_counts_dict  # of the simulation itself, without wrappers
+        counts = counts() if callable(counts) else counts
+        self._has_actors = counts is not None and list(counts.values()) != [1]
         self.episode_record = StateTrajectoryRecord(self.env.get_episode_id(), renderer=self._renderer())
         self.episode_record.action_record = ActionRecord(self.episode_record.id, self._next_seed)
         self._next_seed = None
@@ -158,27 +162,9 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
                 substep.step_event_log = events if substep is substeps[-1] else StepEventLog(events.env_time)
         else:
             maze_action = copy.deepcopy(env.get_maze_action())
-        self.episode_record.append(
-            StateRecord(
-                self._state,
-                maze_action,
-                events,
-                self._reward,
-                done,
-                dict(info),
-                self._components,
-                actor,
-                substeps if len(substeps) > 1 else (),
-            )
-        )
+        of_step = self._reward, done, dict(info), self._components, actor, substeps if len(substeps) > 1 else ()
+        self.episode_record.append(StateRecord(self._state, maze_action, events, *of_step))
         self._take_snapshot()
-
-    def _add_substep(self) -> None:
-        actor, state = self._next
-        maze_action = copy.deepcopy(self.env.get_maze_action())
-        self._substeps.append(StateRecord(state, maze_action, None, 0.0, False, {}, {}, actor))
-        if not self.env.context.is_step_complete:
-            self._next = self._next_actor(), copy.deepcopy(self.env.get_maze_state())
 
     def _take_snapshot(self) -> None:
         """Copy the state in which the next environment step begins; the environment may modify its own."""
@@ -190,10 +176,3 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
 
     def _next_actor(self) -> ActorID | None:
         return ActorID(*self.env.core_env.actor_id()) if self._has_actors else None
-
-
-def _has_actors(core_env: CoreEnv) -> bool:
-    """Return whether the simulation itself, without wrappers, has several actors."""
-    counts: Any = core_env.agent_counts_dict
-    counts = counts() if callable(counts) else counts
-    return counts is not None and list(counts.values()) != [1]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import copyreg
+import re
 from abc import ABC, ABCMeta, abstractmethod
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 from typing_extensions import Self
 
 from maze.core.annotations import override
@@ -17,7 +20,10 @@ from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_state import MazeStateType
 from maze.core.env.simulated_env_mixin import Future, SimulatedEnvMixin
 from maze.core.env.structured_env import StepKeyType
-from maze.core.errors import EnvironmentContractError
+from maze.core.errors import ConfigValueError, EnvironmentContractError, did_you_mean
+
+if TYPE_CHECKING:
+    from maze.core.env.maze_env import MazeEnv
 
 
 class WrapperMeta(ABCMeta):
@@ -271,10 +277,6 @@ def _new_instance(wrapper_type: type[Wrapper[Any]]) -> Wrapper[Any]:
     return wrapper_type.__new__(wrapper_type)
 
 
-def _map_values(function: Any, values: dict[StepKeyType, Any] | None) -> dict[StepKeyType, Any] | None:
-    return None if values is None else {key: function(value) for key, value in values.items()}
-
-
 class ObservationWrapper(Wrapper[EnvType], ABC):
     """Convert the observations of an environment."""
 
@@ -300,7 +302,19 @@ class ObservationWrapper(Wrapper[EnvType], ABC):
     ) -> ObservationsAndActions:
         env: Any = self.env
         observations, actions = env.get_observation_and_action_dicts(maze_state, maze_action, first_step_in_episode)
-        return _map_values(self.observation, observations), actions
+        if observations is not None:
+            observations = {
+                key: self.substep_observation(observation, key) for key, observation in observations.items()
+            }
+        return observations, actions
+
+    def substep_observation(self, observation: Any, step_key: StepKeyType) -> Any:
+        """Convert an observation of the wrapped environment, which is not modified.
+
+        :param observation: The observation.
+        :param step_key: The sub-step that it belongs to.
+        """
+        return self.observation(observation)
 
 
 class ActionWrapper(Wrapper[EnvType], ABC):
@@ -324,7 +338,9 @@ class ActionWrapper(Wrapper[EnvType], ABC):
     ) -> ObservationsAndActions:
         env: Any = self.env
         observations, actions = env.get_observation_and_action_dicts(maze_state, maze_action, first_step_in_episode)
-        return observations, _map_values(self.reverse_action, actions)
+        if actions is not None:
+            actions = {key: self.reverse_action(action) for key, action in actions.items()}
+        return observations, actions
 
 
 class RewardWrapper(Wrapper[EnvType], ABC):
@@ -362,3 +378,118 @@ class RewardWrapper(Wrapper[EnvType], ABC):
             # Without a proportion, each actor gets an equal part of the converted reward.
             return shares + reward / len(shares)  # type: ignore[no-any-return]
         return shares * (reward / original)  # type: ignore[no-any-return]
+
+
+# -- entries of dictionary spaces, by sub-step -----------------------------------------------------------------------
+
+_MASK_NAME = re.compile(r"(.*_)?mask(-.*)?")
+
+Observation = dict[str, Any]
+Action = dict[str, Any]
+
+
+def is_mask(name: str) -> bool:
+    """Return whether an observation is an action mask, by its name: `mask` or `..._mask`, pre-processed or not."""
+    return _MASK_NAME.fullmatch(name) is not None
+
+
+class SpacesWrapper(Wrapper[EnvType]):
+    """Base class of wrappers that have spaces of their own, by sub-step key."""
+
+    @property
+    def action_space(self) -> Any:
+        """Action space of the actor that acts next."""
+        return self._of_next_actor(self.action_spaces_dict)
+
+    @property
+    def observation_space(self) -> Any:
+        """Observation space of the actor that acts next."""
+        return self._of_next_actor(self.observation_spaces_dict)
+
+    def _of_next_actor(self, by_step_key: Mapping[StepKeyType, T]) -> T:
+        return next(iter(by_step_key.values())) if len(by_step_key) == 1 else by_step_key[self.actor_id().step_key]
+
+
+class SubstepObservationWrapper(ObservationWrapper["MazeEnv[Any]"], SpacesWrapper["MazeEnv[Any]"], ABC):
+    """Base class of wrappers whose conversion depends on the sub-step of the observation.
+
+    :param env: The environment to wrap.
+    """
+
+    observation_spaces_dict: dict[StepKeyType, spaces.Dict]
+    """The converted spaces by sub-step key, which subclasses set."""
+
+    def __init__(self, env: MazeEnv[Any]) -> None:
+        super().__init__(env)
+        step_keys = list(env.observation_spaces_dict)
+        self._only_step_key = step_keys[0] if len(step_keys) == 1 else None
+
+    @override(ObservationWrapper)
+    def observation(self, observation: Observation) -> Observation:
+        step_key = self._only_step_key
+        converted: Observation = self.substep_observation(
+            observation, self.env.actor_id().step_key if step_key is None else step_key
+        )
+        return converted
+
+
+class SubstepActionWrapper(ActionWrapper["MazeEnv[Any]"], SpacesWrapper["MazeEnv[Any]"], ABC):
+    """Base class of wrappers that replace entries of the action spaces.
+
+    :param env: The environment to wrap.
+    """
+
+    action_spaces_dict: dict[StepKeyType, spaces.Dict]
+    """The spaces of the agent's actions by sub-step key, which subclasses set."""
+
+    def seed(self, seed: Any) -> None:
+        """Seed the environment and the action spaces of this wrapper."""
+        self.env.seed(seed)
+        if seed is None or isinstance(seed, int):
+            for space in self.action_spaces_dict.values():
+                space.seed(seed)
+
+
+def known_spaces(
+    step_spaces: Mapping[StepKeyType, Mapping[str, spaces.Space[Any]]], name: str, where: str, kind: str
+) -> dict[StepKeyType, spaces.Space[Any]]:
+    """Return the spaces of the entries with a name, by the key of the sub-steps that have one.
+
+    :param step_spaces: Spaces by sub-step key and name.
+    :param name: Name in the configuration.
+    :param where: Key of the configuration, for the message.
+    :param kind: `observation` or `action`, for the message.
+    :raises ConfigError: No sub-step has such an entry.
+    """
+    # `in` of a space is whether it contains a value.
+    found = {key: entries[name] for key, entries in step_spaces.items() if name in tuple(entries)}
+    if not found:
+        known = entry_names(step_spaces)
+        raise ConfigValueError(f"{where}: there is no {kind} `{name}`.{did_you_mean(name, known)} Known: {known}.")
+    return found
+
+
+def entry_names(step_spaces: Mapping[StepKeyType, Mapping[str, spaces.Space[Any]]]) -> list[str]:
+    """Return the names of all sub-steps' entries, each once."""
+    return list(dict.fromkeys(name for entries in step_spaces.values() for name in entries))
+
+
+def checked_entry(
+    entry: Any, where: str, required: Sequence[str] = (), optional: Sequence[str] = ()
+) -> Mapping[str, Any]:
+    """Return an entry of a wrapper's configuration.
+
+    :param entry: The entry.
+    :param where: Key of the configuration.
+    :param required: Keys that it must have.
+    :param optional: Further keys that it may have.
+    :raises ConfigError: It is not a mapping, lacks a key, or has an unknown one.
+    """
+    known = [*required, *optional]
+    if not isinstance(entry, Mapping) or any(key not in entry for key in required):
+        expected = f"`{'`, `'.join(required)}`" if required else f"keys among {known}"
+        raise ConfigValueError(f"{where}: expected a mapping with {expected}, found {entry!r}.")
+    for key in entry:
+        if key not in known:
+            raise ConfigValueError(f"{where}: unknown key `{key}`.{did_you_mean(key, known)} Known: {known}.")
+    return entry

@@ -35,7 +35,7 @@ class WrapperFactory(Factory[Wrapper[Any]]):
         for name, arguments, config_path in _wrappers(plain_container(wrapper_config, "wrappers")):
             wrapper_type = factory.type_from_name(name, config_path=config_path)
             # By position: the first argument of constructors may have any name.
-            config = {TARGET_KEY: wrapper_type, "_args_": [env], **(arguments or {})}
+            config = {TARGET_KEY: wrapper_type, "_args_": [env], **arguments}
             env = factory.instantiate(config, config_path=config_path)  # type: ignore[assignment]
         return env
 
@@ -47,15 +47,9 @@ class WrapperFactory(Factory[Wrapper[Any]]):
         """
         factory = cls()
         return [
-            (factory.type_from_name(name, config_path=config_path), dict(arguments or {}))
+            (factory.type_from_name(name, config_path=config_path), arguments)
             for name, arguments, config_path in _wrappers(plain_container(wrapper_config, "wrappers"))
         ]
-
-    @override(Factory)
-    def type_from_name(self, name: str | type[Wrapper[Any]], *, config_path: str = "") -> type[Wrapper[Any]]:
-        if isinstance(name, str) and "." not in name:
-            name = _class_of_short_name(name, config_path)
-        return super().type_from_name(name, config_path=config_path)
 
     @override(Factory)
     def type_or_function(self, name: str, config_path: str = "") -> Any:
@@ -64,35 +58,30 @@ class WrapperFactory(Factory[Wrapper[Any]]):
         return super().type_or_function(name, config_path)
 
 
-def _wrappers(config: Any) -> Iterator[tuple[Any, Any, str]]:
+def _wrappers(config: Any) -> Iterator[tuple[Any, dict[str, Any], str]]:
     """Yield name or class, arguments and configuration key of each wrapper."""
-    if config is None:
-        return
     if isinstance(config, Mapping):
         for name, arguments in config.items():
             config_path = f"wrappers.{getattr(name, '__name__', name)}"
             if arguments is not None and not isinstance(arguments, Mapping):
                 raise ConfigError(f"{config_path}: expected a mapping of arguments, found {arguments!r}.")
-            if arguments is not None and TARGET_KEY in arguments:
-                yield *_split_target(arguments), config_path
-            else:
-                yield name, arguments, config_path
+            yield *_split_target(arguments or {}, name), config_path
         return
-    if not isinstance(config, Sequence) or isinstance(config, str):
+    if not isinstance(config, Sequence | None) or isinstance(config, str):
         raise ConfigError(f"wrappers: expected a mapping or a list, found {config!r}.")
-    for index, entry in enumerate(config):
-        if isinstance(entry, Mapping) and TARGET_KEY in entry:
-            yield *_split_target(entry), f"wrappers[{index}]"
-        elif isinstance(entry, Mapping):
+    for index, entry in enumerate(config or ()):
+        if isinstance(entry, Mapping) and TARGET_KEY not in entry:
             yield from _wrappers(entry)
-        elif isinstance(entry, (str, type)):
-            yield entry, None, f"wrappers[{index}]"
+        elif isinstance(entry, Mapping | str | type):
+            arguments = entry if isinstance(entry, Mapping) else {}
+            yield *_split_target(arguments, entry), f"wrappers[{index}]"
         else:
             raise ConfigError(f"wrappers[{index}]: expected a mapping with `{TARGET_KEY}`, found {entry!r}.")
 
 
-def _split_target(entry: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    return entry[TARGET_KEY], {key: value for key, value in entry.items() if key != TARGET_KEY}
+def _split_target(arguments: Mapping[str, Any], name: Any) -> tuple[Any, dict[str, Any]]:
+    others = {key: value for key, value in arguments.items() if key != TARGET_KEY}
+    return arguments.get(TARGET_KEY, name), others
 
 
 def _class_of_short_name(name: str, config_path: str) -> type[Wrapper[Any]]:

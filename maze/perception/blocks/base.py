@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any, ClassVar, TypeAlias
@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigAssertionError, ConfigError
-from maze.perception.program.network_program import Array, Places, ProgramReader
+from maze.core.errors import ConfigAssertionError, ConfigError, unknown_key_error
+from maze.perception.program.network_program import Array, Places, ProgramReader, UnreadableError
 
 Keys: TypeAlias = str | list[str]
 """One key, or one per tensor."""
@@ -56,11 +56,9 @@ class PerceptionBlock(ABC, nn.Module):
         self.in_shapes: list[Sequence[int]] = shape_list(in_shapes, n_keys=len(self.in_keys))
         self._out_shapes: list[Sequence[int]] | None = None
 
-        for name, keys in (("in_keys", self.in_keys), ("out_keys", self.out_keys)):
+        for keys in (self.in_keys, self.out_keys):
             if len(set(keys)) != len(keys):
-                raise ConfigAssertionError(
-                    f"{self.block_name}: `{name}` {keys} holds a key twice; give each tensor its own key."
-                )
+                raise ConfigAssertionError(f"{self.block_name}: {keys} holds a key twice; give each tensor its own.")
         if len(self.in_shapes) != len(self.in_keys):
             raise ConfigAssertionError(
                 f"{self.block_name}: `in_shapes` must hold one shape for each of the {len(self.in_keys)} input keys "
@@ -92,23 +90,8 @@ class PerceptionBlock(ABC, nn.Module):
         return f"{type(self).__name__} ({', '.join(self.out_keys)})"
 
     def gather_inputs(self, block_input: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        """Return the input tensors in the order of `in_keys`.
-
-        :raises ConfigError: One is missing.
-        :return: Each `[batch, ...]` with its declared shape.
-        """
-        try:
-            return [block_input[key] for key in self.in_keys]
-        except KeyError as error:
-            raise self.missing_input_error(block_input) from error
-
-    def missing_input_error(self, block_input: Mapping[str, torch.Tensor]) -> ConfigError:
-        """Build the error that names the missing input keys."""
-        missing = [key for key in self.in_keys if key not in block_input]
-        return ConfigAssertionError(
-            f"{self.block_name}: expected the input keys {self.in_keys}, of which {missing} is missing; found "
-            f"{list(block_input)}. Check the keys of the observation and the `out_keys` of the blocks before this one."
-        )
+        """Return the input tensors in the order of `in_keys`, each `[batch, ...]` with its declared shape."""
+        return [block_input[key] for key in self.in_keys]
 
     def __repr__(self) -> str:
         """Return the text in model graphs: class, settings (`extra_repr`) and output shapes, line by line."""
@@ -122,7 +105,23 @@ class PerceptionBlock(ABC, nn.Module):
         return ", ".join(f"{name}: {getattr(value, '__name__', value)}" for name, value in values.items())
 
     def _infer_out_shapes(self) -> list[Sequence[int]]:
-        outputs = self._shape_inference_forward()
+        """Make one forward pass without side effects."""
+        tensor = next(self.parameters(), torch.empty(0))
+        # Ones are valid as features, as masks and as indices.
+        dummy_input = {
+            key: torch.ones(_SHAPE_INFERENCE_BATCH, *shape, device=tensor.device, dtype=tensor.dtype)
+            for key, shape in zip(self.in_keys, self.in_shapes, strict=True)
+        }
+        try:
+            with without_side_effects(self, [tensor.device] if tensor.is_cuda else []):
+                outputs = self.forward(dummy_input)
+        except ConfigError:
+            raise
+        except _REFUSALS as error:
+            raise ConfigAssertionError(
+                f"{self.block_name}: its layers cannot process inputs of the shapes "
+                f"{dict(zip(self.in_keys, self.in_shapes, strict=True))}: {error}"
+            ) from error
         shapes = {key: tuple(tensor.shape) for key, tensor in outputs.items()}
         if any(shapes.get(key, ())[:1] != (_SHAPE_INFERENCE_BATCH,) for key in self.out_keys):
             raise ConfigAssertionError(
@@ -130,27 +129,6 @@ class PerceptionBlock(ABC, nn.Module):
                 f"batch of {_SHAPE_INFERENCE_BATCH}, the forward pass returned tensors of the shapes {shapes}."
             )
         return [shapes[key][1:] for key in self.out_keys]
-
-    def _shape_inference_forward(self) -> Mapping[str, torch.Tensor]:
-        """Make one forward pass without side effects."""
-        tensor = next(self.parameters(), None)
-        device = torch.device("cpu") if tensor is None else tensor.device
-        dtype = tensor.dtype if tensor is not None and tensor.is_floating_point() else torch.get_default_dtype()
-        # Ones are valid as features, as masks and as indices.
-        dummy_input = {
-            key: torch.ones(_SHAPE_INFERENCE_BATCH, *shape, device=device, dtype=dtype)
-            for key, shape in zip(self.in_keys, self.in_shapes, strict=True)
-        }
-        try:
-            with without_side_effects(self, [device] if device.type == "cuda" else []):
-                return self.forward(dummy_input)
-        except _REFUSALS as error:
-            if isinstance(error, ConfigError):
-                raise
-            raise ConfigAssertionError(
-                f"{self.block_name}: its layers cannot process inputs of the shapes "
-                f"{dict(zip(self.in_keys, self.in_shapes, strict=True))}: {error}"
-            ) from error
 
 
 class FunctionBlock(PerceptionBlock, ABC):
@@ -173,7 +151,7 @@ class FunctionBlock(PerceptionBlock, ABC):
 
     def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
         if any(buffer.device.type != "cpu" for buffer in self.buffers()):
-            raise reader.unreadable()
+            raise UnreadableError
         return {self.out_keys[0]: reader.apply(self, *(inputs[key] for key in self.in_keys))}
 
 
@@ -221,22 +199,6 @@ def key_list(keys: Keys) -> list[str]:
     return [keys] if isinstance(keys, str) else list(keys)
 
 
-def count_keys(in_keys: Keys, out_keys: Keys, block: str, allowed: Collection[int], expected: str) -> tuple[int, int]:
-    """Return the numbers of input and output keys.
-
-    :param in_keys: Input keys.
-    :param out_keys: Output keys.
-    :param block: Class of the block, for messages.
-    :param allowed: Possible numbers of inputs.
-    :param expected: Their meaning, for messages.
-    :raises ConfigError: There is another number of inputs.
-    """
-    n_inputs = len(key_list(in_keys))
-    if n_inputs not in allowed:
-        raise ConfigAssertionError(f"{block} ({out_keys}): expected the keys of {expected}; found {in_keys}.")
-    return n_inputs, len(key_list(out_keys))
-
-
 def shape_list(in_shapes: Shapes, n_keys: int) -> list[Sequence[int]]:
     """Return one tuple of built-in integers per key, for one shape or a sequence of shapes."""
     shapes: list[Any] = list(in_shapes)
@@ -245,3 +207,54 @@ def shape_list(in_shapes: Shapes, n_keys: int) -> list[Sequence[int]]:
     if isinstance(shapes[0], Sequence | np.ndarray):
         return [tuple(int(size) for size in shape) for shape in shapes]
     return [tuple(int(size) for size in shapes)]
+
+
+_POOLING: Mapping[str, Callable[..., torch.Tensor]] = {
+    "mean": torch.mean,
+    "sum": torch.sum,
+    "max": torch.amax,
+    "min": torch.amin,
+}
+
+
+def pool(features: torch.Tensor, name: str, dims: Sequence[int], valid: torch.Tensor | None = None) -> torch.Tensor:
+    """Pool the valid features over `dims`; zero where no feature is valid.
+
+    :param features: The tensor to pool.
+    :param name: `mean`, `sum`, `max` or `min`.
+    :param dims: The axes to pool over, which the result no longer has.
+    :param valid: Boolean, broadcastable to `features`.
+    :return: The shape of `features` without the axes `dims`.
+    :raises ConfigError: There is no such function.
+    """
+    if name not in _POOLING:
+        raise unknown_key_error("pooling function", name, _POOLING)
+    axes = tuple(dims)
+    if valid is None:
+        return _POOLING[name](features, axes)
+    valid = valid.expand_as(features)
+    n_valid = valid.sum(axes)
+    if name in ("mean", "sum"):
+        total = features.masked_fill(~valid, 0.0).sum(axes)
+        return total if name == "sum" else total / n_valid.clamp(min=1).to(total.dtype)
+    limits = torch.finfo(features.dtype)
+    excluded = limits.min if name == "max" else limits.max
+    return _POOLING[name](features.masked_fill(~valid, excluded), axes).masked_fill(n_valid == 0, 0.0)
+
+
+def axis_from_end(block_name: str, argument: str, axis: int, n_dims: int) -> int:
+    """Return the axis counted from the end (negative), valid for any number of leading batch dimensions.
+
+    :param block_name: For the error message.
+    :param argument: For the error message.
+    :param axis: Negative: counted from the end. Otherwise counted with one batch dimension at 0.
+    :param n_dims: Number of dimensions without batch.
+    :raises ConfigError: There is no such axis, or it is the batch.
+    """
+    from_end = axis if axis < 0 else axis - (n_dims + 1)
+    if not -n_dims <= from_end <= -1:
+        raise ConfigAssertionError(
+            f"{block_name}: `{argument}` must lie in [1, {n_dims}] (0 is the batch) or in [-{n_dims}, -1] for tensors "
+            f"with {n_dims} dimensions (without batch), found {axis}."
+        )
+    return from_end

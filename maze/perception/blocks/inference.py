@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import io
-import logging
 import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,6 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigAssertionError, did_you_mean
 from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict
 from maze.perception.program.network_program import Places, ProgramReader
-
-logger = logging.getLogger(__name__)
 
 _LINE_LENGTH = 46
 _FONT_SIZE = 9.0
@@ -45,7 +41,16 @@ class InferenceBlock(PerceptionBlock):
         super().__init__(in_keys, out_keys, in_shapes)
         self.perception_blocks: dict[str, PerceptionBlock] = self._needed_blocks(perception_blocks)
         self.blocks = nn.ModuleDict({_module_name(name): block for name, block in self.perception_blocks.items()})
-        self._tensor_shapes = self._checked_shapes()
+        self._tensor_shapes: dict[str, Sequence[int]] = dict(zip(self.in_keys, self.in_shapes, strict=True))
+        for name, block in self.perception_blocks.items():
+            for key, declared in zip(block.in_keys, block.in_shapes, strict=True):
+                if tuple(declared) != tuple(self._tensor_shapes[key]):
+                    raise ConfigAssertionError(
+                        f"{self.block_name}: block {name!r} was declared with shape {tuple(declared)} for its input "
+                        f"{key!r}, which has shape {tuple(self._tensor_shapes[key])}. Pass `out_shapes()` of the block "
+                        "before, or the shape of the observation."
+                    )
+            self._tensor_shapes = dict(zip(block.out_keys, block.out_shapes(), strict=True)) | self._tensor_shapes
         # The plan of a forward pass.
         self._steps = [(block, tuple(block.in_keys)) for block in self.perception_blocks.values()]
         used = {key for _, keys in self._steps for key in keys} | set(self.out_keys)
@@ -57,7 +62,10 @@ class InferenceBlock(PerceptionBlock):
         try:
             tensors = {key: block_input[key] for key in self.used_in_keys}
         except KeyError as error:
-            raise self.missing_input_error(block_input) from error
+            raise ConfigAssertionError(
+                f"{self.block_name}: expected the input keys {list(self.used_in_keys)}, found {list(block_input)}. "
+                "Check the keys of the observation."
+            ) from error
         for block, keys in self._steps:
             tensors.update(block({key: tensors[key] for key in keys}))
         return {key: tensors[key] for key in self.out_keys}
@@ -110,20 +118,6 @@ class InferenceBlock(PerceptionBlock):
             visit(out_key, wanted_by="`out_keys`", path=())
         return ordered
 
-    def _checked_shapes(self) -> dict[str, Sequence[int]]:
-        """Return the shapes of all tensors; each block must have been declared with those that will arrive."""
-        shapes: dict[str, Sequence[int]] = dict(zip(self.in_keys, self.in_shapes, strict=True))
-        for name, block in self.perception_blocks.items():
-            for key, declared in zip(block.in_keys, block.in_shapes, strict=True):
-                if tuple(declared) != tuple(shapes[key]):
-                    raise ConfigAssertionError(
-                        f"{self.block_name}: block {name!r} was declared with shape {tuple(declared)} for its input "
-                        f"{key!r}, which has shape {tuple(shapes[key])}. Pass `out_shapes()` of the block before, or "
-                        "the shape of the observation."
-                    )
-            shapes = dict(zip(block.out_keys, block.out_shapes(), strict=True)) | shapes
-        return shapes
-
 
 def _module_name(name: str) -> str:
     """Return a name that PyTorch accepts for modules: not empty, without dots, no attribute of a module (`type`)."""
@@ -152,9 +146,8 @@ class InferenceGraph:
         """
         directory = Path(save_path)
         directory.mkdir(parents=True, exist_ok=True)
-        graph = model_graph(self.inference_block, title=name)
         for suffix in formats:
-            (directory / f"{name}.{suffix}").write_bytes(render(graph, suffix))
+            (directory / f"{name}.{suffix}").write_bytes(self.picture(name, suffix))
 
     def show(self, name: str, block_execution: bool) -> None:
         """Open a window of Matplotlib with the picture.
@@ -164,96 +157,60 @@ class InferenceGraph:
         """
         from matplotlib import pyplot as plt
 
-        image = plt.imread(io.BytesIO(render(model_graph(self.inference_block, title=name), "png")))
         axes = plt.figure(name).add_axes((0.0, 0.0, 1.0, 1.0))
-        axes.imshow(image)
+        axes.imshow(plt.imread(io.BytesIO(self.picture(name, "png"))))
         axes.set_axis_off()
         plt.show(block=block_execution)
 
+    def picture(self, title: str, suffix: str) -> bytes:
+        """Return the content of a file with the picture.
 
-@dataclass(frozen=True)
-class GraphNode:
-    """A box of the picture."""
-
-    text: str
-    fill: str
-    """Colour: hue, saturation and brightness for blocks, `#rrggbb` for tensors."""
-
-
-@dataclass(frozen=True)
-class ModelGraph:
-    """Nodes `block <name>` and `tensor <key>`, and edges of a picture."""
-
-    title: str
-    nodes: dict[str, GraphNode]
-    edges: list[tuple[str, str]]
-
-
-def model_graph(inference_block: InferenceBlock, title: str) -> ModelGraph:
-    """Return tensors and blocks of an inference block with their texts and colours."""
-    total = max(1, inference_block.get_num_of_parameters())
-    nodes: dict[str, GraphNode] = {}
-    edges: list[tuple[str, str]] = []
-    for key, shape in inference_block.tensor_shapes().items():
-        nodes[f"tensor {key}"] = GraphNode(f"{_wrapped(key)}\n{' x '.join(map(str, shape)) or 'scalar'}", _TENSOR_FILL)
-    for name, block in inference_block.perception_blocks.items():
-        n_parameters = block.get_num_of_parameters()
-        share = n_parameters / total
-        text = "\n".join(_wrapped(line.strip()) for line in repr(block).splitlines())
-        if n_parameters:
-            text += f"\n{n_parameters:,} parameters ({share:.1%})"
-        # the root makes small shares distinguishable; black text stays readable on the deepest blue
-        nodes[f"block {name}"] = GraphNode(text, f"0.6 {0.08 + 0.42 * share**0.5:.3f} 1.0")
-        edges += [(f"tensor {key}", f"block {name}") for key in block.in_keys]
-        edges += [(f"block {name}", f"tensor {key}") for key in block.out_keys if key not in inference_block.in_keys]
-    return ModelGraph(title, nodes, edges)
-
-
-def render(graph: ModelGraph, suffix: str) -> bytes:
-    """Draw a picture, by Graphviz if it is installed and as text otherwise.
-
-    :param suffix: `pdf`, `png` or `svg`.
-    :return: The content of the file.
-    """
-    try:
-        return _render_graphviz(graph, suffix)
-    except ImportError:
-        return _render_text(graph, suffix)
-    except (OSError, ValueError) as error:  # pygraphviz without a working Graphviz
-        logger.warning("Graphviz failed to draw %s; the picture lists its blocks as text: %s", graph.title, error)
-        return _render_text(graph, suffix)
+        :param title: Title of the picture.
+        :param suffix: `pdf`, `png` or `svg`.
+        """
+        total = max(1, self.inference_block.get_num_of_parameters())
+        shapes, blocks = self.inference_block.tensor_shapes(), self.inference_block.perception_blocks
+        tensors = {key: f"{_wrapped(key)}\n{' x '.join(map(str, shape)) or 'scalar'}" for key, shape in shapes.items()}
+        texts, shares = {}, {}
+        for name, block in blocks.items():
+            n_parameters = block.get_num_of_parameters()
+            shares[name] = n_parameters / total
+            texts[name] = "\n".join(_wrapped(line.strip()) for line in repr(block).splitlines())
+            if n_parameters:
+                texts[name] += f"\n{n_parameters:,} parameters ({shares[name]:.1%})"
+        try:
+            import pygraphviz
+        except ImportError:
+            lines = [title]
+            for name, block in blocks.items():
+                ends = (", ".join(tensors[key] for key in keys) for keys in (block.in_keys, block.out_keys))
+                lines.append(f"\n{texts[name]}\n    {' -> '.join(ends)}".replace("\n ", " "))
+            return _drawn("\n".join(lines), suffix)
+        graph = pygraphviz.AGraph(directed=True, strict=False)
+        graph.graph_attr.update(label=title, labelloc="t", fontname="Helvetica", ranksep="0.3", nodesep="0.3")
+        graph.graph_attr["dpi"] = str(_DPI if suffix == "png" else 72)  # vector formats count in points
+        graph.node_attr.update(shape="box", style="filled", fontname="Helvetica", fontsize=str(_FONT_SIZE))
+        for key, text in tensors.items():
+            graph.add_node(f"tensor {key}", label=text.replace("\\", "\\\\"), fillcolor=_TENSOR_FILL)
+        for name, block in blocks.items():
+            # the root makes small shares distinguishable; black text stays readable on the deepest blue
+            fill = f"0.6 {0.08 + 0.42 * shares[name] ** 0.5:.3f} 1.0"
+            graph.add_node(f"block {name}", label=texts[name].replace("\\", "\\\\"), fillcolor=fill)
+            graph.add_edges_from((f"tensor {key}", f"block {name}") for key in block.in_keys)
+            produced = [key for key in block.out_keys if key not in self.inference_block.in_keys]
+            graph.add_edges_from((f"block {name}", f"tensor {key}") for key in produced)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # missing fonts, without which Graphviz draws as well
+            return graph.draw(format=suffix, prog="dot")  # type: ignore[no-any-return]
 
 
-def _render_graphviz(graph: ModelGraph, suffix: str) -> bytes:
-    import pygraphviz
-
-    drawing = pygraphviz.AGraph(directed=True, strict=False)
-    drawing.graph_attr.update(label=graph.title, labelloc="t", fontname="Helvetica", ranksep="0.3", nodesep="0.3")
-    drawing.graph_attr["dpi"] = str(_DPI if suffix == "png" else 72)  # vector formats count in points
-    drawing.node_attr.update(shape="box", style="filled", fontname="Helvetica", fontsize=str(_FONT_SIZE))
-    for name, node in graph.nodes.items():
-        drawing.add_node(name, label=node.text.replace("\\", "\\\\"), fillcolor=node.fill)
-    drawing.add_edges_from(graph.edges)
-    with warnings.catch_warnings():
-        # Graphviz warns of missing system fonts and draws nevertheless.
-        warnings.simplefilter("ignore", RuntimeWarning)
-        picture: bytes = drawing.draw(format=suffix, prog="dot")
-    return picture
-
-
-def _render_text(graph: ModelGraph, suffix: str) -> bytes:
+def _drawn(text: str, suffix: str) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    lines = [graph.title, ""]
-    for name in (name for name in graph.nodes if name.startswith("block ")):
-        inputs = [graph.nodes[start].text for start, end in graph.edges if end == name]
-        outputs = [graph.nodes[end].text for start, end in graph.edges if start == name]
-        tensors = f"{', '.join(inputs)} -> {', '.join(outputs)}".replace("\n", " ")
-        lines += [*graph.nodes[name].text.splitlines(), f"    {tensors}", ""]
     figure = Figure()
     FigureCanvasAgg(figure)
-    figure.text(0.0, 0.0, "\n".join(lines), family="monospace", size=_FONT_SIZE, parse_math=False)
+    figure.text(0.0, 0.0, text, family="monospace", size=_FONT_SIZE, parse_math=False)
     buffer = io.BytesIO()
     # Without a date the same model gives the same file.
     metadata: dict[str, Any] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(suffix, {})

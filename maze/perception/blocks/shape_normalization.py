@@ -54,21 +54,14 @@ class ShapeNormalizationBlock(PerceptionBlock, ABC):
     @override(PerceptionBlock)
     def forward(self, block_input: TensorDict) -> TensorDict:
         has_one_batch_dim = True
-        try:
-            for key, num_dims in self._in_dims:
-                if block_input[key].dim() != num_dims:
-                    has_one_batch_dim = False
-        except KeyError as error:
-            raise self.missing_input_error(block_input) from error
-        try:
-            if not has_one_batch_dim:
-                return self._fold_and_unfold(block_input)
-            if len(block_input) != len(self._in_dims):
-                block_input = {key: block_input[key] for key in self.in_keys}
-            return self.normalized_forward(block_input)
-        except RuntimeError as error:
-            self._raise_if_shapes_differ(block_input, error)
-            raise
+        for key, num_dims in self._in_dims:
+            if block_input[key].dim() != num_dims:
+                has_one_batch_dim = False
+        if not has_one_batch_dim:
+            return self._fold_and_unfold(block_input)
+        if len(block_input) != len(self._in_dims):
+            block_input = {key: block_input[key] for key in self.in_keys}
+        return self.normalized_forward(block_input)
 
     @override(PerceptionBlock)
     def _infer_out_shapes(self) -> list[Sequence[int]]:
@@ -97,18 +90,6 @@ class ShapeNormalizationBlock(PerceptionBlock, ABC):
             )
         outputs = self.normalized_forward(folded)
         return {key: outputs[key].reshape(batch_shape + outputs[key].shape[1:]) for key in self.out_keys}
-
-    def _raise_if_shapes_differ(self, block_input: Mapping[str, torch.Tensor], cause: RuntimeError) -> None:
-        """Raise an error that names the input whose shape differs from the declared one."""
-        for (key, num_dims), shape in zip(self._in_dims, self.in_shapes, strict=True):
-            n_own = num_dims - 1
-            expected = tuple(shape[len(shape) - n_own :])
-            found = tuple(block_input[key].shape)
-            if expected != found[len(found) - n_own :]:
-                raise ConfigAssertionError(
-                    f"{self.block_name}: input {key!r} was declared with shape {expected} (without batch), but a "
-                    f"tensor of shape {found} arrived."
-                ) from cause
 
     def _one_per_key(self, name: str, value: int | Sequence[int], keys: Sequence[str]) -> list[int]:
         num_dims = [value] * len(keys) if isinstance(value, int) else [int(entry) for entry in value]

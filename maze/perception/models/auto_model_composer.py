@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,23 +107,26 @@ class AutoModelComposer(TemplateModelComposer):
         if recurrence not in (True, False, CARRIED):
             raise ConfigError(f"model.recurrence: expected true, false or `{CARRIED}`, found {recurrence!r}.")
         masks = {**recognised_masks(action_spaces_dict, observation_spaces_dict), **(action_masks or {})}
-        """Ambiguities of the spaces, one sentence each."""
+        dense = {"hidden_units": list(hidden_units), "non_lin": non_lin}
+        # there are many items with little information each
+        of_items = {**dense, "hidden_units": [(units + 1) // 2 for units in hidden_units]}
+        given = (action_spaces_dict, observation_spaces_dict, masks)
+        items = {} if recurrence is True else _action_items(*given, of_items)
+        builder = _model_builder(*given, dense, of_items, recurrence, attention)
+        vectors = [key for key, kind in builder["observation_modality_mapping"].items() if kind.startswith("feature")]
+        if normalize_observations and not vectors:
+            raise ConfigError(
+                "model.normalize_observations: expected a vector among the observations, found "
+                f"{builder['observation_modality_mapping']}, which are scaled or encoded. Leave it false."
+            )
+        if normalize_observations:
+            scales = builder["observation_scales"].items()
+            builder["observation_scales"] = {key: scale for key, scale in scales if key not in vectors}
+            builder["normalized_observations"] = vectors
         self.template: dict[str, Any] = {
-            "model_builder": model_builder_config(
-                action_spaces_dict,
-                observation_spaces_dict,
-                masks,
-                hidden_units=hidden_units,
-                non_lin=non_lin,
-                recurrence=recurrence,
-                shared_embedding=shared_embedding,
-                attention=attention,
-                normalize_observations=normalize_observations,
-            ),
+            "model_builder": {**builder, "shared_embedding_keys": ["latent"] if shared_embedding else None},
             "action_masks": masks,
-            "action_items": {}
-            if recurrence is True
-            else _action_items(action_spaces_dict, observation_spaces_dict, masks, hidden_units, non_lin),
+            "action_items": items,
             "initialization": initialization,
             "state_dependent_std": state_dependent_std,
             "initial_std": initial_std,
@@ -143,26 +145,21 @@ class AutoModelComposer(TemplateModelComposer):
 
     @override(BaseModelComposer)
     def save_models(self, save_path: str | Path = ".") -> None:
-        super().save_models(save_path)
-        (Path(save_path) / MODEL_FILE).write_text(self.as_yaml())
-
-    def as_yaml(self) -> str:
-        """Return the template as a configuration of the group `model`, without composers that were given as objects."""
+        """Draw the networks, and write the template as a configuration of the group `model`."""
         from omegaconf import OmegaConf
 
+        super().save_models(save_path)
         target = f"{TemplateModelComposer.__module__}.{TemplateModelComposer.__qualname__}"
+        # without composers that were given as objects
         parts = {key: part if isinstance(part, dict | list) else None for key, part in self._parts.items()}
         text = OmegaConf.to_yaml({TARGET_KEY: target, **parts, **self.template}, sort_keys=False)
-        return f"# @package model\n\n# Derived from the spaces of the environment by `model=auto`.\n{text}"
+        header = "# @package model\n\n# Derived from the spaces of the environment by `model=auto`.\n"
+        (Path(save_path) / MODEL_FILE).write_text(header + text)
 
 
-def is_flat(observation_spaces_dict: Mapping[StepKeyType, spaces.Dict]) -> bool:
-    """Return whether all observations are vectors or single numbers, and none of them are categories."""
-    found = [space for step in observation_spaces_dict.values() for space in step.spaces.values()]
-    return all(
-        (isinstance(space, spaces.Box) and len(space.shape) <= 1) or isinstance(space, spaces.MultiBinary)
-        for space in found
-    )
+def is_flat(space: spaces.Space[Any]) -> bool:
+    """Return whether an observation is a vector or a single number, and no category."""
+    return (isinstance(space, spaces.Box) and len(space.shape) <= 1) or isinstance(space, spaces.MultiBinary)
 
 
 def recognised_masks(
@@ -200,8 +197,7 @@ def _action_items(
     action_spaces_dict: Mapping[StepKeyType, spaces.Dict],
     observation_spaces_dict: Mapping[StepKeyType, spaces.Dict],
     masks: Mapping[str, str],
-    hidden_units: Sequence[int],
-    non_lin: Any,
+    dense: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Configure the scores of action heads whose choices are the items of a set in all sub-steps that have them."""
     found: dict[str, Any] = {}
@@ -227,16 +223,10 @@ def _action_items(
             for key in vectors
             if key not in own_masks and all(len(s[key]) == 1 and s[key][0] <= _MOST_DETAILS for s in shapes)
         ]
-        settings = {"hidden_units": _units_of_items(hidden_units), "non_lin": non_lin}
+        found[head] = {"observations": [*items, *vectors], **dense}
         if head in candidates:
-            settings["by_place"] = False
-        found[head] = {"observations": [*items, *vectors], **settings}
+            found[head]["by_place"] = False
     return found
-
-
-def _units_of_items(hidden_units: Sequence[int]) -> list[int]:
-    """Return the widths of layers of items, half of the others: there are many items with little information each."""
-    return [(units + 1) // 2 for units in hidden_units]
 
 
 def _scale(found: Sequence[spaces.Space[Any]]) -> float | list[float] | None:
@@ -258,32 +248,24 @@ def _scale(found: Sequence[spaces.Space[Any]]) -> float | list[float] | None:
     return rounded[0] if len(set(rounded)) == 1 else rounded
 
 
-def model_builder_config(
+def _model_builder(
     action_spaces_dict: Mapping[StepKeyType, spaces.Dict],
     observation_spaces_dict: Mapping[StepKeyType, spaces.Dict],
     masks: Mapping[str, str],
-    *,
-    hidden_units: Sequence[int],
-    non_lin: Any,
+    dense: Mapping[str, Any],
+    of_items: Mapping[str, Any],
     recurrence: bool | str,
-    shared_embedding: bool,
-    attention: bool = True,
-    normalize_observations: bool = False,
+    attention: bool,
 ) -> dict[str, Any]:
     """Derive the configuration of a :class:`~maze.perception.builders.concat.ConcatModelBuilder` from spaces.
 
-    :param action_spaces_dict: Action spaces by step key.
-    :param observation_spaces_dict: Observation spaces by step key.
     :param masks: Observations that mask action heads, by head; they are not features.
-    :param hidden_units: Width of dense layers.
-    :param non_lin: Activation of dense layers.
+    :param dense: Settings of dense layers.
+    :param of_items: Settings of dense layers of items.
     :param recurrence: Whether an LSTM follows, over stacked observations (true) or from step to step (`carried`).
-    :param shared_embedding: Whether policy and critic share all but their outputs.
     :param attention: Whether items of sets attend to each other, where they are not too many.
-    :param normalize_observations: Whether vectors and flattened arrays are normalized with running statistics.
-    :raises ConfigError: There is no observation but masks, or none to normalize.
+    :raises ConfigError: There is no observation but masks.
     """
-    dense = {"hidden_units": list(hidden_units), "non_lin": non_lin}
     is_stacked = recurrence is True
     by_key: dict[str, list[spaces.Space[Any]]] = {}
     for step in observation_spaces_dict.values():
@@ -295,108 +277,94 @@ def model_builder_config(
         if key in companions and head in masks:
             companions[key].append(masks[head])
     joined = {other for others in companions.values() for other in others}
-    modalities = {
-        key: _modality(key, found, companions.get(key), dense, int(is_stacked), attention, key in candidates.values())
-        for key, found in by_key.items()
-        if key not in joined and key not in masks.values()
-    }
-    if not modalities:
+    blocks: dict[str, tuple[str, str, dict[str, Any]]] = {}
+    for key, found in by_key.items():
+        if key not in joined and key not in masks.values():
+            is_graph = key in companions and companions[key][0].endswith("_adjacency")
+            holds_candidates = key in candidates.values()
+            blocks[key] = _block(found, is_graph, dense, of_items, int(is_stacked), attention, holds_candidates)
+    if not blocks:
         raise ConfigError("model: expected an observation other than masks of actions, found none.")
-    names = _names(modalities)
-    normalized = [key for key, modality in modalities.items() if modality.kind == "feature" and normalize_observations]
-    if normalize_observations and not normalized:
-        raise ConfigError(
-            "model.normalize_observations: expected a vector among the observations, found "
-            f"{ {key: modality.kind for key, modality in modalities.items()} }, which are scaled or encoded. "
-            "Leave it false."
-        )
-    config: dict[str, Any] = {names[key]: modality.config() for key, modality in modalities.items()}
+    # the modality of each observation is called by its kind, and by the observation where settings differ
+    names = {
+        key: kind if all(other == block for other in blocks.values() if other[0] == kind) else f"{kind}_{key}"
+        for key, block in blocks.items()
+        for kind in block[:1]
+    }
+    config: dict[str, Any] = {}
+    for key, (_, block_type, params) in blocks.items():
+        config[names[key]] = {"block_type": f"{_BLOCKS}{block_type}", "block_params": params}
     config["hidden"] = {"block_type": f"{_BLOCKS}DenseBlock", "block_params": dense}
     config["recurrence"] = {}
+    size = int(dense["hidden_units"][-1])
     if recurrence == CARRIED:
-        cell = {"hidden_size": int(hidden_units[-1]), "cell": "lstm"}
+        cell = {"hidden_size": size, "cell": "lstm"}
         config["recurrence"] = {"block_type": f"{_BLOCKS}RecurrentCellBlock", "block_params": cell}
     elif is_stacked:
-        config["recurrence"] = {
-            "block_type": f"{_BLOCKS}LSTMLastStepBlock",
-            "block_params": {
-                "hidden_size": int(hidden_units[-1]),
-                "num_layers": 1,
-                "bidirectional": False,
-                "non_lin": non_lin,
-            },
-        }
+        lstm = {"hidden_size": size, "num_layers": 1, "bidirectional": False, "non_lin": dense["non_lin"]}
+        config["recurrence"] = {"block_type": f"{_BLOCKS}LSTMLastStepBlock", "block_params": lstm}
     return {
         TARGET_KEY: "maze.perception.builders.ConcatModelBuilder",
-        "shared_embedding_keys": ["latent"] if shared_embedding else None,
         "observation_modality_mapping": names,
         "joint_observations": companions,
         "observation_scales": {
             key: scale
-            for key, modality in modalities.items()
-            if modality.kind in _SCALED and key not in normalized and (scale := _scale(by_key[key])) is not None
+            for key, (kind, *_) in blocks.items()
+            if kind in _SCALED and (scale := _scale(by_key[key])) is not None
         },
-        "normalized_observations": normalized,
+        "normalized_observations": [],
         "modality_config": config,
     }
 
 
-@dataclass(frozen=True)
-class _Modality:
-    kind: str
-    block: str
-    params: dict[str, Any]
-
-    def config(self) -> dict[str, Any]:
-        return {"block_type": f"{_BLOCKS}{self.block}", "block_params": self.params}
-
-
-def _modality(
-    key: str,
+def _block(
     found: Sequence[spaces.Space[Any]],
-    companions: Sequence[str] | None,
-    dense: dict[str, Any],
+    is_graph: bool,
+    dense: Mapping[str, Any],
+    of_items: Mapping[str, Any],
     n_time_dims: int,
     attention: bool,
     holds_candidates: bool,
-) -> _Modality:
-    """Choose the block of an observation.
+) -> tuple[str, str, dict[str, Any]]:
+    """Choose the block of an observation: kind of observation, class of the block, its arguments.
 
-    :param found: Its space in each sub-step that has it.
-    :param companions: Further observations that its block takes.
+    :param found: The space of the observation in each sub-step that has it.
+    :param is_graph: Whether it has an adjacency matrix.
     :param dense: Settings of dense layers.
+    :param of_items: Settings of dense layers of items.
     :param n_time_dims: Number of leading dimensions that are time steps.
     :param attention: Whether items of small sets attend to each other.
     :param holds_candidates: Whether the items are candidates of an action.
     """
-    categories = _categories(found, n_time_dims)
-    if categories is not None:
+    if (categories := _categories(found, n_time_dims)) is not None:
         n_categories, start = categories
-        embeds = max(n_categories) >= EMBED_FROM
-        params: dict[str, Any] = {
-            "num_categories": n_categories,
-            "embedding_dim": _EMBEDDING_DIM if embeds else None,
-            "start": start,
-        }
-        return _Modality("category", "CategoryEncodingBlock", params)
+        width = _EMBEDDING_DIM if max(n_categories) >= EMBED_FROM else None
+        return (
+            "category",
+            "CategoryEncodingBlock",
+            {
+                "num_categories": n_categories,
+                "embedding_dim": width,
+                "start": start,
+            },
+        )
     space = found[0]
     shape = tuple(space.shape or ())[n_time_dims:]
-    if companions and companions[0].endswith("_adjacency"):
+    if is_graph:
         params = {"hidden_features": dense["hidden_units"], "bias": True, "non_lins": dense["non_lin"]}
         params |= {"node_self_importance": 1.0, "trainable_node_self_importance": False, "preprocess_adj": True}
-        return _Modality("graph", "GraphConvBlock", params)
+        return "graph", "GraphConvBlock", params
     if isinstance(space, spaces.Box) and (layout := image_layout(space, shape)) is not None:
-        return _Modality("image", "ImageDenseBlock", _image_params(space, shape, layout))
+        return "image", "ImageDenseBlock", _image_params(space, shape, layout)
     if isinstance(space, spaces.Box) and len(shape) == 2 and (shape[0] > 1 or holds_candidates):
-        dense = {**dense, "hidden_units": _units_of_items(dense["hidden_units"])}
+        shapes = [tuple(other.shape or ()) for other in found]
         # several heads would multiply the cost
-        n_heads = int(attention and max(tuple(other.shape or ())[-2] for other in found) <= _MOST_ATTENDING)
+        params = {**of_items, "num_heads": int(attention and max(shape[-2] for shape in shapes) <= _MOST_ATTENDING)}
         if holds_candidates:
-            kept = {"keep_places": False, "keep_items": True}
-            return _Modality("set", "SetAttentionBlock", {**dense, "num_heads": n_heads, **kept})
-        keep_places = all(math.prod(tuple(other.shape or ())[n_time_dims:]) <= _MOST_PLACES for other in found)
-        return _Modality("set", "SetAttentionBlock", {**dense, "num_heads": n_heads, "keep_places": keep_places})
-    return _Modality("feature", "FlattenBlock", {"num_flatten_dims": max(1, len(shape))})
+            return "set", "SetAttentionBlock", {**params, "keep_places": False, "keep_items": True}
+        keep_places = all(math.prod(shape[n_time_dims:]) <= _MOST_PLACES for shape in shapes)
+        return "set", "SetAttentionBlock", {**params, "keep_places": keep_places}
+    return "feature", "FlattenBlock", {"num_flatten_dims": max(1, len(shape))}
 
 
 def _categories(found: Sequence[spaces.Space[Any]], n_time_dims: int) -> tuple[list[int], list[int]] | None:
@@ -482,16 +450,6 @@ def _companions(
                 companions[key] = [name]
                 break
     return companions
-
-
-def _names(modalities: Mapping[str, _Modality]) -> dict[str, str]:
-    """Name the modality of each observation by its kind, and by the observation where settings differ."""
-    names: dict[str, str] = {}
-    for key, modality in modalities.items():
-        same_kind = [other for other in modalities.values() if other.kind == modality.kind]
-        is_one = all(other == modality for other in same_kind)
-        names[key] = modality.kind if is_one else f"{modality.kind}_{key}"
-    return names
 
 
 def _mask_shape(space: spaces.Space[Any]) -> tuple[int, ...] | None:

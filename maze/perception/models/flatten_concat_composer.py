@@ -59,8 +59,10 @@ class FlattenConcatModelComposer(BaseModelComposer):
         """Why the model is derived from the spaces; empty: it is not."""
         self._composer: BaseModelComposer
         if self.handed_over:
+            settings = {key: networks[0][key] for key in ("hidden_units", "non_lin") if networks[0].get(key)}
+            settings["shared_embedding"] = "head_units" in networks[0]
             self._composer = AutoModelComposer(
-                *given, without_flat_networks(policy), as_step_critic(critic), **_settings(networks[0])
+                *given, without_flat_networks(policy), as_step_critic(critic), **settings
             )
         else:
             self._composer = CustomModelComposer(*given, policy, critic)
@@ -93,9 +95,9 @@ def _more_than_flat(
     networks: Sequence[Any],
 ) -> str:
     """Describe why flattening and concatenating does not suit the spaces; empty: it does."""
-    for step_key, step in observation_spaces_dict.items():
+    for step in observation_spaces_dict.values():
         for key, space in step.spaces.items():
-            if not is_flat({step_key: spaces.Dict({key: space})}):
+            if not is_flat(space):
                 shape = f" of the shape {space.shape}" if isinstance(space, spaces.Box) else ""
                 return f"`{key}` is not a flat vector but a {type(space).__name__}{shape}"
     if masks := recognised_masks(action_spaces_dict, observation_spaces_dict):
@@ -104,18 +106,6 @@ def _more_than_flat(
     if len(networks) == 1 < len(action_spaces_dict):
         return f"there are {len(action_spaces_dict)} sub-steps, and one network is configured"
     return ""
-
-
-def _settings(network: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the derived model that a network determines."""
-    settings: dict[str, Any] = {}
-    if network.get("hidden_units"):
-        settings["hidden_units"] = list(network["hidden_units"])
-    if network.get("non_lin"):
-        settings["non_lin"] = network["non_lin"]
-    if "head_units" in network:
-        settings["shared_embedding"] = True
-    return settings
 
 
 DefaultModelComposer = TemplateModelComposer

@@ -6,7 +6,6 @@ import inspect
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -72,15 +71,20 @@ class BaseModelComposer(ABC):
         self.action_spaces_dict = action_spaces_dict
         self.observation_spaces_dict = observation_spaces_dict
         self.agent_counts_dict = agent_counts_dict
+        heads: dict[str, spaces.Space[Any]] = {}
+        for step_key, space in action_spaces_dict.items():
+            for head, subspace in space.spaces.items():
+                if heads.setdefault(head, subspace) != subspace:
+                    raise ConfigError(
+                        f"The action head `{head}` is {heads[head]} in one sub-step and {subspace} in sub-step "
+                        f"{step_key!r}. Rename one of them in its action conversion."
+                    )
         try:
-            self._distribution_mapper = DistributionMapper(
-                joint_action_space(action_spaces_dict), distribution_mapper_config
-            )
-            self._distribution_mapper.candidate_heads = frozenset(
-                candidates_of(action_spaces_dict, observation_spaces_dict)
-            )
+            self.distribution_mapper = DistributionMapper(spaces.Dict(heads), distribution_mapper_config)
+            """Distributions of the action heads of all sub-steps."""
         except ConfigError as error:
             raise ConfigError(f"model: {error}") from error
+        self.distribution_mapper.candidate_heads = frozenset(candidates_of(action_spaces_dict, observation_spaces_dict))
 
     @classmethod
     @abstractmethod
@@ -93,25 +97,12 @@ class BaseModelComposer(ABC):
     @property
     def policy(self) -> TorchPolicy | None:
         """The policy (always the same object); `None`: the configuration has none."""
-        return None if self._policy_composer is None else self._policy_composer.policy
-
-    @cached_property
-    def _policy_composer(self) -> BasePolicyComposer | None:
         return None
 
     @property
     def critic(self) -> Critic | None:
         """The critic (always the same object); `None`: the configuration has none."""
-        return None if self._critic_composer is None else self._critic_composer.critic
-
-    @cached_property
-    def _critic_composer(self) -> CriticComposerInterface | None:
         return None
-
-    @property
-    def distribution_mapper(self) -> DistributionMapper:
-        """Distributions of the action heads of all sub-steps."""
-        return self._distribution_mapper
 
     def parts_for(self, trainer: str, critic_kind: CriticKind | None) -> tuple[TorchPolicy, Critic | None]:
         """Return policy and critic for a trainer.
@@ -156,11 +147,13 @@ class BaseModelComposer(ABC):
                 except Exception as error:  # a missing drawing library never ends a run
                     logger.warning("The inference graph %s_%s could not be drawn: %s", kind, name, error)
 
-    def _compose_policy(self, config: Any, **networks: Any) -> BasePolicyComposer:
-        """Build the policy composer of a configuration.
+    def _compose_policy(self, config: Any, **networks: Any) -> TorchPolicy | None:
+        """Build the policy of a configuration; `None`: it has none.
 
         :param networks: Default of `networks`.
         """
+        if config is None:
+            return None
         return build(
             BasePolicyComposer,
             config,
@@ -170,12 +163,12 @@ class BaseModelComposer(ABC):
             agent_counts_dict=self.agent_counts_dict,
             distribution_mapper=self.distribution_mapper,
             **networks,
-        )
+        ).policy
 
     def _compose_critic(
         self, config: Any, observation_spaces_dict: Mapping[StepKeyType, spaces.Dict], **networks: Any
-    ) -> CriticComposerInterface:
-        """Build the critic composer of a configuration.
+    ) -> Critic:
+        """Build the critic of a configuration.
 
         :param observation_spaces_dict: Inputs of the critic.
         :param networks: Default of `networks`.
@@ -186,12 +179,8 @@ class BaseModelComposer(ABC):
             arguments["action_spaces_dict"] = self.action_spaces_dict
         else:
             arguments["agent_counts_dict"] = self.agent_counts_dict
-        return build(
-            CriticComposerInterface,  # type: ignore[type-abstract]  # the configuration names a concrete one
-            config,
-            "model.critic",
-            **arguments,
-        )
+        critic: Critic = build(CriticComposerInterface, config, "model.critic", **arguments).critic
+        return critic
 
 
 def critic_composer_type(config: Any) -> type[CriticComposerInterface] | None:
@@ -199,8 +188,7 @@ def critic_composer_type(config: Any) -> type[CriticComposerInterface] | None:
     target = config.get(TARGET_KEY) if isinstance(config, Mapping) else None
     if target is None:
         return None if config is None or isinstance(config, Mapping) else type(config)
-    factory = Factory(CriticComposerInterface)  # type: ignore[type-abstract]  # the target is a concrete one
-    return factory.type_from_name(target, config_path="model.critic._target_")
+    return Factory(CriticComposerInterface).type_from_name(target, config_path="model.critic._target_")
 
 
 def check_keys(composer: type[BaseModelComposer], model_config: Any, parts: Mapping[str, Sequence[str]]) -> None:
@@ -236,22 +224,3 @@ def check_part(config: Any, where: str, needed: Sequence[str]) -> None:
         if key not in config:
             template = "" if key == TARGET_KEY else " Only a template model (such as model=auto) makes its networks."
             raise ConfigError(f"{where}.{key}: missing; found the keys {sorted(map(str, config))}.{template}")
-
-
-def joint_action_space(action_spaces_dict: Mapping[StepKeyType, spaces.Dict]) -> spaces.Dict:
-    """Merge the action heads of all sub-steps.
-
-    :raises ConfigError: Two sub-steps use one name for different spaces.
-    """
-    heads: dict[str, spaces.Space[Any]] = {}
-    owners: dict[str, Any] = {}
-    for step_key, space in action_spaces_dict.items():
-        for head, subspace in space.spaces.items():
-            if head in heads and heads[head] != subspace:
-                raise ConfigError(
-                    f"The action head `{head}` is {heads[head]} in sub-step {owners[head]!r} and {subspace} in "
-                    f"sub-step {step_key!r}. Rename one of them in its action conversion."
-                )
-            heads[head] = subspace
-            owners[head] = step_key
-    return spaces.Dict(heads)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -29,13 +29,10 @@ def networks_by_key(networks: Any, step_keys: Iterable[Any], where: str) -> dict
     :raises ConfigError: There is not one network for each sub-step.
     """
     step_keys = list(step_keys)
-    by_key: dict[Any, Any] = {}
-    if isinstance(networks, Mapping):
-        by_key = dict(networks)
-    elif isinstance(networks, Iterable) and not isinstance(networks, str | nn.Module):
-        listed = list(networks)
-        by_key = dict(zip(step_keys, listed, strict=True)) if len(listed) == len(step_keys) else {}
-    if set(by_key) != set(step_keys):
+    by_key: Any = networks
+    if isinstance(networks, Sequence) and len(networks) == len(step_keys):
+        by_key = dict(zip(step_keys, networks, strict=True))
+    if not isinstance(by_key, Mapping) or set(by_key) != set(step_keys):
         raise ConfigError(
             f"{where}: expected one network for each of the sub-steps {step_keys}, as a list or as a mapping from "
             f"them, found {networks!r}."
@@ -90,29 +87,23 @@ def embedding_spaces(
     found: dict[Any, dict[str, spaces.Space[Any]]] = {}
     for step_key, observation_space in observation_spaces_dict.items():
         keys = [key for key in policy.networks if step_key in (key, key[0] if isinstance(key, tuple) else None)]
-        shapes = _output_shapes(policy.networks[keys[0]], observation_space, f"model.policy.networks[{step_key!r}]")
+        network = policy.networks[keys[0]]
+        if isinstance(network, PerceptionBlock):
+            shapes = {key: tuple(shape) for key, shape in zip(network.out_keys, network.out_shapes(), strict=True)}
+        else:
+            in_shapes = {key: tuple(space.shape or ()) for key, space in observation_space.spaces.items()}
+            device = next(network.parameters(), torch.empty(0)).device
+            inputs = {key: torch.ones(_BATCH_SIZE, *shape, device=device) for key, shape in in_shapes.items()}
+            try:
+                with without_side_effects(network):
+                    shapes = {key: tuple(tensor.shape[1:]) for key, tensor in network(inputs).items()}
+            except Exception as error:
+                raise ConfigError(
+                    f"model.policy.networks[{step_key!r}]: {type(network).__name__} cannot process observations of the "
+                    f"shapes {in_shapes} in a batch of {_BATCH_SIZE}, or returns no dictionary of tensors: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
         found[step_key] = {
             key: spaces.Box(-np.inf, np.inf, shape, np.float32) for key, shape in shapes.items() if key not in heads
         }
     return found
-
-
-def _output_shapes(network: nn.Module, observation_space: spaces.Dict, where: str) -> dict[str, tuple[int, ...]]:
-    if isinstance(network, PerceptionBlock):
-        return {key: tuple(shape) for key, shape in zip(network.out_keys, network.out_shapes(), strict=True)}
-    in_shapes = {key: tuple(space.shape or ()) for key, space in observation_space.spaces.items()}
-    parameter = next(network.parameters(), torch.empty(0))
-    inputs = {key: torch.ones(_BATCH_SIZE, *shape, device=parameter.device) for key, shape in in_shapes.items()}
-    try:
-        with without_side_effects(network):
-            outputs = network(inputs)
-    except Exception as error:
-        raise ConfigError(
-            f"{where}: {type(network).__name__} cannot process observations of the shapes {in_shapes} in a batch of "
-            f"{_BATCH_SIZE}: {type(error).__name__}: {error}"
-        ) from error
-    if not isinstance(outputs, Mapping):
-        raise ConfigError(
-            f"{where}: {type(network).__name__} returned {type(outputs).__name__}, expected a dictionary of tensors."
-        )
-    return {key: tuple(tensor.shape[1:]) for key, tensor in outputs.items()}

@@ -120,8 +120,6 @@ def _fit(one: Any, other: Any, bounds: bool, any_number: bool = False) -> bool:
         return (one.shape or ())[1:] == (other.shape or ())[1:]
     if isinstance(one, spaces.Dict):
         return one.keys() == other.keys() and all(_fit(one[key], other[key], bounds) for key in one)
-    if isinstance(one, spaces.Tuple):
-        return len(one) == len(other) and all(_fit(*pair, bounds) for pair in zip(one, other, strict=True))
     if isinstance(one, spaces.Box) and not bounds:
         return bool(one.shape == other.shape)
     return bool(one == other)
@@ -145,8 +143,6 @@ def _describe(space: spaces.Space[Any]) -> dict[str, Any]:
     name = type(space).__name__
     if type(space) is spaces.Dict:
         return {"type": name, "spaces": [[key, _describe(sub)] for key, sub in space.spaces.items()]}
-    if type(space) is spaces.Tuple:
-        return {"type": name, "spaces": [_describe(sub) for sub in space.spaces]}
     if name not in _ARGUMENTS or type(space) is not getattr(spaces, name):
         raise ConfigError(f"The space {space} of type {name} cannot be saved. Use gymnasium's basic spaces.")
     return {"type": name, **{argument: _plain(getattr(space, argument)) for argument in _ARGUMENTS[name]}}
@@ -161,19 +157,14 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _array(text: Mapping[str, Any]) -> np.ndarray:
-    array: np.ndarray = np.frombuffer(text["bytes"], dtype=np.dtype(text["dtype"])).reshape(text["shape"])
-    return np.array(array)  # frombuffer's is read-only
-
-
 def _space(text: Mapping[str, Any]) -> spaces.Space[Any]:
     name = text["type"]
     if name == "Dict":
         return spaces.Dict({key: _space(sub) for key, sub in text["spaces"]})
-    if name == "Tuple":
-        return spaces.Tuple([_space(sub) for sub in text["spaces"]])
-    given = {key: text[key] for key in _ARGUMENTS[name]}
-    arguments = {key: _array(value) if isinstance(value, dict) else value for key, value in given.items()}
+    arguments = {key: text[key] for key in _ARGUMENTS[name]}
+    for key, value in arguments.items():
+        if isinstance(value, dict):  # a copy, because frombuffer's is read-only
+            arguments[key] = np.frombuffer(value["bytes"], dtype=value["dtype"]).reshape(value["shape"]).copy()
     dtype = arguments["low"].dtype if name == "Box" else np.dtype(arguments.pop("dtype", np.int64))
     if dtype != np.int64 or name == "Box":  # gymnasium 1.2 knows no other type of Discrete, and no argument for it
         arguments["dtype"] = dtype.type

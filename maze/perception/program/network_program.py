@@ -9,6 +9,7 @@ to a :class:`ProgramReader`, from the places of its inputs to those of its outpu
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -58,11 +59,17 @@ class Function(Protocol):
 
 
 @dataclass(frozen=True)
-class FunctionPair:
-    """A function for tensors and for arrays, see :class:`Function`."""
+class ArrayFunction:
+    """A function of arrays, see :class:`Function`."""
+
+    in_numpy: Callable[..., Array]
+
+
+@dataclass(frozen=True)
+class FunctionPair(ArrayFunction):
+    """The same function for tensors."""
 
     in_torch: Callable[..., torch.Tensor]
-    in_numpy: Callable[..., Array]
 
 
 @dataclass(frozen=True)
@@ -75,38 +82,6 @@ class Apply:
 
 
 Operation: TypeAlias = Linear | Activation | Apply
-
-
-@dataclass(frozen=True)
-class Flatten:
-    """Join the last `n_dims` dimensions to one; 0 adds a dimension of size one."""
-
-    n_dims: int
-
-    def in_numpy(self, *arrays: Array) -> Array:
-        shape = arrays[0].shape
-        return arrays[0].reshape(*shape[: len(shape) - self.n_dims], -1)
-
-
-@dataclass(frozen=True)
-class Unflatten:
-    """Give the last dimension a shape."""
-
-    shape: tuple[int, ...]
-
-    def in_numpy(self, *arrays: Array) -> Array:
-        result: Array = arrays[0].reshape(*arrays[0].shape[:-1], *self.shape)
-        return result
-
-
-@dataclass(frozen=True)
-class Concatenate:
-    """Join tensors along an axis that is counted from the end (negative)."""
-
-    axis: int
-
-    def in_numpy(self, *arrays: Array) -> Array:
-        return np.concatenate(arrays, axis=self.axis)
 
 
 @dataclass(frozen=True)
@@ -133,15 +108,17 @@ class ProgramReader:
     """Record the operations of modules; those without a description raise an error for :func:`read_program`."""
 
     def __init__(self) -> None:
-        self.inputs = _Inputs(self._new_place)
+        self.inputs: dict[str, Place] = defaultdict(self._new_place)
+        """Places of the network's inputs, and of hidden states that it is given beside them; a new key gets one."""
         self.carried: dict[str, Place] = {}
+        """Places of the next values of hidden states, which the program returns beside its outputs."""
         self.operations: list[Operation] = []
         self.n_places = 0
 
     def module(self, module: nn.Module, inputs: Places) -> Places:
         """Return the outputs of a module that describes itself, by key."""
         if not _describes_itself(type(module)):
-            raise _UnreadableError
+            raise UnreadableError
         outputs: Places = module.describe_forward(self, inputs)  # type: ignore[operator]  # nn.Module hides methods
         return outputs
 
@@ -158,35 +135,26 @@ class ProgramReader:
             return self._add(Linear(source, self._new_place(), layer))
         if kind in ACTIVATIONS and not getattr(layer, "inplace", False):
             return self._add(Activation(source, self._new_place(), layer))
-        raise _UnreadableError
+        raise UnreadableError
 
     def flatten(self, source: Place, n_dims: int) -> Place:
-        """Return the last `n_dims` dimensions joined to one."""
-        return source if n_dims == 1 else self.apply(Flatten(n_dims), source)
+        """Return the last `n_dims` dimensions joined to one; 0 adds a dimension of size one."""
+        function = ArrayFunction(lambda array: array.reshape(*array.shape[: array.ndim - n_dims], -1))
+        return source if n_dims == 1 else self.apply(function, source)
 
     def unflatten(self, source: Place, shape: Sequence[int]) -> Place:
         """Return the last dimension in another shape."""
-        return source if len(shape) == 1 else self.apply(Unflatten(tuple(shape)), source)
+        function = ArrayFunction(lambda array: array.reshape(*array.shape[:-1], *shape))
+        return source if len(shape) == 1 else self.apply(function, source)
 
     def concatenate(self, sources: Sequence[Place], axis: int) -> Place:
         """Return several tensors joined along an axis, which is negative."""
-        return sources[0] if len(sources) == 1 else self.apply(Concatenate(axis), *sources)
+        function = ArrayFunction(lambda *arrays: np.concatenate(arrays, axis=axis))
+        return sources[0] if len(sources) == 1 else self.apply(function, *sources)
 
     def apply(self, function: Function, *sources: Place) -> Place:
         """Return the result of any other function, whose arguments are `[batch, ...]`."""
         return self._add(Apply(sources, self._new_place(), function))
-
-    def state(self, key: str) -> Place:
-        """Return a hidden state, which the program is given beside its inputs and returns beside its outputs."""
-        return self.inputs[key]
-
-    def carry(self, key: str, source: Place) -> None:
-        """Set the next value of a hidden state."""
-        self.carried[key] = source
-
-    def unreadable(self) -> _UnreadableError:
-        """Return the error to raise by a module that cannot be described with its settings."""
-        return _UnreadableError()
 
     def _add(self, operation: Operation) -> Place:
         self.operations.append(operation)
@@ -205,7 +173,7 @@ def read_program(network: nn.Module) -> Program | None:
     reader = ProgramReader()
     try:
         outputs = reader.module(network, reader.inputs)
-    except _UnreadableError:
+    except UnreadableError:
         return None
     outputs = {**outputs, **reader.carried}
     return Program(dict(reader.inputs), tuple(reader.operations), outputs, reader.n_places, modules)
@@ -235,20 +203,8 @@ class ModuleWatch:
         return self._children_now == self._children  # the same modules are equal
 
 
-class _Inputs(dict[str, Place]):
-    """Places of a network's inputs; each requested key gets one."""
-
-    def __init__(self, new_place: Callable[[], Place]) -> None:
-        super().__init__()
-        self._new_place = new_place
-
-    def __missing__(self, key: str) -> Place:
-        place = self[key] = self._new_place()
-        return place
-
-
-class _UnreadableError(Exception):
-    """A module cannot be described."""
+class UnreadableError(Exception):
+    """A module cannot be described with its settings."""
 
 
 def _describes_itself(module_type: type[Any]) -> bool:
@@ -274,14 +230,11 @@ class TorchPopulation:
 
     def __init__(self, network: nn.Module, stacked: Mapping[int, Array]) -> None:
         self._network = network
-        # each place once, although modules and parameters may be registered under several names
-        self._slots: list[tuple[dict[str, Any], str, int]] = [
-            (vars(module)["_parameters"], name, id(parameter))
-            for module in network.modules()
-            for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
+        self._stacked = {
+            name: torch.from_numpy(stacked[id(parameter)])
+            for name, parameter in network.named_parameters()
             if id(parameter) in stacked
-        ]
-        self._stacked = {key: torch.from_numpy(stacked[key]) for _, _, key in self._slots}
+        }
 
     def __call__(self, observation: Mapping[str, Array], rows: slice | Array) -> TensorDict:
         """Return the network's outputs `[batch, ...]`.
@@ -291,18 +244,12 @@ class TorchPopulation:
         :raises RuntimeError: An operation of the network cannot be mapped.
         """
         index = rows if isinstance(rows, slice) else torch.from_numpy(rows)
-        parameters = {key: tensor[index] for key, tensor in self._stacked.items()}
+        parameters = {name: tensor[index] for name, tensor in self._stacked.items()}
         inputs = {key: torch.as_tensor(array, dtype=torch.get_default_dtype()) for key, array in observation.items()}
         outputs: TensorDict = torch.func.vmap(self._one)(parameters, inputs)
         return outputs
 
-    def _one(self, parameters: dict[int, Tensor], observation: TensorDict) -> TensorDict:
-        replaced = [slots[name] for slots, name, _ in self._slots]
-        try:
-            for slots, name, key in self._slots:
-                slots[name] = parameters[key]
-            outputs = self._network({key: value.unsqueeze(0) for key, value in observation.items()})
-        finally:
-            for (slots, name, _), parameter in zip(self._slots, replaced, strict=True):
-                slots[name] = parameter
+    def _one(self, parameters: TensorDict, observation: TensorDict) -> TensorDict:
+        inputs = {key: value.unsqueeze(0) for key, value in observation.items()}
+        outputs = torch.func.functional_call(self._network, parameters, (inputs,))
         return {key: value.squeeze(0) for key, value in outputs.items()}

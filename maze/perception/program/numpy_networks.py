@@ -70,30 +70,20 @@ def in_numpy(network: nn.Module) -> NumpyNetwork | None:
     return None if program is None or not _is_shareable(program) else NumpyNetwork(program)
 
 
-class NumpyPopulation:
-    """One network with many sets of parameters, of which each computes the same in any company.
+def population_in_numpy(
+    network: nn.Module, stacked: Mapping[int, Array]
+) -> Callable[[Mapping[str, Array], Rows], Arrays] | None:
+    """Return the network with many sets of parameters in NumPy, of which each computes the same in any company.
 
-    :param program: A program whose parameters are float32 on the CPU.
     :param stacked: Arrays `[n_rows, *shape]` for parameters, by `id`; their memory is read at every call. Other
         parameters are the network's own.
+    :return: A function of observations `[batch, ...]` and of the rows whose parameters are used for them; `None` where
+        only torch can compute it faithfully.
     """
-
-    def __init__(self, program: Program, stacked: Mapping[int, Array]) -> None:
-        self._run = _compiled(program, lambda operation: _stacked_linear(operation, stacked))
-
-    def __call__(self, observation: Mapping[str, Array], rows: Rows) -> Arrays:
-        """Return the network's outputs `[batch, ...]`.
-
-        :param observation: Arrays `[batch, ...]`.
-        :param rows: Whose parameters are used, for the observation at the same place in the batch.
-        """
-        return self._run(observation, rows)
-
-
-def population_in_numpy(network: nn.Module, stacked: Mapping[int, Array]) -> NumpyPopulation | None:
-    """Return the network with many sets of parameters in NumPy; `None` where only torch can compute it faithfully."""
     program = read_program(network)
-    return None if program is None or not _is_shareable(program) else NumpyPopulation(program, stacked)
+    if program is None or not _is_shareable(program):
+        return None
+    return _compiled(program, lambda operation: _stacked_linear(operation, stacked))
 
 
 def _is_shareable(program: Program) -> bool:
@@ -110,7 +100,13 @@ def _compiled(program: Program, linear: Callable[[Linear], _Step]) -> Callable[[
 
     :param linear: Makes the step of a linear layer, whose result is in memory of its own.
     """
-    in_place = _free_to_change(program)
+    # activations overwrite their argument where no other operation reads it
+    n_readers = Counter(program.outputs.values())
+    for operation in program.operations:
+        n_readers.update(operation.sources if isinstance(operation, Apply) else [operation.source])
+    fresh = {operation.target for operation in program.operations if isinstance(operation, Linear | Activation)}
+    activations = [operation for operation in program.operations if isinstance(operation, Activation)]
+    in_place = {one.target for one in activations if one.source in fresh and n_readers[one.source] == 1}
     steps = [_step(operation, linear, operation.target in in_place) for operation in program.operations]
     inputs, outputs, n_places = list(program.inputs.items()), list(program.outputs.items()), program.n_places
 
@@ -124,20 +120,6 @@ def _compiled(program: Program, linear: Callable[[Linear], _Step]) -> Callable[[
         return {key: at[place] for key, place in outputs}
 
     return run
-
-
-def _free_to_change(program: Program) -> set[Place]:
-    """Return the places of activations that may overwrite their argument: no other operation reads it."""
-    n_readers = Counter(program.outputs.values())
-    for operation in program.operations:
-        n_readers.update(_sources(operation))
-    fresh = {operation.target for operation in program.operations if isinstance(operation, Linear | Activation)}
-    activations = [operation for operation in program.operations if isinstance(operation, Activation)]
-    return {one.target for one in activations if one.source in fresh and n_readers[one.source] == 1}
-
-
-def _sources(operation: Operation) -> tuple[Place, ...]:
-    return operation.sources if isinstance(operation, Apply) else (operation.source,)
 
 
 def _step(operation: Operation, linear: Callable[[Linear], _Step], in_place: bool) -> _Step:

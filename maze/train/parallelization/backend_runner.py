@@ -181,7 +181,7 @@ class BackendRunner(Runner):
 
         :param arguments: Arguments of `BaseDistributedWorkersWithBuffer` except `env_factory`.
         """
-        workers = self._make_workers(env_factory=self.env_factory, **arguments)
+        workers = self.create_distributed_rollout_workers(env_factory=self.env_factory, **arguments)
         self._closing.append(workers.stop)
         workers.start()
         return workers
@@ -254,7 +254,8 @@ class BackendRunner(Runner):
         env: StructuredVectorEnv = self.placement.vector_env(env_factory, eval_concurrency, logging_prefix)
         return env
 
-    def _make_workers(self, **arguments: Any) -> BaseDistributedWorkersWithBuffer:
+    def create_distributed_rollout_workers(self, **arguments: Any) -> BaseDistributedWorkersWithBuffer:
+        """Build workers with the execution backend; the arguments are those of `BaseDistributedWorkersWithBuffer`."""
         workers: BaseDistributedWorkersWithBuffer = self.placement.workers(**arguments)
         return workers
 

@@ -190,7 +190,7 @@ def test_each_sub_step_has_its_own_recurrent_state():
     for step_key in ("choose", "cut", "choose"):
         action = policy.compute_action(observation, env=env, actor_id=ActorID(step_key, 0))
         observation = env.step(action)[0]
-    (memory,) = policy._hidden_states.by_context.values()
+    ((_, memory, _),) = policy._hidden_states.by_context.values()
     states = memory.copied()
     assert set(states) == {ActorID("choose", 0), ActorID("cut", 0)}
     assert all(array.any() for of_actor in states.values() for array in of_actor.values())

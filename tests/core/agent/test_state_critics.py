@@ -107,23 +107,14 @@ def test_a_delta_critic_predicts_differences_from_the_first_substep():
         critic.predict_values(critic_input({"a": torch.ones(1, 1, 2)}, {"a": torch.ones(1, 1, 2)}, keys=[0, 0]))
 
 
-def test_returns_of_one_stream_are_those_of_the_fixture():
+def test_the_last_step_of_a_stream_bootstraps_from_its_own_value():
     critic = TorchStepStateCritic({0: Sum("a")}, {0: SPACES[0]}, "cpu")
     column = lambda *values: torch.tensor(values, dtype=torch.float64).reshape(-1, 1)  # noqa: E731  # a table helper
-    values, boundary = column(10, 20, 30, 40), torch.tensor([[False], [True], [False], [False]])
-    next_values = column(20, 25, 40, 50)
-    none = torch.zeros_like(boundary)
-    advantages = {"dones": [-4.68, -19.0, 11.32, 6.0], "truncated": [11.52, 3.5, 11.32, 6.0]}
-    for kind, expected in advantages.items():
-        flags = {"dones": none, "truncated": none, kind: boundary}
-        dones = flags.pop("dones")
-        returns = critic.compute_return(
-            0.9, 0.8, column(1, 1, 1, 1), values, dones, truncated=flags["truncated"], next_values=next_values
-        )
-        assert (returns - values).flatten().tolist() == pytest.approx(expected)
-    # without next values the last step bootstraps from its own
-    returns = critic.compute_return(0.5, 1.0, column(0, 0), column(10, 20), none[:2])
+    dones = torch.zeros(2, 1, dtype=torch.bool)
+    returns = critic.compute_return(0.5, 1.0, column(0, 0), column(10, 20), dones)
     assert returns.flatten().tolist() == pytest.approx([5.0, 10.0])
+    dones[0] = True
+    assert critic.compute_return(0.5, 1.0, column(3, 0), column(10, 20), dones).flatten().tolist() == [3.0, 10.0]
 
 
 def test_shared_and_delta_critics_sum_the_rewards_of_a_step_and_a_step_critic_keeps_them_apart():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from maze.core.agent.networks import TargetNetworks
+from maze.core.agent.torch_model import TargetNetworks
 
 
 class Masked(nn.Module):

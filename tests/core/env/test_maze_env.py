@@ -231,17 +231,8 @@ def test_an_actor_without_conversions_is_named():
 def test_conversions_must_be_conversions_with_the_same_keys():
     with pytest.raises(ConfigError, match="same sub-step keys"):
         MazeEnv(RelayEnv(), {"a": NumberAction()}, {"b": TurnObservation(0)})
-    with pytest.raises(ConfigError, match=r"action_conversion_dict.*ActionConversionInterface.*TurnObservation"):
+    with pytest.raises(ConfigError, match=r"action_conversion_dict.*found .*TurnObservation"):
         MazeEnv(RelayEnv(), {0: TurnObservation(0)}, {0: TurnObservation(0)})
-
-
-def test_simulation_without_super_init_is_reported():
-    class Forgetful(RelayEnv):
-        def __init__(self):
-            self.turn = 0
-
-    with pytest.raises(EnvironmentContractError, match="super"):
-        MazeEnv(Forgetful(), {"a": NumberAction()}, {"a": TurnObservation(0)})
 
 
 def test_a_subclass_that_chooses_its_conversion_is_respected():
@@ -387,12 +378,12 @@ def test_a_step_with_too_few_values_and_the_name_of_an_environment_are_readable(
     env.core_env = Dock()
     assert repr(env) == "MazeEnv(Dock())"
     env.reset()
-    with pytest.raises(EnvironmentContractError, match=r"Dock.step: expected four values .*, found 3"):
+    with pytest.raises(EnvironmentContractError, match=r"Dock.step: expected four values .*, found \("):
         env.step({"by": 1})
 
 
 def test_an_action_out_of_its_space_is_named_if_the_simulation_fails_with_it():
     env = countdown_env()
     env.reset()
-    with pytest.raises(EnvironmentContractError, match=r"must have the keys \['by'\].*KeyError"):
+    with pytest.raises(EnvironmentContractError, match=r"must be a dictionary with the keys \['by'\].*KeyError"):
         env.step({"to": 1})

@@ -11,8 +11,7 @@ from maze.core.env.structured_env import ActorID
 from maze.core.errors import EnvironmentContractError
 from maze.core.rendering.keyboard_controlled_trajectory_viewer import KeyboardControlledTrajectoryViewer
 from maze.core.rendering.renderer import Renderer
-from maze.core.rendering.step_summary import step_summaries
-from maze.core.rendering.trajectory_page import _by_substep
+from maze.core.rendering.trajectory_page import _by_substep, step_summaries
 from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
 from maze.core.trajectory_recording.datasets.trajectory_processor import IdentityWithNextObservationTrajectoryProcessor
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.utils.config_utils import EnvFactory
-from maze.core.wrappers.gym_adapters import ArrayObservations, CurrentApi, action_mask_name, adapted
-from maze.core.wrappers.gym_make import newest_version
-from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv, make_gym_maze_env
+from maze.core.wrappers.gym_adapters import ArrayObservations, CurrentApi, adapted, with_action_mask
+from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv, make_gym_maze_env, newest_version
 
 
 class Shown(gymnasium.Env):
@@ -117,17 +116,15 @@ def test_nested_actions_reach_the_environment_as_its_elements():
 
 
 def test_masks_in_the_info_or_by_a_method_become_observations():
-    shown = Shown(spaces.Discrete(4), info={"action_mask": np.array([0, 1])})
-    assert action_mask_name(shown) == "action_mask"
-    assert action_mask_name(Shown(spaces.Discrete(4))) is None
-    assert action_mask_name(Shown(spaces.Discrete(4), info={"action_mask": np.ones(3)})) is None
-    shown = Shown(spaces.Discrete(4))
-    shown.action_masks = lambda: [True, False]
-    assert action_mask_name(shown) == "action_masks"
-    shown = Shown(spaces.Discrete(4))
-    shown.action_mask = lambda state: [True, False]  # the state is unknown
-    shown.valid_action_mask = lambda mode=None: [True, False]
-    assert action_mask_name(shown) == "valid_action_mask"
+    by_info = Shown(spaces.Discrete(4), info={"action_mask": np.array([1, 0])})
+    by_method, by_other_method = Shown(spaces.Discrete(4)), Shown(spaces.Discrete(4))
+    by_method.action_masks = lambda: [True, False]
+    by_other_method.action_mask = lambda state: [True, False]  # the state is unknown
+    by_other_method.valid_action_mask = lambda mode=None: [True, False]
+    for env in (by_info, by_method, by_other_method):
+        assert with_action_mask(env).reset()[0]["action_mask"].tolist() == [1, 0]
+    for env in (Shown(spaces.Discrete(4)), Shown(spaces.Discrete(4), info={"action_mask": np.ones(3)})):
+        assert with_action_mask(env) is env
 
 
 class Masked(Shown):
@@ -352,5 +349,5 @@ def test_an_installed_package_that_registers_an_unknown_id_is_imported(site):
 
 @pytest.mark.parametrize("registered", [object], indirect=True)
 def test_an_entry_point_that_makes_something_else_is_refused(registered):
-    with pytest.raises(ConfigError, match=r"`Registered-v0` is not registered in gymnasium. .*shimmy"):
+    with pytest.raises(ConfigError, match=r"`Registered-v0` cannot be made .*shimmy"):
         make_gym_maze_env(registered)

@@ -14,7 +14,6 @@ from maze.api.run_context import RunContext
 from maze.core.env.base_env import is_truncated
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.utils.config_utils import EnvFactory
-from maze.core.wrappers.gym_make import newest_version
 from maze.core.wrappers.gym_vector_env import GymVectorMazeEnv
 from maze.core.wrappers.maze_gym_env_wrapper import (
     GymActionConversion,
@@ -22,6 +21,7 @@ from maze.core.wrappers.maze_gym_env_wrapper import (
     GymMazeEnv,
     GymObservationConversion,
     make_gym_maze_env,
+    newest_version,
 )
 from maze.utils.check_env import check_env
 
@@ -292,7 +292,7 @@ def test_copies_continue_equally(make_twin):
 
 
 def test_an_argument_that_the_environment_does_not_take_is_named():
-    with pytest.raises(ConfigError, match=r"CartPole-v1.*does not take the arguments .*foo"):
+    with pytest.raises(ConfigError, match=r"CartPole-v1.*cannot be made with the arguments .*foo"):
         make_gym_maze_env("CartPole-v1", foo=1)
 
 

@@ -485,7 +485,7 @@ def test_own_strategies_are_named_by_path_class_or_registered_name():
         np.testing.assert_array_equal(
             env.observation({"observation": np.full(3, 4.0)})["observation"], np.full(3, 2.0, np.float32)
         )
-    with pytest.raises(ConfigError, match="no normalization strategy `NewName`"):
+    with pytest.raises(ConfigError, match="NewName"):
         normalized(simple(), default_strategy="NewName")
     module = types.ModuleType("my_strategies")
     module.NewName = type("NewName", (Halving,), {})

@@ -51,13 +51,6 @@ class Custom(PreProcessor):
         return observation * np.float32(self.factor)
 
 
-class Lying(Custom):
-    """Tells another shape than that of its space."""
-
-    def processed_shape(self):
-        return (17,)
-
-
 SHAPES = st.lists(st.integers(1, 5), min_size=1, max_size=4)
 
 
@@ -278,7 +271,6 @@ def test_only_the_sub_steps_with_the_observation_are_converted():
             {"observation": "vector", "_target_": "maze.preprocessors.FlattenPreProcessor", "config": {"dims": 1}},
             "num_flatten_dims",
         ),
-        ({"observation": "vector", "_target_": f"{__name__}.Lying"}, "processed_shape"),
         ("image", "expected a mapping"),
     ],
 )

@@ -234,13 +234,8 @@ def test_strided_convolution_equals_a_plain_convolution_with_its_settings():
     torch.testing.assert_close(block({"x": image})["out"], reference(image).relu())
 
 
-@pytest.mark.parametrize(
-    ("function", "n_inputs"),
-    [(lambda tensors: tensors[0] + tensors[1], 2), (lambda a, b: a + b, 2), (lambda *all_of: sum(all_of), 2)],
-    ids=["list", "one argument each", "variadic"],
-)
-def test_functions_take_the_list_of_tensors_or_one_argument_each(function, n_inputs):
-    block = blocks.FunctionalBlock(["x", "y"], "out", [(2,), (2,)], function)
+def test_functions_of_several_tensors_take_their_list():
+    block = blocks.FunctionalBlock(["x", "y"], "out", [(2,), (2,)], lambda tensors: tensors[0] + tensors[1])
     assert block({"x": torch.ones(2), "y": torch.ones(2)})["out"].tolist() == [2.0, 2.0]
 
 

@@ -60,13 +60,11 @@ def graph(shapes: list[tuple[int, ...]], **changed: object) -> object:
         (lambda: strided(hidden_kernels=[3]), r"\(out\): `hidden_kernels` .* each of the 2 layers"),
         (lambda: strided(hidden_strides=[(1, 1, 1), 1]), "`hidden_strides`"),
         (lambda: blocks.VGGConvolutionDenseBlock("x", "out", (64, 64), [8], [8], nn.ReLU), r"'x': \(64, 64\)"),
-        (lambda: attention(num_heads=3), r"`num_heads` \(3\) must divide the number of features .4."),
-        (lambda: attention(in_keys=["q", "k"]), "query, key and value"),
         (lambda: graph([(3, 2), (3, 3)], bias=[True]), "`bias` must be one value or one for each of the 2 layers"),
         (lambda: blocks.ConcatenationBlock(["a", "b"], "out", [(2,), (3,)], 0), r"`concat_dim` must lie in \[1, 1\]"),
         (lambda: blocks.SliceBlock("x", "out", (2, 3), 3, 0), "`slice_dim`"),
-        (lambda: blocks.MaskedGlobalPoolingBlock("x", "out", (2, 3), "median", 1), "pooling function 'median'"),
-        (lambda: blocks.FunctionalBlock("x", ["a", "b"], (2,), torch.tanh).out_shapes(), r"found 1"),
+        (lambda: blocks.MaskedGlobalPoolingBlock("x", "out", (2, 3), "median", 1).out_shapes(), "function 'median'"),
+        (lambda: blocks.FunctionalBlock("x", ["a", "b"], (2,), torch.tanh).out_shapes(), "FunctionalBlock"),
     ],
 )
 def test_settings_that_do_not_fit_are_named(build, message):

@@ -68,19 +68,6 @@ def test_too_few_dimensions_are_an_error_that_names_block_and_key():
         Pair()({"a": torch.ones(3), "b": torch.ones(3)})
 
 
-def test_a_tensor_of_another_shape_than_declared_is_named():
-    block = DenseBlock("inventory", "latent", (4,), [2], nn.ReLU)
-    for tensor in (torch.ones(8, 5), torch.ones(2, 8, 5)):
-        with pytest.raises(ConfigError, match=r"\(latent\): input 'inventory' was declared with shape \(4,\).* 5\)"):
-            block({"inventory": tensor})
-
-
-def test_errors_of_layers_that_shapes_do_not_explain_pass_unchanged():
-    block = DenseBlock("x", "out", (4,), [2], nn.ReLU)
-    with pytest.raises(RuntimeError, match="dtype"):
-        block({"x": torch.ones(3, 4, dtype=torch.float64)})
-
-
 def test_declared_shapes_with_too_few_dimensions_are_an_error():
     with pytest.raises(ConfigError, match=r"DenseBlock \(out\): expected inputs with at least \[1\] dimensions"):
         DenseBlock("x", "out", (), [2], nn.ReLU)

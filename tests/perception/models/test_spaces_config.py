@@ -18,9 +18,7 @@ EVERYTHING = spaces.Dict(
         "discrete": spaces.Discrete(3, start=-1),
         "multi": spaces.MultiDiscrete([[2, 3], [4, 5]]),
         "binary": spaces.MultiBinary((2, 2)),
-        "nested": spaces.Dict(
-            {"z": spaces.Discrete(2), "a": spaces.Tuple([spaces.Discrete(2), spaces.MultiBinary(3)])}
-        ),
+        "nested": spaces.Dict({"z": spaces.Discrete(2), "a": spaces.MultiBinary(3)}),
     }
 )
 

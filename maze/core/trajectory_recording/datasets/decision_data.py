@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,7 +131,9 @@ class JoinedLog:
 
 @dataclass
 class _Decision:
+    where: str
     n: int
+    time: float
     record: SpacesRecord
     reason: str = ""
     """Why it cannot be learned from; empty: it can."""
@@ -182,7 +185,7 @@ def join_decision_log(path: str | Path, step_keys: Mapping[str, StepKeyType] | N
     left_out: Counter[str] = Counter()
     for where, line in read_lines(Path(path), damaged):
         try:
-            found = [] if line["kind"] == "outcome" else _decisions(line, step_keys)
+            found = [] if line["kind"] == "outcome" else _decisions(where, line, step_keys)
             values = {key: value for key, value in line.items() if key not in ("kind", "time", "decision")}
             identifier = str(line["decision"]) if line["kind"] == "outcome" else ""
             if identifier:
@@ -198,7 +201,10 @@ def join_decision_log(path: str | Path, step_keys: Mapping[str, StepKeyType] | N
                 left_out["of no episode"] += 1
         if identifier:
             before = outcomes.setdefault(identifier, _Outcome(where, values))
-            before.is_contradicted |= before.values != values
+            if before.values != values:
+                before.is_contradicted = True
+                message = "%s: the outcome of decision %s contradicts that of %s. Its episode is left out."
+                _LOGGER.warning(message, where, identifier, before.where)
     if damaged:
         _LOGGER.warning("Damaged lines of the decision log are skipped: %s", ", ".join(damaged[:10]))
         left_out["lines damaged"] = len(damaged)
@@ -218,7 +224,7 @@ def join_decision_log(path: str | Path, step_keys: Mapping[str, StepKeyType] | N
 
 
 def _decisions(
-    line: Mapping[str, Any], step_keys: Mapping[str, StepKeyType] | None
+    where: str, line: Mapping[str, Any], step_keys: Mapping[str, StepKeyType] | None
 ) -> list[tuple[str, str, _Decision]]:
     """Return the episode, identifier and decision of each row of a line."""
     text = str(line["step"])
@@ -242,7 +248,7 @@ def _decisions(
             info={PROPENSITY: propensity, ACTED_BY: str(line.get("policy", ""))},
         )
         reason = "" if is_decided else f"not decided by a network ({line['kind']})"
-        decision = _Decision(int(row["n"]), record, reason)
+        decision = _Decision(where, int(row["n"]), float(line["time"]), record, reason)
         found.append((row["episode"] or row.get("client_episode", ""), str(row["decision"]), decision))
     return found
 
@@ -260,6 +266,9 @@ def _joined(
         reason = reason or "in episodes with decisions without outcome"
     if any(identifier in outcomes and outcomes[identifier].is_contradicted for identifier, _ in ordered):
         reason = reason or "in episodes with contradicting outcomes"
+    for (_, earlier), (_, later) in pairwise(ordered):
+        if later.time < earlier.time:
+            _LOGGER.warning("%s: the clock ran backwards; decisions are ordered by their number.", later.where)
     if reason:
         left_out[reason] += len(ordered)
         return []

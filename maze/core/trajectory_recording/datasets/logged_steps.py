@@ -265,20 +265,11 @@ class _Builder:
                 next_rows[decision], next_keys[decision] = len(observations) + offset, key
             stacked = [*observations, *(observation for _, observation in closing)]
             tables[key] = SubstepTable(_stacked(stacked, key), _stacked(self._actions[key], key))
+        actors = np.array(agents), np.array(rows), next_rows, next_keys
+        ends = np.array(terminated), np.array(truncated), np.array(propensities)
+        starts = np.array(self._starts)
         return LoggedSteps(
-            tables=tables,
-            step_keys=list(keys),
-            agent_ids=np.array(agents, np.int64),
-            rows=np.array(rows, np.int64),
-            next_rows=next_rows,
-            next_step_keys=next_keys,
-            steps=np.array(steps, np.int64),
-            rewards=np.array(rewards, np.float64),
-            terminated=np.array(terminated, np.bool_),
-            truncated=np.array(truncated, np.bool_),
-            propensities=np.array(propensities, np.float64),
-            episode_starts=np.array(self._starts, np.int64),
-            acted_by=self._acted_by,
+            tables, list(keys), *actors, np.array(steps), np.array(rewards), *ends, starts, self._acted_by
         )
 
 

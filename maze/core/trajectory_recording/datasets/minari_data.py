@@ -91,8 +91,7 @@ def read_minari(path: str | Path, env: MazeEnv[Any] | None = None) -> Iterator[T
                 f"{expected[1]}, found {recorded[0]} and {recorded[1]}."
             )
     for episode in dataset.iterate_episodes():
-        steps = _steps(episode)
-        yield _state_trajectory(episode.id, steps) if of_states else _spaces_trajectory(episode.id, steps, step_key)
+        yield _trajectory(episode, step_key, of_states)
 
 
 def write_minari(
@@ -116,12 +115,26 @@ def write_minari(
     episodes = list(trajectories)
     gym_spaces = _gym_spaces(env)
     is_raw = gym_spaces is not None and all(isinstance(episode, StateTrajectoryRecord) for episode in episodes)
-    if is_raw:
-        pairs = [_raw_steps(episode) for episode in episodes]
-    else:
+    if not is_raw:
         gym_spaces = (env.observation_spaces_dict[step_key], env.action_spaces_dict[step_key])
-        pairs = [_converted_steps(episode, env) for episode in episodes]
-    buffers = [_buffer(minari, index, *pair) for index, pair in enumerate(pairs) if pair[0]]
+    buffers: list[Any] = []
+    for episode in episodes:
+        records, observations, actions = _raw(episode) if is_raw else _converted(episode, env)
+        if not records:
+            continue
+        truncated = [is_truncated(bool(record.done), record.info or {}) for record in records]
+        terminated = [bool(one.done) and not is_cut_off for one, is_cut_off in zip(records, truncated, strict=True)]
+        truncated[-1] = not terminated[-1]  # an unfinished episode was truncated
+        buffers.append(
+            minari.data_collector.EpisodeBuffer(
+                id=len(buffers),
+                observations=_stacked(observations),
+                actions=_stacked(actions),
+                rewards=[float(record.reward) for record in records],
+                terminations=terminated,
+                truncations=truncated,
+            )
+        )
     if not buffers:
         raise ConfigError(f"{PREFIX}{dataset_id}: there are no steps to write.")
     assert gym_spaces is not None
@@ -133,24 +146,26 @@ def write_minari(
     return minari_path(dataset_id)
 
 
-_Steps = Sequence[tuple[Any, Any, float, bool, bool]]
-"""Observation, action, reward, terminated, truncated."""
-
-
-def _steps(episode: Any) -> list[tuple[Any, Any, Any, bool, bool]]:
-    """Return the steps of a Minari episode, and a last entry with the last observation only."""
+def _trajectory(episode: Any, step_key: Any, of_states: bool) -> TrajectoryRecord[Any]:
+    """Return a Minari episode as a trajectory of states and actions of the simulation, or of observations."""
     n_steps = len(episode.rewards)
-    steps: list[tuple[Any, Any, Any, bool, bool]] = [
-        (
-            _at(episode.observations, t),
-            _at(episode.actions, t),
-            float(episode.rewards[t]),
-            bool(episode.terminations[t]),
-            bool(episode.truncations[t]),
-        )
-        for t in range(n_steps)
-    ]
-    return [*steps, (_at(episode.observations, n_steps), None, None, False, False)]
+    observations = [_at(episode.observations, t) for t in range(n_steps + 1)]
+    name = str(episode.id)
+    trajectory: TrajectoryRecord[Any] = StateTrajectoryRecord(name) if of_states else SpacesTrajectoryRecord(name)
+    for t, (observation, following) in enumerate(pairwise(observations)):
+        action, reward = _at(episode.actions, t), float(episode.rewards[t])
+        is_terminated = bool(episode.terminations[t])
+        is_cut_off = bool(episode.truncations[t]) and not is_terminated
+        done, info = is_terminated or is_cut_off, {TRUNCATION_KEY: True} if is_cut_off else {}
+        if of_states:
+            trajectory.append(StateRecord(observation, action, StepEventLog(t), reward, done, info, {}))
+            continue
+        seen, after = _entries(observation, "observation"), _entries(following, "observation")
+        record = SpacesRecord(ActorID(step_key, 0), seen, _entries(action, "action"), reward, done, info, after)
+        trajectory.append(StructuredSpacesRecord([record]))
+    if of_states:
+        trajectory.append(StateRecord(observations[-1], None, StepEventLog(n_steps), None, None, None, {}))
+    return trajectory
 
 
 def _at(values: Any, t: int) -> Any:
@@ -161,66 +176,26 @@ def _at(values: Any, t: int) -> Any:
     return values[t]
 
 
-def _state_trajectory(id_: Any, steps: Sequence[tuple[Any, Any, Any, bool, bool]]) -> StateTrajectoryRecord:
-    trajectory = StateTrajectoryRecord(str(id_))
-    for t, (observation, action, reward, terminated, truncated) in enumerate(steps[:-1]):
-        info = {TRUNCATION_KEY: True} if truncated and not terminated else {}
-        done = terminated or truncated
-        trajectory.append(StateRecord(observation, action, StepEventLog(t), reward, done, info, {}))
-    events = StepEventLog(len(steps) - 1)
-    trajectory.append(StateRecord(steps[-1][0], None, events, None, None, None, {}))
-    return trajectory
-
-
-def _spaces_trajectory(
-    id_: Any, steps: Sequence[tuple[Any, Any, Any, bool, bool]], step_key: Any
-) -> SpacesTrajectoryRecord:
-    trajectory = SpacesTrajectoryRecord(str(id_))
-    for (observation, action, reward, terminated, truncated), following in pairwise(steps):
-        record = SpacesRecord(
-            ActorID(step_key, 0), _entries(observation, "observation"), _entries(action, "action"), reward
-        )
-        record.done, record.info = terminated or truncated, {TRUNCATION_KEY: True} if truncated else {}
-        record.next_observation = _entries(following[0], "observation")
-        trajectory.append(StructuredSpacesRecord([record]))
-    return trajectory
-
-
 def _entries(value: Any, name: str) -> dict[str, Any]:
     return dict(value) if isinstance(value, Mapping) else {name: value}
 
 
-def _raw_steps(episode: TrajectoryRecord[Any]) -> tuple[list[Any], Any]:
-    """Step with a last observation, in gymnasium's terms."""
-    taken = [record for record in episode.step_records if record.maze_action is not None]
-    last = episode.step_records[-1].maze_state if episode.step_records else None
-    steps = [(record.maze_state, record.maze_action, *_outcome(record)) for record in taken]
-    return steps, last
+_Columns = tuple[list[Any], list[Any], list[Any]]
+"""Records of the steps, observations with the last one, and actions."""
 
 
-def _converted_steps(episode: TrajectoryRecord[Any], env: MazeEnv[Any]) -> tuple[list[Any], Any]:
-    processor = IdentityWithNextObservationTrajectoryProcessor()
-    records = [step.substep_records[0] for step in processor.convert_trajectory_with_env(episode, env)]
-    steps = [(record.observation, record.action, *_outcome(record)) for record in records]
-    return steps, records[-1].next_observation if records else None
+def _raw(episode: TrajectoryRecord[Any]) -> _Columns:
+    """Return an episode in gymnasium's terms."""
+    records = [record for record in episode.step_records if record.maze_action is not None]
+    states = [record.maze_state for record in [*records, *episode.step_records[-1:]]]
+    return records, states, [record.maze_action for record in records]
 
 
-def _outcome(record: Any) -> tuple[float, bool, bool]:
-    truncated = is_truncated(bool(record.done), record.info or {})
-    return float(record.reward), bool(record.done) and not truncated, truncated
-
-
-def _buffer(minari: Any, index: int, steps: _Steps, last: Any) -> Any:
-    observations, actions, rewards, terminations, truncations = (list(values) for values in zip(*steps, strict=True))
-    truncations[-1] = truncations[-1] or not terminations[-1]  # an unfinished episode was truncated
-    return minari.data_collector.EpisodeBuffer(
-        id=index,
-        observations=_stacked([*observations, last]),
-        actions=_stacked(actions),
-        rewards=rewards,
-        terminations=terminations,
-        truncations=truncations,
-    )
+def _converted(episode: TrajectoryRecord[Any], env: MazeEnv[Any]) -> _Columns:
+    steps = IdentityWithNextObservationTrajectoryProcessor().convert_trajectory_with_env(episode, env)
+    records = [step.substep_records[0] for step in steps]
+    last = [record.next_observation for record in records[-1:]]
+    return records, [*(record.observation for record in records), *last], [record.action for record in records]
 
 
 def _stacked(values: Sequence[Any]) -> Any:

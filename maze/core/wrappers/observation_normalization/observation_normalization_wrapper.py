@@ -29,15 +29,15 @@ from maze.core.wrappers.observation_normalization.normalization_strategies.base 
     load_statistics,
     save_statistics,
 )
-from maze.core.wrappers.substep_wrappers import (
+from maze.core.wrappers.wrapper import (
     Observation,
+    ObservationWrapper,
     SubstepObservationWrapper,
     checked_entry,
     entry_names,
     is_mask,
     known_spaces,
 )
-from maze.core.wrappers.wrapper import ObservationWrapper
 from maze.core.wrappers.wrapper_factory import subclasses_of
 
 _PLACE = "ObservationNormalizationWrapper"
@@ -118,7 +118,7 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
         self._seed_policy(self.sampling_policy)
 
     @override(SubstepObservationWrapper)
-    def convert(self, observation: Observation, step_key: StepKeyType) -> Observation:
+    def substep_observation(self, observation: Observation, step_key: StepKeyType) -> Observation:
         if self._is_collecting:
             for name, samples in self._samples.items():
                 if name in observation:
@@ -293,7 +293,7 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
                 key: [(name, strategies[name].normalize_and_process_value) for name in space if name in strategies]
                 for key, space in inner_spaces.items()
             }
-        self._observation_spaces = {
+        self.observation_spaces_dict = {
             key: spaces.Dict(
                 {
                     name: strategies[name].normalized_space(entry) if name in strategies else entry
@@ -333,12 +333,8 @@ def _strategy_type(strategy: Any, where: str) -> type[ObservationNormalizationSt
         return type(strategy)
     if isinstance(strategy, str) and "." not in strategy:
         known = {klass.__name__: klass for klass in subclasses_of(ObservationNormalizationStrategy)}
-        if strategy not in known:
-            raise ConfigError(
-                f"{where}: there is no normalization strategy `{strategy}`.{did_you_mean(strategy, known)} Name your "
-                "own by their dotted path."
-            )
-        return known[strategy]
+        if strategy in known:
+            return known[strategy]
     return _FACTORY.type_from_name(strategy, config_path=where)
 
 

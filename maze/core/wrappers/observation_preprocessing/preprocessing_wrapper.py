@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,11 +14,10 @@ from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import ConfigError
 from maze.core.utils.factory import TARGET_KEY, Factory
 from maze.core.wrappers.observation_preprocessing.preprocessors.base import PreProcessor
-from maze.core.wrappers.substep_wrappers import (
+from maze.core.wrappers.wrapper import (
     Observation,
     SubstepObservationWrapper,
     checked_entry,
-    checked_list,
     known_spaces,
 )
 
@@ -52,12 +51,12 @@ class PreProcessingWrapper(SubstepObservationWrapper):
         """The pre-processing of each sub-step, in order."""
         self.preprocessors: dict[StepKeyType, list[tuple[str, PreProcessor]]] = {key: [] for key in step_spaces}
         """By sub-step key the names of converted observations with their pre-processors, in the order of conversion."""
-        for index, entry in enumerate(checked_list(pre_processor_mapping, "pre_processor_mapping")):
+        for index, entry in enumerate(pre_processor_mapping):
             self._add(entry, f"pre_processor_mapping[{index}]", step_spaces)
-        self._observation_spaces = {key: spaces.Dict(entries) for key, entries in step_spaces.items()}
+        self.observation_spaces_dict = {key: spaces.Dict(entries) for key, entries in step_spaces.items()}
 
     @override(SubstepObservationWrapper)
-    def convert(self, observation: Observation, step_key: StepKeyType) -> Observation:
+    def substep_observation(self, observation: Observation, step_key: StepKeyType) -> Observation:
         processed = dict(observation)
         for source, target, process, keeps_original in self.stages[step_key]:
             processed[target] = process(processed[source] if keeps_original else processed.pop(source))
@@ -66,10 +65,15 @@ class PreProcessingWrapper(SubstepObservationWrapper):
     def _add(self, entry: Any, where: str, step_spaces: dict[StepKeyType, dict[str, spaces.Space[Any]]]) -> None:
         """Apply an entry of the mapping to all sub-steps with its observation, and update their spaces."""
         checked_entry(entry, where, ("observation", TARGET_KEY), ("keep_original", "config"))
+        factory: Factory[PreProcessor] = Factory(PreProcessor)  # type: ignore[type-abstract]  # a subclass is built
         name, keeps_original = str(entry["observation"]), bool(entry.get("keep_original", False))
         for step_key, original in known_spaces(step_spaces, name, where, "observation").items():
             entries = step_spaces[step_key]
-            processor = _build(entry, original, f"{where}: observation `{name}`")
+            config = {TARGET_KEY: entry[TARGET_KEY], "observation_space": original, **(entry.get("config") or {})}
+            try:
+                processor = factory.instantiate(config)
+            except ConfigError as error:
+                raise ConfigError(f"{where}: observation `{name}`: {error}") from error
             if not keeps_original:
                 del entries[name]
             target = f"{name}-{processor.tag()}"
@@ -78,19 +82,3 @@ class PreProcessingWrapper(SubstepObservationWrapper):
             entries[target] = processor.processed_space()
             self.stages[step_key].append(_Stage(name, target, processor.process, keeps_original))
             self.preprocessors[step_key].append((name, processor))
-
-
-def _build(entry: Mapping[str, Any], space: spaces.Space[Any], where: str) -> PreProcessor:
-    config = {TARGET_KEY: entry[TARGET_KEY], "observation_space": space, **(entry.get("config") or {})}
-    factory: Factory[PreProcessor] = Factory(PreProcessor)  # type: ignore[type-abstract]  # a subclass is built
-    try:
-        processor = factory.instantiate(config)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
-    processed: Any = processor.processed_space()
-    if not isinstance(processed, spaces.Space) or tuple(processed.shape or ()) != tuple(processor.processed_shape()):
-        raise ConfigError(
-            f"{where}: {type(processor).__name__}.processed_space() must be a space of the shape that "
-            f"processed_shape() returns, {processor.processed_shape()}; found {processed}."
-        )
-    return processor

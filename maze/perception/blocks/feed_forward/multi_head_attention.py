@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 
 from maze.core.annotations import override
-from maze.perception.blocks.base import Keys, Shapes, TensorDict, count_keys
+from maze.perception.blocks.base import Keys, Shapes, TensorDict, key_list, shape_list
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
-from maze.perception.blocks.tensor_functions import check_heads, masked_attention, sequence_dims
 
 
 class MultiHeadAttentionBlock(ShapeNormalizationBlock):
@@ -47,21 +46,21 @@ class MultiHeadAttentionBlock(ShapeNormalizationBlock):
         dropout: float | None,
         add_input_to_output: bool,
         bias: bool,
-        add_bias_kv: bool,
-        add_zero_attn: bool,
-        kdim: int | None,
-        vdim: int | None,
-        use_key_padding_mask: bool,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        use_key_padding_mask: bool = False,
     ) -> None:
-        n, name = self.n_sequences, type(self).__name__
-        expected = f"{'query, key and value' if n == 3 else 'the sequence'} and, optionally, of a mask"
-        n_inputs, n_outputs = count_keys(in_keys, out_keys, name, (n, n + 1), expected)
-        in_num_dims = sequence_dims(in_shapes, n_inputs, [*[3] * n, 2 if use_key_padding_mask else 3][:n_inputs])
-        super().__init__(in_keys, out_keys, in_shapes, in_num_dims, out_num_dims=[in_num_dims[0], 3][:n_outputs])
+        n = self.n_sequences
+        shapes = shape_list(in_shapes, len(key_list(in_keys)))
+        n_dims = zip([*[3] * n, 2 if use_key_padding_mask else 3], shapes, strict=False)
+        in_num_dims = [2 if len(shape) == 1 else expected for expected, shape in n_dims]
+        out_num_dims = [in_num_dims[0], 3][: len(key_list(out_keys))]
+        super().__init__(in_keys, out_keys, in_shapes, in_num_dims, out_num_dims)
         self._is_flat = [n_dims == 2 for n_dims in in_num_dims[:n]]
         self._is_flat += [n_dims == 2 and not use_key_padding_mask for n_dims in in_num_dims[n:]]
         embed_dim = self.output_features = self.in_shapes[0][-1]
-        check_heads(self.block_name, num_heads, embed_dim)
         self.num_heads = num_heads
         self.add_input_to_output = add_input_to_output
         self.self_attn = nn.MultiheadAttention(
@@ -83,10 +82,20 @@ class MultiHeadAttentionBlock(ShapeNormalizationBlock):
             for in_key, is_flat in zip(self.in_keys, self._is_flat, strict=True)
         ]
         query, key, value = (tensors[index % self.n_sequences] for index in range(3))
-        valid = tensors[self.n_sequences] if len(tensors) > self.n_sequences else None
-        output, weights = masked_attention(
-            self.self_attn, query, key, value, valid=valid, need_weights=len(self.out_keys) == 2
-        )
+        options: dict[str, Any] = {"need_weights": len(self.out_keys) == 2}
+        nothing_valid = None
+        if len(tensors) > self.n_sequences:
+            ignored = tensors[self.n_sequences] <= 0
+            nothing_valid = ignored.all(dim=-1, keepdim=True)
+            ignored = ignored & ~nothing_valid  # avoids NaN; the result is replaced below
+            if ignored.dim() == 3:  # a mask for each query
+                options["attn_mask"] = ignored.repeat_interleave(self.num_heads, dim=0)
+            else:
+                options["key_padding_mask"], nothing_valid = ignored, nothing_valid.unsqueeze(-1)
+        output, weights = self.self_attn(query, key, value, **options)
+        if nothing_valid is not None:
+            output = output.masked_fill(nothing_valid, 0.0)
+            weights = None if weights is None else weights.masked_fill(nothing_valid, 0.0)
         if self.add_input_to_output:
             output = output + query
         outputs = {self.out_keys[0]: output.squeeze(1) if self._is_flat[0] else output}

@@ -9,9 +9,8 @@ from torch import nn
 
 from maze.core.annotations import override
 from maze.perception.activations import activation_type
-from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict, count_keys
+from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict, key_list, pool
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
-from maze.perception.blocks.tensor_functions import pool, pooling_name
 
 _POINT_FEATURES = 64
 
@@ -81,7 +80,6 @@ class PointNetFeatureBlock(ShapeNormalizationBlock):
     :param use_feature_transform: Whether intermediate features are aligned by a predicted matrix, as the points are.
     :param use_batch_norm: Whether layers that are applied to each point are followed by batch normalisation.
     :param non_lin: The activation between layers.
-    :raises ConfigError: The inputs are not one or two.
     """
 
     def __init__(
@@ -95,11 +93,10 @@ class PointNetFeatureBlock(ShapeNormalizationBlock):
         use_batch_norm: bool,
         non_lin: NonLinearity,
     ) -> None:
-        expected = "the points and, optionally, of a mask"
-        n_inputs, _ = count_keys(in_keys, out_keys, type(self).__name__, (1, 2), expected)
-        super().__init__(in_keys, out_keys, in_shapes, in_num_dims=[3, 2][:n_inputs], out_num_dims=2)
+        in_num_dims = [3, 2][: len(key_list(in_keys))]
+        super().__init__(in_keys, out_keys, in_shapes, in_num_dims, out_num_dims=2)
         self.embedding_dim = self.output_units = embedding_dim
-        self.pooling_func_name = pooling_name(self.block_name, pooling_func_name)
+        self.pooling_func_name = pooling_func_name
         self.use_feature_transform = use_feature_transform
         activation = activation_type(non_lin, f"{self.block_name}.non_lin")
         n_features = self.in_shapes[0][-1]

@@ -10,7 +10,7 @@ import torch
 from maze.core.annotations import override
 from maze.core.errors import ConfigAssertionError, EnvironmentContractError
 from maze.perception.blocks.base import FunctionBlock, Keys
-from maze.perception.program.network_program import Array, Places, ProgramReader
+from maze.perception.program.network_program import Array, Places, ProgramReader, UnreadableError
 
 
 class ActionMaskingBlock(FunctionBlock):
@@ -87,7 +87,7 @@ class ActionMaskingBlock(FunctionBlock):
     @override(FunctionBlock)
     def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
         if len(self._group_sizes) > 1 or self._is_for_all:  # `in_numpy` takes a mask of the logits' shape
-            raise reader.unreadable()
+            raise UnreadableError
         return super().describe_forward(reader, inputs)
 
     def _check_rows(self, valid: torch.Tensor) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from maze.core.annotations import override
-from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict
-from maze.perception.blocks.tensor_functions import axis_from_end
+from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict, axis_from_end
 from maze.perception.program.network_program import Places, ProgramReader
 
 

@@ -13,7 +13,7 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigAssertionError
 from maze.core.utils.stats_utils import CumulativeMovingMeanStd
 from maze.perception.blocks.base import FunctionBlock, Keys, Shapes
-from maze.perception.program.network_program import Array, Places, ProgramReader
+from maze.perception.program.network_program import Array, Places, ProgramReader, UnreadableError
 
 
 class CategoryEncodingBlock(FunctionBlock):
@@ -64,7 +64,7 @@ class CategoryEncodingBlock(FunctionBlock):
     @override(FunctionBlock)
     def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
         if self.embedding is not None:
-            raise reader.unreadable()
+            raise UnreadableError
         return super().describe_forward(reader, inputs)
 
     @override(FunctionBlock)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from maze.core.annotations import override
-from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict
-from maze.perception.blocks.tensor_functions import axis_from_end, pool, pooling_name
+from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict, axis_from_end, pool
 
 
 class MaskedGlobalPoolingBlock(PerceptionBlock):
@@ -28,7 +27,7 @@ class MaskedGlobalPoolingBlock(PerceptionBlock):
         super().__init__(in_keys, out_keys, in_shapes)
         n_dims = len(self.in_shapes[0])
         axes = [pooling_dim] if isinstance(pooling_dim, int) else list(pooling_dim)
-        self.pooling_func = pooling_name(self.block_name, pooling_func)
+        self.pooling_func = pooling_func
         self.pooling_dim = [axis_from_end(self.block_name, "pooling_dim", axis, n_dims) for axis in axes]
         self._n_unmasked_dims = n_dims - len(self.in_shapes[-1])
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from maze.core.annotations import override
-from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict
-from maze.perception.blocks.tensor_functions import axis_from_end
+from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict, axis_from_end
 
 
 class MultiIndexSlicingBlock(PerceptionBlock):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from maze.core.annotations import override
-from maze.perception.blocks.base import Keys, PerceptionBlock, TensorDict
-from maze.perception.blocks.tensor_functions import axis_from_end
+from maze.perception.blocks.base import Keys, PerceptionBlock, TensorDict, axis_from_end
 
 
 class RepeatToMatchBlock(PerceptionBlock):

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from maze.core.annotations import override
-from maze.perception.blocks.base import Keys, Shapes, TensorDict, count_keys
+from maze.perception.blocks.base import Keys, Shapes, TensorDict, key_list
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 
 
@@ -36,8 +36,7 @@ class SelfAttentionConvBlock(ShapeNormalizationBlock):
         add_input_to_output: bool,
         bias: bool,
     ) -> None:
-        expected = "the feature map and, optionally, of a mask"
-        n_inputs, n_outputs = count_keys(in_keys, out_keys, type(self).__name__, (1, 2), expected)
+        n_inputs, n_outputs = len(key_list(in_keys)), len(key_list(out_keys))
         super().__init__(in_keys, out_keys, in_shapes, in_num_dims=[4, 3][:n_inputs], out_num_dims=[4, 3][:n_outputs])
         channels = self.output_channels = self.in_shapes[0][-3]
         self.embed_dim = embed_dim

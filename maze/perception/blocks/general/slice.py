@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from maze.core.annotations import override
-from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict
-from maze.perception.blocks.tensor_functions import axis_from_end
+from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict, axis_from_end
 
 
 class SliceBlock(PerceptionBlock):

@@ -21,8 +21,7 @@ from maze.perception.activations import activation_type
 from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict, key_list, shape_list
 from maze.perception.blocks.feed_forward.dense import DenseBlock
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
-from maze.perception.blocks.tensor_functions import check_heads
-from maze.perception.program.network_program import Array, FunctionPair, Places, ProgramReader
+from maze.perception.program.network_program import Array, ArrayFunction, FunctionPair, Places, ProgramReader
 
 _T = TypeVar("_T")
 _EXCLUDED = -1e30
@@ -45,7 +44,7 @@ class SetAttentionBlock(ShapeNormalizationBlock):
     :param non_lin: Activation after each layer.
     :param keep_items: Whether there is a second output `<out_key>_items`, `(batch, n, hidden_units[-1])`, with the
         encoding of each item.
-    :raises ConfigError: A mask does not fit, or the heads do not divide the width.
+    :raises ConfigError: A mask does not fit.
     """
 
     def __init__(
@@ -77,14 +76,13 @@ class SetAttentionBlock(ShapeNormalizationBlock):
         item = f"{self.out_keys[0]}_item"
         self.dense_block = DenseBlock("items", item, [self.in_shapes[0][-2:]], hidden_units, non_lin)
         width = self.dense_block.out_shapes()[0][-1]
-        check_heads(self.block_name, num_heads or 1, width)
         self.num_heads = num_heads
         self.keep_places = keep_places
         self.output_units = 2 * width * max(1, n_masks) + (n_items * self.in_shapes[0][-1] if keep_places else 0)
         self.attention = _Attention(num_heads) if num_heads else None
-        # layers of their own, which a program can read
-        self.query_key_value = nn.Linear(width, 3 * width) if num_heads else None
-        self.attended = nn.Linear(width, width) if num_heads else None
+        if num_heads:  # layers of their own, which a program can read
+            self.query_key_value = nn.Linear(width, 3 * width)
+            self.attended = nn.Linear(width, width)
 
     @override(ShapeNormalizationBlock)
     def normalized_forward(self, block_input: TensorDict) -> TensorDict:
@@ -94,11 +92,9 @@ class SetAttentionBlock(ShapeNormalizationBlock):
             items = _PRESENT.in_torch(items, masks[0])
         (features,) = self.dense_block({"items": items}).values()
         if self.attention is not None:
-            assert self.query_key_value is not None, "there are heads"
-            assert self.attended is not None, "there are heads"
             found = self.attention.in_torch(self.query_key_value(features), *masks[:1])
             features = features + self.attended(found)
-        parts = [_MEAN_AND_MAX.in_torch(features, *mask) for mask in _one_by_one(masks)]
+        parts = [_mean_and_max(features, *mask) for mask in _one_by_one(masks)]
         if self.keep_places:
             parts.append(items.flatten(-2))
         pooled = torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
@@ -110,11 +106,10 @@ class SetAttentionBlock(ShapeNormalizationBlock):
             items = reader.apply(_PRESENT, items, masks[0])
         features = reader.layer(self.dense_block.net, items)
         if self.attention is not None:
-            assert self.query_key_value is not None, "there are heads"
-            assert self.attended is not None, "there are heads"
             found = reader.apply(self.attention, reader.layer(self.query_key_value, features), *masks[:1])
             features = reader.apply(_SUM, features, reader.layer(self.attended, found))
-        parts = [reader.apply(_MEAN_AND_MAX, features, *mask) for mask in _one_by_one(masks)]
+        pooling = ArrayFunction(_mean_and_max_in_numpy)
+        parts = [reader.apply(pooling, features, *mask) for mask in _one_by_one(masks)]
         if self.keep_places:
             parts.append(reader.flatten(items, 2))
         return dict(zip(self.out_keys, (reader.concatenate(parts, axis=-1), features), strict=False))
@@ -125,18 +120,18 @@ def _one_by_one(masks: Sequence[_T]) -> list[list[_T]]:
     return [[mask] for mask in masks] or [[]]
 
 
-_SUM = FunctionPair(operator.add, operator.add)
+_SUM = ArrayFunction(operator.add)
 _PRESENT = FunctionPair(
-    lambda items, mask: items * (mask > 0).unsqueeze(-1), lambda items, mask: items * (mask > 0)[..., np.newaxis]
+    lambda items, mask: items * (mask > 0)[..., np.newaxis], lambda items, mask: items * (mask > 0).unsqueeze(-1)
 )
 """Items `[..., n, features]`, zeros where the mask `[..., n]` is not positive."""
 _ADDED_TO_ITEMS = FunctionPair(
-    lambda items, *vectors: items + reduce(operator.add, vectors).unsqueeze(-2),
     lambda items, *vectors: items + reduce(operator.add, vectors)[..., None, :],
+    lambda items, *vectors: items + reduce(operator.add, vectors).unsqueeze(-2),
 )
 _ADDED_SCORES = FunctionPair(
-    lambda scores, *logits: reduce(operator.add, logits, scores.squeeze(-1)),
     lambda scores, *logits: reduce(operator.add, logits, scores[..., 0]),
+    lambda scores, *logits: reduce(operator.add, logits, scores.squeeze(-1)),
 )
 
 
@@ -171,37 +166,29 @@ class _Attention:
         return joined
 
 
-@dataclass(frozen=True)
-class _MeanAndMax:
-    """Mean and maximum over all items, or over those that the mask allows; zeros where there is none."""
-
-    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
-        features = tensors[0]
-        if len(tensors) == 1:
-            return torch.cat([features.mean(-2), features.max(-2).values], dim=-1)
-        valid = tensors[1] > 0
-        n_valid = valid.sum(-1, keepdim=True)
-        mean = torch.matmul((valid / n_valid.clamp(min=1)).unsqueeze(-2), features).squeeze(-2)
-        with torch.no_grad():  # only the maxima need gradients, so no tensor of the size of all items is kept
-            absent = features.detach().masked_fill(~valid.unsqueeze(-1), torch.finfo(features.dtype).min)
-        if torch.is_grad_enabled():
-            highest = features.gather(-2, absent.max(-2, keepdim=True).indices).squeeze(-2)
-        else:
-            highest = absent.amax(-2)  # much faster, with gradients of its own where items are equal
-        highest = highest.masked_fill(n_valid == 0, 0.0)
-        return torch.cat([mean, highest], dim=-1)
-
-    def in_numpy(self, *arrays: Array) -> Array:
-        features = arrays[0]
-        if len(arrays) == 1:
-            return np.concatenate([features.mean(axis=-2), features.max(axis=-2)], axis=-1)
-        valid = (arrays[1] > 0)[..., np.newaxis]
-        mean = (features * valid).sum(axis=-2) / np.maximum(valid.sum(axis=-2), 1).astype(np.float32)
-        highest = np.where(valid, features, -np.inf).max(axis=-2)
-        return np.concatenate([mean, np.where(np.isneginf(highest), np.float32(0.0), highest)], axis=-1)
+def _mean_and_max(features: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    """Return mean and maximum over all items, or over those that the mask allows; zeros where there is none."""
+    if mask is None:
+        return torch.cat([features.mean(-2), features.max(-2).values], dim=-1)
+    valid = mask > 0
+    n_valid = valid.sum(-1, keepdim=True)
+    mean = torch.matmul((valid / n_valid.clamp(min=1)).unsqueeze(-2), features).squeeze(-2)
+    with torch.no_grad():  # only the maxima need gradients, so no tensor of the size of all items is kept
+        absent = features.detach().masked_fill(~valid.unsqueeze(-1), torch.finfo(features.dtype).min)
+    if torch.is_grad_enabled():
+        highest = features.gather(-2, absent.max(-2, keepdim=True).indices).squeeze(-2)
+    else:
+        highest = absent.amax(-2)  # much faster, with gradients of its own where items are equal
+    return torch.cat([mean, highest.masked_fill(n_valid == 0, 0.0)], dim=-1)
 
 
-_MEAN_AND_MAX = _MeanAndMax()
+def _mean_and_max_in_numpy(features: Array, mask: Array | None = None) -> Array:
+    if mask is None:
+        return np.concatenate([features.mean(axis=-2), features.max(axis=-2)], axis=-1)
+    valid = (mask > 0)[..., np.newaxis]
+    mean = (features * valid).sum(axis=-2) / np.maximum(valid.sum(axis=-2), 1).astype(np.float32)
+    highest = np.where(valid, features, -np.inf).max(axis=-2)
+    return np.concatenate([mean, np.where(np.isneginf(highest), np.float32(0.0), highest)], axis=-1)
 
 
 class ItemScoresBlock(ShapeNormalizationBlock):

@@ -17,7 +17,6 @@ from maze.core.agent.torch_state_action_critic import (
     merged_action_space,
     q_values_key,
 )
-from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.perception.models.critics.base_state_critic_composer import NETWORKS
 from maze.perception.models.critics.critic_composer_interface import CriticComposerInterface
@@ -50,11 +49,6 @@ class BaseStateActionCriticComposer(CriticComposerInterface):
         self._action_spaces_dict = action_spaces_dict
         self._obs_shapes = observation_spaces_to_in_shapes(observation_spaces_dict)
 
-    @property
-    @override(CriticComposerInterface)
-    def critic(self) -> TorchStateActionCritic:
-        return self._critic
-
     def _compose(
         self,
         critic_type: type[TorchStateActionCritic],
@@ -63,15 +57,23 @@ class BaseStateActionCriticComposer(CriticComposerInterface):
         """Build the critic; networks that were given have no twins, which the critic makes then.
 
         :param parts: Configuration, its place, shapes of observations and action heads of each pair of networks.
+        :raises ConfigError: An action head is called like an observation, or cannot be encoded.
         """
         networks: dict[Any, nn.Module] = {}
         twins: dict[Any, nn.Module] = {}
         for key, (config, where, obs_shapes, action_space) in parts.items():
-            in_shapes, q_shapes = q_network_shapes(obs_shapes, action_space, where)
-            networks[key], twin = (
-                build(nn.Module, config, where, obs_shapes=dict(in_shapes), q_value_shapes=dict(q_shapes))
-                for _ in range(2)
-            )
+            sizes = {head: (encoded_size(space, head),) for head, space in action_space.spaces.items()}
+            if are_all_discrete(action_space):
+                shapes: Any = {"q_value_shapes": {q_values_key(head): size for head, size in sizes.items()}}
+                shapes["obs_shapes"] = dict(obs_shapes)
+            elif clash := [head for head in sizes if head in obs_shapes]:
+                raise ConfigError(
+                    f"{where}: {clash} are both observations and action heads, and a state-action critic sees both. "
+                    "Rename them in one of the conversions."
+                )
+            else:
+                shapes = {"obs_shapes": {**obs_shapes, **sizes}, "q_value_shapes": {"q_value": (1,)}}
+            networks[key], twin = (build(nn.Module, config, where, **shapes) for _ in range(2))
             if twin is not networks[key]:
                 twins[key] = twin
         self._critic = critic_type(
@@ -82,24 +84,6 @@ class BaseStateActionCriticComposer(CriticComposerInterface):
             action_spaces_dict=self._action_spaces_dict,
             twin_networks=twins if len(twins) == len(networks) else None,
         )
-
-
-def q_network_shapes(
-    obs_shapes: Mapping[str, Sequence[int]], action_space: spaces.Dict, where: str = NETWORKS
-) -> tuple[dict[str, Sequence[int]], dict[str, Sequence[int]]]:
-    """Return shapes, without batch, of the inputs and outputs of a network of state-action values.
-
-    :raises ConfigError: An action head is called like an observation, or cannot be encoded.
-    """
-    sizes = {head: (encoded_size(space, head),) for head, space in action_space.spaces.items()}
-    if are_all_discrete(action_space):
-        return dict(obs_shapes), {q_values_key(head): size for head, size in sizes.items()}
-    if clash := [head for head in action_space.spaces if head in obs_shapes]:
-        raise ConfigError(
-            f"{where}: {clash} are both observations and action heads, and a state-action critic sees both. Rename "
-            "them in one of the conversions."
-        )
-    return {**obs_shapes, **sizes}, {"q_value": (1,)}
 
 
 class SharedStateActionCriticComposer(BaseStateActionCriticComposer):

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from gymnasium import spaces
 from torch import nn
 
 from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchSharedStateCritic, TorchStepStateCritic
-from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.perception.models.critics.critic_composer_interface import CriticComposerInterface
 from maze.perception.models.network_factory import build, networks_by_key, only_network
-from maze.perception.perception_utils import observation_spaces_to_in_shapes
+from maze.perception.perception_utils import flatten_spaces, observation_spaces_to_in_shapes
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_state_critic import TorchStateCritic
@@ -38,11 +36,6 @@ class BaseStateCriticComposer(CriticComposerInterface):
         self._observation_spaces_dict = observation_spaces_dict
         self._agent_counts_dict = agent_counts_dict
         self._obs_shapes = observation_spaces_to_in_shapes(observation_spaces_dict)
-
-    @property
-    @override(CriticComposerInterface)
-    def critic(self) -> TorchStateCritic:
-        return self._critic
 
 
 class StepNetworksCriticComposer(BaseStateCriticComposer):
@@ -107,27 +100,15 @@ class SharedStateCriticComposer(BaseStateCriticComposer):
     ) -> None:
         super().__init__(observation_spaces_dict, agent_counts_dict)
         key, config = only_network(networks, NETWORKS)
-        network = build(nn.Module, config, f"{NETWORKS}[0]", obs_shapes=self._merged_shapes(stack_observations))
-        self._critic = TorchSharedStateCritic({key: network}, observation_spaces_dict, "cpu", stack_observations)
-
-    def _merged_shapes(self, stack_observations: bool) -> dict[str, Sequence[int]]:
-        shapes: dict[str, Sequence[int]] = {}
-        counts: dict[str, int] = {}
-        for step_key, step_shapes in self._obs_shapes.items():
-            n_agents = self._agent_counts_dict.get(step_key, 1)
-            if stack_observations and n_agents < 1:
+        shapes = flatten_spaces(self._obs_shapes.values())
+        for name, shape in shapes.items() if stack_observations else ():
+            found = {step: shapes[name] for step, shapes in self._obs_shapes.items() if name in shapes}
+            counts = {step: agent_counts_dict.get(step, 1) for step in found}
+            if min(counts.values()) < 1 or any(other != shape for other in found.values()):
                 raise ConfigError(
-                    f"model.critic.stack_observations: sub-step {step_key!r} has no fixed number of agents "
-                    f"(agent_counts_dict says {n_agents}), so their observations cannot be stacked. Use a step critic."
+                    f"model.critic.stack_observations: observation `{name}` cannot be stacked: expected fixed numbers "
+                    f"of agents and equal shapes, found {counts} and {found}. Use a step critic."
                 )
-            for key, shape in step_shapes.items():
-                if stack_observations and tuple(shapes.get(key, shape)) != tuple(shape):
-                    raise ConfigError(
-                        f"model.critic.stack_observations: observation `{key}` has the shape {tuple(shape)} in "
-                        f"sub-step {step_key!r}, but {tuple(shapes[key])} in another; they cannot be stacked."
-                    )
-                shapes.setdefault(key, shape)
-                counts[key] = counts.get(key, 0) + n_agents
-        if not stack_observations:
-            return shapes
-        return {key: (counts[key], *shape) if counts[key] > 1 else shape for key, shape in shapes.items()}
+            shapes[name] = (sum(counts.values()), *shape) if sum(counts.values()) > 1 else shape
+        network = build(nn.Module, config, f"{NETWORKS}[0]", obs_shapes=shapes)
+        self._critic = TorchSharedStateCritic({key: network}, observation_spaces_dict, "cpu", stack_observations)

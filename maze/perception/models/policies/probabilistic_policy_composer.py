@@ -53,7 +53,12 @@ class ProbabilisticPolicyComposer(BasePolicyComposer):
         built: dict[Any, nn.Module] = {}
         for step_key, (config, where) in networks_by_key(networks, action_spaces_dict, _WHERE).items():
             if step_key in separate:
-                for agent_id in range(self._agent_count(step_key)):
+                if (count := agent_counts_dict.get(step_key, 0)) < 1:
+                    raise ConfigError(
+                        f"model.policy.substeps_with_separate_agent_nets: sub-step {step_key!r} has no fixed number of "
+                        f"agents (agent_counts_dict says {count}), so its agents cannot have separate networks."
+                    )
+                for agent_id in range(count):
                     network = self._build(step_key, config, where)
                     built[step_key, agent_id] = copy.deepcopy(network) if network is config else network
             else:
@@ -69,12 +74,3 @@ class ProbabilisticPolicyComposer(BasePolicyComposer):
             obs_shapes=self._obs_shapes[step_key],
             action_logits_shapes={head: self._distribution_mapper.required_logits_shape(head) for head in heads},
         )
-
-    def _agent_count(self, step_key: StepKeyType) -> int:
-        count = self._agent_counts_dict.get(step_key, 0)
-        if count < 1:
-            raise ConfigError(
-                f"model.policy.substeps_with_separate_agent_nets: sub-step {step_key!r} has no fixed number of agents "
-                f"(agent_counts_dict says {count}), so its agents cannot have separate networks."
-            )
-        return count

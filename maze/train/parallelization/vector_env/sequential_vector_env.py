@@ -19,7 +19,7 @@ from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
 from maze.core.utils.config_utils import count_instances
 from maze.core.wrappers.reward_wrappers import (
-    RunningStatistics,
+    ReturnNormalizationRewardWrapper,
     load_statistics_states,
     statistics_states,
     wrappers_with_statistics,
@@ -109,7 +109,9 @@ class SequentialVectorEnv(StructuredVectorEnv):
         }
         self._steps = [env.step for env in self.envs]
         self._contexts = [env.context for env in self.envs]
-        self._learning: list[list[RunningStatistics]] = [list(wrappers_with_statistics(env)) for env in self.envs]
+        self._learning: list[list[ReturnNormalizationRewardWrapper]] = [
+            list(wrappers_with_statistics(env)) for env in self.envs
+        ]
         self._last: list[Any] = [None] * self.n_envs
         self._log = ReplayLog(self.n_envs, next(iter(self.action_spaces_dict)))
 

@@ -263,29 +263,20 @@ class ActorCriticConfig(AlgorithmConfig):
 
 
 class ReplayConfig(AlgorithmConfig):
-    """Hyperparameters of an algorithm with a replay buffer. Subclasses make fields of these attributes."""
+    """Hyperparameters of an algorithm with a replay buffer. Subclasses make fields of these attributes, which
+    :class:`~maze.train.trainers.sac.sac_algorithm_config.SACAlgorithmConfig` describes.
+    """
 
     n_rollout_steps: Count
-    """Number of environment steps of a rollout."""
     rollouts_per_iteration: Count
-    """Number of rollouts collected before each update, all environments together."""
     num_batches_per_iter: Count
-    """Number of batches to learn from in each update."""
     num_actors: Count
-    """Number of environments that rollouts are collected in, by turns."""
     batch_size: Count
-    """Number of items in a batch."""
     split_rollouts_into_transitions: bool
-    """Whether the items of the replay buffer are single transitions instead of rollouts."""
     replay_buffer_size: Count
-    """Most items that are kept; the oldest ones make room."""
     initial_buffer_size: Count
-    """Number of items collected by the initial sampling policy before learning."""
     initial_sampling_policy: Any
-    """The policy that collects them, or its configuration."""
     collect_ahead: bool | None
-    """Whether rollouts are collected while the networks learn from those before; `None`: if that is done in worker
-    processes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -82,7 +82,7 @@ def gradient_step(
     joint = each[0] if len(each) == 1 else torch.linalg.vector_norm(torch.stack(each))
     norm, total = torch.stack([joint, loss]).tolist()
     if not (math.isfinite(norm) and math.isfinite(total)):
-        raise NonFiniteError(_describe_non_finite(losses, total, norms))
+        raise NonFiniteError(_describe_non_finite(losses, norms))
     if 0.0 < max_grad_norm < norm:
         optimizer.scale_gradients(max_grad_norm / norm)
     optimizer.step(frozen=frozen)
@@ -120,22 +120,19 @@ def mean_of(values: Tensor, weight: Tensor | None) -> Tensor:
     return values.masked_fill(weight == 0.0, 0.0).sum() / weight.sum().clamp(min=1.0)
 
 
-def _describe_non_finite(losses: Losses, total: float, norms: Mapping[Name, Tensor]) -> str:
-    explained = "the step was not applied. Look for extreme rewards or observations, or lower the learning rate."
-    for event, key, tensor in losses.terms:
-        if "loss" in event and not math.isfinite(value := tensor.item()):
-            return f"{event}{_belonging(event, key)} is {value}; {explained}"
-    if not math.isfinite(total):
-        return f"the loss is {total}; {explained}"
-    for (event, key), norm in norms.items():
-        if not math.isfinite(norm.item()):
-            name = event.removesuffix("_grad_norm")
-            return f"the gradient of the {name} network{_belonging(event, key)} is not finite; {explained}"
-    return f"the norm of all gradients together is not finite; {explained}"
-
-
-def _belonging(event: str, key: Key | None) -> str:
-    return "" if key is None else f" of {'critic' if event.startswith('critic') else 'sub-step'} {key!r}"
+def _describe_non_finite(losses: Losses, norms: Mapping[Name, Tensor]) -> str:
+    found = [term for term in losses.terms if "loss" in term[0]] + [("the loss", None, losses.total)]
+    found += [(event, key, norm) for (event, key), norm in norms.items()]
+    for event, key, tensor in found:
+        if not math.isfinite(value := tensor.item()):
+            of = "" if key is None else f" of {'critic' if event.startswith('critic') else 'sub-step'} {key!r}"
+            break
+    else:
+        event, of, value = "the norm of all gradients together", "", math.inf
+    return (
+        f"{event}{of} is {value}; the step was not applied. Look for extreme rewards or observations, or lower the "
+        "learning rate."
+    )
 
 
 class UpdateStats:
@@ -145,7 +142,7 @@ class UpdateStats:
     together.
 
     :param interface: The events. :class:`~maze.train.trainers.common.learning.Losses` reports to events with a value,
-        or with a group and a value; times go to events with a value, or with seconds and percent.
+        or with a group and a value.
     """
 
     def __init__(self, interface: type[Any]) -> None:
@@ -158,7 +155,6 @@ class UpdateStats:
         self._sums: dict[tuple[Row, ...], tuple[Tensor, int]] = {}
         """Sums, and number of gradient steps, of those that report the same things."""
         self._values: dict[Row, list[tuple[float, ...]]] = {}
-        self._times: dict[str, list[float]] = {}
 
     @torch.no_grad()
     def add(self, losses: Losses, gradient_norms: Mapping[Name, Tensor] | None = None) -> None:
@@ -185,19 +181,11 @@ class UpdateStats:
         """Add the arguments of an event, which is left out where the interface has no such event.
 
         :param event: The event.
-        :param values: Its arguments, without the group.
+        :param values: Its arguments, without the group; those that the event does not have are left out.
         :param group: Group of the values; `None`: the event has no group.
         """
         if event in self._parameters:
             self._values.setdefault((event, group), []).append(values)
-
-    def add_time(self, event: str, seconds: float) -> None:
-        """Add the seconds that a part of an update took; an event with a percentage gets that of all such parts.
-
-        It is left out where the interface has no such event.
-        """
-        if event in self._parameters:
-            self._times.setdefault(event, []).append(seconds)
 
     def publish(self, events: Any) -> None:
         """Fire the mean of each event and group, and start over; this is the only place that waits for the device.
@@ -216,23 +204,19 @@ class UpdateStats:
             calls[event, key] = (mean,) if key is None else (key, mean)
         for (event, key), given in self._values.items():
             means = tuple(sum(values) / len(values) for values in zip(*given, strict=True))
-            calls[event, key] = means if key is None else (key, *means)
-        all_seconds = sum(sum(seconds) for seconds in self._times.values()) or 1.0
-        for event, seconds in self._times.items():
-            mean, percent = sum(seconds) / len(seconds), 100.0 * sum(seconds) / all_seconds
-            calls[event, None] = (mean, percent)[: len(self._parameters[event])]
+            calls[event, key] = (*([] if key is None else [key]), *means)[: len(self._parameters[event])]
         order = list(self._parameters)
         groups = list(dict.fromkeys(key for _, key in calls))
         for row in sorted(calls, key=lambda row: (self._blocks[row[0]], groups.index(row[1]), order.index(row[0]))):
             getattr(events, row[0])(*calls[row])
-        for collected in (self._sums, self._values, self._times):
-            collected.clear()
+        self._sums.clear()
+        self._values.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values collected so far."""
         sums = [(list(rows), total.clone(), count) for rows, (total, count) in self._sums.items()]
         values = [(*row, list(given)) for row, given in self._values.items()]
-        return {"sums": sums, "values": values, "times": dict(self._times)}
+        return {"sums": sums, "values": values}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state that :meth:`state_dict` returned."""
@@ -241,7 +225,6 @@ class UpdateStats:
             for rows, total, count in state_dict["sums"]
         }
         self._values = {(event, key): list(given) for event, key, given in state_dict["values"]}
-        self._times = dict(state_dict["times"])
 
     def _check(self, rows: tuple[Row, ...]) -> None:
         for event, key in rows:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from maze.core.agent.networks import depends_on_mode
 from maze.core.agent.policy import Policy, build_policy
 from maze.core.agent.torch_actor_critic import policy_of
+from maze.core.agent.torch_model import depends_on_mode
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
@@ -164,8 +164,8 @@ class ReplayTrainer(EpochTrainer, ABC):
     update before it began with: one that is exactly one update old, however fast workers and learner are.
 
     Where the class of events has them, it reports `time_learner_rollout`, `time_dequeuing_actors` and
-    `time_sampling_from_buffer` (seconds, and perhaps percent), `estimated_queue_sizes` (before, after),
-    `buffer_size` and `buffer_avg_pick_per_transition`.
+    `time_sampling_from_buffer` (seconds, and perhaps percent of the sum of all parts), `estimated_queue_sizes` (before,
+    after), `buffer_size` and `buffer_avg_pick_per_transition`.
 
     :param algorithm_config: Hyperparameters, among them those of :class:`ReplayConfig`.
     :param model: The model that is trained and saved.
@@ -193,6 +193,8 @@ class ReplayTrainer(EpochTrainer, ABC):
         self.collects_ahead = False
         """Whether the next rollouts are collected while it learns; the workers need a policy of their own for that."""
         self._has_modes = depends_on_mode(self.policy.networks.values())
+        self.seconds_of_learning: dict[str, float] = {}
+        """Seconds that parts of learning took in this update, by event; subclasses may count some."""
 
     @classmethod
     @override(Trainer)
@@ -278,18 +280,19 @@ class ReplayTrainer(EpochTrainer, ABC):
     @override(EpochTrainer)
     def _update(self) -> None:
         """Collect transitions and learn from batches of the buffer."""
-        stats, sampling = self.stats, 0.0
         start = time.perf_counter()
         waiting = self._collect()
         self._learn_observation_statistics()
-        stats.add_time("time_learner_rollout", time.perf_counter() - start - waiting)
-        stats.add_time("time_dequeuing_actors", waiting)
+        seconds = {"time_learner_rollout": time.perf_counter() - start - waiting, "time_dequeuing_actors": waiting}
+        sampling = 0.0
         for _ in range(self.config.num_batches_per_iter):
             start = time.perf_counter()
             batch = self.workers.sample_transitions(self.model.device)
             sampling += time.perf_counter() - start
             self._learn_from(batch)
-        stats.add_time("time_sampling_from_buffer", sampling)
+        seconds |= {"time_sampling_from_buffer": sampling, **self.seconds_of_learning}
+        for event, value in seconds.items():
+            self.stats.add_value(event, value, 100.0 * value / sum(seconds.values()))
 
     def _learn_observation_statistics(self) -> None:
         """Learn from the rows that have come into the buffer; what is drawn of it is normalized with the newest."""

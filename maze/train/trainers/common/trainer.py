@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeVar
 
 from maze.console.runs import TrainingProgress, print_header
 from maze.console.streams import lasting_console
+from maze.core.agent.flat_adam import FlatAdam
 from maze.core.agent.torch_actor_critic import policy_of
 from maze.core.agent.torch_model import resolve_device
 from maze.core.agent.torch_policy import InitialPolicy
@@ -37,18 +38,7 @@ from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.learning import UpdateStats
 from maze.train.trainers.common.model_selection.best_model_selection import selected_score
 from maze.train.trainers.common.observation_statistics import ObservationStatistics
-from maze.train.utils.plain_state import (
-    STATE_FORMAT,
-    Part,
-    from_plain,
-    global_generators_state,
-    load_states,
-    set_global_generators_state,
-    states_of,
-    statistics_from_plain,
-    statistics_to_plain,
-    to_plain,
-)
+from maze.train.utils import plain_state
 from maze.train.utils.run_process import InterruptGuard, TrainingInterrupted, freed_memory_kept
 from maze.train.utils.training_record import ENDED, INTERRUPTED, RUNNING, EpochSummary, write_record
 
@@ -284,7 +274,7 @@ class EpochTrainer(Trainer, ABC):
         if episodes is not None:
             episodes.write_epoch_stats()
 
-    def _parts(self) -> dict[str, Part]:
+    def _parts(self) -> dict[str, plain_state.Part]:
         """Return the stateful parts besides the model, by name.
 
         All of them are saved with the run, and restored in this order. The policy's generators, statistics,
@@ -297,7 +287,7 @@ class EpochTrainer(Trainer, ABC):
 
         :return: Sentences about parts that could not be restored.
         """
-        return load_states(self._parts(), state["parts"])
+        return plain_state.load_states(self._parts(), state["parts"])
 
     def _check_fits(self, state: Mapping[str, Any], origin: str | Path) -> None:
         """Raise an error where the parts, as configured, cannot go on with a state of this algorithm."""
@@ -359,6 +349,9 @@ class EpochTrainer(Trainer, ABC):
         """
         self._n_epochs = int(self.config.n_epochs) if n_epochs is None else n_epochs
         self._begin_training(self._n_epochs)
+        for part in self._parts().values():
+            if isinstance(part, FlatAdam):
+                part.tie()  # something else may have moved the parameters since
         if not self.learns_observation_statistics:
             self.observation_statistics.require_learned(type(self).__name__)
         if self.config.kl_to_initial_coef and self._initial_policy is None:
@@ -410,7 +403,7 @@ class EpochTrainer(Trainer, ABC):
                     )
                 raise
             finally:
-                display.close()
+                display.before_output()
 
     def _begins_epoch(self) -> bool:
         """Return whether another epoch begins, or the rest of one; before, the policy is evaluated if that is due."""
@@ -603,7 +596,7 @@ class EpochTrainer(Trainer, ABC):
         """
         initial = self._initial_policy
         return {
-            STATE_FORMAT: STATE_VERSION,
+            plain_state.STATE_FORMAT: STATE_VERSION,
             "algorithm": type(self).__name__,
             "model": self.model.state_dict(),
             "initial_policy": None if initial is None else initial.policy.state_dict(),
@@ -612,11 +605,11 @@ class EpochTrainer(Trainer, ABC):
             "log_step": GlobalLogState.global_step,
             "seeds": dict(self.run_seeds),
             "model_selection": None if self.model_selection is None else self.model_selection.state_dict(),
-            "evaluator": None if self.evaluator is None else to_plain(self.evaluator.state_dict()),
+            "evaluator": None if self.evaluator is None else plain_state.to_plain(self.evaluator.state_dict()),
             "update_statistics": self.stats.state_dict(),
-            "statistics": {name: statistics_to_plain(each) for name, each in self._aggregators().items()},
-            "global_generators": global_generators_state(),
-            "parts": states_of(self._parts()),
+            "statistics": {name: plain_state.statistics_to_plain(each) for name, each in self._aggregators().items()},
+            "global_generators": plain_state.global_generators_state(),
+            "parts": plain_state.states_of(self._parts()),
         }
 
     def load_training_state(self, state: Mapping[str, Any], origin: str | Path = "The training state") -> None:
@@ -626,9 +619,9 @@ class EpochTrainer(Trainer, ABC):
         :param origin: Where it comes from, for messages.
         :raises CheckpointError: It is the state of another algorithm or another release, or its weights do not fit.
         """
-        if state[STATE_FORMAT] != STATE_VERSION:
+        if state[plain_state.STATE_FORMAT] != STATE_VERSION:
             raise CheckpointError(
-                f"`{origin}` has version {state[STATE_FORMAT]} of the format of states; this release reads "
+                f"`{origin}` has version {state[plain_state.STATE_FORMAT]} of the format of states; this release reads "
                 f"version {STATE_VERSION}. Use the release that wrote it (`versions.json` beside it names it)."
             )
         if state["algorithm"] != type(self).__name__:
@@ -647,13 +640,16 @@ class EpochTrainer(Trainer, ABC):
         self.run_seeds = dict(state["seeds"])
         self.stats.load_state_dict(state["update_statistics"])
         problems = self._load_parts(state)
-        restored = {"model_selection": state["model_selection"], "evaluator": from_plain(state["evaluator"])}
+        restored = {
+            "model_selection": state["model_selection"],
+            "evaluator": plain_state.from_plain(state["evaluator"]),
+        }
         self._restored = {name: of_part for name, of_part in restored.items() if of_part is not None}
         problems += self._hand_out_restored()
         for name, aggregator in self._aggregators().items():
-            statistics_from_plain(aggregator, state["statistics"].get(name, ()))
+            plain_state.statistics_from_plain(aggregator, state["statistics"].get(name, ()))
         GlobalLogState.global_step = state["log_step"]
-        set_global_generators_state(state["global_generators"])
+        plain_state.set_global_generators_state(state["global_generators"])
         self._report(problems, origin)
 
     def _hand_out_restored(self) -> list[str]:
@@ -681,7 +677,7 @@ class EpochTrainer(Trainer, ABC):
         """
         state = load_state(file_path)
         origin = Path(file_path) if isinstance(file_path, str | Path) else "The checkpoint"
-        if STATE_FORMAT not in state:
+        if plain_state.STATE_FORMAT not in state:
             self.load_state_dict(state, origin)
         elif self.policy is self.model and state["algorithm"] != type(self).__name__:
             self.load_state_dict(state["model"], origin)

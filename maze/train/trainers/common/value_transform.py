@@ -63,7 +63,7 @@ def support_to_scalar(logits: Tensor, support_range: tuple[int, int]) -> Tensor:
     :return: `[...]`.
     :raises ValueError: There is not one logit for each value of the support.
     """
-    low, high = _checked_range(support_range)
+    low, high = support_range
     support = torch.arange(low, high + 1, dtype=logits.dtype, device=logits.device)
     if logits.shape[-1] != len(support):
         raise ValueError(f"A support from {low} to {high} needs {len(support)} logits, found {logits.shape[-1]}.")
@@ -77,7 +77,7 @@ def scalar_to_support(scalar: Tensor, support_range: tuple[int, int]) -> Tensor:
     :param support_range: The smallest and the largest integer, `(low, high)`.
     :return: `[..., high - low + 1]`.
     """
-    low, high = _checked_range(support_range)
+    low, high = support_range
     position = scalar.clamp(low, high) - low
     lower = position.floor()
     upper_probability = position - lower
@@ -87,10 +87,3 @@ def scalar_to_support(scalar: Tensor, support_range: tuple[int, int]) -> Tensor:
     support.scatter_add_(-1, lower_index.unsqueeze(-1), (1.0 - upper_probability).unsqueeze(-1))
     support.scatter_add_(-1, upper_index.unsqueeze(-1), upper_probability.unsqueeze(-1))
     return support
-
-
-def _checked_range(support_range: tuple[int, int]) -> tuple[int, int]:
-    low, high = support_range
-    if low > high:
-        raise ValueError(f"`support_range` must be (low, high), found {support_range}.")
-    return low, high

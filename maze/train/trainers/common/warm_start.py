@@ -69,16 +69,11 @@ def start_warm(trainer: Any, run: BackendRunner, section: Mapping[str, Any]) -> 
     if not config.policy:
         return
     learner: Any = getattr(trainer, "policy", None)
-    if not hasattr(learner, "compute_policy_output") or trainer.config.name == "dqn":
+    if not hasattr(learner, "compute_policy_output") or learner.is_recurrent or trainer.config.name == "dqn":
         raise ConfigError(
-            f"warm_start.policy: {type(trainer).__name__} learns no probabilities of actions that could be cloned. Use "
-            "A2C, PPO, IMPALA, SAC or ES, or leave it empty."
-        )
-    if learner.is_recurrent:
-        raise ConfigError(
-            "warm_start.policy: cloning learns from single steps, and the model carries hidden states from step to "
-            "step. Use a model without, for instance `model.recurrence=true` with stacked observations, or leave it "
-            "empty."
+            "warm_start.policy: cloning needs a policy with probabilities of actions and without hidden states, found "
+            f"that of {type(trainer).__name__}. Use A2C, PPO, IMPALA, SAC or ES, and `model.recurrence=true` with "
+            "stacked observations instead of hidden states, or leave it empty."
         )
     demonstrator = Factory(Policy).instantiate(config.policy, config_path="warm_start.policy")  # type: ignore[type-abstract]
     demonstrator.seed(run.agent_seed())
@@ -121,7 +116,7 @@ def clone_policy(
     for _ in range(config.n_epochs):
         log_probs.clear()
         for substeps in parts:
-            order = torch.randperm(substeps[0].n_rows, generator=generator)
+            order = torch.randperm(len(next(iter(substeps[0].action.values()))), generator=generator)
             for rows in torch.split(order, config.batch_size):
                 batch = [substep.rows(rows) for substep in substeps]
                 outputs = [learner.compute_substep_policy_output(one.observation, one.actor_id) for one in batch]

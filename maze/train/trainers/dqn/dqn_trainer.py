@@ -17,14 +17,14 @@ from torch.nn.functional import smooth_l1_loss
 
 from maze.core.agent.flat_adam import FlatAdam
 from maze.core.agent.hidden_states import StatesOfActor
-from maze.core.agent.networks import TargetNetworks, as_float_tensors
 from maze.core.agent.torch_actor_critic import TorchActorCritic
+from maze.core.agent.torch_model import TargetNetworks, as_float_tensors
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.agent.torch_state_critic import TorchSharedStateCritic, TorchStepStateCritic
 from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
-from maze.core.log_stats.event_decorators import define_epoch_stats, define_mean_by
+from maze.core.log_stats.event_decorators import define_epoch_stats, define_mean_by, define_time
 from maze.train.trainers.common.config_classes import AlgorithmConfig, Risk
 from maze.train.trainers.common.learning import Losses, gradient_step, mean_of
 from maze.train.trainers.common.quantiles import QuantileHead, no_output_layer, output_layer, quantile_huber_loss
@@ -317,13 +317,11 @@ class DQNEvents(ABC):
     def epsilon(self, value: float) -> None:
         """Share of actions drawn at random."""
 
-    @define_epoch_stats(np.mean, input_name="time", output_name="mean_time")
-    @define_epoch_stats(np.mean, input_name="percent", output_name="mean_percent")
+    @define_time
     def time_learner_rollout(self, time: float, percent: float) -> None:
         """Seconds spent on collecting transitions."""
 
-    @define_epoch_stats(np.mean, input_name="time", output_name="mean_time")
-    @define_epoch_stats(np.mean, input_name="percent", output_name="mean_percent")
+    @define_time
     def time_sampling_from_buffer(self, time: float, percent: float) -> None:
         """Seconds spent on drawing batches from the replay buffer."""
 
@@ -410,11 +408,6 @@ class DQN(ReplayTrainer):
         policy = EpsilonGreedyPolicy(worker_policy)
         policy.epsilon = 1.0
         return policy
-
-    @override(ReplayTrainer)
-    def _begin_training(self, n_epochs: int) -> None:
-        super()._begin_training(n_epochs)
-        self.optimizer.tie()
 
     @override(ReplayTrainer)
     def _update(self) -> None:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss, smooth_l1_loss
 
 from maze.core.agent.flat_adam import FlatAdam
-from maze.core.agent.networks import TargetNetworks, as_float_tensors
 from maze.core.agent.torch_actor_critic import TorchActorCritic, policy_of
+from maze.core.agent.torch_model import TargetNetworks, as_float_tensors
 from maze.core.agent.torch_policy import InitialPolicy, TorchPolicy
 from maze.core.agent.torch_state_action_critic import (
     TorchStateActionCritic,
@@ -312,16 +312,14 @@ class OfflineTrainer(EpochTrainer):
 
     @classmethod
     @override(Trainer)
-    def build(cls, run: TrainingRunner, dataset: ConfigType | LoggedSteps = None) -> OfflineTrainer:
+    def build(cls, run: Any) -> OfflineTrainer:
         """Build the trainer of a run; biases of zero become random ones (:func:`spread_zero_biases`).
 
-        :param run: The runner.
-        :param dataset: The logged decisions, or the data set (or its configuration) that they are read from.
+        :param run: The :class:`OfflineRunner`.
         """
-        if isinstance(dataset, LoggedSteps):
-            data = dataset
-        else:
-            data = LoggedSteps.of_dataset(load_dataset(dataset, run.env_factory))
+        data = run.dataset
+        if not isinstance(data, LoggedSteps):
+            data = LoggedSteps.of_dataset(load_dataset(data, run.env_factory))
         data.require_spaces(run.spaces.observation_spaces_dict, run.spaces.action_spaces_dict)
         model = run.model()
         policy, critic = policy_of(model), getattr(model, "critic", None)
@@ -349,12 +347,6 @@ class OfflineTrainer(EpochTrainer):
         """
 
     @override(EpochTrainer)
-    def _begin_training(self, n_epochs: int) -> None:
-        super()._begin_training(n_epochs)
-        for optimizer in self.optimizers.values():
-            optimizer.tie()
-
-    @override(EpochTrainer)
     def _update(self) -> None:
         self.policy.train()
         self._learn_from(self.batches.draw())
@@ -365,6 +357,9 @@ class OfflineTrainer(EpochTrainer):
 
     def _adam(self, networks: Mapping[Any, nn.Module]) -> FlatAdam:
         return FlatAdam(networks, lr=self.config.lr, eps=1e-8)
+
+    def _critics(self) -> dict[Any, nn.Module]:
+        return {("critic_grad_norm", key): pair for key, pair in self.critic.networks.items()}
 
     def _policy_adam(self) -> FlatAdam:
         return self._adam({("policy_grad_norm", key): network for key, network in self.model.networks.items()})
@@ -427,14 +422,14 @@ class CQL(OfflineTrainer):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        policy, networks = self.model, {}
-        for actor in self.actors:
-            factors = factors_of(self.action_spaces[actor.step_key])
-            networks[policy.network_key(actor)] = ActionValueNetwork(policy.network_for(actor), None, factors)
-        self.target_networks = {key: copy.deepcopy(net).requires_grad_(False) for key, net in networks.items()}
-        self._networks = {actor: networks[policy.network_key(actor)] for actor in self.actors}
-        self._targets = {actor: self.target_networks[policy.network_key(actor)] for actor in self.actors}
-        self._followers = TargetNetworks(self.target_networks.values(), networks.values())
+        self._networks = {
+            actor: ActionValueNetwork(
+                self.model.network_for(actor), None, factors_of(self.action_spaces[actor.step_key])
+            )
+            for actor in self.actors
+        }
+        self.target_networks = copy.deepcopy(self._networks)
+        self._followers = TargetNetworks(self.target_networks.values(), self._networks.values())
         self.optimizers["optimizer"] = self._policy_adam()
 
     @override(OfflineTrainer)
@@ -456,7 +451,7 @@ class CQL(OfflineTrainer):
             self._followers.update(self.config.tau)
 
     def _best_value(self, actor: ActorID, observations: TensorDict) -> Tensor:
-        return best_value(self._networks[actor](observations), self._targets[actor](observations))
+        return best_value(self._networks[actor](observations), self.target_networks[actor](observations))
 
     @override(OfflineTrainer)
     def _parts(self) -> dict[str, Part]:
@@ -507,7 +502,7 @@ class IQL(OfflineTrainer):
 
     :param arguments: See :class:`~maze.train.trainers.offline.offline_trainers.OfflineTrainer`.
     :param value_networks: Networks of the state values by key of the policy network, from observations to `[B]`;
-        others are copies of the policy network with a linear output.
+        `None`: copies of the policy networks with a linear output.
     """
 
     config_class: ClassVar[type[AlgorithmConfig]] = IQLConfig
@@ -518,19 +513,13 @@ class IQL(OfflineTrainer):
         self._followers = self.critic.followers()
         mapper = self.model.distribution_mapper
         self.value_networks: dict[Any, nn.Module] = dict(value_networks or {})
-        for actor in self.actors:
-            key = self.model.network_key(actor)
-            if key not in self.value_networks:
-                heads = self.action_spaces[actor.step_key].spaces
-                shapes = {head: mapper.required_logits_shape(head) for head in heads}
-                self.value_networks[key] = StateValueNetwork(self.model.network_for(actor), shapes)
-            self.value_networks[key].to(self.model.device)
-        self.optimizers["critic_optimizer"] = self._adam(
-            {
-                **{("critic_grad_norm", key): pair for key, pair in self.critic.networks.items()},
-                **{("value_grad_norm", key): network for key, network in self.value_networks.items()},
-            }
-        )
+        for actor in self.actors if value_networks is None else ():
+            heads = self.action_spaces[actor.step_key].spaces
+            shapes = {head: mapper.required_logits_shape(head) for head in heads}
+            network = StateValueNetwork(self.model.network_for(actor), shapes).to(self.model.device)
+            self.value_networks[self.model.network_key(actor)] = network
+        values = {("value_grad_norm", key): network for key, network in self.value_networks.items()}
+        self.optimizers["critic_optimizer"] = self._adam({**self._critics(), **values})
         self.optimizers["policy_optimizer"] = self._policy_adam()
 
     @override(OfflineTrainer)
@@ -615,9 +604,7 @@ class TD3BC(OfflineTrainer):
         targets = (*self._target_policy.networks.values(), *self.critic.target_networks.values())
         self._followers = TargetNetworks(targets, pairs)
         self._policy_parameters = self.model.parameters()
-        self.optimizers["critic_optimizer"] = self._adam(
-            {("critic_grad_norm", key): pair for key, pair in self.critic.networks.items()}
-        )
+        self.optimizers["critic_optimizer"] = self._adam(self._critics())
         self.optimizers["policy_optimizer"] = self._policy_adam()
 
     @override(OfflineTrainer)
@@ -674,16 +661,11 @@ class TD3BC(OfflineTrainer):
 class OfflineRunner(TrainingRunner):
     """Train on logged decisions.
 
-    :param dataset: Configuration of the data set; it gets `conversion_env_factory`.
+    :param dataset: The logged decisions, or the data set (or its configuration) that they are read from; it gets
+        `conversion_env_factory`.
     """
 
     dataset: ConfigType = None
 
     trains: ClassVar[str] = "maze.train.trainers.offline.offline_trainers.OfflineTrainer"
     replaced_arguments: ClassVar[Mapping[str, str]] = {"concurrency": "runner.eval_concurrency"}
-
-    @override(TrainingRunner)
-    def build_trainer(self) -> Trainer:
-        trainer_class: Any = self.trainer_type
-        trainer: Trainer = trainer_class.build(self, self.dataset)
-        return trainer

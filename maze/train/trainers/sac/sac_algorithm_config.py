@@ -10,11 +10,6 @@ from maze.train.trainers.common.config_classes import AlgorithmConfig, Amount, C
 from maze.train.trainers.common.evaluators.evaluator import default_rollout_evaluator
 
 
-def default_sampling_policy() -> dict[str, Any]:
-    """Return the configuration of the policy that first fills the replay buffer, without the action spaces."""
-    return {"_target_": "maze.core.agent.random_policy.RandomPolicy"}
-
-
 @dataclass
 class SACAlgorithmConfig(ReplayConfig):
     """Hyperparameters of SAC, and of SAC from demonstrations."""
@@ -80,8 +75,10 @@ class SACAlgorithmConfig(ReplayConfig):
     initial_buffer_size: Count = 10000
     """Number of transitions (or rollouts) collected by the initial sampling policy before learning."""
 
-    initial_sampling_policy: Any = field(default_factory=default_sampling_policy)
-    """The policy that collects them, or its configuration."""
+    initial_sampling_policy: Any = field(
+        default_factory=lambda: {"_target_": "maze.core.agent.random_policy.RandomPolicy"}
+    )
+    """The policy that collects them, or its configuration, without the action spaces."""
 
     rollouts_per_iteration: Count = 1
     """Number of rollouts collected before each update, all environments together."""

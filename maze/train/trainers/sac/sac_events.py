@@ -6,7 +6,7 @@ from abc import ABC
 
 import numpy as np
 
-from maze.core.log_stats.event_decorators import define_epoch_stats, define_mean_by
+from maze.core.log_stats.event_decorators import define_epoch_stats, define_mean_by, define_time
 
 Key = int | str
 
@@ -58,28 +58,23 @@ class SACEvents(ABC):
     def entropy_loss(self, step_key: Key, value: float) -> None:
         """Loss of the entropy coefficient of a sub-step."""
 
-    @define_epoch_stats(np.mean, input_name="time", output_name="mean_time")
-    @define_epoch_stats(np.mean, input_name="percent", output_name="mean_percent")
+    @define_time
     def time_learner_rollout(self, time: float, percent: float) -> None:
         """Seconds spent on collecting rollouts in this process."""
 
-    @define_epoch_stats(np.mean, input_name="time", output_name="mean_time")
-    @define_epoch_stats(np.mean, input_name="percent", output_name="mean_percent")
+    @define_time
     def time_dequeuing_actors(self, time: float, percent: float) -> None:
         """Seconds spent on waiting for rollouts of actors in other processes."""
 
-    @define_epoch_stats(np.mean, input_name="time", output_name="mean_time")
-    @define_epoch_stats(np.mean, input_name="percent", output_name="mean_percent")
+    @define_time
     def time_sampling_from_buffer(self, time: float, percent: float) -> None:
         """Seconds spent on drawing batches from the replay buffer."""
 
-    @define_epoch_stats(np.mean, input_name="time", output_name="mean_time")
-    @define_epoch_stats(np.mean, input_name="percent", output_name="mean_percent")
+    @define_time
     def time_loss_computation(self, time: float, percent: float) -> None:
         """Seconds spent on computing losses."""
 
-    @define_epoch_stats(np.mean, input_name="time", output_name="mean_time")
-    @define_epoch_stats(np.mean, input_name="percent", output_name="mean_percent")
+    @define_time
     def time_backprob(self, time: float, percent: float) -> None:
         """Seconds spent on gradients, optimizer steps and target networks."""
 

@@ -17,11 +17,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from maze.core.agent.policy import Policy
-    from maze.core.agent.torch_policy import TorchPolicy
     from maze.core.env.maze_env import MazeEnv
-    from maze.train.parallelization.distributed_actors.base_distributed_workers_with_buffer import (
-        BaseDistributedWorkersWithBuffer,
-    )
     from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer
 
 
@@ -80,35 +76,6 @@ class SACRunner(TrainingRunner):
         env = SequentialVectorEnv([env_factory])
         policy = initial_policy(initial_sampling_policy, env)
         fill_by_policy(replay_buffer, policy, initial_buffer_size, replay_buffer_seed, item_length, env)
-
-    def create_distributed_rollout_workers(
-        self,
-        env_factory: Callable[[], MazeEnv[Any]],
-        worker_policy: TorchPolicy,
-        n_rollout_steps: int,
-        n_workers: int,
-        batch_size: int,
-        rollouts_per_iteration: int,
-        split_rollouts_into_transitions: bool,
-        env_instance_seeds: list[int],
-        replay_buffer: BaseReplayBuffer,
-    ) -> BaseDistributedWorkersWithBuffer:
-        """Build what collects rollouts; the arguments are those of `BaseDistributedWorkersWithBuffer`."""
-        return super()._make_workers(
-            env_factory=env_factory,
-            worker_policy=worker_policy,
-            n_rollout_steps=n_rollout_steps,
-            n_workers=n_workers,
-            batch_size=batch_size,
-            rollouts_per_iteration=rollouts_per_iteration,
-            split_rollouts_into_transitions=split_rollouts_into_transitions,
-            env_instance_seeds=env_instance_seeds,
-            replay_buffer=replay_buffer,
-        )
-
-    @override(TrainingRunner)
-    def _make_workers(self, **arguments: Any) -> BaseDistributedWorkersWithBuffer:
-        return self.create_distributed_rollout_workers(**arguments)
 
 
 @dataclass

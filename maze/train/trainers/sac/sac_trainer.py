@@ -138,18 +138,11 @@ class SAC(ReplayTrainer):
         self._policy_parameters = [p for p in model.policy.parameters() if p.requires_grad]
         self._alphas = self.alphas()
         self._n_batches = 0
-        self.seconds_of_losses = self.seconds_of_gradients = 0.0
-        """Of the latest update."""
+        self.seconds_of_learning = dict.fromkeys(("time_loss_computation", "time_backprob"), 0.0)
 
     def alphas(self) -> dict[Key, Tensor]:
         """Return the entropy coefficients by sub-step key, scalars `[]` without gradients."""
         return {key: log.detach().exp() for key, log in zip(self.step_keys, self.log_alphas, strict=True)}
-
-    @override(ReplayTrainer)
-    def _begin_training(self, n_epochs: int) -> None:
-        super()._begin_training(n_epochs)
-        for optimizer in self.optimizers.values():
-            optimizer.tie()
 
     @override(ReplayTrainer)
     def _parts(self) -> dict[str, Part]:
@@ -161,10 +154,8 @@ class SAC(ReplayTrainer):
     @override(ReplayTrainer)
     def _update(self) -> None:
         self._n_batches = self.n_updates * self.config.num_batches_per_iter
-        self.seconds_of_losses = self.seconds_of_gradients = 0.0
+        self.seconds_of_learning = dict.fromkeys(("time_loss_computation", "time_backprob"), 0.0)
         super()._update()
-        self.stats.add_time("time_loss_computation", self.seconds_of_losses)
-        self.stats.add_time("time_backprob", self.seconds_of_gradients)
 
     @override(ReplayTrainer)
     def _learn_from(self, batch: TransitionBatch) -> None:
@@ -208,7 +199,7 @@ class SAC(ReplayTrainer):
         self._n_batches += 1
         if self._n_batches % self.config.target_update_interval == 0:
             self._targets.update(self.config.tau)
-        self.seconds_of_gradients += time.perf_counter() - start
+        self.seconds_of_learning["time_backprob"] += time.perf_counter() - start
         return steps
 
     def draw(self, position: int, observation: TensorDict) -> ActionDraw:
@@ -222,8 +213,8 @@ class SAC(ReplayTrainer):
         """Take a gradient step; the computation of the losses began at `start`."""
         losses_done = time.perf_counter()
         norms = gradient_step(losses, self.optimizers[optimizer], self.config.max_grad_norm, inputs=inputs)
-        self.seconds_of_losses += losses_done - start
-        self.seconds_of_gradients += time.perf_counter() - losses_done
+        self.seconds_of_learning["time_loss_computation"] += losses_done - start
+        self.seconds_of_learning["time_backprob"] += time.perf_counter() - losses_done
         return norms
 
     # -- critics ---------------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ def test_a_network_with_an_infinite_gradient_is_named():
     optimizer, losses = make_optimizer(networks), toy_losses(networks)
     weight = networks["toy_grad_norm", "b"].weight
     losses.add((weight - weight.detach()).abs().sqrt().sum())  # 0, with an infinite gradient
-    with pytest.raises(NonFiniteError, match="the gradient of the toy network of sub-step 'b' is not finite"):
+    with pytest.raises(NonFiniteError, match="toy_grad_norm of sub-step 'b' is nan"):
         gradient_step(losses, optimizer)
 
 
@@ -131,8 +131,8 @@ def test_numbers_of_updates_are_averaged_by_event_and_group():
         losses = toy_losses(networks, factor)
         losses.report("penalty", torch.tensor(factor))
         stats.add(losses, {name: torch.tensor(factor) for name in networks})
-    stats.add_time("time_learning", 3.0)
-    stats.add_time("time_resting", 1.0)
+    stats.add_value("time_learning", 3.0, 75.0)
+    stats.add_value("time_resting", 1.0, 25.0)  # this event takes no percentage
     stats.add_value("no_such_event", 1.0)  # left out
     resumed = UpdateStats(ToyEvents)
     resumed.load_state_dict(stats.state_dict())

@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from hypothesis import given
-from hypothesis import strategies as st
 
 from maze.core.env.structured_env import ActorID
 from maze.train.trainers.common.replay_buffer.transitions import TransitionColumns, TransitionRows
-from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import PrioritizedReplayBuffer, SumTree
+from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import PrioritizedReplayBuffer
 
 OBSERVATIONS = {0: spaces.Dict(x=spaces.Box(-99, 99, (1,), np.float32))}
 ACTIONS = {0: spaces.Dict(action=spaces.Discrete(2))}
@@ -33,26 +31,20 @@ def rows(first: int, rewards, terminated, follows) -> TransitionRows:
     )
 
 
-@given(
-    st.lists(st.floats(0.0, 100.0), min_size=1, max_size=40),
-    st.lists(st.tuples(st.integers(0, 39), st.floats(0.0, 10.0)), max_size=20),
-)
-def test_a_sum_tree_finds_the_index_that_a_cumulative_sum_finds(values, changes):
-    tree = SumTree(len(values))
-    tree.set(np.arange(len(values)), np.array(values))
-    for index, value in changes:
-        if index < len(values):
-            values[index] = value
-            tree.set(np.array([index]), np.array([value]))
-    assert tree.total == pytest.approx(sum(values))
-    if tree.total > 0:
-        sums = np.linspace(0, tree.total, 50, endpoint=False)
-        found = tree.find(sums)
-        assert (np.array(values)[found] > 0).all()
-        ends = np.cumsum(values)
-        tolerance = 1e-9 * (1 + tree.total)
-        assert (sums <= ends[found] + tolerance).all()
-        assert (sums >= ends[found] - np.array(values)[found] - tolerance).all()
+def test_every_step_of_a_large_buffer_is_drawn_by_its_priority():
+    buffer, n = PrioritizedReplayBuffer(3000, seed=0, alpha=1.0), 2500
+    buffer.allocate([ACTOR], OBSERVATIONS, ACTIONS)
+    buffer.add_rows(rows(0, [0.0] * n, [False] * n, [-1] * n))
+    buffer.sample_transitions(1, "cpu")
+    errors = np.zeros(n)
+    errors[[5, 1023, 1024, 2499]] = [1.0, 2.0, 3.0, 4.0]
+    buffer.set_errors(np.arange(n), errors)
+    drawn = np.concatenate([buffer.sample_transitions(50, "cpu").slots for _ in range(100)])
+    share = np.bincount(drawn, minlength=n) / len(drawn)
+    np.testing.assert_allclose(share[[5, 1023, 1024, 2499]], [0.1, 0.2, 0.3, 0.4], atol=0.02)
+    buffer.set_errors(np.array([2499]), np.array([0.0]))
+    drawn = np.concatenate([buffer.sample_transitions(50, "cpu").slots for _ in range(100)])
+    np.testing.assert_allclose(np.bincount(drawn, minlength=n)[1024] / len(drawn), 0.5, atol=0.02)
 
 
 def test_steps_are_sampled_proportionally_to_the_power_of_their_errors_with_importance_weights():

@@ -247,7 +247,7 @@ def test_streams_of_a_single_actor_equal_generalized_advantages(n_ticks, n_envs,
         next_values[place] = value
     complete = np.ones((n_ticks, n_envs), bool)
     ends = {**final, **{(n_ticks, env): float(value) for env, value in enumerate(last)}}
-    streams = actor_trajectories(
+    own_values, next_of_actor, _ = actor_trajectories(
         values,
         complete[..., np.newaxis],
         {place: (0, value) for place, value in ends.items()},
@@ -256,9 +256,9 @@ def test_streams_of_a_single_actor_equal_generalized_advantages(n_ticks, n_envs,
         complete,
         GAMMA,
     )
-    values_after = streams.next_values[..., 0]
+    values_after = next_of_actor[..., 0]
     found = gae(
-        rewards, streams.values[..., 0], values_after, terminated, truncated, GAMMA, LAMBDA, complete, acts=complete
+        rewards, own_values[..., 0], values_after, terminated, truncated, GAMMA, LAMBDA, complete, acts=complete
     )
     expected = gae(rewards, values, next_values, terminated, truncated, GAMMA, LAMBDA)
     assert np.allclose(found, expected)

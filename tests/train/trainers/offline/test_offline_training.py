@@ -346,7 +346,7 @@ def test_an_update_equals_that_of_d3rlpy(algorithm: str) -> None:
             network = RecordedValues(3, 2, "move")
             policy = TorchPolicy({0: network}, DistributionMapper(action_spaces[0], []), "cpu", [])
             cql = CQL(CQLConfig(alpha=0.5, tau=1.0, rollout_evaluator=None, **common), policy, data, action_spaces)
-            offline, learned = cql, {"q_funcs": network, "targ_q_funcs": cql.target_networks[0]}
+            offline, learned = cql, {"q_funcs": network, "targ_q_funcs": cql.target_networks[cql.actors[0]]}
         for name, each in learned.items():
             copy_weights(each, name)
         each_once = [offline.batches.at(ActorID(0, 0), torch.arange(12))]

@@ -276,11 +276,6 @@ class RangeZeroOneObservationNormalizationStrategy(LinearNormalizationStrategy):
 StructuredStatisticsType = dict[str, StatisticsType]
 """The statistics of each normalized observation, by its name."""
 
-_HOW_TO_GET_ONE = (
-    "Training runs with observation normalization write it (`maze-run -cn conf_train wrappers=vector_obs ...`); "
-    "in Python, `obtain_normalization_statistics(env, n_samples=...)` does."
-)
-
 
 def save_statistics(path: Path, statistics: StructuredStatisticsType) -> None:
     """Write statistics atomically.
@@ -298,12 +293,12 @@ def load_statistics(path: Path) -> StructuredStatisticsType:
     :param path: The file.
     :raises CheckpointError: There is no such file, or it does not hold statistics.
     """
-    if not path.is_file():
-        raise CheckpointError(f"There are no normalization statistics `{path}`. {_HOW_TO_GET_ONE}")
-    loaded = safe_load(path)
+    loaded = safe_load(path) if path.is_file() else None
     if not isinstance(loaded, Mapping) or not all(isinstance(entry, Mapping) for entry in loaded.values()):
         raise CheckpointError(
             f"`{path}` holds no normalization statistics: expected names and values by observation, found "
-            f"{type(loaded).__name__}. {_HOW_TO_GET_ONE}"
+            f"{'no file' if loaded is None else type(loaded).__name__}. Training runs with observation normalization "
+            "write it (`maze-run -cn conf_train wrappers=vector_obs ...`); in Python, "
+            "`obtain_normalization_statistics(env, n_samples=...)` does."
         )
     return {str(name): dict(entry) for name, entry in loaded.items()}

@@ -212,10 +212,9 @@ class ResizeImgPreProcessor(ConvertingPreProcessor, tag="resize_img"):
             raise ConfigError(f"ResizeImgPreProcessor: `target_size` must be [height, width], found {target_size!r}.")
         n_dims = len(space.shape)
         if n_dims not in ((3,) if transpose else (2, 3)):
-            wanted = "(channels, height, width)" if transpose else "(height, width) or (height, width, channels)"
             raise ConfigError(
-                f"ResizeImgPreProcessor: with `transpose: {str(bool(transpose)).lower()}` an image has the shape "
-                f"{wanted}, found {space.shape}."
+                "ResizeImgPreProcessor: expected an image (height, width) or (height, width, channels), with "
+                f"`transpose: true` (channels, height, width); found {space.shape}."
             )
         self.transpose = transpose
         shape = (space.shape[0], *size) if transpose else (*size, *space.shape[2:])

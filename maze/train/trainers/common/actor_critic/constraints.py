@@ -27,25 +27,16 @@ from maze.core.agent.state_critic_input_output import StateCriticInput, StateCri
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
+from maze.core.rollout.rollout_columns import RolloutColumns
 from maze.core.utils.checkpoint import Stateful
 from maze.perception.blocks.general.input_conversion import RunningNormalizationBlock
+from maze.train.trainers.common.actor_critic import valuation
 from maze.train.trainers.common.actor_critic.reward_scaling import CentredReturns, RewardScaling
-from maze.train.trainers.common.actor_critic.valuation import (
-    GAE,
-    CostRows,
-    PolicyBatch,
-    ReturnFunction,
-    Returns,
-    RolloutBatch,
-    Trajectories,
-    value_rollout,
-)
 from maze.train.trainers.common.model_selection.selection_criterion import Constraint, statistic_source
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy_output import PolicyOutput
     from maze.core.agent.torch_state_critic import TorchStateCritic
-    from maze.core.rollout.rollout_columns import RolloutColumns
     from maze.perception.blocks.recurrent.recurrent_cell import Run
     from maze.train.trainers.common.config_classes import ActorCriticConfig
     from maze.train.trainers.common.learning import UpdateStats
@@ -92,7 +83,7 @@ def combined_advantage(reward: Tensor, costs: Sequence[Tensor], multipliers: Seq
     """Return the advantage of the Lagrangian, `(A - sum(l_i A_i)) / (1 + sum(l_i))`, `[n_rows]` as its arguments."""
     for cost, multiplier in zip(costs, multipliers, strict=True):
         reward = reward - multiplier * cost
-    return reward / (1.0 + sum(multipliers)) if multipliers else reward
+    return reward / (1.0 + sum(multipliers))
 
 
 def sum_of_ended(values: np.ndarray, ended: np.ndarray, carried: np.ndarray) -> tuple[float, np.ndarray]:
@@ -112,14 +103,21 @@ def sum_of_ended(values: np.ndarray, ended: np.ndarray, carried: np.ndarray) -> 
 
 
 @dataclass(frozen=True)
-class EpisodeCosts(GAE):
-    """GAE of costs of whole episodes, which are not discounted; nothing follows a truncated episode."""
+class EpisodeCosts(valuation.GAE):
+    """valuation.GAE of costs of whole episodes, which are not discounted; nothing follows a truncated episode."""
 
-    @override(ReturnFunction)
-    def __call__(self, trajectories: Trajectories) -> Returns:
+    @override(valuation.ReturnFunction)
+    def __call__(self, trajectories: valuation.Trajectories) -> valuation.Returns:
         if trajectories.acts is None:
             trajectories = replace(trajectories, terminated=trajectories.terminated | trajectories.truncated)
         return super().__call__(trajectories)
+
+
+def with_rewards(columns: RolloutColumns, rewards: np.ndarray) -> RolloutColumns:
+    """Return a rollout with other rewards, of which actors have none of their own; all else is shared."""
+    other = RolloutColumns.__new__(RolloutColumns)
+    vars(other).update({**vars(columns), "rewards": rewards, "actor_rewards": None})
+    return other
 
 
 class CostCritic:
@@ -160,16 +158,22 @@ class CostCritic:
                 part.load_state_dict(state_dict[name])
 
     def _add_costs(
-        self, columns: RolloutColumns, batch: RolloutBatch, returns: ReturnFunction, sequence_length: int
+        self,
+        columns: RolloutColumns,
+        batch: valuation.RolloutBatch,
+        returns: valuation.ReturnFunction,
+        sequence_length: int,
     ) -> None:
         """Add advantages and targets of this critic to a batch of a rollout."""
-        valued = value_rollout(self.model, columns, returns, self._hidden_states, sequence_length, are_joint=True)
+        valued = valuation.value_rollout(
+            self.model, columns, returns, self._hidden_states, sequence_length, are_joint=True
+        )
         for part, of_costs in zip(batch.parts, valued.parts, strict=True):
-            part.costs.append(CostRows(of_costs.old_values, of_costs.advantages, of_costs.targets))
+            part.costs.append(valuation.CostRows(of_costs.old_values, of_costs.advantages, of_costs.targets))
             if part.sequences is not None and of_costs.sequences is not None:
                 part.sequences.critic_states += of_costs.sequences.critic_states
 
-    def predicted(self, part: PolicyBatch, position: int, policy_output: PolicyOutput) -> list[Tensor]:
+    def predicted(self, part: valuation.PolicyBatch, position: int, policy_output: PolicyOutput) -> list[Tensor]:
         """Return the values of costs, with gradients, for each output of the critic `[n_rows, ...]`.
 
         :param part: A minibatch.
@@ -214,7 +218,7 @@ class LearnedConstraint(CostCritic):
         self._scale = abs(constraint.bound) or 1.0
         self._aim = constraint.bound - self.sign * config.constraint_margin * self._scale
         self._pid = PID()
-        self._returns = GAE(config.gamma, config.gae_lambda)
+        self._returns = valuation.GAE(config.gamma, config.gae_lambda)
         if self.sources[0].at_end:
             self._returns = EpisodeCosts(1.0, config.gae_lambda)
         self._scaling = RewardScaling(config.gamma)
@@ -226,7 +230,7 @@ class LearnedConstraint(CostCritic):
     @property
     def multiplier(self) -> float:
         """Weight of the costs in the objective; that of rewards is 1."""
-        return self._pid.multiplier
+        return float(self._pid[2])
 
     def restart(self) -> None:
         """Begin anew in other environments."""
@@ -237,7 +241,7 @@ class LearnedConstraint(CostCritic):
         for key, network in self.critic.networks.items():
             yield ("constraint_critic_grad_norm", (self.name, key)), network
 
-    def learn(self, columns: RolloutColumns, batch: RolloutBatch, first: int, is_fixed: bool) -> None:
+    def learn(self, columns: RolloutColumns, batch: valuation.RolloutBatch, first: int, is_fixed: bool) -> None:
         """Update the multiplier by a rollout, and add its cost advantages and targets to the rollout's batch.
 
         :param columns: The rollout.
@@ -263,13 +267,11 @@ class LearnedConstraint(CostCritic):
             self.value = total / weight
             if not is_fixed:
                 self._control()
-        costs = copy.copy(columns)
-        costs.rewards = (self.sign * (values - self._aim * weights)).astype(np.float32)
-        costs.actor_rewards = None if columns.actor_rewards is None else costs.rewards
+        costs = with_rewards(columns, (self.sign * (values - self._aim * weights)).astype(np.float32))
         if self._centred is None:
             self._scaling.scale(costs)
-            if costs.actor_rewards is not None:
-                costs.actor_rewards = costs.rewards
+        if columns.actor_rewards is not None:
+            costs.actor_rewards = costs.rewards
         self._add_costs(costs, batch, self._centred or self._returns, self._config.sequence_length)
 
     def report(self, stats: UpdateStats) -> None:
@@ -282,7 +284,7 @@ class LearnedConstraint(CostCritic):
     def _control(self) -> None:
         """Update the multiplier by the measured value."""
         violation = self.sign * (self.value - self._aim) / self._scale
-        self._pid = pid_step(self._pid, violation, self._config.constraint_gains, self._config.multiplier_limit)
+        self._pid = pid_step(PID(*self._pid), violation, self._config.constraint_gains, self._config.multiplier_limit)
         self._n_at_limit = self._n_at_limit + 1 if self.multiplier >= self._config.multiplier_limit else 0
         if self._n_at_limit == _UPDATES_AT_LIMIT and violation > 0.0:
             logger.warning(
@@ -295,8 +297,3 @@ class LearnedConstraint(CostCritic):
     def _parts(self) -> dict[str, Stateful]:
         centred: dict[str, Stateful] = {} if self._centred is None else {"centred": self._centred}
         return {**super()._parts(), "scaling": self._scaling, **centred}
-
-    @override(CostCritic)
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        self._pid = PID(*self._pid)

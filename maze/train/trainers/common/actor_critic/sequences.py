@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from maze.core.agent.hidden_states import HiddenStates
-from maze.core.agent.torch_actor_critic import ModelRuns, Observed
+from maze.core.agent.torch_actor_critic import ModelRuns
 from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchSharedStateCritic, TorchStateCritic
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
@@ -142,7 +142,7 @@ class SequencedRollout:
         """By network (`policy`, `critic`), actor, environment and episode: states after its last step, and the row."""
 
     def evaluate(
-        self, substeps: Sequence[Observed], index: Index | None
+        self, substeps: Sequence[Any], index: Index | None
     ) -> tuple[tuple[PolicyOutput, StateCriticOutput], Sequences]:
         """Compute the outputs of the model for all decisions of a policy, unrolled over the sequences of their rows.
 
@@ -154,7 +154,7 @@ class SequencedRollout:
         self.note(runs, origin)
         return outputs, sequences
 
-    def sequences(self, substeps: Sequence[Observed], index: Index | None) -> tuple[Sequences, ModelRuns, Any]:
+    def sequences(self, substeps: Sequence[Any], index: Index | None) -> tuple[Sequences, ModelRuns, Any]:
         """Return the sequences of a policy's decisions, and the runs of policy and critic over them.
 
         :param substeps: The decisions.

@@ -46,11 +46,6 @@ class SubstepRows(NamedTuple):
     logits: dict[str, Tensor] | None = None
     """Logits of the policy that acted, `[n_rows, ...]` by action head; `None`: not recorded, or a minibatch."""
 
-    @property
-    def n_rows(self) -> int:
-        """Number of decisions."""
-        return len(next(iter(self.action.values())))
-
     def rows(self, rows: Tensor) -> SubstepRows:
         """Copy some rows, without logits.
 
@@ -462,7 +457,9 @@ def _trajectories_of_actors(
         if actor in numbers
     }
     complete, terminated, truncated = columns.step_complete | columns.truncated, columns.terminated, columns.truncated
-    own = actor_trajectories(values, acts, ends, terminated, truncated, complete, gamma, *log_rhos)
+    own_values, next_values, own_log_rhos = actor_trajectories(
+        values, acts, ends, terminated, truncated, complete, gamma, *log_rhos
+    )
     is_known = has_known_reward(complete)
     is_last_known = complete & ~np.append(is_known[1:], np.zeros_like(is_known[:1]), axis=0)
     has_left = False if columns.actor_done is None else acts & columns.actor_done[..., np.newaxis]
@@ -474,15 +471,15 @@ def _trajectories_of_actors(
         return torch.from_numpy(filled.reshape(len(filled), -1).copy()).to(model.device)
 
     return Trajectories(
-        values=[joined(own.values)],
-        next_values=[joined(own.next_values)],
+        values=[joined(own_values)],
+        next_values=[joined(next_values)],
         rewards=[joined(np.where(acts | are_joint, columns.actor_rewards[..., np.newaxis], np.float32(0.0)))],
         has_own_rewards=True,
         terminated=joined(terminated[..., np.newaxis] | has_left),
         truncated=joined(truncated | is_last_known),
         step_complete=joined(complete),
         acts=joined(acts),
-        log_rhos=[joined(own.log_rhos)] if log_rhos else [],
+        log_rhos=[joined(own_log_rhos)] if log_rhos else [],
         places=[(ticks, envs * len(numbers) + actors[ticks, envs]) for ticks, envs in indices],
         is_known=[is_known[place] for place in indices],
     )
@@ -542,17 +539,6 @@ def _time_major(batches: Sequence[PolicyBatch], outputs: list[list[Tensor]], sha
     return arrays
 
 
-class ActorTrajectories(NamedTuple):
-    """Values and importance weights for each actor of each environment, `[n_ticks, n_envs, n_actors]`."""
-
-    values: np.ndarray
-    """Its value before its decision; where others act, the discounted value of what follows for it."""
-    next_values: np.ndarray
-    """Its value after the tick."""
-    log_rhos: np.ndarray
-    """Logarithm of the importance weight of all decisions from its own to the one before its next."""
-
-
 def actor_trajectories(
     values: np.ndarray,
     acts: np.ndarray,
@@ -562,7 +548,7 @@ def actor_trajectories(
     step_complete: np.ndarray,
     gamma: float,
     log_rhos: np.ndarray | None = None,
-) -> ActorTrajectories:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the decisions of each actor as a trajectory of its own, however irregularly it acts.
 
     A tick in which another actor acts only passes time: where it completes an environment step, later rewards are
@@ -580,6 +566,9 @@ def actor_trajectories(
     :param step_complete: `[n_ticks, n_envs]`, the tick completed an environment step.
     :param gamma: Discount for each environment step.
     :param log_rhos: `[n_ticks, n_envs]`, logarithm of each decision's importance weight; `None`: all are 1.
+    :return: `[n_ticks, n_envs, n_actors]` each: an actor's value before its decision (where others act, the discounted
+        value of what follows for it); its value after the tick; and the logarithm of the importance weight of all
+        decisions from its own to the one before its next.
     """
     n_ticks = len(acts)
     own_values = np.where(acts, values[..., np.newaxis], 0).astype(values.dtype)
@@ -603,4 +592,4 @@ def actor_trajectories(
             weight += log_rhos[tick, :, np.newaxis]
             weights[tick] = np.where(acts[tick], weight, 0.0)
             weight[acts[tick]] = 0.0
-    return ActorTrajectories(own_values, next_values, weights)
+    return own_values, next_values, weights

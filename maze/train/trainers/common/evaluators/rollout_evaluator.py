@@ -13,8 +13,8 @@ from maze.core.agent.policy import Policy, acting_in
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.env.base_env_events import BaseEnvEvents
+from maze.core.env.context import check_episode_count
 from maze.core.env.faults import LONG_EPISODE, check_episode_ends
-from maze.core.env.instance_set import check_episode_count
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.rollout.batched_acting import EpisodesInterrupted, check_interrupt
@@ -136,9 +136,7 @@ class RolloutEvaluator(Evaluator):
 
         :return: Integers `[n_envs]`.
         """
-        quota = np.full(n_envs, self.n_episodes // n_envs)
-        quota[: self.n_episodes % n_envs] += 1
-        return quota
+        return np.bincount(np.arange(self.n_episodes) % n_envs, minlength=n_envs)
 
     @contextmanager
     def _evaluating(self, policy: Policy) -> Iterator[None]:

@@ -254,7 +254,13 @@ def statistic_source(name: str) -> StatisticSource:
     :raises ConfigError: The statistic is not a mean over episodes, or several events have this name.
     """
     wanted = _tokens(name)
-    found = {source for interface in _all_classes() for source in _sources_of(interface, wanted)}
+    interfaces: set[type[Any]] = {object}
+    waiting: list[type[Any]] = [object]
+    while waiting:
+        known = {each for each in type.__subclasses__(waiting.pop()) if each not in interfaces}
+        interfaces |= known
+        waiting += known
+    found = {source for interface in interfaces for source in _sources_of(interface, wanted)}
     if len(found) > 1:
         raise ConfigError(
             f"constraints: {name!r} may mean any of {', '.join(sorted('/'.join(s.event) for s in found))}; begin with "
@@ -263,16 +269,6 @@ def statistic_source(name: str) -> StatisticSource:
     group = tuple(part for part in wanted if part not in ("BaseEnvEvents", "kpi", "mean"))
     kpi = StatisticSource((BaseEnvEvents.kpi.__module__, BaseEnvEvents.kpi.__qualname__), None, group, at_end=True)
     return next(iter(found), kpi)
-
-
-def _all_classes() -> Iterator[type[Any]]:
-    waiting, seen = [object], {object}
-    while waiting:
-        for subclass in type.__subclasses__(waiting.pop()):
-            if subclass not in seen:
-                seen.add(subclass)
-                waiting.append(subclass)
-                yield subclass
 
 
 def _sources_of(interface: type[Any], wanted: tuple[str, ...]) -> Iterator[StatisticSource]:

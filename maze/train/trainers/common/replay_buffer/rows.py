@@ -207,11 +207,6 @@ class RolloutRows(_StepAssembler):
             for by_key in (observation_spaces_dict, action_spaces_dict)
         ]
 
-    def reset(self) -> None:
-        """Drop steps that are under way: the environments are going to be reset."""
-        self.steps = [_Step() for _ in self.steps]
-        self.finished = [[] for _ in self.steps]
-
     def state(self) -> list[dict[str, Any]]:
         """Return the steps that are under way, by environment, and those that wait until they are an item."""
         return [
@@ -228,7 +223,7 @@ class RolloutRows(_StepAssembler):
         :param new_episodes: Environments that begin new episodes instead.
         :param with_numbers: Whether the buffer has the rows that the steps continue.
         """
-        self.reset()
+        self.steps, self.finished = [_Step() for _ in self.steps], [[] for _ in self.steps]
         for index, entry in enumerate(state):
             steps = [_Step(**step) for step in (*entry["waiting"], {k: v for k, v in entry.items() if k != "waiting"})]
             for step in steps:
@@ -393,7 +388,14 @@ def rows_of_records(
             if after is not None:
                 steps.finish(0, after)
     rows = _stacked(steps.take(first_number), len(actors), zeros)
-    _require_finite(rows)
+    for arrays in (*rows.observations, *rows.actions, {"reward": rows.rewards}, rows.next_observation):
+        for key, array in arrays.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                place = tuple(np.argwhere(~np.isfinite(array))[0].tolist())
+                raise NonFiniteError(
+                    f"Step {place[0]} of a rollout for the replay buffer: `{key}`, index {list(place[1:])} is "
+                    f"{array[place]}. Check the environment or data set that it was recorded from."
+                )
     if action_spaces is not None:
         for position, space in enumerate(action_spaces):
             rows.actions[position] = _checked_actions(space, rows.actions[position], rows.n_substeps > position)
@@ -456,17 +458,3 @@ def _checked_actions(space: spaces.Dict, actions: Arrays, acted: np.ndarray) -> 
                     "with other wrappers?"
                 )
     return checked
-
-
-def _require_finite(rows: TransitionRows) -> None:
-    groups = {f"observation of actor {index}": part for index, part in enumerate(rows.observations)}
-    groups |= {f"action of actor {index}": part for index, part in enumerate(rows.actions)}
-    groups |= {"reward": {"reward": rows.rewards}, "next observation": rows.next_observation}
-    for name, arrays in groups.items():
-        for key, array in arrays.items():
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                place = tuple(np.argwhere(~np.isfinite(array))[0].tolist())
-                raise NonFiniteError(
-                    f"Step {place[0]} of a rollout for the replay buffer: {name}, `{key}`, index {list(place[1:])} is "
-                    f"{array[place]}. Check the environment or data set that it was recorded from."
-                )

@@ -100,25 +100,18 @@ class UniformReplayBuffer(BaseReplayBuffer):
 
     @override(BaseReplayBuffer)
     def add_rollout(self, rollout: SpacesTrajectoryRecord | list[StructuredSpacesRecord]) -> None:
-        self._add_records(_steps(rollout), item_length=1)
+        records: Any = rollout
+        self._add_records(getattr(rollout, "step_records", records), item_length=1)
 
     @override(BaseReplayBuffer)
     def add_transition(self, transition: Transition) -> None:
-        if isinstance(transition, StructuredSpacesRecord):
-            self._add_records([transition], item_length=1)
-        else:
-            self._add_records(_steps(transition), item_length=len(transition))
+        records: Any = getattr(transition, "step_records", [transition])
+        self._add_records(records, item_length=len(records))
 
     @override(BaseReplayBuffer)
     def add_rows(self, rows: TransitionRows) -> None:
         """Add steps that are rows already; with items of several steps, whole items."""
-        columns = self.columns
-        if len(rows) % self.item_length or columns.n_added % self.item_length:
-            raise ConfigError(
-                f"The replay buffer holds items of {self.item_length} environment steps, expected a multiple of that, "
-                f"found {len(rows)} steps. Collect rows with `RolloutRows(..., item_length={self.item_length})`."
-            )
-        columns.add(rows)
+        self.columns.add(rows)
 
     @override(BaseReplayBuffer)
     def sample_batch(self, n_samples: int, learner_device: str) -> list[Transition]:
@@ -202,12 +195,10 @@ class UniformReplayBuffer(BaseReplayBuffer):
         self.columns.add(rows)
 
 
-def _steps(rollout: SpacesTrajectoryRecord | Sequence[StructuredSpacesRecord]) -> list[StructuredSpacesRecord]:
-    return list(rollout.step_records if isinstance(rollout, SpacesTrajectoryRecord) else rollout)
-
-
 _SMALLEST = 1e-6
 """Added to errors, so that every step is drawn now and then."""
+_BLOCK = 1024
+"""Number of priorities that are summed up together."""
 
 
 class PrioritizedReplayBuffer(UniformReplayBuffer):
@@ -228,12 +219,14 @@ class PrioritizedReplayBuffer(UniformReplayBuffer):
         self.beta = beta
         self._highest = 1.0
         self._n_known = 0
-        self._sums = SumTree(buffer_size)
+        self._priorities = np.zeros((-(-buffer_size // _BLOCK), _BLOCK))
+        self._sums = np.zeros(len(self._priorities))
+        """Sums of the blocks of priorities."""
 
     @override(UniformReplayBuffer)
     def sample_transitions(self, n_samples: int, learner_device: str) -> TransitionBatch:
         batch = super().sample_transitions(n_samples, learner_device)
-        probabilities = self._sums.values(batch.slots) / self._sums.total
+        probabilities = self._priorities.ravel()[batch.slots] / self._sums.sum()
         weights = (len(self) * probabilities) ** -self.beta
         batch.weights = torch.from_numpy((weights / weights.max()).astype(np.float32)).to(learner_device)
         return batch
@@ -247,31 +240,37 @@ class PrioritizedReplayBuffer(UniformReplayBuffer):
         """
         priorities = (np.abs(errors) + _SMALLEST) ** self.alpha
         self._highest = max(self._highest, float(priorities.max()))
-        self._sums.set(slots, priorities)
+        self._set(slots, priorities)
+
+    def _set(self, slots: np.ndarray, priorities: np.ndarray) -> None:
+        self._priorities.ravel()[slots] = priorities
+        blocks = np.unique(slots // _BLOCK)
+        self._sums[blocks] = self._priorities[blocks].sum(1)
 
     @override(UniformReplayBuffer)
     def _draw(self, n_samples: int) -> np.ndarray:
-        if self.item_length != 1:
-            raise ConfigError("A prioritised replay buffer holds single steps; its items cannot be whole rollouts.")
         self._take_notice_of_new_rows()
         if not len(self):
             return super()._draw(n_samples)  # raises the error for an empty buffer
         self.n_drawn += n_samples
-        strata = (np.arange(n_samples) + self._rng.random(n_samples)) / n_samples
-        slots: np.ndarray = np.minimum(self._sums.find(strata * self._sums.total), len(self) - 1)
-        return slots
+        ends = self._sums.cumsum()
+        wanted = (np.arange(n_samples) + self._rng.random(n_samples)) / n_samples * ends[-1]
+        blocks = np.searchsorted(ends, wanted, side="right").clip(max=len(ends) - 1)
+        in_block = (wanted - ends[blocks] + self._sums[blocks])[:, None]
+        slots: np.ndarray = blocks * _BLOCK + (self._priorities[blocks].cumsum(1) <= in_block).sum(1)
+        return slots.clip(max=len(self) - 1)
 
     def _take_notice_of_new_rows(self) -> None:
         n_new = min(self.n_rows_added - self._n_known, self.buffer_size)
         if n_new:
             slots = np.arange(self.n_rows_added - n_new, self.n_rows_added) % self.buffer_size
-            self._sums.set(slots, np.full(n_new, self._highest))
+            self._set(slots, np.full(n_new, self._highest))
             self._n_known = self.n_rows_added
 
     @override(UniformReplayBuffer)
     def state_dict(self, with_content: bool = True) -> dict[str, Any]:
         self._take_notice_of_new_rows()
-        content = torch.from_numpy(self._sums.leaves.copy()) if with_content else None
+        content = torch.from_numpy(self._priorities.ravel()[: self.buffer_size].copy()) if with_content else None
         return {**super().state_dict(with_content), "priorities": content, "highest_priority": self._highest}
 
     @override(UniformReplayBuffer)
@@ -279,52 +278,5 @@ class PrioritizedReplayBuffer(UniformReplayBuffer):
         super().load_state_dict(state)
         self._highest = state["highest_priority"]
         if state["priorities"] is not None:
-            self._sums.set(np.arange(self.buffer_size), state["priorities"].numpy())
+            self._set(np.arange(self.buffer_size), state["priorities"].numpy())
             self._n_known = self.n_rows_added
-
-
-class SumTree:
-    """Numbers, drawn in proportion to their size in logarithmic time, many at once.
-
-    :param size: How many; all are 0 to begin with.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._first_leaf = 1 << max(0, size - 1).bit_length()
-        self._nodes = np.zeros(2 * self._first_leaf)
-
-    @property
-    def total(self) -> float:
-        """Sum of all numbers."""
-        return float(self._nodes[1])
-
-    @property
-    def leaves(self) -> np.ndarray:
-        """The numbers themselves, `[size]`; a view."""
-        return self._nodes[self._first_leaf : self._first_leaf + self._size]
-
-    def values(self, indices: np.ndarray) -> np.ndarray:
-        """Return the numbers at `indices`, `[B]`."""
-        found: np.ndarray = self._nodes[self._first_leaf + indices]
-        return found
-
-    def set(self, indices: np.ndarray, values: np.ndarray) -> None:
-        """Set the numbers at `indices`, `[B]`; of one that is named twice the last value counts."""
-        nodes = self._first_leaf + np.asarray(indices)
-        self._nodes[nodes] = values
-        while nodes.size and nodes[0] > 1:
-            nodes = np.unique(nodes >> 1)
-            self._nodes[nodes] = self._nodes[2 * nodes] + self._nodes[2 * nodes + 1]
-
-    def find(self, sums: np.ndarray) -> np.ndarray:
-        """Return, for each of `sums`, `[B]` in `[0, total)`, the number in which the running total passes it."""
-        nodes = np.ones(len(sums), np.int64)
-        rest = np.array(sums, np.float64)
-        while nodes[0] < self._first_leaf:
-            left = 2 * nodes
-            in_left = self._nodes[left]
-            goes_right = (rest >= in_left) & (self._nodes[left + 1] > 0.0)
-            rest = np.where(goes_right, rest - in_left, rest)
-            nodes = left + goes_right
-        return nodes - self._first_leaf

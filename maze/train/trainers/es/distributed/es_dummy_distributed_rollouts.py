@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from maze.core.agent.acting import ActionHeads
 from maze.core.agent.policy import acting_in
-from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.agent.torch_policy import ActionHeads, TorchPolicy
 from maze.core.annotations import override
 from maze.core.env.faults import (
     LONG_EPISODE,
