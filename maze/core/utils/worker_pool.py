@@ -387,6 +387,7 @@ class ProcessPool(TaskPool):
 
         :param fd: A file descriptor that is the last argument.
         """
+        self._check_open()
         task = Task(actor, name, method, arguments)
         self._send(task, messages.CALL, messages.dumps((name, method, arguments, fd is not None)), fd)
         self._under_way.add(task)
@@ -394,6 +395,7 @@ class ProcessPool(TaskPool):
 
     def call_short(self, method: str) -> list[Any]:
         """Call `step` or `reset` of the first object of all actors in parallel and return the results."""
+        self._check_open()
         tasks, code = self._short_calls[method], messages.SHORT_CALLS[method]
         for task in tasks:
             task.is_done = False
@@ -418,7 +420,10 @@ class ProcessPool(TaskPool):
                     worker = self._worker_of[fd]
                     if fd == worker.channel.fd and event & select.POLLIN:
                         result, duration = self._receive(worker)
-                        self._completed(worker.tasks.popleft(), worker.index, result, duration)
+                        task = worker.tasks.popleft()
+                        task.result, task.is_done = result, True
+                        if task.name:
+                            self._completed(task, worker.index, result, duration)
                     elif not worker.channel.connection.poll(0):
                         self._fail_dead(worker)
                 if not events and is_waiting:
@@ -439,7 +444,6 @@ class ProcessPool(TaskPool):
         self._finalizer()
 
     def _send(self, task: Task, code: bytes, content: bytes = b"", fd: int | None = None) -> None:
-        self._check_open()
         worker = self.workers[task.actor]
         worker.tasks.append(task)
         try:
