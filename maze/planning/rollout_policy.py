@@ -445,11 +445,7 @@ def _choices(space: spaces.Dict, observation: Mapping[str, Any]) -> dict[str, np
             allowed = np.flatnonzero(np.asarray(observation[masks[head]]) > 0) if head in masks else np.arange(part.n)
             found[head] = int(part.start) + (allowed if len(allowed) else np.arange(part.n))
         elif isinstance(part, (spaces.MultiBinary, spaces.MultiDiscrete)):
-            sizes = (
-                np.asarray(part.nvec).ravel()
-                if isinstance(part, spaces.MultiDiscrete)
-                else np.full(part.shape, 2).ravel()
-            )
+            sizes = np.ravel(getattr(part, "nvec", np.full(part.shape, 2)))
             if np.prod(sizes, dtype=float) > 2**12:
                 return None
             found[head] = np.array(list(itertools.product(*map(range, sizes))), part.dtype).reshape(-1, *part.shape)

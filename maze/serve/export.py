@@ -7,7 +7,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -359,22 +359,15 @@ def _run_card(run_dir: Path) -> dict[str, Any]:
     card["versions"] = read_json_object(run_dir / "versions.json").get("versions") or {}
     training = read_json_object(run_dir / "run.json")
     card["training"] = {key: training[key] for key in ("epoch", "n_env_steps", "best_score") if key in training}
-    card["evaluation"] = _evaluation(run_dir)
-    return card
-
-
-def _evaluation(run_dir: Path) -> dict[str, Any]:
-    """Return statistics and epoch of the evaluation with the best mean reward; empty if there is none."""
-    try:
+    with suppress(MazeError):
         evaluated = read_progress(run_dir).paths.get("eval")
-    except MazeError:
-        return {}
-    rewards = np.array([] if evaluated is None else evaluated.columns.get("BaseEnvEvents/reward/mean", []))
-    if evaluated is None or np.isnan(rewards).all():
-        return {}
-    best = int(np.nanargmax(rewards))
-    statistics = {name: column[best] for name, column in evaluated.columns.items() if math.isfinite(column[best])}
-    return {"epoch": int(evaluated.steps[best]), "statistics": statistics}
+        rewards = np.array([] if evaluated is None else evaluated.columns.get("BaseEnvEvents/reward/mean", []))
+        if evaluated is not None and not np.isnan(rewards).all():
+            best = int(np.nanargmax(rewards))  # the evaluation with the best mean reward
+            columns = evaluated.columns.items()
+            statistics = {name: column[best] for name, column in columns if math.isfinite(column[best])}
+            card["evaluation"] = {"epoch": int(evaluated.steps[best]), "statistics": statistics}
+    return card
 
 
 # -- recording: reference cases, an episode, and summaries of observations ---------------------------------------------
