@@ -154,7 +154,8 @@ def exported_network(
         raise ConfigImportError(f"Exporting needs onnxscript: {install_command('onnx')} ({error}).") from error
     except Exception as error:  # torch raises many types
         named = f"The network of sub-step {step_key!r} ({type(network).__name__})"
-        raise ExportError(f"{named} cannot be exported as an ONNX graph: {_first_line(error)}") from error
+        reason = str(error.__cause__ or error).strip().partition("\n")[0]
+        raise ExportError(f"{named} cannot be exported as an ONNX graph: {reason}") from error
     if not heads:
         raise ExportError(f"The network of sub-step {step_key!r} has no action head among its outputs.")
     import onnx
@@ -254,11 +255,6 @@ def _quietly() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error.__cause__ or error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
 
 
 # -- description ------------------------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def safe_load(
         advice = "No code in it was executed. If you trust the whole file, pass `allow_pickle=True`"
         raise CheckpointError(f"{name}: {error}. {advice}.") from error
     except Exception as error:  # a damaged pickle can fail with nearly any type
-        raise CheckpointError(f"{name}: is not a readable pickle ({error!r}). Expected a file of Maze.") from error
+        raise CheckpointError(f"{name}: is not a readable pickle ({error!r}); it may be truncated.") from error
 
 
 class _Names:
