@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hydra.core.config_store import ConfigStore
 from hypothesis import settings
 
 # A first call may import half of torch, so examples have no deadline.
@@ -84,9 +85,28 @@ def _configurations_parsed_once():
             parsed[key] = pickle.dumps(parse(stream, Loader))
         return pickle.loads(parsed[key])
 
+    class Shared(dict):
+        """Options in Python, which each composition would copy as a whole, and not only those that it takes."""
+
+        def __deepcopy__(self, memo):
+            return self
+
+    store = ConfigStore.instance()
     with pytest.MonkeyPatch.context() as patch:
         parse = yaml.load
         patch.setattr(yaml, "load", load)
+        patch.setattr(store, "repo", Shared(store.repo))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_waiting_for_the_disk():
+    """Leave the writing of files to the operating system: only after a power failure would their content differ.
+
+    A short training flushes thirty files, 5 ms each.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
         yield
 
 

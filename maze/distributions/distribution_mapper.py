@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import torch
@@ -23,7 +23,6 @@ from maze.distributions.multi_categorical import (
 from maze.distributions.samplers import HeadDescription
 from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDistribution
 
-_CONFIG = "distribution_mapper_config"
 _DESCRIBED: Mapping[type[Any], tuple[str, bool]] = {
     BernoulliProbabilityDistribution: ("bernoulli", False),
     BetaProbabilityDistribution: ("beta", False),
@@ -69,10 +68,24 @@ class DistributionMapper:
                 '`spaces.Dict({"action": ...})`.'
             )
         self.action_space = action_space
-        self._distributions = {head: self._default_for(head, space) for head, space in action_space.spaces.items()}
-        for index, entry in enumerate(_entries(distribution_mapper_config)):
-            self._apply(entry, f"{_CONFIG}[{index}]")
-        self._logits_shapes = {head: self._checked_logits_shape(head) for head in self._distributions}
+        self._distributions: dict[str, type[Any]] = {}
+        for head, space in action_space.spaces.items():
+            fitting = [known for space_type, known in self.default_mapping.items() if isinstance(space, space_type)]
+            if not fitting:
+                raise ConfigError(
+                    f"Action head `{head}`: there is no distribution for {space}. Supported are "
+                    f"{', '.join(space_type.__name__ for space_type in self.default_mapping)}."
+                )
+            self._distributions[head] = fitting[0]
+        config = distribution_mapper_config or []
+        for index, entry in enumerate(config.values() if isinstance(config, Mapping) else config):
+            self._apply(entry, f"distribution_mapper_config[{index}]")
+        self._logits_shapes: dict[str, tuple[int, ...]] = {}
+        for head, distribution in self._distributions.items():
+            try:
+                self._logits_shapes[head] = tuple(distribution.required_logits_shape(action_space.spaces[head]))
+            except ConfigError as error:  # noqa: PERF203 (for once, and few heads)
+                raise ConfigError(f"Action head `{head}`: {error}") from error
         self.candidate_heads: frozenset[str] = frozenset()
         """`Discrete` heads with as many choices as there are candidates, in training or elsewhere."""
 
@@ -83,7 +96,6 @@ class DistributionMapper:
 
     def distribution_class(self, action_head: str) -> type[Any]:
         """Return the distribution's class of an action head."""
-        self._require_head(action_head, "action head")
         return self._distributions[action_head]
 
     def describe_head(self, action_head: str) -> HeadDescription | None:
@@ -106,7 +118,8 @@ class DistributionMapper:
 
     def required_logits_shape(self, action_head: str) -> Sequence[int]:
         """Return the shape of the logits of an action head, without batch dimensions."""
-        self._require_head(action_head, "action head")
+        if action_head not in self._distributions:
+            raise unknown_key_error("action head", action_head, self._distributions)
         return self._logits_shapes[action_head]
 
     def action_head_distribution(
@@ -141,13 +154,6 @@ class DistributionMapper:
             {head: self.action_head_distribution(head, logits, temperature) for head, logits in logits_dict.items()}
         )
 
-    def _default_for(self, head: str, space: spaces.Space[Any]) -> type[Any]:
-        for space_type, distribution in self.default_mapping.items():
-            if isinstance(space, space_type):
-                return distribution
-        known = ", ".join(space_type.__name__ for space_type in self.default_mapping)
-        raise ConfigError(f"Action head `{head}`: there is no distribution for {space}. Supported are {known}.")
-
     def _apply(self, entry: Mapping[str, Any], where: str) -> None:
         if not isinstance(entry, Mapping):
             raise ConfigError(f"{where}: expected a mapping with `distribution`, found {entry!r}.")
@@ -157,51 +163,20 @@ class DistributionMapper:
                 f"{where}: expected `distribution` and `action_space` or `action_head`, perhaps with `bounded`, "
                 f"found {sorted(map(str, entry))}."
             )
-        distribution = _distribution_type(entry["distribution"], f"{where}.distribution")
-        heads: Iterable[str] = self._distributions
-        if entry.get("action_head") is not None:
-            self._require_head(entry["action_head"], f"{where}.action_head")
-            heads = [entry["action_head"]]
-        if entry.get("action_space") is not None:
-            space_type = _space_type(entry["action_space"], f"{where}.action_space")
+        factory = Factory(ProbabilityDistribution)  # type: ignore[type-abstract]  # the configuration names a concrete one
+        distribution = factory.type_from_name(entry["distribution"], config_path=f"{where}.distribution")
+        heads = list(self._distributions)
+        if (head := entry.get("action_head")) is not None:
+            if head not in heads:
+                raise unknown_key_error(f"{where}.action_head", head, heads)
+            heads = [head]
+        if (name := entry.get("action_space")) is not None:
+            # `gym.spaces.Box`, `gymnasium.spaces.Box` and `Box` are the same
+            if isinstance(name, str) and ("." not in name or name.split(".")[0] in ("gym", "gymnasium", "spaces")):
+                name = f"gymnasium.spaces.{name.rpartition('.')[2]}"
+            space_type = Factory(spaces.Space).type_from_name(name, config_path=f"{where}.action_space")
             heads = [head for head in heads if isinstance(self.action_space.spaces[head], space_type)]
-        for head in list(heads):
+        for head in heads:
             space = self.action_space.spaces[head]
             if not entry.get("bounded") or (isinstance(space, spaces.Box) and space.is_bounded()):
                 self._distributions[head] = distribution
-
-    def _checked_logits_shape(self, head: str) -> Sequence[int]:
-        try:
-            shape = self._distributions[head].required_logits_shape(self.action_space.spaces[head])
-        except ConfigError as error:
-            raise ConfigError(f"Action head `{head}`: {error}") from error
-        return tuple(int(size) for size in shape)
-
-    def _require_head(self, head: str, where: str) -> None:
-        if head not in self._distributions:
-            raise unknown_key_error(where, head, self._distributions)
-
-
-def _entries(config: Any) -> list[Any]:
-    if config is None:
-        return []
-    if isinstance(config, Mapping):
-        return list(config.values())
-    if isinstance(config, Iterable) and not isinstance(config, str):
-        return list(config)
-    raise ConfigError(f"{_CONFIG}: expected a list of entries, found {config!r}.")
-
-
-def _space_type(value: Any, where: str) -> type[Any]:
-    """Return a space type, also by name: `gym.spaces.Box`, `gymnasium.spaces.Box` and `Box` are the same."""
-    if isinstance(value, str) and ("." not in value or value.split(".")[0] in ("gym", "gymnasium", "spaces")):
-        value = f"gymnasium.spaces.{value.rpartition('.')[2]}"
-    return Factory(spaces.Space).type_from_name(value, config_path=where)
-
-
-def _distribution_type(value: Any, where: str) -> type[Any]:
-    factory = Factory(ProbabilityDistribution)  # type: ignore[type-abstract]  # the configuration names a concrete one
-    found = factory.type_from_name(value, config_path=where)
-    if not hasattr(found, "required_logits_shape"):
-        raise ConfigError(f"{where}: {found.__name__} has no classmethod `required_logits_shape`.")
-    return found

@@ -94,16 +94,12 @@ class _MultiCategorical:
         return actions.reshape(len(logits), *self._shape)
 
 
-class _Bernoulli:
-    def __init__(self, head: HeadDescription) -> None:
-        pass
-
-    def __call__(self, logits: Array, rng: np.random.Generator | None, temperature: float = 1.0) -> Array:
-        if rng is None:
-            return (logits > 0).astype(np.int8)
-        probability = 0.5 + 0.5 * np.tanh(0.5 * _at(temperature, logits))
-        ones: Array = rng.random(logits.shape) < probability
-        return ones.astype(np.int8)
+def _bernoulli(logits: Array, rng: np.random.Generator | None, temperature: float = 1.0) -> Array:
+    if rng is None:
+        return (logits > 0).astype(np.int8)
+    probability = 0.5 + 0.5 * np.tanh(0.5 * _at(temperature, logits))
+    ones: Array = rng.random(logits.shape) < probability
+    return ones.astype(np.int8)
 
 
 class _Continuous:
@@ -181,7 +177,7 @@ class _Beta(_Bounded):
 _SAMPLERS: Mapping[str, Callable[[HeadDescription], Sampler]] = {
     "categorical": _Categorical,
     "multi_categorical": _MultiCategorical,
-    "bernoulli": _Bernoulli,
+    "bernoulli": lambda _: _bernoulli,
     "gaussian": _Gaussian,
     "squashed_gaussian": _SquashedGaussian,
     "beta": _Beta,
@@ -195,14 +191,19 @@ def choice_probabilities(head: HeadDescription, logits: Array, temperature: floa
     :param logits: Of one observation, `[n_logits]`.
     :return: One array `[n_choices]` for each component of the action.
     """
-    scaled = logits.reshape(-1).astype(np.float64) / temperature
+    return [factor[0] for factor in _choices(head, logits[np.newaxis], temperature)]
+
+
+def _choices(head: HeadDescription, logits: Array, temperature: float) -> list[Array]:
+    """Return the probabilities `[batch, n_choices]` of all choices that an action consists of."""
+    scaled = logits.reshape(len(logits), -1).astype(np.float64) / temperature
     if head["distribution"] == "bernoulli":
         ones = 0.5 + 0.5 * np.tanh(0.5 * scaled)
-        return [np.array([1.0 - one, one]) for one in ones]
+        return list(np.stack([1.0 - ones, ones], axis=-1).swapaxes(0, 1))
     sizes = categorical_sizes(head)
-    parts = np.split(scaled, np.cumsum(sizes)[:-1]) if sizes else []
-    weights = [np.exp(part - part.max()) for part in parts]
-    return [weight / weight.sum() for weight in weights]
+    parts = np.split(scaled, np.cumsum(sizes)[:-1], axis=1) if sizes else []
+    weights = [np.exp(part - part.max(1, keepdims=True)) for part in parts]
+    return [weight / weight.sum(1, keepdims=True) for weight in weights]
 
 
 def probabilities_of(head: HeadDescription, logits: Array, actions: Array, temperature: float = 1.0) -> Array | None:
@@ -213,20 +214,15 @@ def probabilities_of(head: HeadDescription, logits: Array, actions: Array, tempe
     :param temperature: Below 1 sharpens the distribution, above 1 flattens it.
     :return: `[batch]`.
     """
-    flat, chosen = logits.reshape(len(logits), -1).astype(np.float64), actions.reshape(len(actions), -1)
-    if head["distribution"] == "bernoulli":
-        ones = 0.5 + 0.5 * np.tanh(0.5 * flat / temperature)
-        return np.asarray(np.where(chosen > 0, ones, 1.0 - ones).prod(1))
+    chosen = actions.reshape(len(actions), -1)
     if head["distribution"] in ("gaussian", "squashed_gaussian"):
         return _gaussian_density(head, logits.astype(np.float64), chosen.astype(np.float64), temperature)
-    sizes = categorical_sizes(head)
-    if not sizes:
+    factors, rows = _choices(head, logits, temperature), np.arange(len(logits))
+    if not factors:
         return None
-    found, rows = np.ones(len(flat)), np.arange(len(flat))
-    for component, part in enumerate(np.split(flat / temperature, np.cumsum(sizes)[:-1], axis=1)):
-        weights = np.exp(part - part.max(1, keepdims=True))
-        found *= weights[rows, chosen[:, component]] / weights.sum(1)
-    return found
+    return np.asarray(
+        np.prod([factor[rows, chosen[:, part].astype(np.int64)] for part, factor in enumerate(factors)], axis=0)
+    )
 
 
 def _gaussian_density(head: HeadDescription, logits: Array, actions: Array, temperature: float) -> Array:

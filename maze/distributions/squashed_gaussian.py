@@ -20,14 +20,8 @@ from maze.distributions.samplers import MAX_LOG_STD_BEFORE_SQUASHING
 from maze.distributions.torch_dist import TorchProbabilityDistribution
 from maze.distributions.utils import atanh, box_logits_shape, require_bounds, space_bounds
 
-_N_QUADRATURE_NODES = 64
-
-
-@lru_cache(maxsize=1)
-def _quadrature() -> tuple[torch.Tensor, torch.Tensor]:
-    """Return nodes and weights with which `sum(weights * f(nodes))` is the mean of f under a standard normal."""
-    nodes, weights = np.polynomial.hermite_e.hermegauss(_N_QUADRATURE_NODES)
-    return torch.from_numpy(nodes), torch.from_numpy(weights / math.sqrt(2.0 * math.pi))
+_NODES, _WEIGHTS = map(torch.from_numpy, np.polynomial.hermite_e.hermegauss(64))
+"""`sum(_WEIGHTS * f(_NODES)) / sqrt(2 pi)` is the mean of f under a standard normal distribution."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +32,6 @@ class _Scale:
     high: torch.Tensor
     half_width: torch.Tensor
     log_half_width: torch.Tensor
-
-
-def _scale_of(action_space: spaces.Box, like: torch.Tensor) -> _Scale:
-    low, high = action_space.low, action_space.high
-    return _scale(low.tobytes(), high.tobytes(), low.dtype.str, low.shape, like.dtype, like.device)
 
 
 @lru_cache(maxsize=64)
@@ -78,7 +67,8 @@ class SquashedGaussianProbabilityDistribution(TorchProbabilityDistribution[Norma
 
     def __init__(self, logits: torch.Tensor, action_space: spaces.Box, temperature: float = 1.0) -> None:
         super().__init__(None, action_space)
-        self._scale = _scale_of(action_space, logits)
+        low, high = action_space.low, action_space.high
+        self._scale = _scale(low.tobytes(), high.tobytes(), low.dtype.str, low.shape, logits.dtype, logits.device)
         self._logits = logits
         self._temperature = temperature
         self._normal: _NormalBeforeSquashing | None = None
@@ -153,7 +143,7 @@ class SquashedGaussianProbabilityDistribution(TorchProbabilityDistribution[Norma
 
     @override(TorchProbabilityDistribution)
     def entropy(self) -> torch.Tensor:
-        nodes, weights = (tensor.to(self.normal.mean) for tensor in _quadrature())
+        nodes, weights = _NODES.to(self.normal.mean), (_WEIGHTS / math.sqrt(2.0 * math.pi)).to(self.normal.mean)
         points = self.normal.mean.unsqueeze(-1) + self.normal.std.unsqueeze(-1) * nodes
         mean_log_derivative = (_log_derivative_of_tanh(points) * weights).sum(-1)
         return self.normal.entropy() + self._joint(mean_log_derivative + self._scale.log_half_width)

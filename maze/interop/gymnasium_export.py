@@ -57,8 +57,14 @@ class MazeGymnasiumEnv(gymnasium.Env[Any, Any]):
             env.set_render_mode(render_mode)
         self.render_mode = render_mode if inner is None or render_mode is not None else inner.render_mode
         self._mask: np.ndarray | None = None
-        if (name := mask_of(env)) is not None:
-            self._mask_name = name
+        self._mask_name: str | None = None
+        with_heads: Any = env
+        while not isinstance(with_heads.action_space, spaces.Dict):
+            with_heads = with_heads.env
+        observed: Any = env.observation_space
+        if isinstance(observed, spaces.Dict) and len(with_heads.action_space.spaces) == 1:
+            self._mask_name = next(iter(mask_heads(observed, with_heads.action_space)), None)
+        if self._mask_name is not None:
             self.action_masks = self._action_masks
             """Interface of sb3-contrib: bool `[n_actions]`, which actions are valid; only set if there is a mask."""
 
@@ -96,7 +102,7 @@ class MazeGymnasiumEnv(gymnasium.Env[Any, Any]):
 
     def _observation(self, observation: Any) -> Any:
         """Convert an observation of Maze and store its mask."""
-        if hasattr(self, "_mask_name"):
+        if self._mask_name is not None:
             self._mask = np.asarray(observation[self._mask_name]) > 0
         return with_numbers(observation, self._discrete_keys)
 
@@ -109,21 +115,6 @@ def to_gymnasium(env: MazeEnv[Any], render_mode: str | None = None) -> MazeGymna
     :param render_mode: How `render` draws.
     """
     return MazeGymnasiumEnv(env, render_mode)
-
-
-def mask_of(env: Any) -> str | None:
-    """Return the observation that masks the only action head; `None`: there is none, or there are several heads.
-
-    :param env: A Maze environment with its wrappers, which may remove the dictionary of actions.
-    """
-    observation_space, inner = env.observation_space, env
-    if not isinstance(observation_space, spaces.Dict):
-        return None
-    while not isinstance(inner.action_space, spaces.Dict):
-        inner = inner.env
-    if len(inner.action_space.spaces) != 1:
-        return None
-    return next(iter(mask_heads(observation_space, inner.action_space)), None)
 
 
 def mask_heads(observation_space: spaces.Dict, action_space: spaces.Dict) -> dict[str, str]:

@@ -482,7 +482,10 @@ class PettingZooCoreEnv(CoreEnv):
             elif self._learner is not None and agent != self._learner:
                 space = env.action_space(agent)
                 space.seed(int(self._rng.integers(2**31)))
-                mask = self._mask(agent)
+                observation = env.observe(agent)
+                mask = env.infos.get(agent, {}).get(ACTION_MASK)
+                if isinstance(observation, Mapping):
+                    mask = observation.get(ACTION_MASK, mask)
                 action = space.sample() if mask is None else space.sample(np.asarray(mask, np.int8))
                 reward += self._take(action, done_agents)
             else:
@@ -492,12 +495,6 @@ class PettingZooCoreEnv(CoreEnv):
 
     def _is_over(self) -> bool:
         return self._learner in self._over or all(agent in self._over for agent in self.env.agents)
-
-    def _mask(self, agent: str) -> Any:
-        observation = self.env.observe(agent)
-        if isinstance(observation, Mapping) and ACTION_MASK in observation:
-            return observation[ACTION_MASK]
-        return self.env.infos.get(agent, {}).get(ACTION_MASK)
 
     def _observed(self) -> MazeStateType:
         agent = self._agent

@@ -10,8 +10,7 @@ import json
 import pickle
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from maze.core.utils.checkpoint import load_state
 from maze.core.utils.factory import Factory
 from maze.core.wrappers.gym_adapters import action_leaves, adapted, gym_env_name
 from maze.core.wrappers.maze_gym_env_wrapper import GymActionConversion, GymObservationConversion
+from maze.distributions.utils import isolated_global_generator
 from maze.interop.gymnasium_export import mask_heads
 
 _PACKAGES = ("stable_baselines3", "sb3_contrib")
@@ -120,11 +120,12 @@ class SB3Policy(Policy):
                 self._normalization = pickle.load(file)
         self._state: Any = None
         self._is_start = np.ones(1, bool)
-        self._generators = torch.random.get_rng_state()
+        self._generator = torch.Generator()
+        self._generator.seed()
 
     @override(Policy)
     def seed(self, seed: int) -> None:
-        self._generators = torch.Generator().manual_seed(seed).get_state()
+        self._generator.manual_seed(seed)
         self._state, self._is_start = None, np.ones(1, bool)
 
     @override(Policy)
@@ -139,7 +140,7 @@ class SB3Policy(Policy):
         given: dict[str, Any] = {"state": self._state, "episode_start": self._is_start}
         if self._takes_mask and self._mask is not None:
             given["action_masks"] = np.asarray(observation[self._mask]) > 0
-        with self._own_generators():
+        with isolated_global_generator(self._generator):
             action, self._state = self.sb3_policy.predict(
                 self._shown(observation), deterministic=deterministic, **given
             )
@@ -151,17 +152,6 @@ class SB3Policy(Policy):
         if not self._takes_dict:
             shown = next(iter(shown.values()))
         return shown if self._normalization is None else self._normalization.normalize_obs(shown)
-
-    @contextmanager
-    def _own_generators(self) -> Iterator[None]:
-        """Return a context in which torch's global generator, used by stable-baselines3, has this policy's state."""
-        before = torch.random.get_rng_state()
-        torch.random.set_rng_state(self._generators)
-        try:
-            yield
-        finally:
-            self._generators = torch.random.get_rng_state()
-            torch.random.set_rng_state(before)
 
 
 def _described_policy(described: Any, path: Path) -> tuple[type[Any], dict[str, Any]]:
@@ -189,12 +179,12 @@ def _looked_up(name: str, path: Path) -> type[Any]:
     package = module.partition(".")[0]
     if package not in _PACKAGES and not module.startswith("torch.nn.modules."):
         raise _needs_pickle(path, f"it consists of {name}, which is part of neither stable-baselines3 nor torch")
-    if importlib.util.find_spec(package) is None:
-        raise ConfigImportError(f"{path} was made by {package}, which is not installed: {install_command('sb3')}.")
     try:
         found = getattr(importlib.import_module(module), cls)
     except (ImportError, AttributeError) as error:
-        raise CheckpointError(f"{path} names {name}, which the installed version does not have: {error}") from error
+        raise CheckpointError(
+            f"{path} names {name}, which is not installed, or not in this version: {error}. {install_command('sb3')}"
+        ) from error
     if not isinstance(found, type) or not issubclass(found, torch.nn.Module):
         raise CheckpointError(f"{path} names {name}, which is not a class of networks.")
     return found

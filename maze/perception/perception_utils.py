@@ -116,16 +116,14 @@ def convert_to_numpy(stats: Any, cast: np.dtype[Any] | None = None, in_place: bo
 def _convert(value: Any, leaf: Callable[[Any], Any], in_place: bool | str) -> Any:
     if isinstance(value, dict):
         converted = {key: _convert(item, leaf, in_place) for key, item in value.items()}
-        if not in_place:
-            return converted
-        value.update(converted)
-        return value
+        if in_place:
+            value.update(converted)
+        return value if in_place else converted
     if isinstance(value, list):
         items = [_convert(item, leaf, in_place) for item in value]
-        if not in_place:
-            return items
-        value[:] = items
-        return value
+        if in_place:
+            value[:] = items
+        return value if in_place else items
     if isinstance(value, tuple):
         if in_place is True:
             raise TypeError("A tuple cannot be converted in place; pass `in_place=False` or `in_place='try'`.")

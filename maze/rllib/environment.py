@@ -170,18 +170,14 @@ def agent_name(actor: ActorID) -> str:
     return f"{actor.step_key}{_SEPARATOR}{actor.agent_id}"
 
 
-class ModuleOfAgent:
-    """RLlib's `policy_mapping_fn`: agents of a sub-step share its network, unless they have separate networks.
+def module_of_agent(separate: Sequence[Any], agent_id: str, *args: Any, **kwargs: Any) -> str:
+    """Map an agent to its module: agents of a sub-step share its network, unless they have separate networks.
 
     :param separate: Step keys whose agents have separate networks.
+    :param agent_id: Name of the agent; the further arguments are those of RLlib.
     """
-
-    def __init__(self, separate: Sequence[Any]) -> None:
-        self._separate = {str(key) for key in separate}
-
-    def __call__(self, agent_id: str, *args: Any, **kwargs: Any) -> str:
-        step_key, _, agent = str(agent_id).rpartition(_SEPARATOR)
-        return f"agent_{step_key}_{agent}" if step_key in self._separate else f"step_{step_key}"
+    step_key, _, agent = str(agent_id).rpartition(_SEPARATOR)
+    return f"agent_{step_key}_{agent}" if step_key in map(str, separate) else f"step_{step_key}"
 
 
 class MazeMultiAgentEnv(MultiAgentEnv):

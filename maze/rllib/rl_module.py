@@ -79,28 +79,6 @@ class ModuleConfig:
         )
 
 
-class LogitsLayout:
-    """Layout of the logits of all action heads in one tensor, as RLlib requires.
-
-    :param mapper: Distribution mapper with the shapes of the logits.
-    :param action_space: The heads of one sub-step, in the order of this space.
-    """
-
-    def __init__(self, mapper: DistributionMapper, action_space: spaces.Dict) -> None:
-        self.shapes = {head: tuple(mapper.required_logits_shape(head)) for head in action_space.spaces}
-        self.sizes = [math.prod(shape) for shape in self.shapes.values()]
-
-    def join(self, logits: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Join the logits by head to one tensor `[..., sum of the sizes]`."""
-        flat = [logits[head].flatten(-len(shape)) for head, shape in self.shapes.items()]
-        return torch.cat(flat, dim=-1) if len(flat) > 1 else flat[0]
-
-    def split(self, joined: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Split joined logits by head."""
-        parts = zip(self.shapes.items(), torch.split(joined, self.sizes, dim=-1), strict=True)
-        return {head: part.reshape(*part.shape[:-1], *shape) for (head, shape), part in parts}
-
-
 class MazeActionDistribution(Distribution):
     """The joint distribution over the action heads of a sub-step.
 
@@ -112,7 +90,8 @@ class MazeActionDistribution(Distribution):
     """
 
     mapper: DistributionMapper
-    layout: LogitsLayout
+    shapes: Mapping[str, tuple[int, ...]]
+    """Shapes of the logits by head, in the order in which one tensor holds them, as RLlib requires."""
     only_head: str | None
     """The head whose actions are used without a dictionary; `None`: dictionaries."""
 
@@ -126,8 +105,21 @@ class MazeActionDistribution(Distribution):
     def joint(self) -> DictProbabilityDistribution:
         """Maze's distribution."""
         if self._joint is None:
-            self._joint = self.mapper.logits_dict_to_distribution(self.layout.split(self.logits), temperature=1.0)
+            self._joint = self.mapper.logits_dict_to_distribution(self.split(self.logits), temperature=1.0)
         return self._joint
+
+    @classmethod
+    def join(cls, logits: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Join the logits by head to one tensor `[..., n_logits]`."""
+        flat = [logits[head].flatten(-len(shape)) for head, shape in cls.shapes.items()]
+        return torch.cat(flat, dim=-1) if len(flat) > 1 else flat[0]
+
+    @classmethod
+    def split(cls, joined: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Split joined logits by head."""
+        parts = torch.split(joined, [math.prod(shape) for shape in cls.shapes.values()], dim=-1)
+        shapes = zip(cls.shapes.items(), parts, strict=True)
+        return {head: part.reshape(*part.shape[:-1], *shape) for (head, shape), part in shapes}
 
     @override(Distribution)
     def sample(self, *, sample_shape: tuple[int, ...] | None = None, **kwargs: Any) -> Any:
@@ -186,7 +178,8 @@ def action_distribution_class(
     :param action_space: The heads.
     :param only_head: Name of the single head whose action RLlib uses without a dictionary.
     """
-    attributes = {"mapper": mapper, "layout": LogitsLayout(mapper, action_space), "only_head": only_head}
+    shapes = {head: tuple(mapper.required_logits_shape(head)) for head in action_space.spaces}
+    attributes = {"mapper": mapper, "shapes": shapes, "only_head": only_head}
     return type("BoundMazeActionDistribution", (MazeActionDistribution,), attributes)
 
 
@@ -211,7 +204,6 @@ class MazeRLModule(TorchRLModule):
         self.action_dist_cls = action_distribution_class(
             composer.distribution_mapper, self.step_action_space, self.maze_config.only_head
         )
-        self.layout = self.action_dist_cls.layout
         self.take_networks(policy.networks[self.maze_config.network_key], composer)
 
     def take_networks(self, policy_net: nn.Module, composer: BaseModelComposer) -> None:
@@ -235,8 +227,8 @@ class MazeRLModule(TorchRLModule):
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return joined logits `[B, n]`, and the embeddings that the policy network shares with the critic."""
         outputs = (network or self.policy_net)(self.float_observations(observations))
-        embeddings = {name: tensor for name, tensor in outputs.items() if name not in self.layout.shapes}
-        return self.layout.join(outputs), embeddings
+        embeddings = {name: tensor for name, tensor in outputs.items() if name not in self.action_dist_cls.shapes}
+        return self.action_dist_cls.join(outputs), embeddings
 
 
 class PolicyGradientModule(MazeRLModule, InferenceOnlyAPI, ValueFunctionAPI):

@@ -6,8 +6,9 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ray.rllib.connectors.env_to_module.flatten_observations import FlattenObservations
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
@@ -21,8 +22,8 @@ from maze.core.utils.checkpoint import load_state
 from maze.core.utils.factory import TARGET_KEY
 from maze.core.wrappers.reward_wrappers import FrozenEnvFactory
 from maze.perception.models.model_composer import BaseModelComposer
-from maze.rllib.algorithms import RLlibAlgorithm, TuneParameters
-from maze.rllib.environment import EnvConfig, MazeMultiAgentEnv, MazeRLlibEnv, ModuleOfAgent, module_id, step_key_of
+from maze.rllib.environment import EnvConfig, MazeMultiAgentEnv, MazeRLlibEnv, module_id, module_of_agent, step_key_of
+from maze.rllib.maze_rllib_runner import MazeRLlibRunner, RLlibAlgorithm, TuneParameters
 from maze.rllib.rl_module import (
     MODEL_KEY,
     MazeRLModule,
@@ -38,9 +39,6 @@ from maze.train.parallelization.vector_env.sequential_vector_env import Sequenti
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
 from maze.train.trainers.common.observation_statistics import ObservationStatistics
-
-if TYPE_CHECKING:
-    from maze.rllib.maze_rllib_runner import MazeRLlibRunner
 
 _MODULES: Mapping[str, type[MazeRLModule]] = {
     "PPO": PolicyGradientModule,
@@ -226,7 +224,7 @@ class TrainingSetup:
             spec.observation_space = spec.action_space = None  # those of the environment
             config.rl_module(rl_module_spec=spec)
             return
-        mapping = ModuleOfAgent(model.policy.substeps_with_separate_agent_nets)
+        mapping = partial(module_of_agent, model.policy.substeps_with_separate_agent_nets)
         config.multi_agent(policies=set(specs), policy_mapping_fn=mapping, count_steps_by="env_steps")
         config.rl_module(rl_module_spec=MultiRLModuleSpec(rl_module_specs=specs))
 

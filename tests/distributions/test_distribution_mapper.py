@@ -105,7 +105,7 @@ def test_the_documented_example_samples_an_action():
         ),
         ([{"action_space": "gym.spaces.Box"}], "expected `distribution`"),
         ([{"action_space": "gym.spaces.Discrete", "distribution": BETA}], "Action head `move`: Beta.* needs a Box"),
-        ("nonsense", "expected a list of entries"),
+        (["nonsense"], "expected a mapping with `distribution`"),
     ],
 )
 def test_mistakes_are_named(config, message):

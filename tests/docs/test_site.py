@@ -28,11 +28,19 @@ from site_pages import configurations, names  # noqa: E402
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built as `make docs` builds it."""
+    """The site, built as `make docs` builds it, with less data in executed tutorials."""
     pytest.importorskip("furo")
     directory = tmp_path_factory.mktemp("site")
     command = ["-m", "sphinx", "--fail-on-warning", "--keep-going", "-b", "html", str(ROOT / "docs"), str(directory)]
-    built = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False, env={**os.environ})
+    extensions = "myst_nb,sphinx.ext.autodoc,site_pages.extension,tests.docs.brief_pages"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    built = subprocess.run(
+        [sys.executable, *command, "-D", f"extensions={extensions}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
     assert built.returncode == 0, built.stderr[-5000:]
     return directory
 

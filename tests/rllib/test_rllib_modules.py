@@ -18,14 +18,14 @@ with warnings.catch_warnings():
     pytest.importorskip("ray.rllib.algorithms.ppo")
     from ray.rllib.core.columns import Columns
 
-    from maze.rllib.algorithms import ALGORITHMS, SET_BY_RUNNER, configured, known_hyperparameters
     from maze.rllib.environment import (
         EnvConfig,
         MazeMultiAgentEnv,
         MazeRLlibEnv,
-        ModuleOfAgent,
+        module_of_agent,
         unique_seed,
     )
+    from maze.rllib.maze_rllib_runner import ALGORITHMS, SET_BY_RUNNER, configured, known_hyperparameters
     from maze.rllib.rl_module import (
         MODEL_KEY,
         ModuleConfig,
@@ -70,6 +70,7 @@ MAPPING = [
     },
 ]
 MASKED = torch.finfo(torch.float32).min
+N_LOGITS = 4 + 5 + 3 + 4 + 4 + 2
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +81,10 @@ def mapper() -> DistributionMapper:
 def test_log_probabilities_entropies_and_divergences_are_those_of_maze(mapper: DistributionMapper) -> None:
     generator = torch.Generator().manual_seed(3)
     bound = action_distribution_class(mapper, HEADS)
-    first, second = torch.randn(2, 7, sum(bound.layout.sizes), generator=generator)
+    first, second = torch.randn(2, 7, N_LOGITS, generator=generator)
     distribution, other = bound.from_logits(first), bound.from_logits(second)
-    maze = mapper.logits_dict_to_distribution(bound.layout.split(first), 1.0)
-    maze_other = mapper.logits_dict_to_distribution(bound.layout.split(second), 1.0)
+    maze = mapper.logits_dict_to_distribution(bound.split(first), 1.0)
+    maze_other = mapper.logits_dict_to_distribution(bound.split(second), 1.0)
     actions = {head: action.clone() for head, action in maze.sample().items()}
     assert torch.equal(distribution.logp(actions), maze.joint_log_prob(actions))
     assert torch.equal(distribution.entropy(), maze.joint_entropy())
@@ -96,16 +97,16 @@ def test_log_probabilities_entropies_and_divergences_are_those_of_maze(mapper: D
 
 def test_worker_and_learner_agree_on_the_probability_of_saturated_actions(mapper: DistributionMapper) -> None:
     bound = action_distribution_class(mapper, HEADS)
-    logits = torch.full((50, sum(bound.layout.sizes)), 6.0)
+    logits = torch.full((50, N_LOGITS), 6.0)
     worker, learner = bound.from_logits(logits), bound.from_logits(logits)
     actions = worker.sample()
     assert torch.equal(worker.logp(actions), learner.logp({head: value.clone() for head, value in actions.items()}))
 
 
 def test_split_is_the_inverse_of_join(mapper: DistributionMapper) -> None:
-    layout = action_distribution_class(mapper, HEADS).layout
+    bound = action_distribution_class(mapper, HEADS)
     logits = {head: torch.randn(5, *mapper.required_logits_shape(head)) for head in HEADS.spaces}
-    again = layout.split(layout.join(logits))
+    again = bound.split(bound.join(logits))
     assert all(torch.equal(logits[head], again[head]) for head in HEADS.spaces)
 
 
@@ -372,5 +373,5 @@ def test_a_reward_caused_by_another_agents_move_reaches_the_agent() -> None:
 
 
 def test_agents_of_a_sub_step_share_its_network_unless_they_have_their_own() -> None:
-    assert ModuleOfAgent([])("0:2") == ModuleOfAgent([])("0:1") == "step_0"
-    assert ModuleOfAgent([0])("0:2") == "agent_0_2"
+    assert module_of_agent([], "0:2") == module_of_agent([], "0:1") == "step_0"
+    assert module_of_agent([0], "0:2") == "agent_0_2"

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -41,17 +42,31 @@ def command(directory: Path, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "maze.maze_cli", *arguments, f"hydra.run.dir={directory}"]
 
 
-def environment() -> dict[str, str]:
+def environment(address: str = "") -> dict[str, str]:
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    cluster = {"RAY_ADDRESS": address, "RAY_AUTH_MODE": "disabled"} if address else {}
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **cluster}
 
 
-def train(directory: Path, *arguments: str, iterations: int = 2) -> str:
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """Address of a cluster for trainings to join; starting Ray takes as long as most of them."""
+    from ray.cluster_utils import Cluster
+
+    no_services = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        head = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, **no_services})
+        yield head.address
+        head.shutdown()
+
+
+def train(directory: Path, *arguments: str, iterations: int = 2, address: str = "") -> str:
     stop = f"runner.tune_config.stop.training_iteration={iterations}"
     whole = ["-cn", "conf_rllib", *QUICK, *SEEDS, stop, *arguments, f"hydra.run.dir={directory}"]
     script = directory.parent / "train.py"
     script.write_text(f"import sys\nfrom maze.maze_cli import main\n\nsys.exit(main({whole!r}))\n", encoding="utf-8")
-    finished = run_script(script, directory.parent, environment(), timeout=280)
+    finished = run_script(script, directory.parent, environment(address), timeout=280)
     assert finished.returncode == 0, finished.stdout[-1500:] + finished.stderr[-3000:]
     return finished.stdout
 
@@ -113,9 +128,9 @@ def test_running_statistics_are_learned_between_iterations(trained: Path) -> Non
     ids=["ppo with workers", "dqn"],
 )
 def test_workers_and_target_networks_use_the_running_statistics(
-    tmp_path: Path, arguments: list[str], n_seen: int
+    tmp_path: Path, cluster: str, arguments: list[str], n_seen: int
 ) -> None:
-    train(tmp_path / "run", "env.name=CartPole-v1", *NORMALIZED, *arguments)
+    train(tmp_path / "run", "env.name=CartPole-v1", *NORMALIZED, *arguments, address=cluster)
     check_running_statistics(tmp_path / "run", n_seen)
 
 
@@ -131,9 +146,9 @@ def check_running_statistics(directory: Path, n_seen: int) -> None:
         assert all(float(value) == count.item() for key, value in others.items() if key.endswith("count"))
 
 
-def test_the_same_seeds_give_the_same_weights(trained: Path, tmp_path: Path) -> None:
+def test_the_same_seeds_give_the_same_weights(trained: Path, cluster: str, tmp_path: Path) -> None:
     common = ["env.name=CartPole-v1", "rllib/algorithm=ppo", *SMALL_PPO, *NORMALIZED, "wrappers=vector_obs"]
-    train(tmp_path / "again", *common)
+    train(tmp_path / "again", *common, address=cluster)
     first, second = (load_state(path / "state_dict.pt")["policies"][0] for path in (trained, tmp_path / "again"))
     assert all((value == second[key]).all() for key, value in first.items())
 
@@ -160,10 +175,10 @@ def test_the_same_seeds_give_the_same_weights(trained: Path, tmp_path: Path) -> 
     ],
     ids=["appo", "impala", "sac", "model of RLlib", "structured"],
 )
-def test_rllib_trains_with_the_composed_configuration(tmp_path: Path, arguments: list[str]) -> None:
+def test_rllib_trains_with_the_composed_configuration(tmp_path: Path, cluster: str, arguments: list[str]) -> None:
     if not any(argument.startswith(("env.name", "env=")) for argument in arguments):
         arguments = ["env.name=CartPole-v1", *arguments]
-    output = train(tmp_path / "run", *arguments, iterations=1)
+    output = train(tmp_path / "run", *arguments, iterations=1, address=cluster)
     assert "training_iteration has reached 1" in output
     assert (tmp_path / "run" / "state_dict.pt").exists() == ("model=rllib" not in arguments)
 

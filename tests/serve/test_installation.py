@@ -32,13 +32,14 @@ def run(*command: object) -> str:
 def test_serving_is_small_and_acts_without_torch(tmp_path, cartpole_bundle):
     run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path, ROOT)
     (wheel,) = tmp_path.glob("maze_rl-*.whl")
-    run(sys.executable, "-m", "venv", tmp_path / "fresh")
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "fresh")
     python = tmp_path / "fresh" / "bin" / "python"
     (packages,) = (tmp_path / "fresh").glob("lib/python*/site-packages")
     shipped = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".maze")}
     assert shipped == {f"maze_envs/shelf/{path.name}" for path in (ROOT / "maze_envs" / "shelf").iterdir()}
     before = size_of(packages)
-    run(python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", f"{wheel}[serve]")
+    pip = (sys.executable, "-m", "pip", "--python", python, "install", "-q")
+    run(*pip, "-c", ROOT / "constraints.txt", f"{wheel}[serve]")
     assert size_of(packages) - before < 200e6
     assert not {"torch", "hydra", "gymnasium", "pandas", "matplotlib"} & {path.name for path in packages.iterdir()}
     measured = [tuple(map(float, run(python, "-c", ACTING, cartpole_bundle).split())) for _ in range(5)]

@@ -16,16 +16,6 @@ _NOTHING, _LEFT_ENGINE, _MAIN_ENGINE, _RIGHT_ENGINE = range(4)
 class HeuristicLunarLanderPolicy(Policy):
     """Two proportional-derivative controllers: one leans towards the landing pad, one brakes the descent."""
 
-    def __init__(self) -> None:
-        self._max_lean = 0.35
-        self._lean_per_offset = 0.5
-        self._lean_per_drift = 1.0
-        self._turn_stiffness = 0.6
-        self._turn_damping = 0.8
-        self._base_sink_rate = 0.12
-        self._sink_rate_per_height = 0.35
-        self._offset_slowdown = 0.25
-
     @override(Policy)
     def compute_action(
         self,
@@ -41,12 +31,11 @@ class HeuristicLunarLanderPolicy(Policy):
             return {"action": np.int64(action)}
 
         # leaning to the left (positive angle) pushes to the left
-        lean = self._lean_per_offset * x + self._lean_per_drift * velocity_x
-        target_angle = min(max(lean, -self._max_lean), self._max_lean)
-        turn = self._turn_stiffness * (target_angle - angle) - self._turn_damping * spin
+        target_angle = min(max(0.5 * x + velocity_x, -0.35), 0.35)
+        turn = 0.6 * (target_angle - angle) - 0.8 * spin
 
-        allowed_sink_rate = self._base_sink_rate + self._sink_rate_per_height * max(y, 0.0)
-        allowed_sink_rate -= self._offset_slowdown * abs(x)
+        allowed_sink_rate = 0.12 + 0.35 * max(y, 0.0)
+        allowed_sink_rate -= 0.25 * abs(x)
         brake = -velocity_y - allowed_sink_rate
         if left_leg or right_leg:
             turn = 0.0

@@ -274,21 +274,11 @@ class TorchPolicy(NetworksModel, Policy):
         super()._move_networks()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without compiled networks (they alias parameters of this process) and hidden states;
-        generators are reduced to their states."""
-        state = dict(self.__dict__)
-        del state["_actors"], state["_rng"], state["_torch_generator"], state["_hidden_states"]
-        state["rng_state"] = self.rng_state()
-        return state
+        """Return the state without compiled networks (they alias parameters of this process) and hidden states."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_actors", "_hidden_states")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        rng_state = state.pop("rng_state")
-        self.__dict__.update(state)
-        self._actors = {}
-        self._hidden_states = HiddenStatesByEnvironment()
-        self._rng = np.random.default_rng(0)
-        self._torch_generator = torch.Generator()
-        self.set_rng_state(rng_state)
+        self.__dict__.update(state, _actors={}, _hidden_states=HiddenStatesByEnvironment())
 
 
 NumpyFunction = Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -98,18 +97,11 @@ class PolicyOutput(Substeps[PolicySubStepOutput]):
 
         :return: Each `[...]`, the batch.
         """
-        return [dist.log_prob(action) for dist, action in self._pairs(actions)]
+        return [dist.log_prob(action) for dist, action in zip(self.prob_dist, actions, strict=True)]
 
     def joint_log_probs_for_actions(self, actions: list[dict[str, torch.Tensor]]) -> list[torch.Tensor]:
         """Return the log-probability of the whole dictionary action (sum over its heads), for each sub-step.
 
         :return: Each `[...]`, the batch.
         """
-        return [dist.joint_log_prob(action) for dist, action in self._pairs(actions)]
-
-    def _pairs(
-        self, actions: list[dict[str, torch.Tensor]]
-    ) -> Iterator[tuple[DictProbabilityDistribution, dict[str, torch.Tensor]]]:
-        if len(actions) != len(self._items):
-            raise ValueError(f"{len(actions)} actions were given for {len(self._items)} sub-steps.")
-        return zip(self.prob_dist, actions, strict=True)
+        return [dist.joint_log_prob(action) for dist, action in zip(self.prob_dist, actions, strict=True)]

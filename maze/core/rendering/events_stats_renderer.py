@@ -74,10 +74,24 @@ class EventStatsRenderer:
         """Draw an event's values in the episode so far, in a figure that is cleared at each call.
 
         The arguments are those of :meth:`render_timeline_stat`.
+
+        :raises ConfigError: The event did not occur; the message lists those that did.
         """
         import matplotlib.pyplot as plt
+        import pandas as pd
 
-        df = event_table(episode_event_log, event_name)
+        names: set[str] = set()
+        rows: list[dict[str, Any]] = []  # in the form in which event logs are written
+        for env_time, record in episode_event_log.timed_events():
+            names.add(record.qualified_name)
+            if record.qualified_name == event_name:
+                rows.append({"episode_id": episode_event_log.episode_id, "env_time": env_time, **record.attributes})
+        if not rows:
+            raise ConfigError(
+                f"There is no event `{event_name}` in this episode. Events that occurred: "
+                f"{', '.join(sorted(names)) or '(none)'}."
+            )
+        df = pd.DataFrame(rows)
         plt.figure(_FIGURE)
         plt.clf()
         self.render_timeline_stat(df, event_name, metric_name, aggregation_func, group_by, post_processing_func)
@@ -112,31 +126,6 @@ Function = str | Callable[..., Any]
 ID_COLUMNS = ("episode_id", "env_time")
 
 
-def event_table(episode_event_log: EpisodeEventLog, event_name: str) -> pd.DataFrame:
-    """Return the records of an event as a table, in the form in which event logs are written.
-
-    :param episode_event_log: The events.
-    :param event_name: Interface and event, separated by a dot.
-    :raises ConfigError: The event did not occur; the message lists those that did.
-    """
-    import pandas as pd
-
-    names: set[str] = set()
-    rows: list[dict[str, Any]] = []
-    for env_time, record in episode_event_log.timed_events():
-        names.add(record.qualified_name)
-        if record.qualified_name == event_name:
-            identity = {"episode_id": episode_event_log.episode_id, "env_time": env_time}
-            rows.append({**identity, **record.attributes})
-    if not rows:
-        raise ConfigError(
-            f"There is no event `{event_name}` in this episode. Events that occurred: "
-            f"{', '.join(sorted(names)) or '(none)'}."
-        )
-    table: pd.DataFrame = pd.DataFrame(rows)
-    return table
-
-
 def timelines(
     df: pd.DataFrame,
     metric_name: str,
@@ -166,15 +155,9 @@ def timelines(
         values = rows.groupby(["env_time", "episode_id"])[metric_name]
         tables[group] = values.agg("sum" if aggregation_func is None else aggregation_func).unstack("episode_id")
         if post_processing_func is not None:
-            series = {name: _apply(column.dropna(), post_processing_func) for name, column in tables[group].items()}
-            tables[group] = pd.DataFrame(series)
+            apply: Any = post_processing_func
+            series = {name: column.dropna() for name, column in tables[group].items()}
+            tables[group] = pd.DataFrame(
+                {name: apply(one) if callable(apply) else getattr(one, apply)() for name, one in series.items()}
+            )
     return tables
-
-
-def _apply(series: pd.Series[Any], function: Function) -> Any:
-    if callable(function):
-        return function(series)
-    method = getattr(series, function, None)
-    if method is None:
-        raise ConfigError(f"`{function}` is not a method of a pandas series; use for instance `cumsum` or a function.")
-    return method()

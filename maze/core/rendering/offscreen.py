@@ -85,7 +85,7 @@ def offscreen() -> Iterator[Any]:
     backend, draw, pause, show, figures = plt.get_backend(), plt.draw, plt.pause, plt.show, Gcf.figs
     Gcf.figs = type(figures)()
     plt.switch_backend("agg")
-    plt.draw = plt.pause = plt.show = _do_nothing
+    plt.draw = plt.pause = plt.show = lambda *_, **__: None
     try:
         yield plt
     finally:
@@ -137,7 +137,3 @@ def step_picture(renderer: Renderer, record: StateRecord, dpi: int = 100, **kwar
     with offscreen() as plt:
         renderer.render(record.maze_state, record.maze_action, events, **kwargs)
         return figure_png(plt.gcf(), dpi) if plt.get_fignums() else None
-
-
-def _do_nothing(*args: Any, **kwargs: Any) -> None:
-    """Replace functions that would open a window."""

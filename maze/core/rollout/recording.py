@@ -69,7 +69,7 @@ class EpisodeRecorder(LogStatsConsumer, LogEventsWriter):
 
     def __init__(self, env: Any = None) -> None:
         self._env = env
-        self._n_cut_off = self._cut_off_so_far()
+        self._n_cut_off = int(getattr(env, "n_cut_off", 0))
         self.pages: list[Path] = []
         """Pages of the episodes, in order."""
         self.last_stats: LogStats | None = None
@@ -86,11 +86,8 @@ class EpisodeRecorder(LogStatsConsumer, LogEventsWriter):
     def get_last_episode_data(self) -> EpisodeStatsReport:
         """Return statistics and event log of the last finished episode."""
         assert self.last_stats is not None, "no episode has finished"
-        before, self._n_cut_off = self._n_cut_off, self._cut_off_so_far()
+        before, self._n_cut_off = self._n_cut_off, int(getattr(self._env, "n_cut_off", 0))
         return EpisodeStatsReport(self.last_stats, self.last_event_log, self._n_cut_off > before)
-
-    def _cut_off_so_far(self) -> int:
-        return int(getattr(self._env, "n_cut_off", 0))
 
 
 @contextmanager

@@ -60,7 +60,6 @@ class RolloutColumns:
     :param n_steps: A rollout ends when its environments have completed this many environment steps each, on average,
         however many ticks that takes; None: it always takes `n_ticks`.
     :param n_constrained: Number of statistics whose values are recorded.
-    :raises ValueError: The capacity is below 1.
     """
 
     def __init__(
@@ -74,8 +73,6 @@ class RolloutColumns:
         n_steps: int | None = None,
         n_constrained: int = 0,
     ) -> None:
-        if n_ticks < 1:
-            raise ValueError(f"A rollout needs at least one tick, not {n_ticks}.")
         self.n_ticks = n_ticks
         """Ticks of the rollout; while it is collected, its capacity."""
         self.n_steps = n_steps
@@ -282,7 +279,9 @@ class RolloutColumns:
         :param id: Id of the trajectory.
         """
         trajectory = SpacesTrajectoryRecord(id)
-        rewards = self._rewards_of_actors()
+        rewards = self.rewards
+        if self.actor_rewards is not None:
+            rewards = np.where(has_known_reward(self.step_complete), self.actor_rewards, rewards)
         next_row = dict.fromkeys(self.substeps, 0)
         length = len(self.actor_sequence) if self.actor_sequence else 1
         step_record = StructuredSpacesRecord()
@@ -300,49 +299,30 @@ class RolloutColumns:
             self._add_next_observations(trajectory)
         return trajectory
 
-    def _rewards_of_actors(self) -> np.ndarray:
-        """Return per-actor rewards where the environment reports them and the step is complete, else the rewards."""
-        if self.actor_rewards is None:
-            return self.rewards
-        return np.where(has_known_reward(self.step_complete), self.actor_rewards, self.rewards)
-
     def _records_of_row(self, columns: SubstepColumns, row: int, tick: int, rewards: np.ndarray) -> list[SpacesRecord]:
+        infos: Any = self.infos[tick] if self.infos else None
         if self.actor_sequence is not None:
-            actor = self.actor_sequence[tick % len(self.actor_sequence)]
-            record = self._spaces_record(actor, columns, row, tick, [self.n_envs], rewards)
-            record.info = self.infos[tick] if self.infos else None
-            return [record]
-        assert columns.valid is not None
+            groups: list[Any] = [(self.actor_sequence[tick % len(self.actor_sequence)], slice(None), infos)]
+        else:
+            assert columns.valid is not None
+            agents, groups = columns.agent_ids[row], []
+            for agent_id in np.unique(agents[columns.valid[row]]).tolist():
+                envs = np.flatnonzero(columns.valid[row] & (agents == agent_id))
+                of_envs = {} if infos is None else {"infos": [infos[index] for index in envs]}
+                groups.append((ActorID(columns.step_key, agent_id), envs, {"env_indices": envs, **of_envs}))
         records = []
-        for agent_id in np.unique(columns.agent_ids[row][columns.valid[row]]):
-            env_indices = np.flatnonzero(columns.valid[row] & (columns.agent_ids[row] == agent_id))
-            actor = ActorID(columns.step_key, int(agent_id))
-            shape = [len(env_indices)]
-            record = self._spaces_record(actor, columns, (row, env_indices), (tick, env_indices), shape, rewards)
-            record.info = {"env_indices": env_indices}
-            if self.infos is not None:
-                record.info["infos"] = [self.infos[tick][index] for index in env_indices]
-            records.append(record)
+        for actor, envs, info in groups:
+            observation, action, logits = (
+                {key: array[row, envs] for key, array in arrays.items()}
+                for arrays in (columns.observations, columns.actions, columns.logits or {})
+            )
+            reward, done = rewards[tick, envs], self.terminated[tick, envs] | self.truncated[tick, envs]
+            records.append(
+                SpacesRecord(
+                    actor, observation, action, reward, done, info, logits=logits or None, batch_shape=[len(reward)]
+                )
+            )
         return records
-
-    def _spaces_record(
-        self,
-        actor: ActorID,
-        columns: SubstepColumns,
-        rows: Any,
-        ticks: Any,
-        batch_shape: list[int],
-        rewards: np.ndarray,
-    ) -> SpacesRecord:
-        return SpacesRecord(
-            actor_id=actor,
-            observation={key: array[rows] for key, array in columns.observations.items()},
-            action={key: array[rows] for key, array in columns.actions.items()},
-            reward=rewards[ticks],
-            done=self.terminated[ticks] | self.truncated[ticks],
-            logits=None if columns.logits is None else {key: array[rows] for key, array in columns.logits.items()},
-            batch_shape=batch_shape,
-        )
 
     def _add_next_observations(self, trajectory: SpacesTrajectoryRecord) -> None:
         ends, sequence = (*self.final_observations, *self.terminal_observations), self.actor_sequence

@@ -72,8 +72,8 @@ class RolloutGenerator:
             self.env.keep_terminal_observations = True
         self._last_observation: Any = None
         """Observation of the next action, or arrays by sub-step key; None before the first reset."""
-        self._hidden_states: tuple[Policy, HiddenStates] | None = None
-        """A recurrent policy and its hidden states."""
+        self._hidden_states: HiddenStates | None = None
+        """Hidden states of a recurrent policy."""
         self._saved_hidden_states: Mapping[str, Any] | None = None
         """Hidden states at the begin of the next rollout, if it resumes an earlier run."""
 
@@ -102,7 +102,7 @@ class RolloutGenerator:
         """Return the state of a vector environment; the next rollout continues there."""
         state: dict[str, Any] = self.env.state_dict()
         if self._hidden_states is not None and self._last_observation is not None:
-            state["memory"] = {"begins": self._has_begun(), **self._hidden_states[1].state_dict()}
+            state["memory"] = {"begins": self._has_begun(), **self._hidden_states.state_dict()}
         elif self._saved_hidden_states is not None:
             state["memory"] = self._saved_hidden_states
         return state
@@ -133,7 +133,14 @@ class RolloutGenerator:
         if n_steps is None and not self.terminate_on_done:
             raise ValueError("Without `terminate_on_done` a rollout has no end: pass `n_steps`.")
         if not self.is_vectorized:
-            return self._rollout_single(policy, n_steps, trajectory_id)
+            if self._last_observation is None:
+                self._last_observation = self.env.reset()
+            trajectory = SpacesTrajectoryRecord(self.env.get_episode_id() if trajectory_id is None else trajectory_id)
+            choose, is_over = self._choosing_function(policy), False
+            while not is_over and (n_steps is None or len(trajectory) < n_steps):
+                trajectory.append(StructuredSpacesRecord())
+                is_over = self._take_step(choose, trajectory) and self.terminate_on_done
+            return trajectory
         assert n_steps is not None
         columns = RolloutColumns.for_env(self.env, n_steps, self._logits_shapes(policy))
         columns.infos = []
@@ -182,21 +189,18 @@ class RolloutGenerator:
         }
         return columns
 
-    def _remembered(self, policy: Policy, columns: RolloutColumns) -> HiddenStates:
+    def _remembered(self, policy: Any, columns: RolloutColumns) -> HiddenStates:
         """Return the hidden states of a recurrent policy before the first tick; the columns get a copy."""
-        begins = np.ones(self.env.n_envs, np.bool_)
-        if self._last_observation is not None and self._hidden_states is not None and self._hidden_states[0] is policy:
-            begins = self._has_begun()
-        else:
-            self._hidden_states = policy, HiddenStates(self.env.n_envs, policy.state_sizes)  # type: ignore[attr-defined]
-            if self._last_observation is None and self._saved_hidden_states is not None:
-                begins = self._saved_hidden_states["begins"]
-                self._hidden_states[1].load_state_dict(self._saved_hidden_states)
-        self._saved_hidden_states = None
-        hidden_states = self._hidden_states[1]
-        hidden_states.reset(begins)
-        columns.hidden_states = InitialHiddenStates(begins, hidden_states.copied())
-        return hidden_states
+        begins = np.ones(self.env.n_envs, np.bool_) if self._last_observation is None else self._has_begun()
+        if self._hidden_states is None:
+            self._hidden_states = HiddenStates(self.env.n_envs, policy.state_sizes)
+        if self._saved_hidden_states is not None:
+            begins = self._saved_hidden_states["begins"]
+            self._hidden_states.load_state_dict(self._saved_hidden_states)
+            self._saved_hidden_states = None
+        self._hidden_states.reset(begins)
+        columns.hidden_states = InitialHiddenStates(begins, self._hidden_states.copied())
+        return self._hidden_states
 
     def _has_begun(self) -> np.ndarray:
         """Return which environments have begun an episode with the latest step, bool `[n_envs]`."""
@@ -283,19 +287,6 @@ class RolloutGenerator:
 
     def _logits_shapes(self, policy: Policy | None) -> LogitsShapes | None:
         return logits_shapes_of(policy, self.env.action_spaces_dict) if self.record_logits else None
-
-    def _rollout_single(self, policy: Policy, n_steps: int | None, trajectory_id: Any | None) -> SpacesTrajectoryRecord:
-        env = self.env
-        if self._last_observation is None:
-            self._last_observation = env.reset()
-        trajectory = SpacesTrajectoryRecord(env.get_episode_id() if trajectory_id is None else trajectory_id)
-        choose = self._choosing_function(policy)
-        while n_steps is None or len(trajectory) < n_steps:
-            step_record = StructuredSpacesRecord()
-            trajectory.append(step_record)
-            if self._take_step(choose, trajectory) and self.terminate_on_done:
-                break
-        return trajectory
 
     def _take_step(self, choose: _ChoosingFunction, trajectory: SpacesTrajectoryRecord) -> bool:
         """Take one environment step in a single environment: sub-steps until it is complete.

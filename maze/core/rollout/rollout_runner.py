@@ -1,10 +1,11 @@
-"""Rollouts: an agent acts in an environment for a number of episodes, nothing is learned."""
+"""Rollouts: an agent acts in an environment for a number of episodes, nothing is learned. Check of an environment."""
 
 from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,7 @@ from maze.core.wrappers.time_limit_wrapper import CallTimeLimitWrapper, TimeLimi
 from maze.core.wrappers.wrapper_factory import WrapperFactory
 from maze.planning.branches import simulation_of
 from maze.runner import Runner
+from maze.utils.check_env import check_env
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -318,6 +320,36 @@ class RolloutRunner(Runner, ABC):
         if self.n_episodes < n_instances:
             print(f"The first {self.n_episodes} of {n_instances} instances (runner.n_episodes).", flush=True)
         return ordered_seeds(seeds, n_instances)
+
+
+@dataclass
+class CheckRunner(Runner):
+    """Check the configured environment with its wrappers and print the findings.
+
+    :param n_steps: Sub-steps to take.
+    :param masks: Action head of each mask, where sizes are ambiguous.
+    """
+
+    n_steps: int = 200
+    masks: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        self._env_factory: EnvFactory | None = None
+
+    @override(Runner)
+    def setup(self, cfg: DictConfig) -> None:
+        self.maze_seeding = MazeSeeding.configured(cfg.get("seeding"))
+        self._env_factory = EnvFactory(cfg.env, cfg.get("wrappers") or {})
+
+    @override(Runner)
+    def run(self, **kwargs: Any) -> None:
+        """Print the report; findings end the command with an error."""
+        assert self._env_factory is not None
+        seed = self.maze_seeding.generate_env_instance_seed()
+        report = check_env(self._env_factory, self.n_steps, seed, self.masks)
+        if report.findings:
+            raise EnvironmentContractError(str(report))
+        print(report, flush=True)
 
 
 def _failure(error: BaseException, call: str, env: Any, name: str, observation: Any) -> BaseException:

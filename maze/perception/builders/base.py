@@ -57,7 +57,17 @@ class BaseModelBuilder(ABC):
         self.observation_scales: dict[str, float | list[float]] = _mapping("observation_scales", observation_scales)
         normalized = plain_container(normalized_observations, f"{WHERE}.normalized_observations")
         self.normalized_observations: list[str] = list(normalized or ())
-        self._check_keys()
+        for observation, modality in self.observation_modality_mapping.items():
+            if modality not in self._modalities():
+                where = f"{WHERE}.observation_modality_mapping.{observation}: modality"
+                raise unknown_key_error(where, modality, self._modalities())
+        for name in ("joint_observations", "observation_scales", "normalized_observations"):
+            for key in getattr(self, name):
+                if key not in self.observation_modality_mapping:
+                    where = f"{WHERE}.{name}: observation with a modality"
+                    raise unknown_key_error(where, key, self.observation_modality_mapping)
+        if both := [key for key in self.normalized_observations if key in self.observation_scales]:
+            raise ConfigError(f"{WHERE}: {both} are both in `normalized_observations` and in `observation_scales`.")
         self.shared_embedding_keys: dict[StepKeyType, list[str]] = {}
         self._shared_embedding_keys = plain_container(shared_embedding_keys, f"{WHERE}.shared_embedding_keys")
 
@@ -184,20 +194,6 @@ class BaseModelBuilder(ABC):
 
     def _modalities(self) -> list[str]:
         return [modality for modality in self.modality_config if modality not in PRESET_KEYS]
-
-    def _check_keys(self) -> None:
-        for observation, modality in self.observation_modality_mapping.items():
-            if modality not in self._modalities():
-                where = f"{WHERE}.observation_modality_mapping.{observation}: modality"
-                raise unknown_key_error(where, modality, self._modalities())
-        for name in ("joint_observations", "observation_scales", "normalized_observations"):
-            for key in getattr(self, name):
-                if key not in self.observation_modality_mapping:
-                    raise unknown_key_error(
-                        f"{WHERE}.{name}: observation with a modality", key, self.observation_modality_mapping
-                    )
-        if both := [key for key in self.normalized_observations if key in self.observation_scales]:
-            raise ConfigError(f"{WHERE}: {both} are both in `normalized_observations` and in `observation_scales`.")
 
 
 def free_name(name: str, taken: Container[str]) -> str:

@@ -36,8 +36,14 @@ class ConcatModelBuilder(BaseModelBuilder):
         joined = {other for key in in_shapes for other in self.joint_observations.get(key, ())}
         features = [self._add_observation(blocks, key, in_shapes) for key in in_shapes if key not in joined]
         shapes = [blocks[key].out_shapes()[0] for key in features]
-        if self.stacks_time_steps:
-            self._check_time_steps(in_shapes, shapes)
+        n_steps = {shape[0] if len(shape) == 2 else None for shape in shapes}
+        if self.stacks_time_steps and (len(n_steps) > 1 or None in n_steps):
+            raise ConfigError(
+                f"{WHERE}.modality_config.recurrence: a recurrent model needs observations with the same number of "
+                f"time steps in their first dimension, found the shapes {in_shapes}. Stack the observations of several "
+                "steps (maze.core.wrappers.observation_stack_wrapper.ObservationStackWrapper), use a "
+                "RecurrentCellBlock, or leave the recurrence empty."
+            )
         latent = free_name("concat", in_shapes)
         blocks[latent] = ConcatenationBlock(features, latent, shapes, concat_dim=-1)
         for stage in ("hidden", "recurrence"):
@@ -79,20 +85,3 @@ class ConcatModelBuilder(BaseModelBuilder):
         flat_key = f"{out_key}_flat"
         blocks[flat_key] = FlattenBlock(out_key, flat_key, block.out_shapes(), num_flatten_dims=n_dims - n_kept)
         return flat_key
-
-    def _check_time_steps(self, in_shapes: dict[str, tuple[int, ...]], shapes: list[Sequence[int]]) -> None:
-        found = dict(zip(in_shapes, shapes, strict=True))
-        if any(len(shape) != 2 for shape in shapes):
-            without = [f"`{key}` of shape {in_shapes[key]}" for key, shape in found.items() if len(shape) != 2]
-            raise ConfigError(
-                f"{WHERE}.modality_config.recurrence: a recurrent model needs observations with the time steps in "
-                f"their first dimension, but {', '.join(without)} has none. Stack the observations of several steps "
-                "(maze.core.wrappers.observation_stack_wrapper.ObservationStackWrapper), use a RecurrentCellBlock, or "
-                "leave the recurrence empty."
-            )
-        if len({shape[0] for shape in shapes}) > 1:
-            steps = {key: shape[0] for key, shape in found.items()}
-            raise ConfigError(
-                f"{WHERE}.modality_config.recurrence: all observations need the same number of time steps, found "
-                f"{steps}. Stack the same number of steps of each of them."
-            )

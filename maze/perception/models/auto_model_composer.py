@@ -145,17 +145,16 @@ class AutoModelComposer(TemplateModelComposer):
 
     @override(BaseModelComposer)
     def save_models(self, save_path: str | Path = ".") -> None:
-        super().save_models(save_path)
-        (Path(save_path) / MODEL_FILE).write_text(self.as_yaml())
-
-    def as_yaml(self) -> str:
-        """Return the template as a configuration of the group `model`, without composers that were given as objects."""
+        """Draw the networks, and write the template as a configuration of the group `model`."""
         from omegaconf import OmegaConf
 
+        super().save_models(save_path)
         target = f"{TemplateModelComposer.__module__}.{TemplateModelComposer.__qualname__}"
+        # without composers that were given as objects
         parts = {key: part if isinstance(part, dict | list) else None for key, part in self._parts.items()}
         text = OmegaConf.to_yaml({TARGET_KEY: target, **parts, **self.template}, sort_keys=False)
-        return f"# @package model\n\n# Derived from the spaces of the environment by `model=auto`.\n{text}"
+        header = "# @package model\n\n# Derived from the spaces of the environment by `model=auto`.\n"
+        (Path(save_path) / MODEL_FILE).write_text(header + text)
 
 
 def is_flat(space: spaces.Space[Any]) -> bool:

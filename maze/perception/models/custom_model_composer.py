@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING
 from gymnasium import spaces
 
 from maze.core.annotations import override
-from maze.perception.models.critics import BaseStateActionCriticComposer, CriticComposerInterface
-from maze.perception.models.model_composer import BaseModelComposer, check_keys, check_part, critic_composer_type
+from maze.perception.models.critics import BaseStateActionCriticComposer
+from maze.perception.models.model_composer import (
+    BaseModelComposer,
+    Critic,
+    check_keys,
+    check_part,
+    critic_composer_type,
+)
 from maze.perception.models.network_factory import embedding_spaces
-from maze.perception.models.policies.base_policy_composer import BasePolicyComposer
 
 if TYPE_CHECKING:
+    from maze.core.agent.torch_policy import TorchPolicy
     from maze.core.env.structured_env import StepKeyType
     from maze.core.utils.factory import ConfigType
 
@@ -54,25 +60,22 @@ class CustomModelComposer(BaseModelComposer):
 
     @cached_property
     @override(BaseModelComposer)
-    def _policy_composer(self) -> BasePolicyComposer | None:
-        return None if self._policy_config is None else self._compose_policy(self._policy_config)
+    def policy(self) -> TorchPolicy | None:
+        return self._compose_policy(self._policy_config)
 
     @cached_property
     @override(BaseModelComposer)
-    def _critic_composer(self) -> CriticComposerInterface | None:
+    def critic(self) -> Critic | None:
         if self._critic_config is None:
             return None
         check_part(self._critic_config, "model.critic", _PART_KEYS)
-        return self._compose_critic(self._critic_config, self._critic_observation_spaces())
-
-    def _critic_observation_spaces(self) -> dict[StepKeyType, spaces.Dict]:
-        """Return observations and, for a state critic, the embeddings that the policy shares."""
         composer_type = critic_composer_type(self._critic_config)
         judges_actions = composer_type is not None and issubclass(composer_type, BaseStateActionCriticComposer)
         if self.policy is None or judges_actions:
-            return self.observation_spaces_dict
+            return self._compose_critic(self._critic_config, self.observation_spaces_dict)
         embeddings = embedding_spaces(self.policy, self.observation_spaces_dict)
-        return {
+        inputs = {
             key: spaces.Dict({**space.spaces, **embeddings[key]}) if embeddings[key] else space
             for key, space in self.observation_spaces_dict.items()
         }
+        return self._compose_critic(self._critic_config, inputs)

@@ -6,7 +6,6 @@ import inspect
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -98,19 +97,11 @@ class BaseModelComposer(ABC):
     @property
     def policy(self) -> TorchPolicy | None:
         """The policy (always the same object); `None`: the configuration has none."""
-        return None if self._policy_composer is None else self._policy_composer.policy
-
-    @cached_property
-    def _policy_composer(self) -> BasePolicyComposer | None:
         return None
 
     @property
     def critic(self) -> Critic | None:
         """The critic (always the same object); `None`: the configuration has none."""
-        return None if self._critic_composer is None else self._critic_composer.critic
-
-    @cached_property
-    def _critic_composer(self) -> CriticComposerInterface | None:
         return None
 
     def parts_for(self, trainer: str, critic_kind: CriticKind | None) -> tuple[TorchPolicy, Critic | None]:
@@ -156,11 +147,13 @@ class BaseModelComposer(ABC):
                 except Exception as error:  # a missing drawing library never ends a run
                     logger.warning("The inference graph %s_%s could not be drawn: %s", kind, name, error)
 
-    def _compose_policy(self, config: Any, **networks: Any) -> BasePolicyComposer:
-        """Build the policy composer of a configuration.
+    def _compose_policy(self, config: Any, **networks: Any) -> TorchPolicy | None:
+        """Build the policy of a configuration; `None`: it has none.
 
         :param networks: Default of `networks`.
         """
+        if config is None:
+            return None
         return build(
             BasePolicyComposer,
             config,
@@ -170,12 +163,12 @@ class BaseModelComposer(ABC):
             agent_counts_dict=self.agent_counts_dict,
             distribution_mapper=self.distribution_mapper,
             **networks,
-        )
+        ).policy
 
     def _compose_critic(
         self, config: Any, observation_spaces_dict: Mapping[StepKeyType, spaces.Dict], **networks: Any
-    ) -> CriticComposerInterface:
-        """Build the critic composer of a configuration.
+    ) -> Critic:
+        """Build the critic of a configuration.
 
         :param observation_spaces_dict: Inputs of the critic.
         :param networks: Default of `networks`.
@@ -186,7 +179,8 @@ class BaseModelComposer(ABC):
             arguments["action_spaces_dict"] = self.action_spaces_dict
         else:
             arguments["agent_counts_dict"] = self.agent_counts_dict
-        return build(CriticComposerInterface, config, "model.critic", **arguments)
+        critic: Critic = build(CriticComposerInterface, config, "model.critic", **arguments).critic
+        return critic
 
 
 def critic_composer_type(config: Any) -> type[CriticComposerInterface] | None:

@@ -23,21 +23,17 @@ from maze.perception.models.critics import (
     SharedStateActionCriticComposer,
     SharedStateCriticComposer,
 )
-from maze.perception.models.model_composer import BaseModelComposer, check_keys, critic_composer_type
-from maze.perception.models.policies.base_policy_composer import BasePolicyComposer
+from maze.perception.models.model_composer import BaseModelComposer, Critic, check_keys, critic_composer_type
 from maze.perception.models.template_parts import (
     ActionHeads,
     Candidates,
-    check_latent,
-    cut_at,
     network_of,
     resolve_shared_keys,
 )
 from maze.perception.weight_init import INITIALIZATIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from maze.core.agent.torch_policy import TorchPolicy
     from maze.core.env.structured_env import StepKeyType
     from maze.core.utils.factory import ConfigType
 
@@ -122,7 +118,12 @@ class TemplateModelComposer(BaseModelComposer):
         :param observation_space: Observations of one sub-step.
         """
         perception_net = self.model_builder.from_observation_space(self._features(observation_space))
-        check_latent(perception_net)
+        shapes = dict(zip(perception_net.out_keys, perception_net.out_shapes(), strict=True))
+        if len(shapes) != 1 or any(len(shape) != 1 for shape in shapes.values()):
+            raise ConfigError(
+                f"{WHERE}: the outputs of policy and critic need one latent vector, but the perception network returns "
+                f"{shapes}. End with a block that returns a vector, such as LSTMLastStepBlock as recurrence."
+            )
         perception_net.apply(self._initialization.hidden())
         return perception_net
 
@@ -141,7 +142,8 @@ class TemplateModelComposer(BaseModelComposer):
         head_blocks, names = self._heads.blocks(action_space, perception_net, shapes)
         shared = resolve_shared_keys(perception_net, shared_embedding_keys)
         in_keys = [*perception_net.in_keys]
-        in_keys += [key for key in self._heads.mask_keys(action_space) if key not in in_keys]
+        masks = dict.fromkeys(mask for head, mask in self._heads.masks.items() if head in action_space.spaces)
+        in_keys += [key for key in masks if key not in in_keys]
         if clash := [key for key in shared if key in names]:
             raise ConfigError(f"{WHERE}.shared_embedding_keys: {clash} are action heads as well; rename the actions.")
         outputs = {**names, **{key: key for key in shared}}
@@ -167,8 +169,14 @@ class TemplateModelComposer(BaseModelComposer):
         head = LinearOutputBlock(latent, name, perception_net.out_shapes(), output_units=1)
         head.apply(self._initialization.layers(1.0))
         shared = resolve_shared_keys(perception_net, shared_embedding_keys or [])
-        in_shapes, blocks = cut_at(perception_net, shared)
-        return network_of(in_shapes, {**blocks, name: head}, {"value": name}, self._candidates(in_shapes, shared))
+        shapes = perception_net.tensor_shapes()
+        keys = list(dict.fromkeys([*shared, *perception_net.in_keys]))
+        rest = InferenceBlock(
+            keys, perception_net.out_keys, [shapes[key] for key in keys], perception_net.perception_blocks
+        )
+        in_shapes = {key: shapes[key] for key in rest.used_in_keys}
+        blocks = {**rest.perception_blocks, name: head}
+        return network_of(in_shapes, blocks, {"value": name}, self._candidates(in_shapes, shared))
 
     def template_q_value_net(
         self,
@@ -224,15 +232,13 @@ class TemplateModelComposer(BaseModelComposer):
 
     @cached_property
     @override(BaseModelComposer)
-    def _policy_composer(self) -> BasePolicyComposer | None:
-        if self._policy_config is None:
-            return None
+    def policy(self) -> TorchPolicy | None:
         networks = {key: {"_target_": partial(self._policy_net, key)} for key in self.action_spaces_dict}
         return self._compose_policy(self._policy_config, networks=networks)
 
     @cached_property
     @override(BaseModelComposer)
-    def _critic_composer(self) -> CriticComposerInterface | None:
+    def critic(self) -> Critic | None:
         if self._critic_config is None:
             return None
         composer_type = critic_composer_type(self._critic_config) or CriticComposerInterface

@@ -218,20 +218,13 @@ class ActionHeads:
                 if head in self.masks and isinstance(space, spaces.Box):
                     raise ConfigError(f"{_MASKS}.{head}: only discrete actions can be masked, found {space}.")
                 if head in self.items:
-                    self._check_items(head, getattr(space, "n", None), shapes, step_key)
-
-    def _check_items(self, head: str, n: int | None, shapes: Mapping[str, tuple[int, ...]], step_key: Any) -> None:
-        keys = self.items[head]["observations"]
-        items, *vectors = [shapes.get(key, ()) for key in keys] or [()]
-        if len(items) != 2 or items[0] != n or any(len(shape) != 1 for shape in vectors):
-            raise ConfigError(
-                f"{_ITEMS}.{head}: expected the key of an observation of the shape ({n}, features), and those of "
-                f"vectors, found {keys} in sub-step {step_key!r}: {shapes}."
-            )
-
-    def mask_keys(self, action_space: spaces.Dict) -> list[str]:
-        """Return the observations that mask heads of a space."""
-        return list(dict.fromkeys(mask for head, mask in self.masks.items() if head in action_space.spaces))
+                    keys, n = self.items[head]["observations"], getattr(space, "n", None)
+                    items, *vectors = [shapes.get(key, ()) for key in keys] or [()]
+                    if len(items) != 2 or items[0] != n or any(len(shape) != 1 for shape in vectors):
+                        raise ConfigError(
+                            f"{_ITEMS}.{head}: expected the key of an observation of the shape ({n}, features), and "
+                            f"those of vectors, found {keys} in sub-step {step_key!r}: {shapes}."
+                        )
 
     def candidates(
         self, observation_keys: Collection[str], joint_observations: Mapping[str, Sequence[str]]
@@ -347,19 +340,6 @@ class ActionHeads:
         return blocks
 
 
-def check_latent(perception_net: InferenceBlock) -> None:
-    """Check that the perception network returns one latent vector.
-
-    :raises ConfigError: The perception network returns something else.
-    """
-    shapes = dict(zip(perception_net.out_keys, perception_net.out_shapes(), strict=True))
-    if len(shapes) != 1 or any(len(shape) != 1 for shape in shapes.values()):
-        raise ConfigError(
-            f"{WHERE}: the outputs of policy and critic need one latent vector, but the perception network returns "
-            f"{shapes}. End with a block that returns a vector, such as LSTMLastStepBlock as recurrence."
-        )
-
-
 def resolve_shared_keys(perception_net: InferenceBlock, shared_embedding_keys: Sequence[str]) -> list[str]:
     """Resolve the keys of shared embeddings; `latent` is the last tensor of the perception network.
 
@@ -375,21 +355,6 @@ def resolve_shared_keys(perception_net: InferenceBlock, shared_embedding_keys: S
             )
         resolved.append(name)
     return list(dict.fromkeys(resolved))
-
-
-def cut_at(
-    perception_net: InferenceBlock, shared_keys: Sequence[str]
-) -> tuple[dict[str, Sequence[int]], dict[str, PerceptionBlock]]:
-    """Return the part of a perception network that remains if some of its tensors are given.
-
-    :return: Shapes of the inputs by key, and the blocks.
-    """
-    shapes = perception_net.tensor_shapes()
-    keys = list(dict.fromkeys([*shared_keys, *perception_net.in_keys]))
-    rest = InferenceBlock(
-        keys, perception_net.out_keys, [shapes[key] for key in keys], perception_net.perception_blocks
-    )
-    return {key: shapes[key] for key in rest.used_in_keys}, rest.perception_blocks
 
 
 def _unflatten(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

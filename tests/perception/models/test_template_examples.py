@@ -29,6 +29,7 @@ from maze.perception.blocks.output.linear import LinearOutputBlock
 from maze.perception.builders import BaseModelBuilder
 from maze.perception.models.custom_model_composer import CustomModelComposer
 from maze.perception.models.model_composer import BaseModelComposer
+from maze.perception.models.network_factory import embedding_spaces
 from maze.perception.models.template_model_composer import TemplateModelComposer
 from maze.perception.weight_init import make_module_init_normc
 
@@ -416,7 +417,7 @@ def test_finding_out_what_a_network_shares_leaves_no_trace():
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)
-    composer._critic_observation_spaces()
+    embedding_spaces(composer.policy, composer.observation_spaces_dict)
     assert torch.equal(torch.rand(1), expected)
     assert network.training
     assert network.l0.weight.grad is None
@@ -433,7 +434,7 @@ class ListPolicyNet(PlainPolicyNet):
     ("policy_net", "n_features", "message"),
     [
         (PlainPolicyNet, 5, r"model.policy.networks\[0\]: PlainPolicyNet cannot process .*'observation': \(5,\).*5"),
-        (ListPolicyNet, 4, r"model.policy.networks\[0\]: ListPolicyNet returned Tensor, expected a dictionary"),
+        (ListPolicyNet, 4, r"model.policy.networks\[0\]: ListPolicyNet .* returns no dictionary"),
     ],
 )
 def test_networks_that_do_not_fit_the_observations_are_named(policy_net, n_features, message):

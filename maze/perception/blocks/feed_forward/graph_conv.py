@@ -20,15 +20,6 @@ class GraphAdjacencyMethods:
     """Preparation of dense adjacency matrices `(batch, nodes, nodes)`; row `i` holds the inputs of node `i`."""
 
     @staticmethod
-    def add_self_connections(adjacency: torch.Tensor, importance: float | torch.Tensor) -> torch.Tensor:
-        """Add `importance` to the diagonal.
-
-        :param adjacency: `[..., nodes, nodes]`; the result has the same shape.
-        """
-        eye = torch.eye(adjacency.shape[-1], dtype=adjacency.dtype, device=adjacency.device)
-        return adjacency + importance * eye
-
-    @staticmethod
     def normalise(adjacency: torch.Tensor) -> torch.Tensor:
         """Normalise symmetrically by the square roots of the degrees (Kipf and Welling 2017, eq. 2).
 
@@ -163,7 +154,8 @@ class GraphConvBlock(GraphBlock):
     def normalized_forward(self, block_input: TensorDict) -> TensorDict:
         features, adjacency = (block_input[key] for key in self.in_keys)
         if self.preprocess_adj:
-            adjacency = self.normalise(self.add_self_connections(adjacency, self.node_self_importance))
+            eye = torch.eye(adjacency.shape[-1], dtype=adjacency.dtype, device=adjacency.device)
+            adjacency = self.normalise(adjacency + self.node_self_importance * eye)
         for layer in self.net.values():
             features = layer(features, adjacency) if isinstance(layer, GraphConvLayer) else layer(features)
         return {self.out_keys[0]: features}

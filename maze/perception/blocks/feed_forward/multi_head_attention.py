@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
-import torch
 from torch import nn
 
 from maze.core.annotations import override
@@ -47,11 +46,11 @@ class MultiHeadAttentionBlock(ShapeNormalizationBlock):
         dropout: float | None,
         add_input_to_output: bool,
         bias: bool,
-        add_bias_kv: bool,
-        add_zero_attn: bool,
-        kdim: int | None,
-        vdim: int | None,
-        use_key_padding_mask: bool,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        use_key_padding_mask: bool = False,
     ) -> None:
         n = self.n_sequences
         shapes = shape_list(in_shapes, len(key_list(in_keys)))
@@ -83,53 +82,23 @@ class MultiHeadAttentionBlock(ShapeNormalizationBlock):
             for in_key, is_flat in zip(self.in_keys, self._is_flat, strict=True)
         ]
         query, key, value = (tensors[index % self.n_sequences] for index in range(3))
-        valid = tensors[self.n_sequences] if len(tensors) > self.n_sequences else None
-        output, weights = masked_attention(
-            self.self_attn, query, key, value, valid=valid, need_weights=len(self.out_keys) == 2
-        )
+        options: dict[str, Any] = {"need_weights": len(self.out_keys) == 2}
+        nothing_valid = None
+        if len(tensors) > self.n_sequences:
+            ignored = tensors[self.n_sequences] <= 0
+            nothing_valid = ignored.all(dim=-1, keepdim=True)
+            ignored = ignored & ~nothing_valid  # avoids NaN; the result is replaced below
+            if ignored.dim() == 3:  # a mask for each query
+                options["attn_mask"] = ignored.repeat_interleave(self.num_heads, dim=0)
+            else:
+                options["key_padding_mask"], nothing_valid = ignored, nothing_valid.unsqueeze(-1)
+        output, weights = self.self_attn(query, key, value, **options)
+        if nothing_valid is not None:
+            output = output.masked_fill(nothing_valid, 0.0)
+            weights = None if weights is None else weights.masked_fill(nothing_valid, 0.0)
         if self.add_input_to_output:
             output = output + query
         outputs = {self.out_keys[0]: output.squeeze(1) if self._is_flat[0] else output}
         if weights is not None:
             outputs[self.out_keys[1]] = weights
         return outputs
-
-
-def masked_attention(
-    attention: nn.MultiheadAttention,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    valid: torch.Tensor | None,
-    need_weights: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute the attention of each query to the valid keys; zeros for a query without any valid key.
-
-    :param attention: A module with `batch_first=True`.
-    :param query: `(batch, queries, features)`.
-    :param key: `(batch, keys, features)`.
-    :param value: `(batch, keys, features)`.
-    :param valid: Positive for valid keys: `(batch, keys)`, or `(batch, queries, keys)`; None: all are valid.
-    :param need_weights: Whether to return the weights as well, averaged over the heads: `(batch, queries, keys)`.
-    """
-    if valid is None:
-        output, weights = attention(query, key, value, need_weights=need_weights)
-        return output, weights
-
-    ignored = valid <= 0
-    is_per_query = ignored.dim() == 3
-    nothing_valid = ignored.all(dim=-1, keepdim=True)
-    ignored = ignored & ~nothing_valid  # avoids NaN; the result is replaced below
-    output, weights = attention(
-        query,
-        key,
-        value,
-        key_padding_mask=None if is_per_query else ignored,
-        attn_mask=ignored.repeat_interleave(attention.num_heads, dim=0) if is_per_query else None,
-        need_weights=need_weights,
-    )
-    queries_without_key = nothing_valid if is_per_query else nothing_valid.unsqueeze(-1)
-    if weights is not None:
-        weights = weights.masked_fill(queries_without_key, 0.0)
-    return output.masked_fill(queries_without_key, 0.0), weights

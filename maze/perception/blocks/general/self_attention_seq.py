@@ -36,16 +36,5 @@ class SelfAttentionSeqBlock(MultiHeadAttentionBlock):
         bias: bool,
     ) -> None:
         super().__init__(
-            in_keys,
-            out_keys,
-            in_shapes,
-            num_heads,
-            dropout,
-            add_input_to_output,
-            bias,
-            add_bias_kv=False,
-            add_zero_attn=False,
-            kdim=None,
-            vdim=None,
-            use_key_padding_mask=True,
+            in_keys, out_keys, in_shapes, num_heads, dropout, add_input_to_output, bias, use_key_padding_mask=True
         )

@@ -94,7 +94,7 @@ class SetAttentionBlock(ShapeNormalizationBlock):
         if self.attention is not None:
             found = self.attention.in_torch(self.query_key_value(features), *masks[:1])
             features = features + self.attended(found)
-        parts = [_MEAN_AND_MAX.in_torch(features, *mask) for mask in _one_by_one(masks)]
+        parts = [_mean_and_max(features, *mask) for mask in _one_by_one(masks)]
         if self.keep_places:
             parts.append(items.flatten(-2))
         pooled = torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
@@ -108,7 +108,8 @@ class SetAttentionBlock(ShapeNormalizationBlock):
         if self.attention is not None:
             found = reader.apply(self.attention, reader.layer(self.query_key_value, features), *masks[:1])
             features = reader.apply(_SUM, features, reader.layer(self.attended, found))
-        parts = [reader.apply(_MEAN_AND_MAX, features, *mask) for mask in _one_by_one(masks)]
+        pooling = ArrayFunction(_mean_and_max_in_numpy)
+        parts = [reader.apply(pooling, features, *mask) for mask in _one_by_one(masks)]
         if self.keep_places:
             parts.append(reader.flatten(items, 2))
         return dict(zip(self.out_keys, (reader.concatenate(parts, axis=-1), features), strict=False))
@@ -165,37 +166,29 @@ class _Attention:
         return joined
 
 
-@dataclass(frozen=True)
-class _MeanAndMax:
-    """Mean and maximum over all items, or over those that the mask allows; zeros where there is none."""
-
-    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
-        features = tensors[0]
-        if len(tensors) == 1:
-            return torch.cat([features.mean(-2), features.max(-2).values], dim=-1)
-        valid = tensors[1] > 0
-        n_valid = valid.sum(-1, keepdim=True)
-        mean = torch.matmul((valid / n_valid.clamp(min=1)).unsqueeze(-2), features).squeeze(-2)
-        with torch.no_grad():  # only the maxima need gradients, so no tensor of the size of all items is kept
-            absent = features.detach().masked_fill(~valid.unsqueeze(-1), torch.finfo(features.dtype).min)
-        if torch.is_grad_enabled():
-            highest = features.gather(-2, absent.max(-2, keepdim=True).indices).squeeze(-2)
-        else:
-            highest = absent.amax(-2)  # much faster, with gradients of its own where items are equal
-        highest = highest.masked_fill(n_valid == 0, 0.0)
-        return torch.cat([mean, highest], dim=-1)
-
-    def in_numpy(self, *arrays: Array) -> Array:
-        features = arrays[0]
-        if len(arrays) == 1:
-            return np.concatenate([features.mean(axis=-2), features.max(axis=-2)], axis=-1)
-        valid = (arrays[1] > 0)[..., np.newaxis]
-        mean = (features * valid).sum(axis=-2) / np.maximum(valid.sum(axis=-2), 1).astype(np.float32)
-        highest = np.where(valid, features, -np.inf).max(axis=-2)
-        return np.concatenate([mean, np.where(np.isneginf(highest), np.float32(0.0), highest)], axis=-1)
+def _mean_and_max(features: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    """Return mean and maximum over all items, or over those that the mask allows; zeros where there is none."""
+    if mask is None:
+        return torch.cat([features.mean(-2), features.max(-2).values], dim=-1)
+    valid = mask > 0
+    n_valid = valid.sum(-1, keepdim=True)
+    mean = torch.matmul((valid / n_valid.clamp(min=1)).unsqueeze(-2), features).squeeze(-2)
+    with torch.no_grad():  # only the maxima need gradients, so no tensor of the size of all items is kept
+        absent = features.detach().masked_fill(~valid.unsqueeze(-1), torch.finfo(features.dtype).min)
+    if torch.is_grad_enabled():
+        highest = features.gather(-2, absent.max(-2, keepdim=True).indices).squeeze(-2)
+    else:
+        highest = absent.amax(-2)  # much faster, with gradients of its own where items are equal
+    return torch.cat([mean, highest.masked_fill(n_valid == 0, 0.0)], dim=-1)
 
 
-_MEAN_AND_MAX = _MeanAndMax()
+def _mean_and_max_in_numpy(features: Array, mask: Array | None = None) -> Array:
+    if mask is None:
+        return np.concatenate([features.mean(axis=-2), features.max(axis=-2)], axis=-1)
+    valid = (mask > 0)[..., np.newaxis]
+    mean = (features * valid).sum(axis=-2) / np.maximum(valid.sum(axis=-2), 1).astype(np.float32)
+    highest = np.where(valid, features, -np.inf).max(axis=-2)
+    return np.concatenate([mean, np.where(np.isneginf(highest), np.float32(0.0), highest)], axis=-1)
 
 
 class ItemScoresBlock(ShapeNormalizationBlock):

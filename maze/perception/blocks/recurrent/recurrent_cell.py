@@ -16,7 +16,7 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError, unknown_key_error
 from maze.perception.blocks.base import Keys, Shapes, TensorDict
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
-from maze.perception.program.network_program import Array, Places, ProgramReader
+from maze.perception.program.network_program import Array, ArrayFunction, Places, ProgramReader
 
 
 class RecurrentCellBlock(ShapeNormalizationBlock):
@@ -65,7 +65,8 @@ class RecurrentCellBlock(ShapeNormalizationBlock):
         return {self.out_keys[0]: run.advance(self, inputs)}
 
     def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
-        state, output = reader.inputs[self.state_key], _Output(self.hidden_size)
+        state = reader.inputs[self.state_key]
+        output = ArrayFunction(lambda array: array[..., : self.hidden_size])
         from_input = reader.layer(self.input_layer, inputs[self.in_keys[0]])
         from_state = reader.layer(self.hidden_layer, reader.apply(output, state))
         following = reader.apply(self.cell, from_input, from_state, state)
@@ -199,20 +200,6 @@ class _GRU(Cell):
 _MOST_PADDED, _MOST_SIDE_BY_SIDE = 4, 32
 """Limits of padding: the largest ratio of padded to actual rows, or the largest number of padded rows per step."""
 _CELLS: Mapping[str, type[Cell]] = {"lstm": _LSTM, "gru": _GRU}
-
-
-@dataclass(frozen=True)
-class _Output:
-    """The part of a state that is the output."""
-
-    hidden_size: int
-
-    def in_torch(self, *tensors: Tensor) -> Tensor:
-        return tensors[0][..., : self.hidden_size]
-
-    def in_numpy(self, *arrays: Array) -> Array:
-        output: Array = arrays[0][..., : self.hidden_size]
-        return output
 
 
 def _sigmoid_(array: Array) -> None:

@@ -399,7 +399,7 @@ class EpochTrainer(Trainer, ABC):
                     )
                 raise
             finally:
-                display.close()
+                display.before_output()
 
     def _begins_epoch(self) -> bool:
         """Return whether another epoch begins, or the rest of one; before, the policy is evaluated if that is due."""
