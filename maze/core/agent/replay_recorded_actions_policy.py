@@ -67,16 +67,12 @@ class ReplayRecordedActionsPolicy(Policy):
                     f"hydra_config.yaml of the recorded rollout names it, or env.seed(ActionRecord.load(file).seed)."
                 )
             self._record, self._position = record, 0
-        if self._position == len(record):
+        actor, action = record.actions[self._position] if self._position < len(record) else (None, None)
+        if actor is None or actor_id not in (None, actor):
             raise EnvironmentContractError(
-                f"Episode {record.episode_id} continues after the {len(record)} recorded actions. Replay it "
-                f"in the environment, with the wrappers and the step limit, that it was recorded in."
-            )
-        actor, action = record.actions[self._position]
-        if actor_id is not None and tuple(actor_id) != tuple(actor):
-            raise EnvironmentContractError(
-                f"Episode {record.episode_id}, action {self._position}: it is the turn of {actor_id}, but {actor} was "
-                f"recorded. Replay it in the environment that it was recorded in."
+                f"Episode {record.episode_id}, action {self._position} of {len(record)} recorded ones: it is the turn "
+                f"of {actor_id}, but {actor or 'the end of the episode'} was recorded. Replay it in the environment, "
+                "with the wrappers and the step limit, that it was recorded in."
             )
         self._position += 1
         return action

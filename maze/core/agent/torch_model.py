@@ -105,11 +105,9 @@ def check_networks(networks: Any, what: str) -> dict[Any, nn.Module]:
 
     :raises ConfigError: There are none, or one is not a module.
     """
-    if not isinstance(networks, Mapping) or not networks:
-        raise ConfigError(f"{what}: expected a mapping from step keys to networks, found {networks!r}.")
-    for key, network in networks.items():
-        if not isinstance(network, nn.Module):
-            raise ConfigError(f"{what}[{key!r}]: expected a torch.nn.Module, found {type(network).__name__}.")
+    is_mapping = isinstance(networks, Mapping) and bool(networks)
+    if not is_mapping or not all(isinstance(network, nn.Module) for network in networks.values()):
+        raise ConfigError(f"{what}: expected a mapping from step keys to torch.nn.Modules, found {networks!r}.")
     return dict(networks)
 
 

@@ -56,7 +56,7 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
     :param only_discrete_spaces: By the networks' keys: whether all action heads are `Discrete`.
     :param action_spaces_dict: Action spaces by step key.
     :param twin_networks: The second network of each pair; by default copies of `networks` with new weights.
-    :raises ConfigError: The twin networks are not those of the networks.
+    :raises ConfigError: A network is recurrent.
     """
 
     state_group = "critics"
@@ -76,11 +76,6 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
             second = {key: _with_new_weights(copy.deepcopy(network)) for key, network in first.items()}
         else:
             second = check_networks(twin_networks, "critic.twin_networks")
-        if missing := [key for key in first if key not in second or key not in only_discrete_spaces]:
-            raise ConfigError(
-                f"critic: the networks {missing} are not in `twin_networks` {list(second)} or not in "
-                f"`only_discrete_spaces` {list(only_discrete_spaces)}."
-            )
         if any(recurrent_cells(network) for network in (*first.values(), *second.values())):
             raise ConfigError(
                 "critic.networks: state-action critics carry no hidden states from step to step, and found a "
@@ -196,10 +191,7 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
         """Move the target networks towards the networks; see :class:`~maze.core.agent.torch_model.TargetNetworks`.
 
         :param tau: 0: they stay, 1: they become the networks.
-        :raises ConfigError: `tau` is outside [0, 1].
         """
-        if not 0.0 <= tau <= 1.0:
-            raise ConfigError(f"update_target_weights: `tau` must lie in [0, 1], found {tau}.")
         self.followers().update(tau)
 
     def followers(self) -> TargetNetworks:

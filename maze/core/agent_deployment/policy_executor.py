@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Event
 from typing import Any
@@ -243,18 +244,15 @@ def _replace_simulation(
         actions = {key: ActionConversionCandidatesInterface(conversion) for key, conversion in actions.items()}
         for layer in layers:
             if issubclass(type(layer), ActionWrapper):
-                vars(layer)["action"] = _to_each_candidate(layer.action)
+                vars(layer)["action"] = partial(_convert_each, layer.action)
                 undo.callback(vars(layer).pop, "action", None)
     replace(core_env, checked, actions)
 
 
-def _to_each_candidate(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def convert_each(action: Any) -> Any:
-        if not isinstance(action, ActionCandidates):
-            return convert(action)
-        return ActionCandidates(([convert(one) for one in action.candidates], action.probabilities))
-
-    return convert_each
+def _convert_each(convert: Callable[[Any], Any], action: Any) -> Any:
+    if not isinstance(action, ActionCandidates):
+        return convert(action)
+    return ActionCandidates(([convert(one) for one in action.candidates], action.probabilities))
 
 
 class _StateConversion(ObservationConversionInterface):

@@ -155,15 +155,9 @@ def timelines(
         values = rows.groupby(["env_time", "episode_id"])[metric_name]
         tables[group] = values.agg("sum" if aggregation_func is None else aggregation_func).unstack("episode_id")
         if post_processing_func is not None:
-            series = {name: _apply(column.dropna(), post_processing_func) for name, column in tables[group].items()}
-            tables[group] = pd.DataFrame(series)
+            apply: Any = post_processing_func
+            series = {name: column.dropna() for name, column in tables[group].items()}
+            tables[group] = pd.DataFrame(
+                {name: apply(one) if callable(apply) else getattr(one, apply)() for name, one in series.items()}
+            )
     return tables
-
-
-def _apply(series: pd.Series[Any], function: Function) -> Any:
-    if callable(function):
-        return function(series)
-    method = getattr(series, function, None)
-    if method is None:
-        raise ConfigError(f"`{function}` is not a method of a pandas series; use for instance `cumsum` or a function.")
-    return method()

@@ -33,12 +33,9 @@ class IntRangeArg(RendererArg):
     :param title: Its label in the viewer.
     :param min_value: Smallest value, and the initial one.
     :param max_value: Largest value.
-    :raises ValueError: The range is empty.
     """
 
     def __init__(self, name: str, title: str, min_value: int, max_value: int) -> None:
-        if min_value > max_value:
-            raise ValueError(f"Renderer argument `{name}`: min_value ({min_value}) exceeds max_value ({max_value}).")
         super().__init__(name, title)
         self.min_value = min_value
         self.max_value = max_value
@@ -56,12 +53,9 @@ class OptionsArrayArg(RendererArg):
     :param name: Keyword of the argument.
     :param title: Its label in the viewer.
     :param options: The values, or pairs of a label and a value.
-    :raises ValueError: There are no options.
     """
 
     def __init__(self, name: str, title: str, options: Sequence[Any | tuple[str, Any]]) -> None:
-        if not options:
-            raise ValueError(f"Renderer argument `{name}` has no options to choose from.")
         super().__init__(name, title)
         self.options = list(options)
 

@@ -60,7 +60,6 @@ class RolloutColumns:
     :param n_steps: A rollout ends when its environments have completed this many environment steps each, on average,
         however many ticks that takes; None: it always takes `n_ticks`.
     :param n_constrained: Number of statistics whose values are recorded.
-    :raises ValueError: The capacity is below 1.
     """
 
     def __init__(
@@ -74,8 +73,6 @@ class RolloutColumns:
         n_steps: int | None = None,
         n_constrained: int = 0,
     ) -> None:
-        if n_ticks < 1:
-            raise ValueError(f"A rollout needs at least one tick, not {n_ticks}.")
         self.n_ticks = n_ticks
         """Ticks of the rollout; while it is collected, its capacity."""
         self.n_steps = n_steps

@@ -82,7 +82,7 @@ def test_unknown_events_attributes_and_functions_are_named_with_those_that_there
         renderer.render_current_episode_stats(log, "A.b")
     with pytest.raises(ConfigError, match="no attribute `weight`; it has: piece, size"):
         renderer.render_current_episode_stats(log, "CutEvents.cut", metric_name="weight")
-    with pytest.raises(ConfigError, match="`cumsun` is not a method"):
+    with pytest.raises(AttributeError, match="cumsun"):
         renderer.render_current_episode_stats(log, post_processing_func="cumsun")
 
 

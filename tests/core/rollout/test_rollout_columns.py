@@ -109,8 +109,3 @@ def test_sub_steps_of_a_step():
     assert substeps_per_step({0: 1}) == 1
     assert substeps_per_step({"a": 2, "b": 1}) == 3
     assert substeps_per_step({"agent": -1}) == 1
-
-
-def test_a_rollout_needs_a_tick():
-    with pytest.raises(ValueError, match="at least one tick"):
-        RolloutColumns({0: OBSERVATION}, {0: ACTION}, 2, 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
@@ -18,7 +17,10 @@ from maze.core.env.structured_env import ActorID
 from maze.core.errors import CheckpointError, ConfigError
 from maze.core.trajectory_recording.datasets.decision_data import is_decision_log, read_decisions
 from maze.core.trajectory_recording.datasets.minari_data import PREFIX, is_minari, minari_path, read_minari
-from maze.core.trajectory_recording.datasets.trajectory_processor import TrajectoryProcessor
+from maze.core.trajectory_recording.datasets.trajectory_processor import (
+    IdentityTrajectoryProcessor,
+    TrajectoryProcessor,
+)
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.trajectory_recording.records.trajectory_record import (
     TrajectoryRecord,
@@ -29,8 +31,6 @@ from maze.core.trajectory_recording.writers.parquet import PARQUET_SUFFIX, read_
 from maze.core.utils.factory import ConfigType, Factory
 from maze.core.utils.safe_pickle import register_safe_types, registered_safe_types
 from maze.core.utils.worker_pool import ProcessPool, quick_start_method
-
-_LOGGER = logging.getLogger(__name__)
 
 InputData = Union[str, Path, TrajectoryRecord[Any], Sequence[Union[str, Path, TrajectoryRecord[Any]]]]
 """A trajectory file, a directory of them, a trajectory, or a list of these."""
@@ -71,10 +71,8 @@ class InMemoryDataset(Dataset[Item], ABC):
         allow_pickle: bool = False,
         extra_types: Iterable[type | str] = (),
     ) -> None:
-        if trajectory_processor is None:
-            trajectory_processor = {"_target_": f"{TrajectoryProcessor.__module__}.IdentityTrajectoryProcessor"}
         self.trajectory_processor = Factory(TrajectoryProcessor).instantiate(  # type: ignore[type-abstract]
-            trajectory_processor, config_path="trajectory_processor"
+            trajectory_processor or IdentityTrajectoryProcessor(), config_path="trajectory_processor"
         )
         self.n_workers = n_workers
         self.deserialize_in_main_thread = deserialize_in_main_thread
@@ -103,7 +101,6 @@ class InMemoryDataset(Dataset[Item], ABC):
         :param input_data: A trajectory file, a directory, a trajectory, or a list of these.
         """
         sources = self._sources(input_data)
-        n_before = len(self.trajectory_references)
         if self.n_workers > 1 and len(sources) > 1:
             if self.deserialize_in_main_thread:
                 sources = [trajectory for source in sources for trajectory in self._reader.trajectories(source)]
@@ -120,8 +117,6 @@ class InMemoryDataset(Dataset[Item], ABC):
         else:
             for number, source in enumerate(sources):
                 self._add(self._reader.load(number, source))
-        n_added = len(self.trajectory_references) - n_before
-        _LOGGER.info("Loaded %d trajectories from %d sources, %d steps in total.", n_added, len(sources), len(self))
 
     def append(self, trajectory: TrajectoryRecord[Any]) -> None:
         """Process a trajectory and add its steps."""

@@ -144,19 +144,15 @@ class IdentityWithNextObservationTrajectoryProcessor(TrajectoryProcessor):
     def process(
         self, trajectory: TrajectoryRecord[Any], conversion_env: MazeEnv[Any] | None
     ) -> list[list[StructuredSpacesRecord]]:
-        converted = super().process(trajectory, conversion_env)
-        return [piece for steps in converted for piece in _split_at_unknown(steps)]
-
-
-def _split_at_unknown(steps: list[StructuredSpacesRecord]) -> list[list[StructuredSpacesRecord]]:
-    """Return sequences of steps, without steps whose next observation is unknown."""
-    pieces: list[list[StructuredSpacesRecord]] = [[]]
-    for step in steps:
-        if step.substep_records and step.substep_records[-1].next_observation is None:
+        pieces: list[list[StructuredSpacesRecord]] = []
+        for steps in super().process(trajectory, conversion_env):
             pieces.append([])
-        else:
-            pieces[-1].append(step)
-    return [piece for piece in pieces if piece]
+            for step in steps:  # split where the next observation is unknown
+                if step.substep_records and step.substep_records[-1].next_observation is None:
+                    pieces.append([])
+                else:
+                    pieces[-1].append(step)
+        return [piece for piece in pieces if piece]
 
 
 def _last_observation(trajectory: TrajectoryRecord[Any], env: MazeEnv[Any] | None) -> Any:
