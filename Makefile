@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-DEMO_DIR ?= outputs/demo
+DEMO_DIR ?= outputs/demo/$(shell date +%Y-%m-%d_%H-%M-%S)
 comma := ,
 
 # One thread per process: two processes with two threads each collapse on two cores.
@@ -51,7 +51,9 @@ $(VENV)/.docs: $(VENV)/.torch
 	touch $(VENV)/.runtime $@
 
 demo: $(VENV)/.runtime  ## Train PPO on CartPole-v1 for about a minute, roll the policy out, print statistics.
-	$(BIN)/python -m maze.demo --directory $(DEMO_DIR)
+	$(BIN)/maze-run -cn conf_train +experiment=cartpole_ppo hydra.run.dir=$(DEMO_DIR)/training
+	$(BIN)/maze-run env.name=CartPole-v1 policy=torch_policy input_dir=$(DEMO_DIR)/training runner.n_processes=2 \
+		runner.max_episode_steps=500 hydra.run.dir=$(DEMO_DIR)/rollouts
 
 test: $(VENV)/.dev  ## Run the tests (without those that need Ray or minutes).
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not learning and not long"

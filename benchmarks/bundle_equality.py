@@ -34,7 +34,7 @@ from maze.core.wrappers.wrapper import ActionWrapper
 from maze.maze_cli import main as maze_run
 from maze.perception.blocks.recurrent.recurrent_cell import StepRun
 from maze.serve.bundle import PolicyBundle
-from maze.serve.recording import tapped
+from maze.serve.export import tapped
 from maze.serve.wrappers_as_data import Operations, operations_of
 
 STACK_OF_4 = "+wrappers.ObservationStackWrapper.stack_config=[{observation: observation, stack_steps: 4}]"

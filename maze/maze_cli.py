@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import logging
 import os
-import re
 import signal
 import sys
 import threading
@@ -28,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from maze.cli.algorithms import with_own_algorithm
 from maze.cli.errors import RunFailedError, UsageError, set_gate_status, translated
 from maze.cli.hydra_setup import apply_overrides, for_hydra
-from maze.cli.run_directory import ClaimedDirectories, uploads_of_run
+from maze.cli.run_directory import claimed_directories, uploads_of_run
 from maze.console.streams import lasting_console, quiet_console
 from maze.core.errors import ConfigError, EnvironmentFailedError, MazeError
 from maze.core.utils.storage import is_url, uploaded
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from maze.core.log_stats.log_stats import LogStatsWriter
     from maze.runner import Runner
 
-EXIT_ERROR = 1
 ROOT = "conf_rollout"
 """Root configuration of commands that name none."""
 NOTHING = ("null", "~", "None", "", str(Path.home()))
@@ -55,8 +53,6 @@ COMMANDS = {
     "--shelf": ("maze.cli.run_description", "print_shelf"),
 }
 """Flags of commands that compose no configuration, with the functions that take the following arguments."""
-HYDRA_INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
-"""Arguments of Hydra's own `--info`."""
 REQUIRED_GROUPS = ("env", "algorithm", "model", "policy", "runner")
 
 
@@ -67,10 +63,10 @@ def maze_run(cfg: DictConfig) -> float | None:
     :return: The objective of a sweep: the statistic that `hydra.sweeper.objective` names, or else the runner's best
         score, if any. Scores include the constraint violation (`BestScore`).
     """
-    from maze.cli.run_info import config_as_yaml, write_run_info
-    from maze.cli.run_summary import beginning
+    from maze.cli.run_summary import beginning, config_as_yaml, ending, write_run_info
     from maze.cli.sweeps.results import recorder_of_sweep
     from maze.console.runs import EVERYTHING, checked_verbosity
+    from maze.core.rollout.recording import STATS_PATH
     from maze.core.utils.factory import Factory
     from maze.runner import Runner
     from maze.train.trainers.common.model_selection.best_model_selection import BestScore, best_score
@@ -85,12 +81,17 @@ def maze_run(cfg: DictConfig) -> float | None:
         print(beginning(Path.cwd(), project), flush=True)
     runner = Factory(Runner).instantiate(cfg.runner, config_path="runner")  # type: ignore[type-abstract]
     objective = recorder_of_sweep()
-    with _summary_at_end(project) if started_by_hydra else nullcontext():
+    start = time.monotonic()
+    try:
         _run(runner, cfg, [] if objective is None else [objective], project if started_by_hydra else None)
+    finally:
+        if started_by_hydra and isinstance(sys.exc_info()[1], KeyboardInterrupt | None):
+            commands: dict[str, str] | None = {} if HydraConfig.get().mode == RunMode.MULTIRUN else None
+            print(ending(Path.cwd(), project, time.monotonic() - start, commands), flush=True)
     score = best_score(runner)
     if objective is None:
         return score
-    objective.take_rollout(runner)
+    objective.write(STATS_PATH, 1, getattr(runner, "stats", None) or {})  # rollouts write to no writer
     value = objective.value()
     return None if value is None else BestScore(value, None if score is None else score.violation)
 
@@ -158,32 +159,9 @@ def _run(runner: Runner, cfg: DictConfig, writers: Iterable[LogStatsWriter], pro
         table.write("rollout_stats", 1, rolled_out)
 
 
-@contextmanager
-def _summary_at_end(project: Path) -> Iterator[None]:
-    """Return a context that prints the summary of a run at its end or interruption, but not after an error."""
-    from maze.cli.run_summary import ending
-
-    directory, start = Path.cwd(), time.monotonic()
-    commands: dict[str, str] | None = {} if HydraConfig.get().mode == RunMode.MULTIRUN else None
-    interrupt = None
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        interrupt = error
-    print(ending(directory, project, time.monotonic() - start, commands), flush=True)
-    if interrupt is not None:
-        raise interrupt
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM; handled as an interruption, so that resources are closed."""
-
-    exit_status = 128 + signal.SIGTERM
-
-
 def _run_once(cfg: DictConfig) -> float | None:
     """Run as the task of Hydra, which catches the errors of a sweep's jobs and continues with the other jobs."""
-    from maze.cli.run_info import command_line
+    from maze.cli.run_summary import command_line
     from maze.core.utils.import_guard import ImportGuard, imports_guarded
 
     with uploaded(uploads_of_run(Path.cwd())):  # the last line of the log is uploaded, too
@@ -250,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(command: list[str]) -> int:
     if command == ["--version"]:
-        from maze.cli.run_info import installed_versions
+        from maze.cli.run_summary import installed_versions
 
         print(f"maze-rl {installed_versions()['maze-rl'] or '(not installed)'}")
         return 0
@@ -266,15 +244,15 @@ def _main(command: list[str]) -> int:
         return _report(error, full=False)
     with trusting(trusted), project_importable(command, trusted_here()):
         flag, arguments = _split_flag(command)
-        if (following := _arguments_of_flag(flag, arguments)) is not None:
-            return _run_flag(flag, following)
+        if flag in COMMANDS:
+            return _run_flag(flag, arguments)
         return _compose_and_run(command, trusted)
 
 
 def _compose_and_run(command: list[str], trusted: Sequence[str]) -> int:
     full_errors = any(os.environ.get(name) == "1" for name in ("MAZE_FULL_ERROR", "HYDRA_FULL_ERROR"))
     signals: list[int] = []
-    with ClaimedDirectories() as claimed:
+    with claimed_directories() as claimed:
         try:
             flag, arguments = _split_flag(command)
             if flag == "--play":
@@ -290,14 +268,15 @@ def _compose_and_run(command: list[str], trusted: Sequence[str]) -> int:
                 _run_hydra(overrides)
         except SystemExit as end:
             return end.code if isinstance(end.code, int) else int(end.code is not None)
-        except KeyboardInterrupt as interrupt:
-            claimed.remove_worthless()
-            print(f"maze-run: {interrupt or 'interrupted.'}", file=sys.stderr)
-            return int(getattr(interrupt, "exit_status", 128 + signal.SIGINT))
-        except (Exception, RunFailedError) as error:
-            claimed.remove_worthless()
-            cause = error.__cause__ if isinstance(error, RunFailedError) else error
-            return _report_interruption(signals) or _report(cause, full_errors)
+        except (Exception, KeyboardInterrupt, RunFailedError) as error:
+            for directory in claimed:
+                directory.remove_if_worthless()
+            if signals or isinstance(error, KeyboardInterrupt):
+                signum = signal.Signals(signals[0] if signals else getattr(error, "signum", signal.SIGINT))
+                text = str(error) if isinstance(error, KeyboardInterrupt) else ""
+                print(f"maze-run: {text or f'interrupted by {signum.name}.'}", file=sys.stderr)
+                return 128 + signum
+            return _report(error.__cause__ if isinstance(error, RunFailedError) else error, full_errors)
     return 0
 
 
@@ -305,16 +284,6 @@ def _split_flag(command: Sequence[str]) -> tuple[str, list[str]]:
     """Return the first argument without its value, and the value and the following arguments."""
     flag, equals, value = command[0].partition("=") if command else ("", "", "")
     return flag, [*([value] if equals else []), *command[1:]]
-
-
-def _arguments_of_flag(flag: str, arguments: list[str]) -> list[str] | None:
-    """Return the arguments of a flag in `COMMANDS`; `None`: the command is for Hydra, which has its own `--info`."""
-    if flag == "--runs" and not arguments:
-        return ["outputs"]
-    is_hydras = (flag in ("--info", "--runs") and len(arguments) != 1) or (
-        flag == "--info" and arguments[0] in HYDRA_INFO
-    )
-    return arguments if flag in COMMANDS and not is_hydras else None
 
 
 def _run_flag(flag: str, arguments: list[str]) -> int:
@@ -394,14 +363,6 @@ def _printed_with_wrappers() -> Iterator[None]:
     print(OmegaConf.to_yaml(cfg) if is_changed else printed.getvalue(), end="")
 
 
-def _report_interruption(signals: Sequence[int]) -> int:
-    """Return the exit status of a command that has failed after a signal; 0: no signal."""
-    if not signals:
-        return 0
-    print(f"maze-run: interrupted by {signal.Signals(signals[0]).name}.", file=sys.stderr)
-    return 128 + signals[0]
-
-
 def _report(error: BaseException | None, full: bool) -> int:
     """Print an error: a message for errors caused by the user, a traceback for bugs."""
     assert error is not None
@@ -411,13 +372,10 @@ def _report(error: BaseException | None, full: bool) -> int:
     elif isinstance(error, EnvironmentFailedError):  # the user's own code
         traceback.print_exception(error.__cause__)
     if message is None:
-        return getattr(error, "exit_status", EXIT_ERROR)
-    print(f"{_kind(message)}: {message}", file=sys.stderr)
+        return getattr(error, "exit_status", 1)
+    kind = "ConfigError" if isinstance(message, ConfigError) else type(message).__name__
+    print(f"{kind}: {message}", file=sys.stderr)
     return message.exit_status
-
-
-def _kind(error: MazeError) -> str:
-    return "ConfigError" if isinstance(error, ConfigError) else type(error).__name__
 
 
 @contextmanager
@@ -429,7 +387,7 @@ def _as_command_of_this_process(arguments: list[str], signals: list[int]) -> Ite
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
         signals.append(signum)
-        raise Terminated("terminated.") if signum == signal.SIGTERM else KeyboardInterrupt
+        raise KeyboardInterrupt  # SIGTERM as well, so that resources are closed
 
     previous_argv, previous_setting = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     previous_format = warnings.formatwarning
@@ -441,7 +399,7 @@ def _as_command_of_this_process(arguments: list[str], signals: list[int]) -> Ite
             previous_handlers[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
     sys.argv = ["maze-run", *arguments]
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    warnings.formatwarning = _one_line_warning
+    warnings.formatwarning = lambda message, *args, **kwargs: f"Warning: {message}\n"
     try:
         yield
     finally:
@@ -454,11 +412,6 @@ def _as_command_of_this_process(arguments: list[str], signals: list[int]) -> Ite
             os.environ.pop("HYDRA_FULL_ERROR", None)
         else:
             os.environ["HYDRA_FULL_ERROR"] = previous_setting
-
-
-def _one_line_warning(message: Warning | str, *args: object, **kwargs: object) -> str:
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(message))  # gymnasium colours its warnings
-    return f"Warning: {plain.removeprefix('WARN: ')}\n"
 
 
 def _readable_to_hydra(argument: str) -> str:

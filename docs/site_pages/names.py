@@ -12,8 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("maze", "maze_envs")
 OPTIONAL = ("httpx", "orjson", "pettingzoo", "ray", "uvicorn")
 """What modules import at once that need not be installed for them to be described."""
-LEFT_OUT = ("maze.conf", "maze.test", "maze.demo")
-"""Configurations have pages of their own; the other two are for the project's own tests and `make demo`."""
+LEFT_OUT = ("maze.conf", "maze.test")
+"""Configurations have pages of their own; the other one is for the project's own tests."""
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +11,7 @@ from hydra.plugins.launcher import Launcher
 from maze.api.placing import is_plain
 from maze.api.utils import InvalidSpecificationError
 from maze.cli.algorithms import TARGET, option_of
-from maze.core.errors import ConfigError, did_you_mean
+from maze.core.errors import ConfigError
 from maze.core.utils.config_utils import is_environment, is_vector_env, shown_value
 from maze.core.utils.factory import TARGET_KEY
 from maze.core.wrappers.wrapper import Wrapper
@@ -22,11 +21,6 @@ from maze.perception.models.policies.base_policy_composer import BasePolicyCompo
 from maze.runner import Runner
 from maze.train.trainers.common.config_classes import AlgorithmConfig, algorithm_class
 from maze.train.trainers.common.training_runner import TrainingRunner
-
-_OverridesType = dict[str, Any]
-
-COMPONENTS = ("env", "wrappers", "algorithm", "model", "policy", "critic", "launcher", "runner")
-"""Arguments that take the name of a module, a mapping or an object."""
 
 _OBJECTS: dict[str, type] = {
     "algorithm": AlgorithmConfig,
@@ -53,7 +47,7 @@ class ConfigurationAuditor:
 
     kwargs: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     """The components that were given."""
-    overrides: _OverridesType = field(default_factory=dict, init=False, repr=False)
+    overrides: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     """Values and objects by their paths."""
     ephemeral_init_kwargs: dict[str, str] = field(default_factory=dict, init=False, repr=False)
     """Names of modules for the composition of a configuration, which objects replace afterwards: the runner depends on
@@ -64,7 +58,12 @@ class ConfigurationAuditor:
 
         :raises ConfigError: Names the argument, what was expected, what was found and what to do.
         """
-        self.overrides = self._checked_overrides()
+        values: Any = {} if self.values is None else self.values
+        if not isinstance(values, Mapping) or not all(isinstance(key, str) and key.strip("+~") for key in values):
+            raise InvalidSpecificationError(
+                f"overrides: expected a mapping from paths such as {{'algorithm.lr': 0.001}}, found {values!r}."
+            )
+        self.overrides = dict(values)
         self.kwargs = {name: value for name, value in self.components.items() if value is not None}
         if not isinstance(self.overrides.get("algorithm"), str | None) and "algorithm" not in self.kwargs:
             # The runner depends on it.
@@ -90,18 +89,6 @@ class ConfigurationAuditor:
             )
         return list(value)
 
-    def _checked_overrides(self) -> _OverridesType:
-        values = {} if self.values is None else self.values
-        if not isinstance(values, Mapping):
-            raise InvalidSpecificationError(
-                f"overrides: expected a mapping such as {{'algorithm.lr': 0.001}}, found {values!r}."
-            )
-        for key in values:
-            text: Any = key
-            if not isinstance(text, str) or not text.strip("+~"):
-                raise InvalidSpecificationError(f"overrides: keys are paths such as 'algorithm.lr', found {key!r}.")
-        return dict(values)
-
     def _check_contradictions(self) -> None:
         given = self.kwargs
         for name in given:
@@ -111,18 +98,6 @@ class ConfigurationAuditor:
                     raise InvalidSpecificationError(
                         f"{name}: given both as an argument and as overrides[{key!r}]. Leave one of them out."
                     )
-        for name in COMPONENTS:
-            value = self.overrides.get(name)
-            if isinstance(value, str) and name != "launcher":
-                raise InvalidSpecificationError(
-                    f"overrides[{name!r}]: names of modules are not resolved in overrides. Pass {name}={value!r} as an "
-                    "argument instead."
-                )
-        if isinstance(given.get("policy"), str) and "algorithm" in given:
-            raise InvalidSpecificationError(
-                f"policy: {given['policy']!r} names a policy for rollouts, which contradicts algorithm. For training, "
-                "leave policy out or pass a composer such as ProbabilisticPolicyComposer(...)."
-            )
         if "launcher" in given and not self.multirun:
             raise InvalidSpecificationError("launcher: starts the runs of a multirun. Pass multirun=True.")
         if isinstance(given.get("wrappers"), Wrapper) and "env" in given:
@@ -186,9 +161,3 @@ def _algorithm_class(algorithm: Any) -> type[AlgorithmConfig]:
             f"{sorted(map(str, algorithm))}. Or pass a name, and overrides such as {{'algorithm.lr': 0.001}}."
         )
     return known
-
-
-def unknown_argument(name: str, known: Callable[..., Any] | list[str]) -> str:
-    """Return the message for an unknown argument."""
-    names = known if isinstance(known, list) else [key for key in inspect.signature(known).parameters if key != "self"]
-    return f"{name}: unknown argument.{did_you_mean(name, names)} Known: {', '.join(names)}."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from maze.api.placing import as_wrapper_configs, is_plain, place
 from maze.api.process_state import hydra_config, hydra_session
 from maze.api.utils import InvalidSpecificationError, RunMode
 from maze.cli.checks import check, complete
-from maze.cli.critic_choice import check_critic, choose_critic
+from maze.cli.critic_choice import choose_critic
 from maze.cli.errors import translated
 from maze.cli.hydra_setup import apply_overrides, for_hydra, value_text
 from maze.core.errors import ConfigError
@@ -145,14 +145,9 @@ class ConfigurationLoader:
 
     def _tracking(self) -> Choice:
         given = self.tracking
-        names = [given] if isinstance(given, str) else given
         if isinstance(given, Mapping):
             return Choice(given, placed=(("tracking", dict(given)),))
-        if isinstance(names, Sequence) and all(isinstance(name, str) for name in names):
-            return Choice(given, (f"tracking={value_text(list(names))}",))
-        raise InvalidSpecificationError(
-            f"tracking: expected a name such as 'wandb', a list of names, or a mapping, found {given!r}."
-        )
+        return Choice(given, (f"tracking={value_text([given] if isinstance(given, str) else given)}",))
 
     def _options(self, path: str, value: Any) -> list[Any]:
         """Return the values of the runs; a list has several, for a multirun."""
@@ -164,14 +159,7 @@ class ConfigurationLoader:
 
     def _component(self, name: str, value: Any) -> Choice:
         if isinstance(value, str):
-            is_composer = name == "policy" and self.run_mode is RunMode.TRAINING
-            if is_composer:
-                raise InvalidSpecificationError(
-                    f"policy: {value!r} names a policy for rollouts. For training, pass a composer such as "
-                    "ProbabilisticPolicyComposer(...) or its configuration."
-                )
-            key = {"launcher": "hydra/launcher"}.get(name, name)
-            texts: tuple[str, ...] = (f"{key}={value}",)
+            texts: tuple[str, ...] = (f"{'hydra/launcher' if name == 'launcher' else name}={value}",)
             if name == "env" and _GYM_ID.search(value):
                 option = ("env=pettingzoo",) if is_pettingzoo_name(value) else ()
                 texts = (*option, f"env.name={value_text(value)}")
@@ -223,18 +211,21 @@ class ConfigurationLoader:
             full = compose(name, overrides=for_hydra(texts), return_hydra_config=True)
             apply_overrides(full)
             choose_critic(full)
-            if self.auditor.multirun:
-                self._check_sweeper(full)
             self._complete_hydra(full, number, texts, placed, name)
             with hydra_config(full):
                 config = self._job_config(full, placed)
                 workdir = self._workdir(full, number)
         except (HydraException, OmegaConfBaseException, YAMLError) as error:
-            raise _in_words_of_python(translated(error) or error) from error
+            text = str(translated(error) or error)
+            name, text = ("configuration: ", text.removeprefix("-cn ")) if text.startswith("-cn ") else ("", text)
+            text = re.sub(r"write \+(\S+?)=<\w+>", r"use the key '+\1'", text)
+            raise InvalidSpecificationError(f"{name}{text}") from error
         except InvalidSpecificationError:
             raise
         except ConfigError as error:
-            raise _as_specification_error(error, self.auditor) from error
+            hint = "" if self.auditor.multirun else " Lists stand for several runs: pass multirun=True."
+            is_list = isinstance(self.auditor.overrides.get(str(error).partition(":")[0]), list | tuple)
+            raise InvalidSpecificationError(f"{error}{hint if is_list else ''}") from error
         objects = tuple(path for path, value in placed)
         return LoadedRun(number, config, full, workdir, ("-cn", name, *texts), objects, swept)
 
@@ -278,17 +269,7 @@ class ConfigurationLoader:
                     "Choose another one, such as 'conf_train', or name a policy to roll out: policy='random_policy'."
                 )
             _check_runner(config)
-            check_critic(config, critic_is_given="critic" in self.auditor.kwargs)
         return config
-
-    @staticmethod
-    def _check_sweeper(full: DictConfig) -> None:
-        sweeper = str(OmegaConf.select(full, "hydra.sweeper._target_"))
-        if not sweeper.endswith(("BasicSweeper", "GridSweep", "GridSweeper")):
-            raise InvalidSpecificationError(
-                f"multirun: runs all combinations of lists, but the configuration selects {sweeper}. Search for "
-                "hyperparameters with the command line: maze-run -cn conf_train ... --multirun."
-            )
 
     def _workdir(self, full: DictConfig, number: int) -> Path:
         if not self.auditor.multirun:
@@ -320,9 +301,7 @@ def _check_runner(config: DictConfig) -> None:
             config_class.from_config(config.algorithm)  # checks its values
             kind.trainer_for(config_class, (runner.trainer_class if is_object else runner.get("trainer_class")) or "")
         return
-    from maze.core.rollout.rollout_runner import CheckRunner, RolloutRunner
-
-    if issubclass(kind, RolloutRunner | CheckRunner):  # others are the user's or RLlib's
+    if kind.__module__.startswith("maze.core.rollout."):  # others are the user's or RLlib's
         raise InvalidSpecificationError(
             f"runner: expected a training runner, found {kind.__name__}. Choose dev or local."
         )
@@ -331,23 +310,6 @@ def _check_runner(config: DictConfig) -> None:
 def _short_name(value: Any) -> str:
     """Return the name of a component in names of directories."""
     if isinstance(value, Mapping):
-        value = value.get("_target_", "custom")
-    if isinstance(value, str):
-        return value.rpartition(".")[2]
-    name = getattr(value, "__name__", type(value).__name__)
-    return "custom" if "<" in name else str(name)
-
-
-def _in_words_of_python(error: Exception) -> Exception:
-    text = str(error)
-    if text.startswith("-cn "):
-        return InvalidSpecificationError(f"configuration: {text.removeprefix('-cn ')}")
-    return InvalidSpecificationError(re.sub(r"write \+(\S+?)=<\w+>", r"use the key '+\1'", text))
-
-
-def _as_specification_error(error: ConfigError, auditor: ConfigurationAuditor) -> InvalidSpecificationError:
-    lists = [path for path, value in auditor.overrides.items() if isinstance(value, list | tuple)]
-    path = str(error).partition(":")[0]
-    is_for_several_runs = path in lists and not auditor.multirun
-    hint = " To train once for each value of the list, pass multirun=True." if is_for_several_runs else ""
-    return InvalidSpecificationError(f"{error}{hint}")
+        value = value.get(TARGET_KEY, "custom")
+    name = value if isinstance(value, str) else getattr(value, "__name__", type(value).__name__)
+    return "custom" if "<" in name else str(name).rpartition(".")[2]

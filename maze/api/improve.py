@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,17 +17,15 @@ import numpy as np
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from maze.api.config_auditor import unknown_argument
-from maze.api.utils import InvalidSpecificationError
 from maze.cli.hydra_setup import value_text
 from maze.cli.run_directory import claim_directory
-from maze.cli.run_info import shown_path
-from maze.cli.run_summary import command_text
+from maze.cli.run_summary import command_text, shown_path
 from maze.cli.stored_runs import TRUST
 from maze.console.runs import Progress
 from maze.core.agent.policy import Policy
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, MazeError, first_line
+from maze.core.log_stats.log_stats import StatsContext
 from maze.core.utils.config_utils import duration, whole_number
 from maze.core.utils.factory import TARGET_KEY, ConfigType, plain_container
 from maze.core.utils.stored_config import is_own_package
@@ -65,9 +62,9 @@ DIRECTORY = "improvement"
 HEURISTIC_SHARE, PLANNING_SHARE, PPO_SHARE = 0.05, 0.15, 0.1
 """Shares of the budget: at most, for the common episodes of the heuristic and of each rollout policy; for PPO after
 another training run, which gets the rest."""
-CONFIRMATION_SHARE, _LEAST_CONFIRMATION, _MOST_CONFIRMATION = 0.3, 0.15, 0.4
-"""Shares of the budget that are reserved for the confirmation, which also gets what is left: for a rollout policy with
-32 scenarios or more; while there is no candidate; and at most."""
+_LEAST_CONFIRMATION, _MOST_CONFIRMATION = 0.15, 0.4
+"""Shares of the budget that are reserved for the confirmation, which also gets what is left: while there is no
+candidate; and at most."""
 LEAST_EPISODES = 20
 """Common episodes at least. They only determine the order in which candidates are confirmed."""
 LEAST_CONFIRMING, _MOST_CONFIRMING = 50, 5
@@ -281,30 +278,21 @@ class Improvement:
         advice = f"<p>{html.escape(self.sentence)}</p>" + code_list(best.commands.items())
         sections = [
             page_section("Recommendation", advice, facts=(table(header, rows, caption) if rows else "") + remarks),
-            page_section("Cost and quality", f'<div class="pair">{self._figures()}</div>\n'),
+            page_section("Cost and quality", f'<div class="pair">{self._figure()}</div>\n'),
             *compared.sections,
         ]
         return replace(compared, title="Improvement of a heuristic", subtitle=subtitle, sections=sections).text()
 
-    def _figures(self) -> str:
-        """Draw the returns, ordered by the time of a decision, with marks of the Pareto front; and the differences."""
+    def _figure(self) -> str:
+        """Draw the returns, ordered by the time of a decision, with marks of the Pareto front."""
         costs = {row.policy: row.mean.value for row in self.comparison.rows_of(COST)}
-        rows, differences, best = list[tuple[str, Estimate]](), list[tuple[str, Estimate]](), -math.inf
+        rows, best = list[tuple[str, Estimate]](), -math.inf
         for row in sorted(self.comparison.rows_of(RETURN), key=lambda row: (costs[row.policy], -row.mean.value)):
             marks = " ◆" * (row.mean.value > best) + " ★" * (row.policy == self.recommended.name)
             best = max(best, row.mean.value)
             rows.append((f"{costs[row.policy]:.3g} ms: {row.policy}{marks}", row.mean))
-            if row.difference is not None:
-                differences.append((f"{row.policy}, {self.comparison.n_episodes} common episodes", row.difference))
-            if row.policy in self.gates:
-                n_further = self.gates[row.policy].comparison.n_episodes
-                differences.append((f"{row.policy}, {n_further} further episodes", self.differences(row.policy)[1]))
         title = "Mean return by time of a decision; ◆: no other policy is faster and better; ★: recommended"
-        figures = [intervals_figure(title, rows, [np.empty(0)] * len(rows), None)]
-        if differences:
-            of = [np.empty(0)] * len(differences)
-            figures.append(intervals_figure("Difference of the return from the heuristic's", differences, of, 0.0))
-        return "".join(figures)
+        return intervals_figure(title, rows, [np.empty(0)] * len(rows), None)
 
 
 def _difference_text(difference: Estimate) -> str:
@@ -416,7 +404,10 @@ class ImproveRunner(EvaluationRunner):
         self._end = began + self._budget_s
         self._evaluate_heuristic()
         can_plan = self._attempt(f"rollout of {HEURISTIC}", self._planning_with_heuristic)
-        first, *others = self._learners()
+        first, *others = [PPO]
+        with suppress(Exception):  # without copies, neither of them can train
+            chance = chance_in(stack_of(self._make_env())[0], "improve")
+            first, *others = (DCL if chance else SELF_LABELLING), PPO
         later = PPO_SHARE * bool(others)
         planner = self._rungs[-1].policy
         planning = PLANNING_SHARE * (isinstance(planner, RolloutPolicy) and planner.scenarios >= _USUAL)
@@ -521,13 +512,7 @@ class ImproveRunner(EvaluationRunner):
             deadline = time.monotonic() + 2 * _PILOT_SHARE * self._budget_s
             gains = policy.gains(self._make_env(), self._episode_seeds, horizons, deadline)
             self.horizon = chosen_horizon(horizons, gains)
-            means = ", ".join(f"{each:.3g}" for each in gains.mean(axis=0)) if len(gains) else "not measured"
-            shown = "/".join(map(str, horizons))
-            print(
-                f"-> planning horizon: {self.horizon} steps (gain of a decision with {shown}: {means}; "
-                f"{len(gains)} decisions)",
-                flush=True,
-            )
+            print(f"-> planning horizon: {self.horizon} steps, chosen by {len(gains)} decisions", flush=True)
         return self._planning(name, HEURISTIC, PPO_SHARE)
 
     def _planning(self, name: str, base_name: str, later: float) -> Rung:
@@ -547,19 +532,15 @@ class ImproveRunner(EvaluationRunner):
         of_episode = base.evaluation.n_decisions * self._seconds_of_decision(base, _USUAL, value)
         if base is heuristic:
             self._common = min(self._common, max(LEAST_EPISODES, int(_SHARE_OF_SIMULATION * seconds / of_episode)))
-        common, further = (_SHARE_OF_SIMULATION * _USUAL * each / of_episode for each in (seconds, self._budget_s))
-        affordable = min(common / self._common, CONFIRMATION_SHARE * further / _WANTED_CONFIRMING)
-        if affordable < _USUAL:
-            affordable = min(common / self._common, _MOST_CONFIRMATION * further / _WANTED_CONFIRMING)
+        of_confirming = _MOST_CONFIRMATION * self._budget_s / _WANTED_CONFIRMING
+        affordable = _SHARE_OF_SIMULATION * _USUAL / of_episode * min(seconds / self._common, of_confirming)
         if affordable < _FEWEST:
             raise BudgetSpentError(
                 f"{self._common} episodes, and the confirmation, leave time for {max(0.0, affordable):.2g} scenarios "
                 f"of each decision, fewer than {_FEWEST}; set a larger budget or a shorter horizon."
             )
         scenarios = min(_MOST, 2 ** int(math.log2(affordable)))
-        policy = RolloutPolicy(
-            base.policy, horizon=self.horizon, scenarios=scenarios, value=value, n_processes=self.n_processes
-        )
+        policy = self._rollout_policy(base, scenarios, value)
         played = self._played(name, base.make_env(), policy, _OVERRUN * seconds, self._common_seeds)
         self._common = played.n_episodes
         commands = {"Plan with it": self._planning_command(base, scenarios)}
@@ -672,13 +653,6 @@ class ImproveRunner(EvaluationRunner):
     def _make_env(self) -> Any:
         return self.built({"policy": self.policy})[0]
 
-    def _learners(self) -> list[str]:
-        """Return the algorithms that learn from the heuristic: `dcl` with chance, `self_labelling` without; PPO."""
-        wanted = [PPO]
-        with suppress(Exception):  # no copies: neither of them can train
-            wanted.insert(0, DCL if chance_in(stack_of(self._make_env())[0], "improve") else SELF_LABELLING)
-        return wanted
-
     def _settings(self, algorithm: str, seconds: float) -> dict[str, Any]:
         """Return the values by path with which an algorithm starts from the heuristic."""
         heuristic, policy = self._rungs[0], plain_container(self.policy, "policy")
@@ -716,11 +690,14 @@ class ImproveRunner(EvaluationRunner):
         batched = {"runner.placement": "batched", "runner.concurrency": 64} if is_batched else {}
         return {**cloning, **batched, "algorithm.critic_burn_in_epochs": 1, "algorithm.lr": 0.001}
 
+    def _rollout_policy(self, base: Rung, scenarios: int, value: Any) -> RolloutPolicy:
+        return RolloutPolicy(
+            base.policy, horizon=self.horizon, scenarios=scenarios, value=value, n_processes=self.n_processes
+        )
+
     def _seconds_of_decision(self, rung: Rung, scenarios: int, value: Any) -> float:
         """Measure the time in which a decision is simulated."""
-        policy = RolloutPolicy(
-            rung.policy, horizon=self.horizon, scenarios=scenarios, value=value, n_processes=self.n_processes
-        )
+        policy = self._rollout_policy(rung, scenarios, value)
         env = rung.make_env()
         policy.bind(env)
         timed = _TimedPolicy(policy, time.monotonic() + _PILOT_SHARE * self._budget_s)
@@ -786,15 +763,12 @@ def improve(
     policy = (
         {TARGET_KEY: f"{heuristic.__module__}.{heuristic.__qualname__}"} if isinstance(heuristic, type) else heuristic
     )
-    for name in settings:
-        if name not in (known := [*signature(ImproveRunner).parameters]):
-            raise InvalidSpecificationError(f"improve: {unknown_argument(name, known)}")
     runner = ImproveRunner(policy=policy, budget=budget_s, context=context, **settings)
     run.require_directory()
     assert run.run_dir is not None
     directory = claim_directory(run.run_dir / DIRECTORY).path
     cfg = OmegaConf.create({"env": run.env_factory, "seeding": run.cfg.get("seeding")}, flags={"allow_objects": True})
-    with run.inside(directory):
+    with run.inside(directory, StatsContext()):
         runner.setup(cfg)
         runner.run()
     assert runner.improvement is not None

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
-from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -20,9 +19,10 @@ from maze.api.config_loader import LoadedRun
 from maze.api.process_state import hydra_session, output
 from maze.api.training_run import RunResult, TrainingRun
 from maze.api.utils import RunContextError
+from maze.cli.launchers import outcome
 from maze.cli.run_directory import claim_directory
-from maze.core.utils.config_description import describe
-from maze.core.utils.factory import TARGET_KEY
+from maze.core.utils.files import write_whole
+from maze.report.runs_page import RESULTS_FILE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,8 +64,14 @@ def train_all(
         first_error = _launch(runs, launcher, base, n_epochs, train_kwargs)
     else:
         for run in runs:
-            error = _trained(run, n_epochs, train_kwargs)
-            first_error = first_error or error
+            try:
+                run.train(n_epochs, **train_kwargs)
+            except Exception as error:  # noqa: PERF203 (the other runs are trained)
+                logger.error("Run %d failed: %s", run.loaded.number, error)
+                run.note_failure(error)
+                first_error = first_error or error
+            finally:
+                run.release()
     _report(base, [run.result for run in runs], runs[0].silent)
     failed = [str(run.loaded.number) for run in runs if run.result.status == "failed"]
     if failed:
@@ -75,50 +81,12 @@ def train_all(
         ) from first_error
 
 
-def _trained(run: TrainingRun, n_epochs: int | None, train_kwargs: Mapping[str, Any]) -> Exception | None:
-    """Train a run.
-
-    :return: Its error.
-    """
-    try:
-        run.train(n_epochs, **train_kwargs)
-    except Exception as error:
-        logger.error("Run %d failed: %s", run.loaded.number, error)
-        run.note_failure(error)
-        return error
-    finally:
-        run.release()
-    return None
-
-
 def _report(directory: Path, results: Sequence[RunResult], silent: bool) -> None:
-    """Write and print the table of results, as sweeps of the command line do."""
-    from maze.cli.sweeps.results import TrialResult, results_table, write_results
-
-    trials = [
-        TrialResult(
-            trial=result.number,
-            params={key: _shown(value) for key, value in result.overrides.items()},
-            seeds=() if result.env_base_seed is None else (result.env_base_seed,),
-            status=result.status,
-            objective=result.best_score,
-            objective_std=None,
-            duration=result.seconds,
-            error=result.error or "",
-            run_dirs=() if result.run_dir is None else (Path(result.run_dir).name,),
-            violation=result.violation,
-            minimized=not result.maximize,
-        )
-        for result in results
-    ]
-    write_results(directory, trials, maximize=True)
+    """Write and print the table of results."""
+    frame = results_frame(results)
+    write_whole(directory / RESULTS_FILE, frame.to_csv())
     with output(silent):
-        print(results_table(trials, maximize=True), flush=True)
-
-
-def _shown(value: Any) -> str:
-    plain = describe(value)
-    return str(plain.get(TARGET_KEY, plain) if isinstance(plain, dict) else plain)
+        print(frame.to_string(), flush=True)
 
 
 def results_frame(results: Sequence[RunResult]) -> pd.DataFrame:
@@ -161,28 +129,17 @@ def _launch(
         else:
             launcher.setup(hydra_context=context, task_function=job, config=master)
         HydraConfig.instance().set_config(master)
-        returns = launcher.launch([_without_flags(run.loaded) for run in runs], initial_job_idx=0)
+        texts = [[text for text in run.loaded.arguments[2:] if not text.startswith("hydra/launcher=")] for run in runs]
+        returns = launcher.launch(texts, initial_job_idx=0)
     first_error: BaseException | None = None
     for run, returned in zip(runs, returns, strict=True):
-        error = _take_over(run, returned)
-        first_error = first_error or error
+        found = outcome(returned)
+        if isinstance(found, BaseException):
+            run.note_failure(found)
+            first_error = first_error or found
+        else:
+            run.take_over(found)
     return first_error
-
-
-def _without_flags(loaded: LoadedRun) -> list[str]:
-    return [text for text in loaded.arguments[2:] if not text.startswith("hydra/launcher=")]
-
-
-def _take_over(run: TrainingRun, returned: JobReturn) -> BaseException | None:
-    if returned.status is JobStatus.COMPLETED:
-        run.take_over(returned.return_value)
-        return None
-    try:
-        error = returned.return_value
-    except Exception as raised:
-        error = raised
-    run.note_failure(error)
-    return error if isinstance(error, BaseException) else None
 
 
 @dataclasses.dataclass

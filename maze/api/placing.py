@@ -15,9 +15,6 @@ from maze.api.utils import InvalidSpecificationError
 from maze.cli.errors import suggestion
 from maze.cli.hydra_setup import SECTION, short_name, split_wrapper_path
 from maze.core.utils.factory import TARGET_KEY
-from maze.perception.models.critics.critic_composer_interface import CriticComposerInterface
-from maze.perception.models.model_composer import BaseModelComposer
-from maze.perception.models.policies.base_policy_composer import BasePolicyComposer
 
 _FLAGS = {"allow_objects": True, "no_deepcopy_set_nodes": True}
 """Flags of OmegaConf's containers that prevent conversion and copies of objects."""
@@ -76,43 +73,29 @@ class _Placement:
     def below(self, node: Any, keys: list[str], before: tuple[str, ...]) -> Any:
         """Set the value below a node.
 
-        :return: The replacement of the node: the value if no keys are left, a changed copy of an object, or the node.
+        :return: The replacement of the node: the value if no keys are left, a changed data class, or the node.
         """
         if not keys:
             return self.value
         if isinstance(node, DictConfig):
             self._set_in_mapping(node, keys, before)
             return node
-        if isinstance(node, BaseModelComposer | BasePolicyComposer | CriticComposerInterface):
-            where = ".".join(before)
-            raise InvalidSpecificationError(
-                f"overrides[{self.path!r}]: {where} is a {type(node).__name__}, which is complete. Change the object "
-                f"passed as {where}, or pass its configuration: a name, or a mapping with `{TARGET_KEY}`."
-            )
         name, rest, here = keys[0], keys[1:], (*before, keys[0])
         if isinstance(node, ListConfig):
             if not name.isdigit() or int(name) >= len(node):
                 raise self._unknown(name, map(str, range(len(node))), before)
             _insert(node, int(name), self.below(node[int(name)], rest, here))
             return node
-        if isinstance(node, Mapping):
-            if name not in node and not self.is_new:
-                raise self._unknown(name, map(str, node), before)
-            return {**node, name: self.below(node.get(name), rest, here)}
         if dataclasses.is_dataclass(node) and not isinstance(node, type):
             names = [field.name for field in dataclasses.fields(node) if field.init]
             if name not in names:
                 raise self._unknown(name, names, before)
             return dataclasses.replace(node, **{name: self.below(getattr(node, name), rest, here)})
-        if hasattr(node, name) and not callable(node):
-            changed = copy.copy(node)
-            setattr(changed, name, self.below(getattr(node, name), rest, here))
-            return changed
         where = ".".join(before)
         named = "empty" if node is None else repr(node) if is_plain(node) else f"a {type(node).__name__}"
         raise InvalidSpecificationError(
             f"overrides[{self.path!r}]: `{where}` is {named}, which has no `{name}` that could be overridden. "
-            f"Change the object passed as `{where}` instead."
+            f"Change the object passed as `{where}`, or pass its configuration: a mapping with `{TARGET_KEY}`."
         )
 
     def _set_in_mapping(self, node: DictConfig, keys: list[str], before: tuple[str, ...]) -> None:

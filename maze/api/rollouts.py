@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from maze.api.config_loader import LoadedRun
 from maze.api.process_state import GlobalGenerators, hydra_config, hydra_session, output
 from maze.cli.run_directory import claim_directory
-from maze.cli.run_info import write_run_info
+from maze.cli.run_summary import write_run_info
 from maze.cli.stored_runs import complete_base, use_stored_run
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.log_stats.log_stats import LogStats, LogStatsKey, StatsContext

@@ -83,7 +83,6 @@ class RunContext:
         names to configurations.
     :param runner: Runner: `dev` steps environments in this process, `local` in worker processes.
     :param overrides: Values, mappings or objects by their paths in the configuration, such as `algorithm.lr`.
-        Names of modules are not resolved here.
     :param configuration: Name of the root configuration (`-cn` on the command line).
     :param experiment: Name of an experiment (`+experiment=` on the command line).
     :param multirun: Whether lists stand for several runs.
@@ -130,9 +129,6 @@ class RunContext:
             overrides,
             multirun,
         )
-        _check_texts(run_dir=run_dir, configuration=configuration)
-        if not (multirun and isinstance(experiment, list | tuple)):
-            _check_texts(experiment=experiment)
         self._auditor.audit()
         self._launcher = launcher if isinstance(launcher, Launcher) else None
         self._named_policy = isinstance(policy, str)
@@ -511,9 +507,3 @@ def _numbers(run: StoredRun, section: str) -> dict[str, Any]:
 def _close(runs: Sequence[TrainingRun]) -> None:
     for run in runs:
         run.close()
-
-
-def _check_texts(**arguments: Any) -> None:
-    for name, value in arguments.items():
-        if value is not None and (not isinstance(value, str | Path) or not str(value)):
-            raise InvalidSpecificationError(f"{name}: expected a text, found {value!r}.")

@@ -7,29 +7,34 @@ import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from maze.api.config_auditor import unknown_argument
 from maze.api.config_loader import LoadedRun
 from maze.api.placing import place
 from maze.api.process_state import GlobalGenerators, RunStatsContext, output
 from maze.api.rollouts import Evaluation, inside_run
 from maze.api.utils import InvalidSpecificationError, RunContextError
 from maze.cli.run_directory import CLAIM, ClaimedDirectory, claim_directory
-from maze.cli.run_info import COMMAND_FILE, command_line, config_as_yaml, write_run_info
-from maze.cli.run_summary import beginning, ending, report_writer
+from maze.cli.run_summary import (
+    COMMAND_FILE,
+    beginning,
+    command_line,
+    config_as_yaml,
+    ending,
+    report_writer,
+    write_run_info,
+)
 from maze.console.runs import EVERYTHING, QUIET, checked_verbosity
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.agent.serialized_torch_policy import SerializedTorchPolicy
-from maze.core.errors import ConfigError
+from maze.core.errors import did_you_mean
 from maze.core.log_stats.log_stats import LogStatsLevel, RunPlace, StatsContext, register_log_stats_writer
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
-from maze.core.utils.config_description import config_to_yaml
-from maze.core.utils.config_utils import EnvFactory
+from maze.core.utils.config_utils import EnvFactory, config_to_yaml, whole_number
 from maze.core.utils.factory import Factory
 from maze.core.utils.files import write_whole
 from maze.core.utils.import_guard import imports_guarded
@@ -44,7 +49,7 @@ from maze.runner import Runner
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
-from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection, BestScore, best_score
+from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection, best_score
 from maze.train.utils.training_record import EpochSummary
 
 if TYPE_CHECKING:
@@ -68,14 +73,14 @@ class RunResult:
     number: int
     overrides: Mapping[str, Any]
     """Values that distinguish the run from the others."""
-    status: str
+    status: str = "not trained"
     """`not trained`, `completed` or `failed`."""
-    best_score: float | None
+    best_score: float | None = None
     """Score of the best evaluation: its mean return, or the configured statistic or KPI."""
-    env_base_seed: int | None
-    agent_base_seed: int | None
-    run_dir: str | None
-    seconds: float
+    env_base_seed: int | None = None
+    agent_base_seed: int | None = None
+    run_dir: str | None = None
+    seconds: float = 0.0
     """Duration of training."""
     error: str | None = None
     violation: float | None = None
@@ -139,11 +144,10 @@ class TrainingRun:
         self._env_factory: Callable[[], Any] | None = None
         self._end: str | None = None
         """Reason why the run cannot be trained further."""
-        self._status = "not trained"
-        self._error: str | None = None
-        self._best_score: BestScore | None = None
-        self._epochs: tuple[EpochSummary, ...] = ()
-        self._seconds = 0.0
+        seeding = self.cfg.get("seeding") or {}
+        seeds: dict[str, Any] = {key: seeding.get(key) for key in ("env_base_seed", "agent_base_seed")}
+        self.result = RunResult(loaded.number, dict(loaded.swept), **seeds)
+        """The result of the run so far."""
 
     # -- training ----------------------------------------------------------------------------------------------
 
@@ -153,16 +157,13 @@ class TrainingRun:
         :param n_epochs: Number of epochs; `None`: as configured.
         :param n_steps: Number of environment steps instead, rounded up to whole updates.
         :param train_kwargs: Further arguments of the runner's `run` and the trainer's `train`.
-        :raises InvalidSpecificationError: A number is not a whole number, or negative; both are given; the algorithm
-            has no fixed number of steps per epoch.
+        :raises ConfigError: A number is not a whole number, or negative; both are given; the algorithm has no fixed
+            number of steps per epoch.
         """
         self.require_trainable()
         for name, number, least in (("n_epochs", n_epochs, 0), ("n_steps", n_steps, 1)):
-            value: Any = number
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise InvalidSpecificationError(
-                    f"{name}: expected a whole number of at least {least}, found {value!r}."
-                )
+            if number is not None:
+                whole_number(name, number, least)
         if n_epochs is not None and n_steps is not None:
             raise InvalidSpecificationError(
                 f"train: expected either n_epochs or n_steps, found n_epochs={n_epochs} and n_steps={n_steps}."
@@ -175,21 +176,24 @@ class TrainingRun:
         start = time.perf_counter()
         self._policy = None
         try:
-            with self._inside(self.run_dir):
+            with self.inside(self.run_dir, self._stats):
                 self.runner.run(n_epochs=n_epochs, **train_kwargs)
         except BaseException as error:
             self.note_failure(error)
-            self._end = f"The training run has failed: {self._error}"
+            self._end = f"The training run has failed: {self.result.error}"
             self._stats.close()
             raise
+        else:
+            self.result = replace(self.result, status="completed")
         finally:
-            self._seconds += time.perf_counter() - start
-            self._best_score = best_score(self.runner)
-            self._epochs = tuple(getattr(self.runner.trainer, "history", ()))
-        self._status = "completed"
+            seconds, epochs = time.perf_counter() - start, tuple(getattr(self.runner.trainer, "history", ()))
+            self.result = replace(self.result, seconds=self.result.seconds + seconds, epochs=epochs)
+            if (score := best_score(self.runner)) is not None:
+                facts: dict[str, Any] = {"violation": score.violation, "maximize": score.maximize}
+                self.result = replace(self.result, best_score=float(score), **facts)
         with output(self.silent):
             commands: dict[str, str] | None = {} if self.loaded.swept else None  # only of a single run
-            print(ending(self.run_dir, self.project, self._seconds, commands), flush=True)
+            print(ending(self.run_dir, self.project, self.result.seconds, commands), flush=True)
 
     def require_trainable(self) -> None:
         """Raise a :class:`RunContextError` if the run cannot be trained further."""
@@ -204,7 +208,7 @@ class TrainingRun:
             return
         directory, claimed = self._directory()
         try:
-            with self._inside(directory):
+            with self.inside(directory, self._stats):
                 self._write_run_info(directory)
                 group = "/".join(directory.parent.parts[-2:]) if self.loaded.swept else ""
                 self._stats.place = RunPlace(directory, self.project, group)
@@ -220,6 +224,7 @@ class TrainingRun:
                 claimed.remove_if_worthless()
             raise
         self.runner, self.run_dir = runner, directory
+        self.result = replace(self.result, run_dir=str(directory))
 
     def require_directory(self) -> None:
         """Create the run's directory, for policies that need no training."""
@@ -228,7 +233,7 @@ class TrainingRun:
 
     def release(self) -> None:
         """Release resources of training; keep the policy."""
-        if self.runner is not None and self._status == "completed":
+        if self.runner is not None and self.result.status == "completed":
             self._policy = self.policy
         self._env_factory = self.env_factory
         self.close()
@@ -236,35 +241,12 @@ class TrainingRun:
 
     def note_failure(self, error: BaseException | None) -> None:
         """Record an error that ended the run."""
-        self._status, self._error = "failed", f"{type(error).__name__}: {error}"
+        self.result = replace(self.result, status="failed", error=f"{type(error).__name__}: {error}")
 
     def take_over(self, result: RunResult) -> None:
         """Take over the result of the run from another process."""
         self._end = "The runs of a multirun are trained once."
-        self.run_dir = None if result.run_dir is None else Path(result.run_dir)
-        self._status, self._error = result.status, result.error
-        self._seconds, self._epochs = result.seconds, result.epochs
-        if result.best_score is not None:
-            self._best_score = BestScore(result.best_score, result.violation, result.maximize)
-
-    @property
-    def result(self) -> RunResult:
-        """The result of the run so far."""
-        seeding, score = self.cfg.get("seeding") or {}, self._best_score
-        return RunResult(
-            number=self.loaded.number,
-            overrides=dict(self.loaded.swept),
-            status=self._status,
-            best_score=None if score is None else float(score),
-            env_base_seed=seeding.get("env_base_seed"),
-            agent_base_seed=seeding.get("agent_base_seed"),
-            run_dir=None if self.run_dir is None else str(self.run_dir),
-            seconds=self._seconds,
-            error=self._error,
-            violation=None if score is None else score.violation,
-            maximize=score is None or score.maximize,
-            epochs=self._epochs,
-        )
+        self.result, self.run_dir = result, result.path
 
     def close(self) -> None:
         """Close environments, worker processes and writers."""
@@ -305,12 +287,7 @@ class TrainingRun:
 
         :param other: A policy to evaluate instead.
         :param eval_kwargs: Arguments of `RolloutEvaluator`; `None`: as configured.
-        :raises InvalidSpecificationError: An argument is unknown.
         """
-        known = inspect.signature(RolloutEvaluator).parameters
-        for name in eval_kwargs:
-            if name not in known:
-                raise InvalidSpecificationError(unknown_argument(name, list(known)))
         if other is None:
             self._require_weights("evaluate")
         else:
@@ -319,17 +296,21 @@ class TrainingRun:
         assert self.run_dir is not None
         given = {name: value for name, value in eval_kwargs.items() if value is not None}
         arguments = {**self._evaluation_defaults(), **given}
-        with self._inside(self.run_dir, StatsContext()), ExitStack() as stack:
+        with self.inside(self.run_dir, StatsContext()), ExitStack() as stack:
             register_log_stats_writer(LogStatsWriterConsole())
+            seeds = MazeSeeding.configured(self.cfg.get("seeding"))
             if other is None:
                 kind = "deterministic actions" if arguments["deterministic"] else "sampled actions"
                 print(f"Evaluating with {kind} (argument `deterministic`).", flush=True)
             else:
                 print(f"Evaluating {type(other).__name__}.", flush=True)
-                other.seed(self._seeds().generate_agent_instance_seed())
+                other.seed(seeds.generate_agent_instance_seed())
             if "eval_env" not in arguments:
-                arguments["eval_env"] = env = self._evaluation_env(int(arguments["n_episodes"]))
+                n_envs = max(1, min(int(arguments["n_episodes"]), EVALUATION_EPISODES))
+                env = SequentialVectorEnv([FrozenEnvFactory(self.env_factory)] * n_envs, logging_prefix="eval")
                 stack.callback(env.close)
+                env.seed([seeds.generate_env_instance_seed() for _ in range(n_envs)])
+                arguments["eval_env"] = env
             RolloutEvaluator(**arguments).evaluate(policy)
             return Evaluation(arguments["eval_env"].get_stats(LogStatsLevel.EPOCH).last_stats)
 
@@ -363,27 +344,19 @@ class TrainingRun:
         seeding = self.cfg.get("seeding")
         directory = self.run_dir / COMPARISON_DIR
         directory.mkdir(exist_ok=True)
-        with self._inside(directory, StatsContext()):
+        with self.inside(directory, StatsContext()):
             runner.setup(OmegaConf.create({"env": self.env_factory, "seeding": seeding}, flags={"allow_objects": True}))
             runner.run()
         assert runner.comparison is not None
         return runner.comparison
 
     @contextmanager
-    def inside(self, directory: Path | None = None) -> Iterator[Path]:
-        """Return a context of a call in the run's directory, or in one below, with its own statistics."""
-        directory = directory or self.run_dir
-        assert directory is not None
-        with self._inside(directory, StatsContext()):
-            yield directory
-
-    # -- helpers -------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _inside(self, directory: Path, stats: StatsContext | None = None) -> Iterator[None]:
-        stats = self._stats if stats is None else stats
+    def inside(self, directory: Path, stats: StatsContext) -> Iterator[None]:
+        """Return a context of a call in the run's directory, or in one below, with given statistics."""
         with inside_run(self.loaded, directory, self.silent, self._generators, stats), uploaded(self._uploads):
             yield
+
+    # -- helpers -------------------------------------------------------------------------------------------------
 
     def _directory(self) -> tuple[Path, ClaimedDirectory | None]:
         """Return the run's directory, and the claim on it if it is new."""
@@ -425,27 +398,21 @@ class TrainingRun:
                 f"n_steps: {type(trainer).__name__} has no fixed number of environment steps per epoch. Set "
                 "n_epochs instead."
             )
-        n_epochs = int(trainer.epochs_for(n_steps))
-        with output(self.silent):
-            epochs = f"{n_epochs} epoch{'s' if n_epochs > 1 else ''} of {trainer.steps_per_epoch:,} environment steps"
-            total = n_epochs * trainer.steps_per_epoch
-            rounded = "" if total == n_steps else f", {n_steps:,} rounded up to whole updates"
-            print(f"-> training for {epochs}: {total:,}{rounded}.", flush=True)
-        return n_epochs
+        return int(trainer.epochs_for(n_steps))
 
     def _check_arguments(self, train_kwargs: Mapping[str, Any]) -> None:
-        known = [*_named_parameters(self.runner.run), "n_steps"]
-        if any(p.kind is p.VAR_KEYWORD for p in inspect.signature(self.runner.run).parameters.values()):
-            known += [name for name in _named_parameters(self.runner.trainer.train) if name not in known]
+        signatures = map(inspect.signature, (self.runner.run, self.runner.trainer.train))
+        known = ["n_steps", *dict.fromkeys(name for signature in signatures for name in signature.parameters)]
         for name in train_kwargs:
             if name not in known:
-                raise InvalidSpecificationError(f"train: {unknown_argument(name, known)}")
+                hint = did_you_mean(name, known)
+                raise InvalidSpecificationError(f"train: {name}: unknown argument.{hint} Known: {', '.join(known)}.")
 
     def _require_weights(self, what: str) -> None:
-        if self._status != "not trained":
+        if self.result.status != "not trained":
             return
         if not self.cfg.get("input_dir"):
-            raise RunNotTrainedError(
+            raise InvalidSpecificationError(
                 f"{what}: expected a trained policy, but the run is not trained. Call train() first, or name an "
                 "earlier run: run_dir='outputs/<name>/<time>' or overrides={'input_dir': 'outputs/<name>/<time>'}."
             )
@@ -462,8 +429,8 @@ class TrainingRun:
         return policy  # type: ignore[no-any-return]
 
     def _stored_policy(self) -> TorchPolicy:
-        if self.run_dir is None or self._status == "failed":
-            raise RunContextError(f"Run {self.loaded.number} has no policy: {self._error}.")
+        if self.run_dir is None or self.result.status == "failed":
+            raise RunContextError(f"Run {self.loaded.number} has no policy: {self.result.error}.")
         weights = str(self.cfg.runner.get("state_dict_dump_file", "state_dict.pt"))
         spaces = str(self.cfg.runner.get("spaces_config_dump_file", "spaces_config.pkl"))
         return SerializedTorchPolicy(
@@ -492,20 +459,6 @@ class TrainingRun:
             "model_selection": None,
         }
 
-    def _seeds(self) -> MazeSeeding:
-        return MazeSeeding.configured(self.cfg.get("seeding"))
-
-    def _evaluation_env(self, n_episodes: int) -> SequentialVectorEnv:
-        n_envs = max(1, min(n_episodes, EVALUATION_EPISODES))
-        env = SequentialVectorEnv([FrozenEnvFactory(self.env_factory)] * n_envs, logging_prefix="eval")
-        seeds = self._seeds()
-        env.seed([seeds.generate_env_instance_seed() for _ in range(n_envs)])
-        return env
-
-
-class RunNotTrainedError(RunContextError, ConfigError):
-    """A call needs a trained policy, but the run is not trained."""
-
 
 @contextmanager
 def _own_evaluator(cfg: Any) -> Iterator[RolloutEvaluator | None]:
@@ -530,8 +483,3 @@ def _connect(evaluator: RolloutEvaluator, runner: Any) -> None:
     if isinstance(evaluator.eval_env, StructuredVectorEnv):
         n_envs = evaluator.eval_env.n_envs
         evaluator.eval_env.seed([runner.maze_seeding.generate_env_instance_seed() for _ in range(n_envs)])
-
-
-def _named_parameters(function: Callable[..., Any]) -> list[str]:
-    parameters = inspect.signature(function).parameters.values()
-    return [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]

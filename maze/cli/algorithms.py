@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from maze.core.errors import ConfigError
@@ -21,7 +21,7 @@ TARGET = "algorithm._target_"
 _TRAINERS = "maze.train.trainers"
 _DATASETS = "maze.core.trajectory_recording.datasets"
 
-_SHIPPED = {
+SHIPPED_ALGORITHMS = {
     "a2c": f"{_TRAINERS}.a2c.a2c_algorithm_config.A2CAlgorithmConfig",
     "bc": f"{_TRAINERS}.imitation.bc_algorithm_config.BCAlgorithmConfig",
     "cql": f"{_TRAINERS}.offline.offline_algorithm_configs.CQLConfig",
@@ -36,17 +36,13 @@ _SHIPPED = {
     "self_labelling": f"{_TRAINERS}.labelling.labelling_configs.SelfLabellingConfig",
     "td3_bc": f"{_TRAINERS}.offline.offline_algorithm_configs.TD3BCConfig",
 }
-
-
-def shipped_algorithms() -> Mapping[str, str]:
-    """Return the path of the configuration class of each shipped algorithm, by name."""
-    return _SHIPPED
+"""Path of the configuration class of each shipped algorithm, by name."""
 
 
 @functools.cache  # Hydra calls it for each composition
 def register_algorithms() -> None:
     """Register the shipped algorithms, and arguments of their runners, as options of Hydra's configuration groups."""
-    for name, path in _SHIPPED.items():
+    for name, path in SHIPPED_ALGORITHMS.items():
         module, _, class_name = path.rpartition(".")
         _store("algorithm", name, {"_target_": path, **_defaults(getattr(importlib.import_module(module), class_name))})
         for kind in ("dev", "local", "ray"):
@@ -60,11 +56,11 @@ def option_of(config_class: type[AlgorithmConfig]) -> str:
     :param config_class: Configuration class of an algorithm.
     """
     path = f"{config_class.__module__}.{config_class.__qualname__}"
-    for name, target in _SHIPPED.items():
+    for name, target in SHIPPED_ALGORITHMS.items():
         if target == path:
             return name
     name = config_class.name
-    if name in _SHIPPED:
+    if name in SHIPPED_ALGORITHMS:
         raise ConfigError(
             f"algorithm: {config_class.__name__}.name is {name!r}, the name of another algorithm. Rename it."
         )

@@ -1,8 +1,9 @@
-"""Choice of the critic that an algorithm needs, and check of a given critic."""
+"""Choice of the critic that an algorithm needs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.resources import files
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -16,20 +17,18 @@ from maze.perception.models.critics.base_state_critic_composer import BaseStateC
 from maze.perception.models.critics.critic_composer_interface import CriticComposerInterface
 from maze.perception.models.model_composer import (
     CRITIC_OPTIONS,
-    SUITABLE_CRITICS,
     BaseModelComposer,
     CriticKind,
     critic_composer_type,
 )
 from maze.perception.models.template_model_composer import TemplateModelComposer
-from maze.train.trainers.common.config_classes import AlgorithmConfig, algorithm_class
+from maze.train.trainers.common.config_classes import algorithm_class
 
-_ACCEPTED: Mapping[CriticKind, type[Any]] = {
+_WANTED: Mapping[CriticKind, type[Any]] = {
     "state": BaseStateCriticComposer,
-    "sub-step state": BaseStateCriticComposer,  # with a single sub-step, any state critic fits
+    "sub-step state": StepStateCriticComposer,
     "state-action": BaseStateActionCriticComposer,
 }
-_WANTED: Mapping[CriticKind, type[Any]] = {**_ACCEPTED, "sub-step state": StepStateCriticComposer}
 
 
 def choose_critic(cfg: DictConfig) -> None:
@@ -43,7 +42,10 @@ def choose_critic(cfg: DictConfig) -> None:
     from hydra.core.hydra_config import HydraConfig
 
     own_section = cfg.get("hydra") or (HydraConfig.get() if HydraConfig.initialized() else None)
-    config_class = _algorithm_class(cfg)
+    try:
+        config_class = algorithm_class(cfg.get("algorithm"))
+    except ConfigError:
+        return  # reported by the check of the configuration
     if own_section is None or config_class is None or config_class.critic is None:
         return
     is_named = any(text.lstrip("+~").startswith(("critic", "model.critic")) for text in own_section.overrides.task)
@@ -58,29 +60,9 @@ def choose_critic(cfg: DictConfig) -> None:
         return
     option = CRITIC_OPTIONS[kind][issubclass(composer, TemplateModelComposer)]
     with read_write(cfg), open_dict(cfg):
-        cfg.critic = _shipped(option)
+        cfg.critic = OmegaConf.create((files("maze.conf") / "critic" / f"{option}.yaml").read_text(encoding="utf-8"))
         if "hydra" in cfg and "critic" in cfg.hydra.runtime.choices:
             cfg.hydra.runtime.choices.critic = option
-
-
-def check_critic(cfg: Any, critic_is_given: bool) -> None:
-    """Check that the critic fits the algorithm.
-
-    :param cfg: The composed configuration.
-    :param critic_is_given: Whether the user gave the critic, instead of using the default.
-    :raises ConfigError: They do not fit.
-    """
-    model, config_class = cfg.get("model"), algorithm_class(cfg.get("algorithm"))
-    if isinstance(model, BaseModelComposer) or config_class is None:
-        return
-    name, kind = config_class.name, config_class.critic
-    if kind is None:
-        if critic_is_given:
-            raise ConfigError(f"critic: algorithm={name!r} has no critic. Remove the argument.")
-        return
-    found = _composer_type(model.get("critic") if isinstance(model, Mapping) else None)
-    if found is not None and not issubclass(found, _ACCEPTED[kind]):
-        raise ConfigError(f"critic: algorithm={name!r} needs {SUITABLE_CRITICS[kind]}; found a {found.__name__}.")
 
 
 def _composer_type(critic: Any) -> type[CriticComposerInterface] | None:
@@ -93,13 +75,6 @@ def _composer_type(critic: Any) -> type[CriticComposerInterface] | None:
     return found if is_known else None
 
 
-def _algorithm_class(cfg: DictConfig) -> type[AlgorithmConfig] | None:
-    try:
-        return algorithm_class(cfg.get("algorithm"))
-    except ConfigError:
-        return None  # reported by the check of the configuration
-
-
 def _model_composer(model: Any) -> type[BaseModelComposer]:
     """Return its class; the base class if it is unknown."""
     factory = Factory(BaseModelComposer)  # type: ignore[type-abstract]  # the target is a concrete one
@@ -108,10 +83,3 @@ def _model_composer(model: Any) -> type[BaseModelComposer]:
         return factory.type_from_name(target) if isinstance(target, str) else BaseModelComposer
     except ConfigError:
         return BaseModelComposer
-
-
-def _shipped(option: str) -> Any:
-    """Return the content of an option of the group `critic`."""
-    from importlib.resources import files
-
-    return OmegaConf.create((files("maze.conf") / "critic" / f"{option}.yaml").read_text(encoding="utf-8"))

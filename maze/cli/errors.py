@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Container, Iterable
 from importlib import resources
 from typing import Any, NoReturn
@@ -15,9 +14,6 @@ from yaml import YAMLError
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, GateNotPassedError, did_you_mean, first_line
-
-_LONG_WRAPPER = re.compile(r"^wrappers\.(\w+\.)+(?=[A-Z])")
-"""The path of a wrapper's class as a key, which messages shorten to the class."""
 
 
 class UsageError(ConfigError):
@@ -99,19 +95,14 @@ def suggestion(wrong: str, known: Iterable[str], introduction: str = "Known") ->
     return did_you_mean(wrong, names) + known_names
 
 
-def root_configs() -> list[str]:
-    """Return the root configurations that Maze ships."""
-    return sorted(
-        entry.name.removesuffix(".yaml") for entry in resources.files("maze.conf").iterdir() if ".yaml" in entry.name
-    )
-
-
 def _missing_config(error: MissingConfigException) -> str:
     missing = (error.missing_cfg_file or "").removesuffix(".yaml")
     group, _, option = missing.rpartition("/")
     options = list(error.options or ())
     if not group:
-        return f"-cn {missing}: there is no such root configuration." + suggestion(missing, root_configs())
+        files = (entry.name for entry in resources.files("maze.conf").iterdir())
+        known = [name.removesuffix(".yaml") for name in files if name.endswith(".yaml")]
+        return f"-cn {missing}: there is no such root configuration." + suggestion(missing, known)
     if not options:
         return f"{group}={option}: there is no group {group!r}, or it is empty."
     return f"{group}={option}: there is no such option." + suggestion(option, options, f"Options of {group}")
@@ -122,15 +113,6 @@ def _composition(error: ConfigCompositionException) -> str:
     if isinstance(cause, ConfigKeyError | AttributeError) and getattr(cause, "full_key", None):
         return _unknown_key(cause)
     message = str(error).strip()
-    prefix = "Could not override '"
-    if message.startswith(prefix) and "No match in the defaults list" in message:
-        group = message[len(prefix) :].partition("'")[0]
-        return f"{group}: this group is not used by default. To add it, write +{group}=<option>."
-    if message.endswith("appears more than once in the final defaults list"):
-        return f"{message}; remove one of its lines."
-    if message.startswith("Could not append to config"):
-        line = message.splitlines()[1].partition("'")[2].rstrip("'")
-        return f"+{line.partition('=')[0]}: this key exists already. Write {line}, without the +."
     if isinstance(cause, OmegaConfBaseException):
         message = f"{message.splitlines()[0].rstrip('.')}: {first_line(cause).rstrip('.')}"
     return message
@@ -138,8 +120,6 @@ def _composition(error: ConfigCompositionException) -> str:
 
 def _unknown_key(cause: Any) -> str:
     full_key, parent, wrong = str(cause.full_key), cause.parent_node, str(cause.key)
-    if "." not in wrong:
-        full_key = _LONG_WRAPPER.sub("wrappers.", full_key)
     siblings = [str(key) for key in parent] if isinstance(parent, DictConfig) else []
     hint = did_you_mean(wrong, siblings, f"{full_key.removesuffix(wrong)}{{}}")
     hint += suggestion("", siblings, "Known here")

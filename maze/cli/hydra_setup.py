@@ -47,16 +47,11 @@ ENVIRONMENT_CONFIGS = (
 
 
 def environment_configs() -> list[str]:
-    """Return the packages among them that can be imported."""
-    _make_tutorial_importable()
-    return [package for package in ENVIRONMENT_CONFIGS if is_importable(package)]
-
-
-def _make_tutorial_importable() -> None:
-    """Make the tutorial of a checkout importable from `tutorials`, beside this package."""
+    """Return the packages among them that can be imported; those of the tutorial lie beside a checkout's package."""
     tutorials = Path(__file__).resolve().parents[2] / "tutorials"
     if not is_importable("tutorial_maze_env") and (tutorials / "tutorial_maze_env").is_dir():
         sys.path.append(str(tutorials))
+    return [package for package in ENVIRONMENT_CONFIGS if is_importable(package)]
 
 
 @contextmanager

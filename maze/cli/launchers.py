@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import signal
@@ -21,7 +20,7 @@ from typing import Any
 import cloudpickle
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.singleton import Singleton
-from hydra.core.utils import JobReturn, JobStatus, configure_log, filter_overrides, run_job, setup_globals
+from hydra.core.utils import JobReturn, JobStatus, configure_log, run_job, setup_globals
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -35,8 +34,6 @@ from maze.core.utils.worker_pool import n_available_cores
 from maze.train.parallelization.on_ray.session import n_cpus, ray_session, require_cpus, require_ray
 from maze.utils.exception_report import ExceptionReport
 from maze.utils.process import end, exit_text, preload
-
-log = logging.getLogger(__name__)
 
 CONSOLE_FILE = "console.log"
 """File with the console output of a job, in its run directory."""
@@ -87,11 +84,9 @@ class LocalLauncher(Launcher):  # type: ignore[misc, unused-ignore]
         waiting = list(enumerate(job_overrides, start=initial_job_idx))
         returns: dict[int, JobReturn] = {}
         with self.open() as jobs:
-            log.info(f"Launching {len(job_overrides)} jobs, {min(self.n_jobs, len(job_overrides))} at a time")
             while waiting or jobs.n_running:
                 while waiting and jobs.n_running < self.n_jobs:
                     number, overrides = waiting.pop(0)
-                    log.info(f"\t#{number} : {' '.join(filter_overrides(overrides))}")
                     jobs.start(number, list(overrides))
                 returns.update((job.number, job.job_return) for job in jobs.wait())
         return [returns[number] for number in sorted(returns)]
@@ -232,7 +227,15 @@ def lost_job(text: str) -> JobReturn:
 
 def _serve_job(payload: bytes, connection: Connection, environment: Mapping[str, str], directory: str) -> None:
     """Run the main function of a job's process."""
-    threading.Thread(target=_end_with_parent, args=(connection,), daemon=True).start()
+
+    def end_with_parent() -> None:
+        with suppress(EOFError, OSError):
+            connection.recv_bytes()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(GRACE_PERIOD)
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
     os.environ.clear()
     os.environ.update(environment)
     connection.send_bytes(run_packed_job(payload, directory))
@@ -246,7 +249,9 @@ def run_packed_job(payload: bytes, directory: str) -> bytes:
     :return: The pickled `JobReturn`.
     """
     os.chdir(directory)
-    _use_one_thread()
+    n_threads = os.environ.setdefault("OMP_NUM_THREADS", "1")  # the CPUs are shared by all jobs
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(int(n_threads) if n_threads.isdecimal() else 1)
     hydra_context, config, task_function, singletons = cloudpickle.loads(payload)
     setup_globals()
     Singleton.set_state(singletons)
@@ -261,28 +266,9 @@ def run_packed_job(payload: bytes, directory: str) -> bytes:
     )
     if job_return.status is JobStatus.FAILED:
         traceback.print_exception(outcome(job_return))
-    return _packed(job_return)
-
-
-def _packed(job_return: JobReturn) -> bytes:
-    if job_return.status is JobStatus.FAILED:
         job_return.return_value = ExceptionReport(outcome(job_return)).exception
-    try:
-        packed: bytes = cloudpickle.dumps(job_return)
-    except Exception:  # pickling runs code of the returned object's class
-        job_return.return_value = ExceptionReport(
-            TypeError("The value returned by the job cannot be pickled.")
-        ).exception
-        job_return.status = JobStatus.FAILED
-        packed = cloudpickle.dumps(job_return)
+    packed: bytes = cloudpickle.dumps(job_return)
     return packed
-
-
-def _use_one_thread() -> None:
-    """Use one thread, unless `OMP_NUM_THREADS` is set: the CPUs are shared by all jobs."""
-    n_threads = os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(int(n_threads) if n_threads.isdecimal() else 1)
 
 
 def _redirect_output(directory: Path) -> None:
@@ -293,15 +279,6 @@ def _redirect_output(directory: Path) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     let_console_last()
-
-
-def _end_with_parent(connection: Connection) -> None:
-    """Terminate this process when the sweep's process has ended."""
-    with suppress(EOFError, OSError):
-        connection.recv_bytes()
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(GRACE_PERIOD)
-    os._exit(1)
 
 
 class RayLauncher(LocalLauncher):

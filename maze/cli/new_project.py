@@ -13,11 +13,9 @@ import shutil
 import sys
 from collections.abc import Sequence
 from fnmatch import fnmatch
-from importlib import resources
 from pathlib import Path
 
 from maze.cli.errors import UsageError
-from maze.cli.hydra_setup import environment_configs
 
 FLAG = "--new-project"
 USAGE = f"maze-run {FLAG} <name>, for instance {FLAG} stockroom"
@@ -38,9 +36,19 @@ def write_project(arguments: Sequence[str]) -> int:
     if len(arguments) != 1 or arguments[0].startswith("-"):
         raise UsageError(f"{FLAG}: expected one name, found {' '.join(arguments) or 'none'}. {USAGE}")
     directory = Path(arguments[0]).absolute()
-    _check_place(directory)
+    is_empty = directory.is_dir() and not any(directory.iterdir())
+    if not directory.parent.is_dir() or (os.path.lexists(directory) and not is_empty):
+        raise UsageError(f"{FLAG}: {directory} must be an empty or a new directory in an existing one.")
     _check_name(directory)
-    _write(directory)
+    try:
+        _copy(template_directory(), directory, directory.name)
+        (directory / LOCAL).write_text(
+            f"# Local to this machine, ignored by git: the Python with Maze.\nPYTHON ?= {sys.executable}\n",
+            encoding="utf-8",
+        )
+    except OSError as error:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise UsageError(f"{FLAG}: {directory} cannot be written: {error.strerror or error}.") from error
     print(f"{directory}: a new project. README.md describes its files; `make test` runs its tests, `make demo` trains.")
     return 0
 
@@ -56,28 +64,6 @@ def _check_name(directory: Path) -> None:
     places = () if spec is None else spec.submodule_search_locations or (spec.origin,)
     if name in _TAKEN_IN_PROJECT or any(place is None or Path(place) != directory for place in places):
         raise UsageError(f"{FLAG}: {name} is the name of an existing package. Choose another name.")
-    for package in (*environment_configs(), "maze.conf"):
-        if (resources.files(package) / "env" / f"{name}.yaml").is_file():
-            raise UsageError(f"{FLAG}: env={name} is an environment of Maze ({package}). Choose another name.")
-
-
-def _check_place(directory: Path) -> None:
-    is_empty = directory.is_dir() and not any(directory.iterdir())
-    if not directory.parent.is_dir() or (os.path.lexists(directory) and not is_empty):
-        raise UsageError(f"{FLAG}: {directory} must be an empty or a new directory in an existing one.")
-
-
-def _write(directory: Path) -> None:
-    try:
-        directory.mkdir(exist_ok=True)
-        _copy(template_directory(), directory, directory.name)
-        (directory / LOCAL).write_text(
-            f"# Local to this machine, ignored by git: the Python with Maze.\nPYTHON ?= {sys.executable}\n",
-            encoding="utf-8",
-        )
-    except OSError as error:
-        shutil.rmtree(directory, ignore_errors=True)
-        raise UsageError(f"{FLAG}: {directory} cannot be written: {error.strerror or error}.") from error
 
 
 def template_directory() -> Path:

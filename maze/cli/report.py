@@ -9,8 +9,7 @@ from pathlib import Path
 
 from maze.cli.errors import FlagParser
 from maze.cli.hydra_setup import value_text
-from maze.cli.run_info import CONFIG_FILE, find_run, is_run
-from maze.cli.run_summary import facts_of, record_of
+from maze.cli.run_summary import CONFIG_FILE, facts_of, find_run, is_run, record_of
 from maze.core.errors import MazeError
 from maze.core.utils.stored_config import read_plain_yaml
 from maze.report.page import Page
@@ -43,7 +42,12 @@ def _page(places: Sequence[Path]) -> Page:
     if runs == list(places) and len(runs) == 1:
         run = _reported(runs[0])
         return run_page(run.facts, run.progress, run.state, datetime.now())
-    reported = [run for run in map(_reported_if_readable, runs) if run is not None]
+    reported: list[ReportedRun] = []
+    for directory in runs:
+        try:
+            reported.append(_reported(directory))
+        except MazeError as error:  # noqa: PERF203 (the others are reported)
+            print(f"Left out: {error}", file=sys.stderr)
     if not reported:
         raise MazeError(f"None of the {len(runs)} runs has statistics that can be read ({PROGRESS_FILE}).")
     trials = trials_section(places[0]) if len(places) == 1 else None
@@ -55,14 +59,6 @@ def _reported(directory: Path) -> ReportedRun:
     state = str((record_of(directory) or {}).get("state", ""))
     config = read_plain_yaml(directory / CONFIG_FILE)
     return ReportedRun(facts_of(directory, Path.cwd()), read_progress(directory), config, state)
-
-
-def _reported_if_readable(directory: Path) -> ReportedRun | None:
-    try:
-        return _reported(directory)
-    except MazeError as error:
-        print(f"Left out: {error}", file=sys.stderr)
-        return None
 
 
 def _runs_in(directory: Path) -> list[Path]:

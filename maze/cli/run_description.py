@@ -5,11 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from maze.cli.errors import FlagParser, UsageError
-from maze.cli.run_info import COMMAND_FILE, CONFIG_FILE, find_run, text_of
-from maze.cli.run_summary import PROGRESS_OF_RLLIB, facts_of, progress_of, run_commands
+from maze.cli.run_summary import (
+    COMMAND_FILE,
+    CONFIG_FILE,
+    PROGRESS_OF_RLLIB,
+    facts_of,
+    find_run,
+    progress_of,
+    run_commands,
+    text_of,
+)
 from maze.core.errors import CheckpointError, MazeError
 from maze.core.utils.checkpoint import load_state
 from maze.core.utils.files import TEMPORARY_PREFIX, aligned, has_checksum, verify_checksum
@@ -29,54 +37,37 @@ def print_run_info(arguments: Sequence[str]) -> int:
     directory = find_run(Path(*arguments))
     files = list(checked_files(directory))
     print("\n".join(_describe_run(directory, files)))
-    return int(any(file.problem for file in files))
+    return int(any(problem for *_, problem in files))
 
 
-def _describe_run(directory: Path, files: Sequence[CheckedFile]) -> Iterator[str]:
-    facts, usable = facts_of(directory, Path.cwd()), {file.name for file in files if not file.problem}
+def _describe_run(directory: Path, files: Sequence[tuple[str, int, str]]) -> Iterator[str]:
+    facts, usable = facts_of(directory, Path.cwd()), {name for name, _, problem in files if not problem}
     rows = [("run", facts.title), ("command", text_of(directory / COMMAND_FILE)), *facts.facts]
     rows += [("state", progress_of(directory)), ("settings", _problem(directory / CONFIG_FILE, read_stored_config))]
     yield f"Run in {directory.absolute()}\n"
-    yield from (_row(label, text) for label, text in rows if text)
+    yield from (f"  {label:<13}{text}" for label, text in rows if text)
     yield "\nFiles"
-    yield from (file.line() for file in files)
+    for name, size, problem in files:
+        yield f"  {name:<60} {size:>12,} B: {f'DAMAGED: {problem}' if problem else 'valid'}"
     yield "\nNext"
     for purpose, command in run_commands(directory, Path.cwd(), usable).items():
         yield f"  {purpose}:\n    {command}"
 
 
-def _row(label: str, text: str) -> str:
-    return f"  {label:<13}{text}"
-
-
 # -- the files of a run ------------------------------------------------------------------------------------------------
 
 
-class CheckedFile(NamedTuple):
-    """A file with the result of its check.
+def checked_files(directory: Path) -> Iterator[tuple[str, int, str]]:
+    """Read and check all files of a run, at any depth.
 
-    :param name: Relative to the directory of the run.
-    :param size: In bytes.
-    :param problem: The damage; empty: none was found.
+    :return: Names relative to the directory, sizes in bytes, and the damage (empty: none was found).
     """
-
-    name: str
-    size: int
-    problem: str = ""
-
-    def line(self) -> str:
-        """Return the file as a line of a table."""
-        return f"  {self.name:<60} {self.size:>12,} B: {f'DAMAGED: {self.problem}' if self.problem else 'valid'}"
-
-
-def checked_files(directory: Path) -> Iterator[CheckedFile]:
-    """Read and check all files of a run, at any depth."""
     for path in sorted(path for path in directory.rglob("*") if path.is_file()):
         name = path.relative_to(directory).as_posix()
         if path.name.startswith(TEMPORARY_PREFIX):
             name = f"{name} (left by an interrupted write; it can be deleted)"
         reader = next((read for pattern, read in _READERS if path.match(pattern)), Path.read_bytes)
-        yield CheckedFile(name, path.stat().st_size, _problem(path, reader))
+        yield name, path.stat().st_size, _problem(path, reader)
 
 
 def _problem(path: Path, read: Callable[[Path], object]) -> str:
@@ -156,7 +147,14 @@ def export_run(arguments: Sequence[str]) -> int:
     :return: Exit status.
     :raises UsageError: There is no such run, or an option is unknown.
     """
-    settings = _parsed(arguments)
+    parser = FlagParser(FLAG, "Write a trained policy as one file that acts without torch.")
+    parser.add_argument("run", type=Path, help="directory of the training run")
+    parser.add_argument("--out", type=Path, help="the file, <run>.maze by default")
+    parser.add_argument("--name", help="name of the policy")
+    parser.add_argument("--weights", dest="state_dict_file", help="file of the weights, state_dict.pt by default")
+    parser.add_argument("--steps", dest="n_steps", type=int, help="number of steps recorded as reference cases")
+    parser.add_argument("--seed", type=int, help="seed of these steps")
+    settings = vars(parser.parse_intermixed_args(list(arguments)))
     run = find_run(settings.pop("run"), FLAG)
     out = settings.pop("out", Path(f"{run.absolute().name}.maze"))
     if not out.absolute().parent.is_dir():
@@ -165,26 +163,12 @@ def export_run(arguments: Sequence[str]) -> int:
     path = bundle.save(out)
     print(f"{path}: {path.stat().st_size / 1e6:.2f} MB, SHA-256 {bundle.sha256}")
     for key, step in bundle.steps.items():
-        observed = ", ".join(step.observation_space)
-        heads = ", ".join(f"{name} ({head.description['distribution']})" for name, head in step.heads.items())
-        print(f"  sub-step {key!r}: from {observed} to {heads}")
-        if sizes := next(iter(step.networks.values())).state_sizes:
-            states = ", ".join(f"{name} ({size})" for name, size in sizes.items())
-            print(f"    recurrent state: {states}; sessions keep it")
+        sizes = next(iter(step.networks.values())).state_sizes
+        states = f", recurrent state of {', '.join(map(str, sizes.values()))}" if sizes else ""
+        print(f"  sub-step {key!r}: from {', '.join(step.observation_space)} to {', '.join(step.heads)}{states}")
     for piece in bundle.card["code"]:
         need = "must be provided" if piece["is_required"] else "may be provided" if piece["call"] else "precedes it"
         print(f"  not in the file: {piece['name']} ({piece['class']}) {need}")
     n_cases = sum(len(next(iter(case["logits"].values()))) for case in bundle.reference)
     print(f"Its logits equal those of the trained policy in {n_cases} recorded states.")
     return 0
-
-
-def _parsed(arguments: Sequence[str]) -> dict[str, Any]:
-    parser = FlagParser(FLAG, "Write a trained policy as one file that acts without torch.")
-    parser.add_argument("run", type=Path, help="directory of the training run")
-    parser.add_argument("--out", type=Path, help="the file, <run>.maze by default")
-    parser.add_argument("--name", help="name of the policy")
-    parser.add_argument("--weights", dest="state_dict_file", help="file of the weights, state_dict.pt by default")
-    parser.add_argument("--steps", dest="n_steps", type=int, help="number of steps recorded as reference cases")
-    parser.add_argument("--seed", type=int, help="seed of these steps")
-    return vars(parser.parse_intermixed_args(list(arguments)))

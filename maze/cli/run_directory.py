@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -51,49 +52,29 @@ class ClaimedDirectory:
     path: Path
     created: tuple[Path, ...] = ()
     """The directory and its parents, as far as the claim created them; innermost first."""
-    foreign: frozenset[str] = frozenset()
-    """Names of files that were in the directory before."""
     store: Store | None = None
     """Shared storage to which its files are uploaded."""
 
     def remove_if_worthless(self) -> bool:
-        """Remove the directory, unless it holds results of its run; keep files of others.
+        """Remove a directory that the claim created, unless it holds results of its run.
 
         :return: Whether it was removed.
         """
-        if not self.path.is_dir():
+        files = [path for path in self.path.rglob("*") if not path.is_dir()]
+        patterns = (f"{CLAIM}/*", *WORTHLESS)
+        if not self.created or not all(any(path.match(pattern) for pattern in patterns) for path in files):
             return False
-        files = [path for path in self._own_paths() if not path.is_dir()]
-        if not all(_is_worthless(path) for path in files):
-            return False
-        for path in files:
-            path.unlink(missing_ok=True)
-        # The claim is removed last: as long as it exists, no other run uses the directory.
-        claim = self.path / CLAIM
-        for path in sorted(self._own_paths(), key=lambda path: (path == claim, -len(path.parts))):
-            path.rmdir()
-        with suppress(OSError):  # it holds files of others
-            for path in self.created:
+        shutil.rmtree(self.path, ignore_errors=True)
+        with suppress(OSError):  # they hold directories of other runs
+            for path in self.created[1:]:
                 path.rmdir()
         return True
 
-    def _own_paths(self) -> Iterator[Path]:
-        for entry in self.path.iterdir():
-            if entry.name not in self.foreign:
-                yield entry
-                if entry.is_dir() and not entry.is_symlink():
-                    yield from entry.rglob("*")
 
-
-def _is_worthless(path: Path) -> bool:
-    return path.parent.name == CLAIM or any(path.match(pattern) for pattern in WORTHLESS)
-
-
-def claim_directory(requested: Path, n_attempts: int = 5) -> ClaimedDirectory:
+def claim_directory(requested: Path) -> ClaimedDirectory:
     """Create a directory that no other run uses or has used.
 
     :param requested: Used if it is free; else `_02`, `_03`, ... is appended, which keeps names sorted by time.
-    :param n_attempts: Number of attempts if other runs interfere.
     :raises ConfigError: It holds a run already, is a file, or cannot be created.
     """
     requested = requested.absolute()
@@ -112,29 +93,13 @@ def claim_directory(requested: Path, n_attempts: int = 5) -> ClaimedDirectory:
             if not directory.is_dir():
                 raise ConfigError(f"hydra.run.dir: {directory} is a file. Choose a directory.") from None
         except OSError as error:
-            if isinstance(error, FileNotFoundError) and n_attempts > 1:
-                # A failing run has removed the directory; its name is free now.
-                return claim_directory(requested, n_attempts - 1)
             raise ConfigError(
                 f"Cannot create the run directory {directory}: {error.strerror}. "
                 f"Choose another directory with log_base_dir=<directory>."
             ) from error
         else:
-            foreign = frozenset(path.name for path in directory.iterdir()) - {CLAIM}
-            return ClaimedDirectory(directory, created, foreign)
+            return ClaimedDirectory(directory, created)
     raise AssertionError("unreachable")
-
-
-def _store_of(url: str, key: str) -> Store:
-    """Return the directory of a run on shared storage."""
-    if key != "hydra.run.dir":
-        raise ConfigError(
-            f"{key}: {url} is a URL. The jobs of a sweep need a directory of a file system that all of them share; "
-            "only the directory of a single run can be a URL."
-        )
-    store = Store(url, key)
-    store.require_free()
-    return store
 
 
 def uploads_of_run(directory: Path) -> Uploads | None:
@@ -157,23 +122,15 @@ def _own_environment_as_choice(config: DictConfig) -> Iterator[None]:
             choices.env = option
 
 
-class ClaimedDirectories:
-    """Context that records the directories claimed in it."""
-
-    def __init__(self) -> None:
-        self.directories: list[ClaimedDirectory] = []
-
-    def __enter__(self) -> ClaimedDirectories:
-        self._token = _claimed.set(self.directories)
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        _claimed.reset(self._token)
-
-    def remove_worthless(self) -> None:
-        """Remove directories without results."""
-        for directory in self.directories:
-            directory.remove_if_worthless()
+@contextmanager
+def claimed_directories() -> Iterator[list[ClaimedDirectory]]:
+    """Return a context that records the directories claimed in it."""
+    directories: list[ClaimedDirectory] = []
+    token = _claimed.set(directories)
+    try:
+        yield directories
+    finally:
+        _claimed.reset(token)
 
 
 def _announce(config: DictConfig) -> None:
@@ -217,7 +174,11 @@ class RunDirectoryCallback(Callback):  # type: ignore[misc, unused-ignore]
             hydra_config.set_config(config)  # the names contain ${hydra:...}
         try:
             named = str(OmegaConf.select(config, key))
-            store = _store_of(named, key) if is_url(named) else None
+            store = Store(named, key) if is_url(named) else None
+            if store is not None and is_resumable is not None:
+                raise ConfigError(f"{key}: expected a directory that all jobs of the sweep share, found {named}.")
+            if store is not None:
+                store.require_free()
             base = Path(str(config.get("log_base_dir") or "outputs"))
             requested = (Path(named) if store is None else working_directory(named, base)).absolute()
             is_resumed = is_resumable is not None and is_resumable(requested)

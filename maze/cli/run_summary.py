@@ -1,34 +1,34 @@
-"""Summaries of runs: the list of runs (`--runs`), facts for reports, and the first and last console lines of a run."""
+"""Files that describe a run (command, configuration, versions), and summaries made from them.
+
+Summaries are the list of runs (`--runs`), the facts for reports, and the first and last console lines of a run.
+"""
 
 from __future__ import annotations
 
+import json
+import platform
 import shlex
+import subprocess
+import sys
 from collections.abc import Container, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from omegaconf import DictConfig, OmegaConf
 
 from maze.cli.errors import UsageError
-from maze.cli.hydra_setup import value_text
+from maze.cli.hydra_setup import as_written, value_text
 from maze.cli.run_directory import environment_option
-from maze.cli.run_info import (
-    COMMAND_FILE,
-    CONFIG_FILE,
-    HYDRA_CONFIG,
-    VERSIONS_FILE,
-    shown_path,
-    stored_arguments,
-    text_of,
-)
 from maze.console.runs import duration_text
 from maze.core.errors import MazeError
 from maze.core.log_stats.stats_format import significant
-from maze.core.utils.config_utils import gym_env_defaults
-from maze.core.utils.files import aligned, read_json_object
+from maze.core.utils.config_utils import config_to_yaml, gym_env_defaults
+from maze.core.utils.files import aligned, read_json_object, write_whole
 from maze.core.utils.stored_config import SPACES_FILE, chosen_options, read_plain_yaml
 from maze.train.utils.training_record import ENDED, INTERRUPTED, read_record
+from maze.utils.process import version_of
 
 if TYPE_CHECKING:
     from maze.report.progress import Progress
@@ -40,6 +40,137 @@ _BY_NAME = ("gym_env", "atari", "pettingzoo")
 _GROUPS = ("env", "wrappers", "model", "critic", "algorithm", "rllib/algorithm", "runner", "rllib/runner", "experiment")
 _SHOWN_VERSIONS = ("maze-rl", "python", "torch", "numpy", "gymnasium")
 _CLASS_SUFFIX = "AlgorithmConfig"
+PACKAGES = ("maze-rl", "torch", "numpy", "gymnasium", "hydra-core", "omegaconf", "pandas", "tensorboard", "ray")
+
+CONFIG_FILE = "hydra_config.yaml"
+COMMAND_FILE = "command.txt"
+VERSIONS_FILE = "versions.json"
+HYDRA_CONFIG = Path(".hydra") / "config.yaml"
+_RUN_FILES = (HYDRA_CONFIG.as_posix(), CONFIG_FILE, COMMAND_FILE)
+
+
+# -- files of a run ----------------------------------------------------------------------------------------------------
+
+
+def command_line(arguments: Sequence[str]) -> str:
+    """Return the command as text for a shell."""
+    return shlex.join(["maze-run", *as_written(arguments)])
+
+
+def git_state(directory: Path) -> dict[str, Any] | None:
+    """Return commit, branch and whether files differ from the commit; None outside a repository or without git."""
+    command = ["git", "--no-optional-locks", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
+    try:
+        result = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    lines = result.stdout.splitlines()
+    facts = dict(line.split()[1:3] for line in lines if line.startswith("#"))
+    is_dirty = any(not line.startswith("#") for line in lines)
+    return {"commit": facts.get("branch.oid"), "branch": facts.get("branch.head"), "dirty": is_dirty}
+
+
+def installed_versions() -> dict[str, str | None]:
+    """Return the versions of Python and of the packages that influence results; None: not installed."""
+    own = {"python": platform.python_version(), "platform": platform.platform()}
+    return {**own, **{package: version_of(package) for package in PACKAGES}}
+
+
+def config_as_yaml(cfg: DictConfig) -> str:
+    """Return the composed configuration as YAML, interpolations unresolved, sorted by keys.
+
+    Objects among its values are described by class and arguments.
+    """
+    return config_to_yaml(cfg, sort_keys=True)
+
+
+def write_run_info(
+    directory: Path,
+    cfg: DictConfig,
+    project: Path,
+    arguments: Sequence[str] | None = None,
+    taken_over: Sequence[str] = (),
+) -> None:
+    """Write configuration, command and versions into a run directory.
+
+    :param project: Working directory of the command; its git state is recorded.
+    :param arguments: Arguments of the command; those of this process by default.
+    :param taken_over: Sections from an earlier run, which differ from Hydra's composition.
+    """
+    command = command_line(sys.argv[1:] if arguments is None else arguments)
+    versions = {"versions": installed_versions(), "git": git_state(project)}
+    for name, text in (
+        (CONFIG_FILE, config_as_yaml(cfg)),
+        (COMMAND_FILE, command + "\n"),
+        (VERSIONS_FILE, json.dumps(versions, indent=2) + "\n"),
+    ):
+        write_whole(directory / name, text)
+    _correct(directory / ".hydra" / "config.yaml", cfg, taken_over)
+
+
+def _correct(file: Path, cfg: DictConfig, taken_over: Sequence[str]) -> None:
+    """Correct Hydra's files, from which policy and environment are built again.
+
+    They receive the sections of an earlier run, the distributions of the algorithm, and the overrides as written.
+    """
+    overrides = file.with_name("overrides.yaml")
+    if overrides.is_file() and "$" in (text := overrides.read_text(encoding="utf-8")):
+        write_whole(overrides, OmegaConf.to_yaml(as_written(yaml.safe_load(text))))
+    stored = OmegaConf.load(file) if file.is_file() else None
+    if not isinstance(stored, DictConfig):
+        return
+    is_right = not taken_over
+    for section in taken_over:
+        stored[section] = cfg[section]
+    if stored.get("model") and isinstance(cfg.get("model"), DictConfig):
+        wanted = cfg.model.get("distribution_mapper_config")
+        is_right &= stored.model.get("distribution_mapper_config") == wanted
+        stored.model.distribution_mapper_config = wanted
+    if not is_right:
+        write_whole(file, OmegaConf.to_yaml(stored))
+
+
+def text_of(path: Path) -> str:
+    """Return the stripped content of a text file; empty if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def stored_arguments(directory: Path) -> list[str]:
+    """Return the arguments of a run's command; empty if they cannot be read."""
+    try:
+        return shlex.split(text_of(directory / COMMAND_FILE))[1:]
+    except ValueError:
+        return []
+
+
+def shown_path(path: Path, project: Path) -> Path:
+    """Return a path relative to the working directory of the command, if it lies below it."""
+    path = path.absolute()
+    return path.relative_to(project) if path.is_relative_to(project) else path
+
+
+# -- finding a run -----------------------------------------------------------------------------------------------------
+
+
+def find_run(path: Path, flag: str = "--info") -> Path:
+    """Return the directory of a run.
+
+    :raises UsageError: It is not a directory of a run.
+    """
+    if is_run(path):
+        return path
+    raise UsageError(
+        f"{flag}: {path} is not the directory of a run. Expected a directory written by maze-run, with "
+        f"{', '.join(_RUN_FILES)}, such as outputs/<name>/<time>; maze-run --runs lists them."
+    )
+
+
+def is_run(directory: Path) -> bool:
+    """Return whether it is the directory of a training run, a rollout or another job."""
+    return directory.is_dir() and any((directory / name).is_file() for name in _RUN_FILES)
 
 
 # -- names and progress ------------------------------------------------------------------------------------------------
@@ -112,13 +243,8 @@ def run_commands(directory: Path, project: Path, usable: Container[str] | None =
             "Show an episode of its best policy": command_text("--play", str(shown)),
             "Inspect its decisions step by step": command_text("-cn", "conf_inspect", f"policies=[{run}]"),
             "Compare it with a random policy": command_text("-cn", "conf_compare", f"policies=[random,{run}]"),
-            "Roll it out": _rollout_command(arguments, shown),
             "Describe and check its files": command_text("--info", str(shown)),
         }
-    if arguments:
-        # without `hydra.run.dir`, in another directory
-        again = command_text(*(each for each in arguments if not each.startswith("hydra.run.dir=")))
-        commands["Run it again"] = again
     if arguments and has("latest.pt"):
         record = read_record(directory) or {}
         n_epochs = record.get("epoch") if record.get("state") == ENDED else None
@@ -138,18 +264,6 @@ def _resume_command(arguments: Sequence[str], cfg: Mapping[str, Any], directory:
         dropped.append("algorithm.n_epochs=")
         added.append(f"algorithm.n_epochs={2 * n_epochs}")
     return command_text(*(each for each in arguments if not each.startswith(tuple(dropped))), *added)
-
-
-def _rollout_command(arguments: Sequence[str], directory: Path) -> str:
-    """Return the command that rolls a policy out.
-
-    It repeats the overrides that name the user's own code, which is trusted then, unless they are only a part of the
-    environment's configuration (with an experiment or another root configuration).
-    """
-    is_all = "conf_train" in arguments and not any("experiment=" in argument for argument in arguments)
-    sections = ("trusted_packages=", *(("env=", "env.", "wrappers") if is_all else ()))
-    named = [argument for argument in arguments if argument.lstrip("+~").startswith(sections)]
-    return command_text(*named, "policy=torch_policy", f"input_dir={directory}")
 
 
 # -- first and last lines of a run -------------------------------------------------------------------------------------
@@ -172,19 +286,15 @@ def ending(directory: Path, project: Path, seconds: float, commands: Mapping[str
     :param seconds: Duration of the run.
     :param commands: Commands by their purposes; `None`: those that use a training run.
     """
-    lines = [*_reached(directory, seconds), f"Results are in {shown_path(directory, project)}."]
+    lines = [f"Results are in {shown_path(directory, project)}."]
+    if (record := record_of(directory)) is not None:
+        verb = "Trained" if record.get("state") == ENDED else "Interrupted after"
+        lines.insert(0, f"{verb} {_done(directory, record)} in {duration_text(seconds)}{_best(record)}.")
     if commands is None:
         commands = run_commands(directory, project) if (directory / "state_dict.pt").is_file() else {}
     if commands:
         lines += ["Next:", *(line for what, command in commands.items() for line in (f"  # {what}", f"  {command}"))]
     return "\n".join(lines)
-
-
-def _reached(directory: Path, seconds: float) -> Iterator[str]:
-    record = record_of(directory)
-    if record is not None:
-        verb = "Trained" if record.get("state") == ENDED else "Interrupted after"
-        yield f"{verb} {_done(directory, record)} in {duration_text(seconds)}{_best(record)}."
 
 
 def progress_of(directory: Path) -> str:
@@ -288,11 +398,11 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 def print_runs(arguments: Sequence[str]) -> int:
     """Print a table of the training runs below a directory, the newest last, without reading checkpoints.
 
-    :param arguments: The directory.
+    :param arguments: The directory; none: `outputs`.
     :return: Exit status.
     :raises UsageError: It is not a directory.
     """
-    directory = Path(*arguments)
+    directory = Path(*(arguments or ["outputs"]))
     if not directory.is_dir():
         raise UsageError(f"--runs: {directory} is not a directory. Expected a directory of runs, such as outputs.")
     files = (file for depth in ("", "*/", "*/*/", "*/*/*/") for file in directory.glob(f"{depth}{CONFIG_FILE}"))
@@ -301,8 +411,6 @@ def print_runs(arguments: Sequence[str]) -> int:
     runs = [_listed(run, cfg) for run, cfg in found if "algorithm" in cfg]
     header = ("run", "environment", "algorithm", "steps", "best score", "state", "date")
     print("\n".join(aligned([header, *runs])) if runs else f"No training runs in {directory}.")
-    if others := len(found) - len(runs):
-        print(f"Not shown: {others} rollouts or other jobs.")
     return 0
 
 

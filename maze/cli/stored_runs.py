@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from maze.cli.errors import GATE, UsageError, is_gate
 from maze.cli.hydra_setup import changed_wrappers
-from maze.cli.run_info import CONFIG_FILE
-from maze.cli.run_summary import algorithm_name
+from maze.cli.run_summary import CONFIG_FILE, algorithm_name
 from maze.core.errors import ConfigError, did_you_mean
 from maze.core.rollout.recording import TRAJECTORY_DIR
 from maze.core.trajectory_recording.datasets.minari_data import PREFIX as MINARI
@@ -34,6 +34,12 @@ from maze.serve.bundle import SHELF, PolicyBundle
 TRUST = "--trust"
 _ROOTS = ("conf_rollout", "conf_train")
 """Root configurations with a default environment."""
+_NAMING = {
+    "env": re.compile(r"env([.=@]|$)"),
+    "wrappers": re.compile("wrappers([=@]|$)"),  # single wrappers are added to those of the run
+    "model": re.compile(r"(model|critic|policy\.model|env_model)([.=@]|$)"),
+}
+"""Overrides that name a section."""
 
 
 def use_stored_run(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
@@ -52,7 +58,7 @@ def use_stored_run(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
     """
     directory = str(cfg.get("input_dir") or "")
     given = [override.lstrip("+~") for override in overrides]
-    wanted = [section for section in _taken_over(cfg, given) if not _is_named(section, given)]
+    wanted = [section for section in _taken_over(cfg, given) if not any(map(_NAMING[section].match, given))]
     if not directory or not wanted or not (Path(directory) / STORED_CONFIG).is_file():
         return []
     run = StoredRun(directory, [*packages_trusted_by(cfg), *_packages_named_in(cfg)])
@@ -82,12 +88,6 @@ def _taken_over(cfg: DictConfig, given: Sequence[str]) -> list[str]:
     if builds_model and "model" in cfg and not (is_chosen_elsewhere and "algorithm" in cfg):
         sections.append("model")
     return sections
-
-
-def _is_named(section: str, given: Sequence[str]) -> bool:
-    names = r"model|critic|policy\.model|env_model" if section == "model" else section
-    ends = "[=@]|$" if section == "wrappers" else "[.=@]|$"  # single wrappers are added to those of the run
-    return any(re.match(rf"({names})({ends})", override) for override in given)
 
 
 def _model_for(cfg: DictConfig, model: Any, run: StoredRun) -> Any:
@@ -204,12 +204,11 @@ def complete_policies(cfg: DictConfig, project: Path, overrides: Sequence[str]) 
     :param overrides: The command's arguments.
     :raises UsageError: There is no such option and no such training run.
     """
-    reader = PolicyReader(cfg, project, sections_named_by(overrides))
-    if isinstance(cfg.get("data"), str):
-        cfg.data = _from_project(cfg.data, project)
+    reader = PolicyReader(cfg, project, sections_named_by(overrides), " or ".join(GATE) if is_gate(cfg) else "policies")
+    if isinstance(cfg.get("data"), str) and not cfg.data.startswith(MINARI):
+        cfg.data = str(project / cfg.data)
     if is_gate(cfg):
         _complete_gate(cfg, project)
-        reader.where = " or ".join(GATE)
     policies = OmegaConf.to_container(cfg.policies, resolve=True) if OmegaConf.is_config(cfg.policies) else cfg.policies
     policies = [] if policies is None else policies
     if not isinstance(policies, (list, dict)):
@@ -234,10 +233,6 @@ def sections_named_by(overrides: Sequence[str]) -> set[str]:
     return {override.lstrip("+~").partition("=")[0].partition(".")[0] for override in overrides}
 
 
-def _from_project(data: str, project: Path) -> str:
-    return data if data.startswith(MINARI) else str(project / data)
-
-
 def _complete_gate(cfg: DictConfig, project: Path) -> None:
     """Check that both policies are named, and replace a file of thresholds by its content."""
     for name in GATE:
@@ -249,7 +244,8 @@ def _complete_gate(cfg: DictConfig, project: Path) -> None:
         evidence = {"data": cfg.evidence} if isinstance(cfg.evidence, str) else OmegaConf.to_container(cfg.evidence)
         if not isinstance(evidence, dict) or "data" not in evidence:
             raise UsageError(f"evidence: expected a log, or a mapping with `data`, found {evidence!r}.")
-        evidence["data"] = _from_project(str(evidence["data"]), project)
+        data = str(evidence["data"])
+        evidence["data"] = data if data.startswith(MINARI) else str(project / data)
         with open_dict(cfg):
             common = {"_target_": _EVIDENCE_GATE, "policies": "${policies}", "margin": cfg.runner.margin}
             cfg.runner = {**common, "deterministic": False, **evidence}
@@ -280,8 +276,7 @@ def complete_base(cfg: DictConfig, project: Path, overrides: Sequence[str]) -> N
             cfg.env = env_of_shelf(cfg.policy.bundle, named) or cfg.env
     if not isinstance(cfg.policy.get("base"), str):
         return
-    reader = PolicyReader(cfg, project, named)
-    reader.where = "policy.base"
+    reader = PolicyReader(cfg, project, named, "policy.base")
     path = project / cfg.policy.base
     with open_dict(cfg):
         if (path / _WEIGHTS).is_file():
@@ -303,24 +298,24 @@ def env_of_shelf(bundle: str, named: Container[str]) -> Any:
         raise UsageError(f"{error} See maze-run --shelf.") from error
 
 
+@dataclass
 class PolicyReader:
     """Read entries of compared policies.
 
     :param cfg: The whole configuration.
     :param project: Directory that relative paths refer to.
     :param named: Sections that the command names.
+    :param where: Beginning of error messages: the configuration key.
     """
 
-    def __init__(self, cfg: DictConfig, project: Path, named: set[str]) -> None:
-        self.env: Any = None
-        """The environment of the first training run, unless the command names one."""
-        self.wrappers: Any = None
-        """Its wrappers, likewise."""
-        self.where = "policies"
-        """Beginning of error messages: the configuration key."""
-        self._cfg = cfg
-        self._project = project
-        self._named = named
+    cfg: DictConfig
+    project: Path
+    named: set[str]
+    where: str = "policies"
+    env: Any = field(default=None, init=False)
+    """The environment of the first training run, unless the command names one."""
+    wrappers: Any = field(default=None, init=False)
+    """Its wrappers, likewise."""
 
     def entry(self, entry: Any) -> tuple[str, Any]:
         """Return a label and the configuration, with `trainings` if there are several."""
@@ -340,12 +335,13 @@ class PolicyReader:
             raise UsageError(
                 f"{self.where}: {entry!r} is neither an option of {_GROUP}, nor a training run, nor a configuration."
             )
-        path = self._project / entry
+        path = self.project / entry
         if path.is_dir():
             return self._training_runs(path)
         is_file = path.suffix in (_BUNDLE, _SB3)
         if entry.startswith(SHELF):
-            policy = self._of_shelf(entry)
+            self.env = self.env or env_of_shelf(entry, self.named)
+            policy = {TARGET_KEY: _WHOLE_BUNDLE, "bundle": entry}
         else:
             policy = self._file(path) if is_file else self._option(entry)
         return path.stem if is_file else entry, self.planned(policy)
@@ -357,10 +353,6 @@ class PolicyReader:
         of_base = self.entry(policy["base"])[1]
         inner = of_base.get(_GROUP, of_base)
         return {**(of_base if _GROUP in of_base else {}), "policy": {**policy, "base": inner}}
-
-    def _of_shelf(self, entry: str) -> dict[str, Any]:
-        self.env = self.env or env_of_shelf(entry, self._named)
-        return {TARGET_KEY: _WHOLE_BUNDLE, "bundle": entry}
 
     def _file(self, path: Path) -> dict[str, Any]:
         if not path.is_file():
@@ -395,8 +387,8 @@ class PolicyReader:
         return directory.name, {"trainings": [policy for _, policy in found]}
 
     def _training(self, run: Path) -> tuple[str, dict[str, Any]]:
-        wanted = ["model", *(name for name in ("env", "wrappers") if name not in self._named)]
-        stored = StoredRun(run, packages_trusted_by(self._cfg)).sections(wanted)
+        wanted = ["model", *(name for name in ("env", "wrappers") if name not in self.named)]
+        stored = StoredRun(run, packages_trusted_by(self.cfg)).sections(wanted)
         if self.env is None:
             self.env = stored.get("env")
         if self.wrappers is None:
@@ -471,18 +463,11 @@ def complete_replay(cfg: DictConfig, project: Path, overrides: Sequence[str]) ->
             own.max_episode_steps = runner.get("max_episode_steps") or 0
         if own.deterministic is None:
             own.deterministic = bool(runner.get("deterministic")) if plays_on_itself else True
-        if has_what_if:
-            cfg.what_if.policy = _policy_of_what_if(cfg, project, named, stored, own.input_dir)
-
-
-def _policy_of_what_if(cfg: DictConfig, project: Path, named: set[str], stored: dict[str, Any], input_dir: str) -> Any:
-    """Return the configuration of the policy that continues the episode; `None`: the recorded actions."""
-    policy = cfg.what_if.policy
-    if policy is None:
-        return {"policy": stored["policy"], "input_dir": input_dir} if "policy" in stored else None
-    if policy == _AS_RECORDED:
-        return None
-    wanted = OmegaConf.to_container(policy, resolve=True) if OmegaConf.is_config(policy) else policy
-    reader = PolicyReader(cfg, project, {*named, "wrappers"})
-    reader.where = "what_if.policy"
-    return reader.entry(wanted)[1]
+        policy = _plain(cfg, "what_if.policy")
+        if plays_on_itself and "policy" in stored:
+            cfg.what_if.policy = {"policy": stored["policy"], "input_dir": own.input_dir}
+        elif policy == _AS_RECORDED:
+            cfg.what_if.policy = None
+        elif has_what_if and policy is not None:
+            reader = PolicyReader(cfg, project, {*named, "wrappers"}, "what_if.policy")
+            cfg.what_if.policy = reader.entry(policy)[1]

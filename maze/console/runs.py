@@ -1,24 +1,26 @@
-"""Progress of runs on the console: live lines, and a short table (or a line) for each epoch."""
+"""Progress of runs on the console: live lines, and a short table for each epoch."""
 
 from __future__ import annotations
 
 import math
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import IO, NamedTuple, cast
+from typing import NamedTuple
 
-from maze.console.streams import LastingStream, print_text
+from maze.console.streams import print_text
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStats, LogStatsWriter, StatsContext
 from maze.core.log_stats.stats_format import scalar_value, significant, statistic_name
+from maze.core.utils.files import aligned
 
 QUIET, SHORT, EVERYTHING = 0, 1, 2
 """Values of `verbose`: only warnings and errors; a short table; the configuration and every statistic."""
 INTERVAL = 5.0
-"""Seconds between two tables, or two lines."""
+"""Seconds between two tables."""
 TRAINING = "train"
 RETURN, LENGTH = "return", "episode length"
 _REWARD, KPI = "BaseEnvEvents/reward/", "BaseEnvEvents/kpi/"
@@ -130,22 +132,23 @@ class RunConsole(LogStatsWriter):
         columns = self._columns()
         return {row.label: {path: _cell(row, values) for path, values in columns.items()} for row in self._rows()}
 
-    def line(self, progressed: Progressed) -> str:
-        """Return the state of a training run in one line: the configured rows, or return and rows with a deviation.
+    def table(self, progressed: Progressed) -> list[str]:
+        """Return the state of a training run as lines: a heading, and the figures by row and prefix.
 
         :param progressed: State of the run.
         """
-        rows, cells = self._rows(), self.cells()
-        shown = rows if self._wanted else [row for row in rows if row.label == RETURN or row.spread][:2]
-        parts = []
-        for row in shown or rows[:2]:
-            figures = {path: cell for path, cell in cells[row.label].items() if cell != "-"}
-            own = figures.pop(TRAINING, "")
-            others = ", ".join(f"{path} {cell}".strip() for path, cell in figures.items())
-            if own or others:
-                parts.append(f"{row.label} {own}{f' ({others})' if own and others else others}")
-        head, *more = _heading(progressed)
-        return f"{head}: {', '.join([*parts, *filter(None, (progressed.rate,)), *more])}"
+        paths = list(self._columns()) or [TRAINING]
+        cells = self.cells().items()
+        rows = [["", *paths], *([label, *(figures.get(path, "-") for path in paths)] for label, figures in cells)]
+        blank = [""] * (len(paths) - 1)
+        if progressed.rate:
+            rate, _, unit = progressed.rate.partition(" ")
+            rows.append([unit, rate, *blank])
+        if not math.isnan(progressed.seconds):
+            rows.append(["time", f"{significant(progressed.seconds, 3)} s", *blank])
+        lines = [", ".join(_heading(progressed)), *(f"  {line}" for line in aligned(rows))]
+        width = shutil.get_terminal_size((_WIDEST, 0)).columns
+        return [line if len(line) <= width else f"{line[: width - 1]}…" for line in lines]
 
     def _columns(self) -> dict[str, dict[str, float]]:
         """Return the latest statistics by prefix, those of training first."""
@@ -185,34 +188,7 @@ class RunConsole(LogStatsWriter):
         progressed, self._waiting = self._waiting, None
         if progressed is None or self.verbose == QUIET:
             return
-        if sys.stdout is not None and sys.stdout.isatty():
-            self._print_table(progressed)
-        else:
-            print_text(self.line(progressed))
-
-    def _print_table(self, progressed: Progressed) -> None:
-        from rich.console import Console
-        from rich.padding import Padding
-        from rich.table import Column, Table
-        from rich.text import Text
-
-        console = Console(file=cast("IO[str]", LastingStream(sys.stdout)), highlight=False, markup=False, emoji=False)
-        console.width = min(console.width, _WIDEST)
-        cells = self.cells()
-        paths = list(next(iter(cells.values()), {}))
-        columns = [Column(name, no_wrap=True, overflow="ellipsis") for name in ("", *paths)]
-        table = Table(
-            *columns, box=None, show_header=paths != [TRAINING], header_style="", pad_edge=False, padding=(0, 3, 0, 0)
-        )
-        for label, figures in cells.items():
-            table.add_row(label, *figures.values())
-        if progressed.rate:
-            rate, _, unit = progressed.rate.partition(" ")
-            table.add_row(unit, rate)
-        if not math.isnan(progressed.seconds):
-            table.add_row("time", f"{significant(progressed.seconds, 3)} s")
-        console.print(Text(", ".join(_heading(progressed)), style="cyan"), no_wrap=True, overflow="ellipsis")
-        console.print(Padding(table, (0, 0, 0, 2)))
+        print_text("\n".join(self.table(progressed)))
 
 
 def active_console() -> RunConsole | None:
@@ -269,89 +245,68 @@ def _heading(progressed: Progressed) -> Iterator[str]:
 
 
 class LiveLine:
-    """A progress bar with a text, in one line of the terminal that stderr is.
+    """A line of the terminal that stderr is, which is drawn again and again.
 
     The calling thread draws it: a thread of its own would outlive a fork.
-
-    :param total: Number of units of work.
     """
 
-    def __init__(self, total: int) -> None:
+    def __init__(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-        from rich.table import Column
+        from rich.live import Live
 
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            TaskProgressColumn(),
-            BarColumn(bar_width=10),
-            TextColumn("{task.fields[text]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
-            console=Console(stderr=True),
-            auto_refresh=False,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
+        console = Console(stderr=True)
+        self._live = Live(
+            console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
         )
-        self._task = self._progress.add_task("", total=total, text="")
 
-    def draw(self, description: str, n_done: float, text: str) -> None:
-        """Draw the line.
+    def draw(self, text: str) -> None:
+        """Draw the line."""
+        from rich.text import Text
 
-        :param description: Name of the work.
-        :param n_done: Number of units that are done.
-        :param text: Text after the bar.
-        """
-        self._progress.update(self._task, description=description, completed=n_done, text=text)
-        if self._progress.live.is_started:
-            self._progress.refresh()
-        else:
-            self._progress.start()
+        self._live.start()
+        self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def clear(self) -> None:
         """Remove the line until it is drawn again."""
-        self._progress.stop()
+        self._live.stop()
 
 
-def live_line(total: int) -> LiveLine | None:
-    """Return a live line; `None` where stderr is not a terminal or nothing may be printed.
-
-    :param total: Number of units of work.
-    """
+def live_line() -> LiveLine | None:
+    """Return a live line; `None` where stderr is not a terminal or nothing may be printed."""
     console = active_console()
     is_quiet = console is not None and console.verbose == QUIET
-    return None if is_quiet or sys.stderr is None or not sys.stderr.isatty() else LiveLine(total)
+    return None if is_quiet or sys.stderr is None or not sys.stderr.isatty() else LiveLine()
 
 
 class Progress:
     """Show the progress of work that consists of equal units, such as episodes.
 
-    :param total: Number of units.
+    Where there is no terminal, five lines are printed.
+
+    :param total: Number of episodes.
     :param description: Name of the work.
-    :param unit: Name of the units.
-    :param n_lines: Number of lines that are printed where there is no terminal.
     """
 
-    def __init__(self, total: int, description: str, unit: str = "episodes", n_lines: int = 5) -> None:
+    def __init__(self, total: int, description: str) -> None:
         self.total = total
         self.description = description
-        self.unit = unit
         self.n_done = 0
-        self._line_after = max(1, -(-total // n_lines))
+        self._line_after = max(1, -(-total // 5))
         self._start = self._refreshed = time.monotonic()
-        self._line = live_line(total)
+        self._line = live_line()
 
     def update(self) -> None:
         """Count one more unit as done."""
         self.n_done += 1
         now = time.monotonic()
         rate = self.n_done / max(now - self._start, 1e-9)
-        state = f"{self.n_done}/{self.total} {self.unit}, {rate:.3g}/s, {(self.total - self.n_done) / rate:.0f} s left"
+        state = f"{self.n_done}/{self.total} episodes, {rate:.3g}/s, {(self.total - self.n_done) / rate:.0f} s left"
         if self._line is None:
             if self.n_done % self._line_after == 0 or self.n_done == self.total:
                 print(f"{self.description}: {state}", flush=True)
         elif now - self._refreshed >= _REFRESHED:
             self._refreshed = now
-            self._line.draw(self.description, self.n_done, state)
+            self._line.draw(f"{self.description}: {state}")
 
     def __enter__(self) -> Progress:
         return self
@@ -385,8 +340,7 @@ class TrainingProgress:
         self._refreshed = 0.0
         self._waiting: Progressed | None = None
         """The epoch that has ended and has not been evaluated yet."""
-        # An epoch, or the run if epochs are single updates.
-        self._line = live_line(epoch_length if epoch_length > 1 else n_epochs)
+        self._line = live_line()
 
     def start_epoch(self, epoch: int, update: int = 0) -> None:
         """Announce an epoch.
@@ -460,32 +414,23 @@ class TrainingProgress:
             self._console.epoch_done(progressed._replace(best=best))
 
     def training_done(self, best: str) -> None:
-        """Show the last epoch at the end of the run, independent of the interval.
-
-        :param best: The best score; empty: there is none.
-        """
+        """Show the last epoch at the end of the run, independent of the interval."""
         self.evaluated(best)
         if self._console is not None:
             self._console.finish()
-
-    def close(self) -> None:
-        """Remove the live line."""
-        self.before_output()
 
     def _n_epochs_done(self) -> float:
         return self._epoch + self._update / self.epoch_length
 
     def _refresh(self) -> None:
-        if self._line is None:
-            return
-        left = self._left(self._n_epochs_done())
-        parts = [self._rate(), f"{left} left" if left else ""]
-        self._draw(", ".join(filter(None, parts)))
+        if self._line is not None:
+            left = self._left(self._n_epochs_done())
+            self._draw(", ".join(filter(None, (self._rate(), f"{left} left" if left else ""))))
 
     def _draw(self, text: str) -> None:
         assert self._line is not None
-        n_done = self._update if self.epoch_length > 1 else self._epoch + self._update
-        self._line.draw(f"epoch {self._epoch + 1}{f'/{self.n_epochs}' if self.n_epochs else ''}", n_done, text)
+        updates = f", update {self._update}/{self.epoch_length}" if self.epoch_length > 1 else ""
+        self._line.draw(f"epoch {self._epoch + 1}{f'/{self.n_epochs}' if self.n_epochs else ''}{updates}: {text}")
 
     def _rate(self) -> str:
         seconds = max(time.perf_counter() - self._epoch_start, 1e-9)

@@ -274,14 +274,21 @@ def _verdict(comparison: Comparison, row: ComparedMeasure) -> str:
 def _measures(comparison: Comparison) -> Iterator[str]:
     header = ("policy", "mean", "95 %", "IQM", "95 % of IQM", "difference", "95 % of difference")
     for measure in comparison.measures:
-        rows = [_row(row) for row in comparison.rows_of(measure)]
-        figures = _means_figure(comparison, measure) + _differences_figure(comparison, measure)
+        dots = [played.measures[measure].mean(axis=0) for played in comparison.played]
+        estimates = comparison.rows_of(measure)
+        figures = intervals_figure(
+            "Episodes, and their mean with its interval", [(row.policy, row.mean) for row in estimates], dots, None
+        )
+        differences = [(row.policy, row.difference) for row in estimates if row.difference is not None]
+        if differences:
+            title = f"Difference from {comparison.played[0].name} in the same episode"
+            figures += intervals_figure(title, differences, [each - dots[0] for each in dots[1:]], 0.0)
         yield page_section(
             f"{measure}{comparison.goal(measure)}",
             f'<div class="pair">{figures}</div>\n',
             facts=table(
                 (*header, comparison.improvement_name(measure), "95 % of P"),
-                rows,
+                map(_row, estimates),
                 f"{measure}: means, and differences from {comparison.played[0].name}",
             ),
         )
@@ -296,20 +303,6 @@ def _row(row: ComparedMeasure) -> list[Cell]:
 
 def _range_text(estimate: Estimate) -> str:
     return f"{number_text(estimate.low)} to {number_text(estimate.high)}" if estimate.is_known else ""
-
-
-def _means_figure(comparison: Comparison, measure: str) -> str:
-    dots = [played.measures[measure].mean(axis=0) for played in comparison.played]
-    rows = [(row.policy, row.mean) for row in comparison.rows_of(measure)]
-    return intervals_figure("Episodes, and their mean with its interval", rows, dots, None)
-
-
-def _differences_figure(comparison: Comparison, measure: str) -> str:
-    reference, *others = comparison.played
-    centre = reference.measures[measure].mean(axis=0)
-    dots = [played.measures[measure].mean(axis=0) - centre for played in others]
-    rows = [(row.policy, row.difference) for row in comparison.rows_of(measure) if row.difference is not None]
-    return intervals_figure(f"Difference from {reference.name} in the same episode", rows, dots, 0.0) if rows else ""
 
 
 def intervals_figure(
@@ -341,7 +334,8 @@ def intervals_figure(
     for index, ((name, estimate), points) in enumerate(zip(rows, dots, strict=True)):
         y = _ROW * index + (_ROW + _NAME) / 2
         colour = f"var(--c{(index + (line is not None)) % 10})"
-        parts.append(f'<text x="{_SIDE}" y="{_ROW * index + _NAME - 4}">{html.escape(_cut(name))}</text>')
+        shown_name = name if len(name) <= 40 else f"{name[:39]}…"
+        parts.append(f'<text x="{_SIDE}" y="{_ROW * index + _NAME - 4}">{html.escape(shown_name)}</text>')
         shown = points[:: max(1, -(-len(points) // _N_DOTS))]
         # Fixed vertical offsets, so that equal values do not hide each other.
         offsets = (np.arange(len(shown)) * 0.618 % 1.0 - 0.5) * (_ROW - _NAME) * 0.7
@@ -365,10 +359,6 @@ def intervals_figure(
     )
 
 
-def _cut(name: str) -> str:
-    return name if len(name) <= 40 else f"{name[:39]}…"
-
-
 class TailRow(NamedTuple):
     """Estimates of the worst episodes of one measure of one policy.
 
@@ -389,6 +379,10 @@ class TailRow(NamedTuple):
     difference: Estimate | None
 
 
+_TAIL_HEADER = ("level", "policy", "quantile", "95 %", "CVaR", "95 % of CVaR", "difference", "95 % of difference")
+
+
+@dataclass(frozen=True)
 class TailComparison:
     """Comparison of the worst episodes, by the measures that have a goal.
 
@@ -396,11 +390,8 @@ class TailComparison:
     :param levels: Shares of the episodes that are the worst, such as 0.1.
     """
 
-    _HEADER = ("level", "policy", "quantile", "95 %", "CVaR", "95 % of CVaR", "difference", "95 % of difference")
-
-    def __init__(self, comparison: Comparison, levels: Sequence[float]) -> None:
-        self.comparison = comparison
-        self.levels = levels
+    comparison: Comparison
+    levels: Sequence[float]
 
     def __bool__(self) -> bool:
         """Return whether there are levels."""
@@ -435,14 +426,14 @@ class TailComparison:
         """Return the table for the console, measure by measure."""
         parts = []
         for measure in self.measures:
-            rows = [self._HEADER, *(tuple(map(_cell_text, _tail_cells(row))) for row in self.rows(measure))]
+            rows = [_TAIL_HEADER, *(tuple(map(_cell_text, _tail_cells(row))) for row in self.rows(measure))]
             parts += [f"{measure}, worst episodes", *aligned(rows), ""]
         return "\n".join(parts)
 
     def section(self) -> str:
         """Return a section of the report."""
         tables = [
-            table(self._HEADER, [_tail_cells(row) for row in self.rows(measure)], f"{measure}: worst episodes")
+            table(_TAIL_HEADER, [_tail_cells(row) for row in self.rows(measure)], f"{measure}: worst episodes")
             for measure in self.measures
         ]
         return page_section("Worst episodes", "".join(tables))
@@ -506,10 +497,7 @@ class ContextComparison:
         return 1 < len(self._labels) <= min(_MOST_CONTEXTS, self.comparison.n_episodes // 2)
 
     def rows(self, measure: str) -> Iterator[ContextRow]:
-        """Yield the estimates of a measure, context by context.
-
-        :param measure: The measure.
-        """
+        """Yield the estimates of a measure, context by context."""
         reference, *_ = self.comparison.played
         for number, values in enumerate(self._labels):
             episodes = np.flatnonzero(self._context_of.ravel() == number)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,8 +13,8 @@ import numpy as np
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, GateNotPassedError, did_you_mean, unknown_key_error
 from maze.core.utils.files import aligned
-from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes, TailComparison, comparison_page
-from maze.evaluation.runners import PAGE_FILE, ComparisonRunner
+from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes
+from maze.evaluation.runners import ComparisonRunner
 from maze.report.estimates import (
     Bounds,
     Estimate,
@@ -26,7 +25,7 @@ from maze.report.estimates import (
     tail_contributions,
     unseen_share,
 )
-from maze.report.page import fact_list, number_text, page_section, table
+from maze.report.page import Page, fact_list, number_text, page_section, table
 from maze.runner import Runner
 
 if TYPE_CHECKING:
@@ -39,7 +38,6 @@ _CVAR = "_cvar"
 MARGIN = 0.02
 MIN_EPISODES = 200
 """Smallest number of episodes for measures without a known range, see `benchmarks/intervals.py`."""
-_MOST_EPISODES = 1_000_000
 _ROUNDING = 1e-9
 """Tolerance for rounding errors of means, relative to them."""
 
@@ -176,7 +174,6 @@ class Judged(NamedTuple):
     :param reserve: Difference in the direction of the goal plus the margin, which is uncertain if it is relative.
     :param result: `passed`, `worse`, `undecided` or `not judged`.
     :param keeps_limit: The same for the limit; `passed` if there is none.
-    :param n_needed: Estimated number of episodes for a decision; 0: unknown.
     """
 
     measure: str
@@ -188,7 +185,6 @@ class Judged(NamedTuple):
     reserve: Estimate | None
     result: str
     keeps_limit: str
-    n_needed: int = 0
 
     @property
     def passes(self) -> bool:
@@ -236,7 +232,7 @@ class Gate:
         require_episodes(self.comparison.n_episodes, self.thresholds, self.min_episodes)
         for name, threshold in self.thresholds.items():
             values = np.concatenate([each.measures[name].ravel() for each in (self.baseline, self.candidate)])
-            if threshold.range is not None and not _lies_in(values, threshold.range):
+            if threshold.range is not None and values.clip(*threshold.range).tolist() != values.tolist():
                 raise ConfigError(
                     f"thresholds.{name}.range: the episodes have values from {values.min():g} to {values.max():g}, "
                     f"outside of the stated range {list(threshold.range)}."
@@ -278,18 +274,14 @@ class Gate:
             return Judged(*facts, 0.0, None, NOT_JUDGED, PASSED)
         reserve = self._reserve(measure, threshold)
         rounding = _ROUNDING * max(abs(baseline.mean.value), abs(candidate.mean.value))
-        result, n_needed = _result(reserve, -rounding), 0
-        if result == UNDECIDED and reserve.value > 0:
-            # Intervals shrink with the square root of the number of episodes.
-            wanted = self.comparison.n_episodes * ((reserve.value - reserve.low) / reserve.value) ** 2
-            n_needed = _rounded_up(wanted) if wanted < _MOST_EPISODES else 0
+        result = _result(reserve, -rounding)
         keeps_limit = PASSED
         if threshold.limit is not None:
             sign = 1.0 if threshold.goal == MORE else -1.0
             bounds = None if threshold.range is None else _range_of([sign * end for end in threshold.range])
             mean = Estimate.of(mean_interval(sign * self.candidate.measures[measure], bounds=bounds))
             keeps_limit = _result(mean, sign * threshold.limit - rounding)
-        return Judged(*facts, threshold.tolerated(baseline.mean.value), reserve, result, keeps_limit, n_needed)
+        return Judged(*facts, threshold.tolerated(baseline.mean.value), reserve, result, keeps_limit)
 
     def _reserve(self, measure: str, threshold: Threshold) -> Estimate:
         """Estimate the reserve."""
@@ -316,7 +308,7 @@ class Gate:
                 each.threshold.goal if each.threshold else "",
                 number_text(each.baseline.value),
                 number_text(each.candidate.value),
-                _difference(each),
+                f"{each.difference.value:+.5g}",
                 _tolerated(each),
                 f"{number_text(each.reserve.low)} to {number_text(each.reserve.high)}" if each.reserve else "",
                 each.verdict,
@@ -328,11 +320,6 @@ class Gate:
         """Yield remarks on the result, one sentence each."""
         n_episodes = self.comparison.n_episodes
         for each in self.judged:
-            if each.n_needed:
-                yield (
-                    f"{each.measure} is undecided: {n_episodes} episodes are too few for its margin. About "
-                    f"{each.n_needed:,} are needed if the difference stays the same (runner.n_episodes)."
-                )
             threshold = each.threshold
             is_share = threshold is not None and threshold.absolute_margin is None and threshold.margin != 0
             if is_share and each.baseline.low <= 0 <= each.baseline.high:
@@ -385,10 +372,6 @@ def _range_of(ends: Sequence[float]) -> Bounds:
     return min(ends), max(ends)
 
 
-def _lies_in(values: Values, bounds: Bounds) -> bool:
-    return bool(((values >= bounds[0]) & (values <= bounds[1])).all())
-
-
 def _result(estimate: Estimate, bound: float) -> str:
     """Compare an interval with a bound; NaN is undecided."""
     if estimate.low >= bound:
@@ -396,25 +379,12 @@ def _result(estimate: Estimate, bound: float) -> str:
     return WORSE if estimate.high < bound else UNDECIDED
 
 
-def _rounded_up(n_episodes: float) -> int:
-    """Round up to two digits."""
-    digits: int = 10 ** max(0, math.floor(math.log10(n_episodes)) - 1)
-    return math.ceil(n_episodes / digits) * digits
-
-
-def _difference(each: Judged) -> str:
-    share = f" ({each.difference.value / abs(each.baseline.value):+.1%})" if each.baseline.value else ""
-    sign = "+" if each.difference.value > 0 else ""
-    return f"{sign}{number_text(each.difference.value)}{share}"
-
-
 def _tolerated(each: Judged) -> str:
-    threshold = each.threshold
-    if threshold is None:
+    if (threshold := each.threshold) is None:
         return ""
     bound = -each.tolerated if threshold.goal == MORE else each.tolerated
     limit = "" if threshold.limit is None else f", limit {number_text(threshold.limit)}"
-    return f"{'+' if bound > 0 else ''}{number_text(bound)}{limit}"
+    return f"{bound:+.5g}{limit}"
 
 
 def _number(where: str, value: Any) -> float:
@@ -509,19 +479,17 @@ class GateRunner(ComparisonRunner):
 
     @override(ComparisonRunner)
     def _files(self, comparison: Comparison) -> dict[str, str]:
+        assert self.gate is not None
+        return {MARKDOWN_FILE: self.gate.markdown(self._facts), **super()._files(comparison)}
+
+    @override(ComparisonRunner)
+    def _completed(self, page: Page) -> Page:
         gate = self.gate
         assert gate is not None
-        tails = TailComparison(comparison, self._levels)
-        compared = comparison_page(comparison, datetime.now(), [tails.section()] if tails else [])
         verdict = page_section(
             "Verdict",
             table(gate.HEADER, gate.rows(), gate.verdict),
             facts=f"<p>{HOW_IT_IS_JUDGED}</p>" + fact_list(("remark", each) for each in gate.remarks()),
         )
-        page = replace(
-            compared,
-            subtitle="; ".join(self._facts),
-            sections=[verdict, *compared.sections],
-            state="passed" if gate.passes else "failed",
-        )
-        return {MARKDOWN_FILE: gate.markdown(self._facts), **super()._files(comparison), PAGE_FILE: page.text()}
+        state = "passed" if gate.passes else "failed"
+        return replace(page, subtitle="; ".join(self._facts), sections=[verdict, *page.sections], state=state)

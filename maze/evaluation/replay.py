@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -108,12 +108,10 @@ class RewardReplay(NamedTuple):
 
     :param comparison: The measures that both have.
     :param further: KPIs of the other calculator only; `None`: there are none.
-    :param remarks: Reservations about the result.
     """
 
     comparison: Comparison
     further: Comparison | None
-    remarks: list[str]
 
 
 def reward_replay(
@@ -130,7 +128,7 @@ def reward_replay(
     :param reward_aggregator: Computes rewards; `None`: they stay as recorded.
     :param kpi_calculator: Computes KPIs; `None`: that of the environment.
     :param env: The environment of the recording, which is not stepped. Its KPI calculator computes the KPIs of the
-        recorded episodes, and its reward aggregator should reproduce the recorded rewards.
+        recorded episodes.
     :raises ConfigError: There is no episode, or an episode has no events.
     """
     if not episodes:
@@ -152,25 +150,7 @@ def reward_replay(
     old, new = PlayedEpisodes.of(RECORDED, [before]), PlayedEpisodes.of(REPLAYED, [after])
     others = {name: values for name, values in new.measures.items() if name not in old.measures}
     further = Comparison([PlayedEpisodes(REPLAYED, others)]) if others else None
-    return RewardReplay(Comparison([old, new]), further, list(_unreproduced(episodes, env)))
-
-
-def _unreproduced(episodes: Sequence[StateTrajectoryRecord], env: MazeEnv[Any] | None) -> Iterator[str]:
-    """Yield the first step in which the environment's aggregator does not reproduce the recorded reward."""
-    parts: Mapping[str, Any] = {} if env is None else vars(env.core_env)
-    own = [part for part in parts.values() if isinstance(part, RewardAggregatorInterface)]
-    if len(own) != 1:
-        return
-    for episode in episodes:
-        rewards = _recorded_rewards(episode)
-        for step, (found, recorded) in enumerate(zip(replayed_rewards(episode, own[0]), rewards, strict=True)):
-            if not np.isclose(found, recorded):
-                yield (
-                    f"The environment's {type(own[0]).__name__} gives {found:.6g} in step {step} of episode "
-                    f"{episode.id}, but {recorded:.6g} was recorded. Recorded and replayed returns differ by more than "
-                    f"the new reward: wrappers changed rewards or skipped steps, or the aggregator had other arguments."
-                )
-                return
+    return RewardReplay(Comparison([old, new]), further)
 
 
 def _taken(episode: StateTrajectoryRecord) -> list[StateRecord]:
@@ -365,22 +345,15 @@ class _Player:
 
     def as_recorded(self) -> _Played:
         """Play the recorded actions and compare the result with the record."""
-        departures: list[str] = []
-
-        def decide(position: int, observation: Any, actor: ActorID) -> Any:
-            if position == len(self.actions):
-                return None
-            recorded_actor, action = self.actions[position]
-            problem = _problem(action, self.env.action_space)
-            if tuple(actor) != tuple(recorded_actor):
-                problem = f"the actor is {actor}, recorded was {recorded_actor}"
-            departures.extend([f"at decision {position}, {problem}"] if problem else [])
-            return None if problem else action
-
-        played = self.play(decide)
-        found = departures[0] if departures else _difference(self.episode, played.record)
-        if found is None:
-            return played
+        found: str | None
+        try:
+            played = self.play(lambda position, _, actor: self.recorded_action(position, None, actor))
+        except EnvironmentContractError as error:
+            found = str(error)
+        else:
+            found = _difference(self.episode, played.record)
+            if found is None:
+                return played
         raise CheckpointError(
             f"Episode {self.episode.id}: the replay differs from the record ({found}). Either the environment, its "
             "arguments, the wrappers or the version of the simulator differ from the recording, or the environment is "
@@ -388,27 +361,23 @@ class _Player:
         )
 
     def recorded_action(self, position: int, observation: Any, actor: ActorID) -> Any:
-        """Return the recorded action after a change; `None`: the record has ended.
+        """Return a recorded action; `None`: the record has ended.
 
-        :raises EnvironmentContractError: It is invalid after the change.
+        :param observation: The observation whose masks the action must satisfy; `None`: none.
+        :raises EnvironmentContractError: It is invalid, even after clipping to the bounds of the space.
         """
         if position == len(self.actions):
             return None
-        recorded_actor, action = self.actions[position]
-        problem = _problem(action, self.env.action_space) or _masked(action, observation, self.env.action_space)
+        (recorded_actor, action), space = self.actions[position], self.env.action_space
+        problem = action_problem(ActionBounds(space).clip(action), space) or _masked(action, observation, space)
         if tuple(actor) != tuple(recorded_actor):
             problem = f"the actor is {actor}, recorded was {recorded_actor}"
         if problem:
             raise EnvironmentContractError(
-                f"Episode {self.episode.id}: the recorded action of decision {position} is invalid after the change "
-                f"({problem}). Set a policy that acts after the change, what_if.policy=<option or run>."
+                f"Episode {self.episode.id}: the recorded action of decision {position} is invalid ({problem}). After "
+                "a change, set a policy that acts, what_if.policy=<option or run>."
             )
         return action
-
-
-def _problem(action: Any, space: spaces.Space[Any]) -> str | None:
-    """Describe why a recorded action is invalid; `None`: it is valid after clipping to the bounds of the space."""
-    return action_problem(ActionBounds(space).clip(action), space)
 
 
 def _difference(expected: StateTrajectoryRecord, found: StateTrajectoryRecord) -> str | None:

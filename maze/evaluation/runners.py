@@ -45,25 +45,20 @@ from maze.evaluation.comparison import (
 )
 from maze.evaluation.inspection import inspected_episode
 from maze.evaluation.replay import reward_replay, what_if
+from maze.report.page import Page
 from maze.report.video import check_video_file, write_video
 from maze.runner import Runner
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from maze.core.agent.torch_actor_critic import TorchActorCritic
-
 COMPARISON_FILE, EPISODES_FILE, PAGE_FILE = "comparison.csv", "episodes.csv", "report.html"
 CONTEXTS_FILE, TAILS_FILE = "contexts.csv", "tails.csv"
 EPISODE_FILE, WHAT_IF_FILE = "episode.html", "what_if.html"
 _RUNS = "trainings"
 """Key of an entry of `policies` that lists several runs."""
-_CHOICES: Mapping[str, Callable[[int], int]] = {
-    "best": lambda n: n - 1,
-    "worst": lambda n: 0,
-    "median": lambda n: (n - 1) // 2,
-}
-"""Rank of the chosen episode, the lowest return first."""
+_CHOICES = {"best": 1.0, "worst": 0.0, "median": 0.5}
+"""Rank of the chosen episode, the lowest return first, as a share of the last rank."""
 _PLACEHOLDER = {"_target_": "maze.core.agent.random_policy.RandomPolicy"}
 """Policy of a replay, which only needs the environment."""
 
@@ -184,12 +179,16 @@ class ComparisonRunner(EvaluationRunner):
         tails = TailComparison(comparison, self._levels)
         sections = [each.section() for each in (tails, by_context) if each]
         return {
-            PAGE_FILE: comparison_page(comparison, datetime.now(), sections).text(),
+            PAGE_FILE: self._completed(comparison_page(comparison, datetime.now(), sections)).text(),
             COMPARISON_FILE: comparison.as_csv(),
             EPISODES_FILE: comparison.episodes_as_csv(self._seeds),
             **({CONTEXTS_FILE: by_context.as_csv()} if by_context else {}),
             **({TAILS_FILE: tails.as_csv()} if tails else {}),
         }
+
+    def _completed(self, page: Page) -> Page:
+        """Add further content to the report."""
+        return page
 
     def _played(self, name: str, runs: Sequence[Mapping[str, Any]], progress: Progress) -> PlayedEpisodes:
         episodes, shown = [], name
@@ -235,6 +234,8 @@ class InspectionRunner(EvaluationRunner):
 
     @override(Runner)
     def run(self, **kwargs: Any) -> None:
+        from maze.core.agent.serialized_torch_policy import trained_actor_critic
+
         policies: Any = self.policies
         entries = {str(name): runs_of(entry)[0] for name, entry in policies.items()}
         name, acting = next(iter(entries.items()))
@@ -244,12 +245,14 @@ class InspectionRunner(EvaluationRunner):
         others = {other: self.built(entry, wrappers)[1] for other, entry in list(entries.items())[1:]}
         env_seed, agent_seed = self._chosen_seeds(acting)
         gamma = float(self.gamma if self.gamma is not None else acting.get("gamma") or 0.99)
+        input_dir = acting.get("input_dir")
+        critic = trained_actor_critic(acting["policy"], policy, input_dir) if input_dir else None
         try:
             env = with_frames(env)
             env.seed(env_seed)
             for agent in (policy, *others.values()):
                 agent.seed(agent_seed)
-            episode = inspected_episode(env, policy, others, _critic_of(acting, policy), gamma, self.deterministic)
+            episode = inspected_episode(env, policy, others, critic, gamma, self.deterministic)
         except USER_CODE_ERRORS as error:
             fail(error, Place.of(env, f"environment in the episode seeded with {env_seed}"), "reset or step")
         finally:
@@ -275,16 +278,9 @@ class InspectionRunner(EvaluationRunner):
         with Progress(len(seeds), "Episodes to choose from") as progress:
             measures = played_measures(env, policy, seeds, self.deterministic, progress.update)
         ranked = sorted(range(len(seeds)), key=lambda episode: measures[episode][RETURN])
-        chosen = ranked[_CHOICES[self.choose](len(ranked))]
+        chosen = ranked[int(_CHOICES[self.choose] * (len(ranked) - 1))]
         print(f"The {self.choose} of {len(seeds)} episodes has a return of {measures[chosen][RETURN]:.6g}.", flush=True)
         return seeds[chosen]
-
-
-def _critic_of(entry: Mapping[str, Any], policy: Any) -> TorchActorCritic | None:
-    """Return the policy with the state critic of its run; `None`: the run has no state critic."""
-    from maze.core.agent.serialized_torch_policy import trained_actor_critic
-
-    return trained_actor_critic(entry["policy"], policy, entry["input_dir"]) if entry.get("input_dir") else None
 
 
 @dataclass
@@ -363,12 +359,10 @@ class ReplayRunner(EvaluationRunner):
         if replayed.further is not None:
             print(replayed.further.text(), flush=True)
             sections += comparison_page(replayed.further, datetime.now()).sections
-        for remark in replayed.remarks:
-            print(f"Note: {remark}", flush=True)
         ids = [(str(episode.id),) for episode in episodes]
         write_files(
             {
-                PAGE_FILE: replace(page, sections=sections, note=" ".join([page.note, *replayed.remarks])).text(),
+                PAGE_FILE: replace(page, sections=sections).text(),
                 COMPARISON_FILE: comparison.as_csv(),
                 EPISODES_FILE: comparison.episodes_as_csv(ids, ("episode_id",)),
             }
@@ -452,10 +446,7 @@ def played_measures(
 
 
 def write_files(files: Mapping[str, str]) -> None:
-    """Write texts into the working directory and print their paths.
-
-    :param files: Texts by file name.
-    """
+    """Write texts by file name into the working directory and print their paths."""
     for name, text in files.items():
         write_whole(Path(name), text.encode(errors="replace"))
     print(f"Written: {', '.join(str(Path.cwd() / name) for name in files)}", flush=True)

@@ -188,10 +188,8 @@ def action_distribution(
     :raises ConfigError: The policy needs the simulator or recurrent states, which a log does not hold.
     """
     if policy.is_recurrent or policy.needs_state() or policy.needs_env():
-        raise ConfigError(
-            f"{type(policy).__name__} needs {'recurrent states' if policy.is_recurrent else 'the simulator'} to act; a "
-            f"log holds observations only. Evaluate a policy that acts on observations alone."
-        )
+        needed = "recurrent states" if policy.is_recurrent else "the simulator"
+        raise ConfigError(f"{type(policy).__name__} needs {needed} to act, but a log holds observations only.")
     if isinstance(policy, TorchPolicy) and not deterministic:
         with torch.inference_mode():
             return NetworkActions(policy.compute_substep_policy_output(observations, actor).prob_dist)
@@ -204,20 +202,14 @@ def action_distribution(
         return Mixture(base, UniformActions(_allowed(observations, action_space, {})), policy.epsilon)
     chosen = _chosen(policy, observations, actor)
     for head, space in action_space.spaces.items():
-        outside = _outside(space, chosen[head])
+        if not isinstance(space, spaces.Discrete):
+            continue
+        outside = (chosen[head] < space.start) | (chosen[head] >= space.start + space.n)
         if outside.any():
-            raise ConfigError(
-                f"{type(policy).__name__}: expected actions of {space} for the head `{head}`, found "
-                f"{chosen[head][outside].flat[0]}. Limit the policy to the actions of its space."
-            )
+            found = chosen[head][outside].flat[0]
+            expected = f"actions of {space} for the head `{head}`"
+            raise ConfigError(f"{type(policy).__name__}: expected {expected}, found {found}.")
     return ChosenActions(chosen)
-
-
-def _outside(space: spaces.Space[Any], actions: Array) -> Array:
-    """Return which actions a discrete space does not contain."""
-    if not isinstance(space, spaces.Discrete):
-        return np.zeros(len(actions), np.bool_)
-    return np.asarray((actions < space.start) | (actions >= space.start + space.n))
 
 
 def joint_actions(action_space: spaces.Dict) -> list[dict[str, int]] | None:
@@ -295,10 +287,7 @@ def _allowed(observations: Arrays, action_space: spaces.Dict, masks: Mapping[str
     allowed = {}
     for head, space in action_space.spaces.items():
         if not isinstance(space, spaces.Discrete) or space.start != 0:
-            raise ConfigError(
-                f"Action head `{head}` is {space}: the probability of random actions is known for Discrete heads that "
-                f"start at 0 only."
-            )
+            raise ConfigError(f"Action head `{head}`: random actions need a Discrete space from 0 on, found {space}.")
         mask = np.ones((n, int(space.n)), np.bool_) if head not in mask_of else observations[mask_of[head]] > 0
         allowed[head] = mask | ~mask.any(1, keepdims=True)
     return allowed

@@ -195,24 +195,27 @@ FITTED = frozenset({"fqe", "dr", "wdr", "magic"})
 
 @dataclass(frozen=True)
 class EstimationConfig:
-    """Settings of the estimation."""
+    """Settings of the estimation.
+
+    :param gamma: Discount per environment step.
+    :param estimators: Names of the estimators.
+    :param n_bootstrap: Bootstrap samples of the episodes.
+    :param min_effective_episodes: Estimates that weight episodes are refused below this effective sample size.
+    :param max_unsupported: Estimates are refused where the policy would take actions that the log cannot contain more
+        often than this.
+    :param greedy: Evaluate the greedy actions of torch policies instead of their distributions.
+    :param fitted_q: Settings of fitted Q evaluation.
+    :param seed: Of bootstrap samples, networks and sampled actions.
+    """
 
     gamma: float = 0.99
-    """Discount per environment step."""
     estimators: tuple[str, ...] = tuple(ESTIMATORS)
-    """Names of the estimators."""
     n_bootstrap: int = 200
-    """Bootstrap samples of the episodes."""
     min_effective_episodes: float = 50.0
-    """Estimates that weight episodes are refused below this effective sample size."""
     max_unsupported: float = 0.1
-    """Estimates are refused where the policy would take actions that the log cannot contain more often than this."""
     greedy: bool = False
-    """Evaluate the greedy actions of torch policies instead of their distributions."""
     fitted_q: FittedQConfig = field(default_factory=FittedQConfig)
-    """Settings of fitted Q evaluation."""
     seed: int = 1234
-    """Of bootstrap samples, networks and sampled actions."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.gamma <= 1.0:

@@ -37,8 +37,8 @@ from maze.utils.process import use_one_thread
 ESTIMATES_FILE, PAGE_FILE = "estimates.csv", "report.html"
 CLONED = "cloned"
 """Value of `behaviour`: the probabilities of the logged actions are estimated."""
+# Policy of a description, which only needs the environment.
 _ANY = {"_target_": "maze.core.agent.random_policy.RandomPolicy"}
-"""Policy of a description, which only needs the environment."""
 _HEADER = ("policy", "estimator", "estimate", "95 %", "effective episodes", "largest weight", "without support")
 
 
@@ -68,6 +68,7 @@ class EstimationRunner(EvaluationRunner):
     :param n_bootstrap: Number of bootstrap samples of the episodes.
     :param min_effective_episodes: Estimates that weight episodes are refused below this effective sample size.
     :param max_unsupported: Largest accepted share of decisions without support in the log.
+    :param estimates: The result of :meth:`run`.
     """
 
     policies: CollectionOfConfigType
@@ -79,7 +80,6 @@ class EstimationRunner(EvaluationRunner):
     min_effective_episodes: float = 50.0
     max_unsupported: float = 0.1
     estimates: list[PolicyEstimate] = field(default_factory=list, init=False)
-    """The result of :meth:`run`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,10 +88,8 @@ class EstimationRunner(EvaluationRunner):
             require_policies(policies)
         self._entries = {str(name): runs_of(entry)[0] for name, entry in policies.items()}
         if self.behaviour not in (None, CLONED, *self._entries):
-            raise ConfigError(
-                f"runner.behaviour: expected `{CLONED}` or the name of one of the policies "
-                f"({', '.join(self._entries)}), found {self.behaviour!r}."
-            )
+            known = f"the name of one of the policies ({', '.join(self._entries)})"
+            raise ConfigError(f"runner.behaviour: expected `{CLONED}` or {known}, found {self.behaviour!r}.")
 
     @override(Runner)
     def run(self, **kwargs: Any) -> None:
@@ -113,10 +111,8 @@ class EstimationRunner(EvaluationRunner):
             data, policy, env = logs[self.behaviour]
             propensities = np.exp(log_probabilities(data, policy, env.action_spaces_dict))
             if impossible := int((propensities == 0).sum()):
-                raise ConfigError(
-                    f"runner.behaviour: {self.behaviour} would never have taken {impossible} of the {len(data)} logged "
-                    f"actions. Name the policy that acted, with its exploration (policy=exploring)."
-                )
+                refuted = f"{self.behaviour} would never have taken {impossible} of the {len(data)} logged actions"
+                raise ConfigError(f"runner.behaviour: {refuted}. Name the policy that acted, with its exploration.")
             for log, _, _ in logs.values():
                 log.propensities = propensities
         found: list[PolicyEstimate] = []
@@ -150,8 +146,7 @@ class EstimationRunner(EvaluationRunner):
         return data, policy, env
 
 
-_JUDGES = ("dr", "wdr", "magic", "fqe", "wpdis", "wis", "pdis", "is")
-"""Estimators of the gate, the preferred one first."""
+_JUDGES = ("dr", "wdr", "magic", "fqe", "wpdis", "wis", "pdis", "is")  # estimators of the gate, the preferred one first
 
 
 @dataclass
@@ -170,37 +165,31 @@ class EvidenceGateRunner(EstimationRunner):
     @override(EstimationRunner)
     def run(self, **kwargs: Any) -> None:
         super().run(**kwargs)
-        passes, text = evidence_verdict(self.estimates, self.margin)
+        passes, text = self._verdict()
         print(text, flush=True)
         write_files({"gate.md": f"# {'Passed' if passes else 'Not passed'}\n\n{text}\n"})
         if not passes:
             raise GateNotPassedError(text)
 
-
-def evidence_verdict(entries: Sequence[PolicyEstimate], margin: float) -> tuple[bool, str]:
-    """Judge a candidate by estimates from a log.
-
-    :param entries: Estimates of `baseline` and `candidate`.
-    :param margin: Share of the baseline's estimate by which the candidate may be worse.
-    :return: Whether it passes, and the reason in sentences.
-    """
-    given = {(entry.policy, entry.estimator): entry for entry in entries}
-    for judge in _JUDGES:
-        pair = [given.get((policy, judge)) for policy in ("candidate", "baseline")]
-        if any(entry is None or entry.refusal for entry in pair):
-            continue
-        candidate, baseline = (entry for entry in pair if entry is not None)
-        low, high = np.quantile(candidate.samples - baseline.samples, (0.025, 0.975))
-        tolerated = -margin * abs(baseline.estimate.value)
-        passes = bool(low >= tolerated)
-        return passes, (
-            f"{'Passed' if passes else 'Not passed'}: estimated by `{judge}`, the candidate's return differs from the "
-            f"baseline's by {candidate.estimate.value - baseline.estimate.value:.4g}, 95 % interval [{low:.4g}, "
-            f"{high:.4g}]; at least {tolerated:.4g} is required. The estimate assumes that the log holds all that the "
-            f"policies observe and that the plant has not changed since."
-        )
-    reasons = " ".join(dict.fromkeys(entry.refusal for entry in entries if entry.refusal))
-    return False, f"Not passed: no estimator can judge both policies. {reasons}"
+    def _verdict(self) -> tuple[bool, str]:
+        """Return whether the candidate passes, and the reason in sentences."""
+        given = {(entry.policy, entry.estimator): entry for entry in self.estimates}
+        for judge in _JUDGES:
+            pair = [given.get((policy, judge)) for policy in ("candidate", "baseline")]
+            if any(entry is None or entry.refusal for entry in pair):
+                continue
+            candidate, baseline = (entry for entry in pair if entry is not None)
+            low, high = np.quantile(candidate.samples - baseline.samples, (0.025, 0.975))
+            tolerated = -self.margin * abs(baseline.estimate.value)
+            passes = bool(low >= tolerated)
+            return passes, (
+                f"{'Passed' if passes else 'Not passed'}: estimated by `{judge}`, the candidate's return differs by "
+                f"{candidate.estimate.value - baseline.estimate.value:.4g} from the baseline's, 95 % interval "
+                f"[{low:.4g}, {high:.4g}]; at least {tolerated:.4g} is required. The estimate assumes that the log "
+                f"holds all that the policies observe and that the plant has not changed since."
+            )
+        reasons = " ".join(dict.fromkeys(entry.refusal for entry in self.estimates if entry.refusal))
+        return False, f"Not passed: no estimator can judge both policies. {reasons}"
 
 
 def _cells(entry: PolicyEstimate) -> tuple[str, ...]:

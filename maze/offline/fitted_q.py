@@ -29,32 +29,32 @@ from maze.distributions.utils import isolated_global_generator
 from maze.offline.action_probabilities import Arrays, action_distribution, candidates
 
 Array = np.ndarray[Any, Any]
-_MOST_BLOCKS = 1000
-"""Episodes are grouped into at most so many blocks, of which bootstrap samples are drawn."""
-_CHUNK = 512
-"""Observations whose candidate actions are evaluated at once."""
+_MOST_BLOCKS = 1000  # episodes are grouped into at most so many blocks, of which bootstrap samples are drawn
+_CHUNK = 512  # observations whose candidate actions are evaluated at once
 
 
 @dataclass(frozen=True)
 class FittedQConfig:
-    """Settings of the regression."""
+    """Settings of the regression.
+
+    :param hidden_units: Width of both hidden layers.
+    :param lr: Learning rate of Adam.
+    :param batch_size: Decisions in a minibatch.
+    :param n_updates: Gradient steps.
+    :param target_interval: Gradient steps between two copies of the network into the target network.
+    :param n_halvings: Random halvings of the episodes; two networks are trained for each.
+    :param n_action_samples: Actions over which values are averaged where they cannot be enumerated.
+    :param ridge: Relative weight of the penalty on the coefficients of the linear fit.
+    """
 
     hidden_units: int = 64
-    """Width of both hidden layers."""
     lr: float = 2e-3
-    """Learning rate of Adam."""
     batch_size: int = 256
-    """Decisions in a minibatch."""
     n_updates: int = 1000
-    """Gradient steps."""
     target_interval: int = 100
-    """Gradient steps between two copies of the network into the target network."""
     n_halvings: int = 2
-    """Random halvings of the episodes; two networks are trained for each."""
     n_action_samples: int = 8
-    """Actions over which values are averaged where they cannot be enumerated."""
     ridge: float = 1e-6
-    """Relative weight of the penalty on the coefficients of the linear fit."""
 
 
 @dataclass(frozen=True)
@@ -224,29 +224,21 @@ def _trained(
     share = {key: len(found) / is_usable.sum() for key, found in usable.items() if len(found)}
     for update in range(config.n_updates if share else 0):
         if update % config.target_interval == 0:
+            following = np.zeros(len(data))  # of what follows each decision, with an action drawn from the policy
             with torch.inference_mode():
-                following = _next_values(data, inputs, networks, rng)
+                for key, part in inputs.items():
+                    rows = torch.from_numpy(data.next_rows[part.followed])
+                    following[part.followed] = networks[key](part.of_drawn(rows, rng)).numpy()
                 targets = rewards + torch.from_numpy((discounts * following).astype(np.float32))
         loss = torch.zeros(())
-        for key, part in share.items():
-            drawn = rng.choice(usable[key], max(1, round(config.batch_size * part)))
+        for key, of_key in share.items():
+            drawn = rng.choice(usable[key], max(1, round(config.batch_size * of_key)))
             values = networks[key](inputs[key].of_logged(torch.from_numpy(data.rows[drawn])))
             loss = loss + nn.functional.mse_loss(values, targets[torch.from_numpy(drawn)])
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return networks
-
-
-def _next_values(
-    data: LoggedSteps, inputs: Mapping[Any, _Inputs], networks: Mapping[Any, _Network], rng: np.random.Generator
-) -> Array:
-    """Return values of what follows each decision, with an action drawn from the policy, `[n_decisions]`."""
-    found = np.zeros(len(data))
-    for key, part in inputs.items():
-        rows = torch.from_numpy(data.next_rows[part.followed])
-        found[part.followed] = networks[key](part.of_drawn(rows, rng)).numpy()
-    return found
 
 
 def _features(

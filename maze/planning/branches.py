@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -31,6 +32,7 @@ class SingleState(NamedTuple):
     observation: Mapping[str, Any]
 
 
+@dataclass(eq=False)
 class Group:
     """Branches that are at the same actor.
 
@@ -42,16 +44,11 @@ class Group:
     :param arrays: The arrays that make up the states, `[n_rows, ...]` by name, where there are no environments.
     """
 
-    def __init__(
-        self,
-        actor_id: ActorID,
-        rows: np.ndarray,
-        observations: Mapping[str, np.ndarray] | Sequence[Mapping[str, Any]],
-        envs: Sequence[Any] | None = None,
-        arrays: Mapping[str, np.ndarray] | None = None,
-    ) -> None:
-        self.actor_id, self.rows, self.observations = actor_id, rows, observations
-        self.envs, self._arrays = envs, arrays or {}
+    actor_id: ActorID
+    rows: np.ndarray
+    observations: Mapping[str, np.ndarray] | Sequence[Mapping[str, Any]]
+    envs: Sequence[Any] | None = None
+    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def stacked(self) -> Mapping[str, np.ndarray]:
         """Return the observations, arrays `[n_rows, ...]` by key."""
@@ -64,7 +61,7 @@ class Group:
         """Return the state of one of the branches, as a single environment has it."""
         if self.envs is not None:
             return self.envs[index].get_maze_state()
-        return {name: np.array(array[index]) for name, array in self._arrays.items()}
+        return {name: np.array(array[index]) for name, array in self.arrays.items()}
 
     def single(self, index: int) -> Mapping[str, Any]:
         """Return the observation of one of the branches."""

@@ -18,11 +18,11 @@ from scipy.special import stdtrit
 from maze.planning.branches import Actions, Branches, Group
 
 _MIN_SCENARIOS = 2
+# Scenarios of the first round: few say nothing about the spread; two show that chance makes no difference.
 _ROUND_WITH_CHANCE, _ROUND_WITHOUT = 8, 2
-"""Scenarios of the first round: few say nothing about the spread; two show that chance makes no difference."""
+# Scenarios from which on the base policy's action is replaced: fewer miss rare losses, so that their intervals are
+# too narrow.
 _SCENARIOS_TO_REPLACE = 32
-"""Scenarios from which on the base policy's action is replaced: fewer miss rare losses, so that their intervals are too
-narrow."""
 
 Candidates = Sequence[Mapping[str, Any]]
 """Actions of one actor, by action head."""
@@ -231,8 +231,8 @@ class Planner:
         self.simulate, self.scenarios, self.confidence = simulate, scenarios, confidence
         self.decisions, self.seconds = decisions, seconds
         self._chance = chance
+        # Decisions and seconds of a branch, as far as they are known, so that rounds fit into budgets.
         self._costs = {} if length is None else {"decisions": float(length)}
-        """Decisions and seconds of a branch, as far as they are known, so that rounds fit into budgets."""
 
     def plan(self, source: Any, candidates: Sequence[Candidates], seed: int | None) -> list[ActionValues]:
         """Compare the candidates of some states, all of them at the same sub-step.

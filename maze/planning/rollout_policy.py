@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
 _MOST_SCENARIOS = 2**14
 _SCENARIOS = 128
+# Share of the decisions whose gain by horizon is measured: many episodes say more than neighbouring decisions.
 _SIMULATED_SHARE = 0.2
-"""Share of the decisions whose gain by horizon is measured: many episodes say more than neighbouring decisions."""
 
 Value = Callable[[Group], np.ndarray]
 """Estimates what is still to come in a group of branches, `[n_rows]`."""
@@ -136,7 +136,13 @@ class RolloutPolicy(Policy):
         action_spaces_dict: Mapping[str | int, spaces.Dict] | None = None,
     ) -> None:
         self.horizon = None if horizon is None else whole_number("policy.horizon", horizon, at_least=1)
-        self.budget = _budget(budget)
+        is_time = isinstance(budget, str) and not budget.strip().isdigit()
+        is_count = budget is not None and not is_time
+        self.budget = (
+            whole_number("policy.budget", int(budget or 0), at_least=1) if is_count else None,
+            duration("policy.budget", budget) if is_time else None,
+        )
+        """Simulated decisions and seconds, one of which is `None`."""
         most = _SCENARIOS if budget is None else _MOST_SCENARIOS
         self.scenarios = whole_number("policy.scenarios", most if scenarios is None else scenarios, at_least=1)
         self.candidates = whole_number("policy.candidates", candidates, at_least=2)
@@ -146,10 +152,7 @@ class RolloutPolicy(Policy):
             raise ConfigError(f"policy: expected confidence < 1 and gamma <= 1, found {confidence} and {gamma}.")
         self.n_processes = whole_number("policy.n_processes", n_processes, at_least=1)
         if self.n_processes > 1 and multiprocessing.parent_process() is not None:
-            raise ConfigError(
-                f"policy.n_processes={n_processes}: the policy is in a worker process already. Use "
-                "policy.n_processes=1, or runner=sequential."
-            )
+            raise ConfigError("policy.n_processes: expected 1 in a worker process; or use runner=sequential.")
         self.clairvoyant = bool(clairvoyant)
         if self.clairvoyant:
             self.scenarios = 1
@@ -183,10 +186,8 @@ class RolloutPolicy(Policy):
         layers = stack_of(env)
         chance = chance_in(layers[0], "policy: planning")
         if chance and self.scenarios == 1 and not self.clairvoyant:
-            raise ConfigError(
-                "policy.scenarios=1: two copies of the environment with new futures differ, so that one scenario says "
-                "nothing about an action. Use more scenarios, or policy.clairvoyant=true to plan with the true future."
-            )
+            reason = "copies of the environment with new futures differ, so that one scenario says nothing"
+            raise ConfigError(f"policy.scenarios=1: {reason}. Use more, or policy.clairvoyant=true.")
         of_single = (layers[0], self.base, self.horizon, self.gamma, self.value)
         self._arrays = None if self.base.needs_env() else simulation_of(layers[0])
         if self._arrays is not None:
@@ -486,8 +487,7 @@ def _critic(config: Any, base: Policy) -> Value:
     actor_critic = trained_actor_critic(plain_container(config, "policy.base"), base)
     if actor_critic is None:
         raise ConfigError(
-            "policy.value=critic: the base policy comes from no training run with a state critic. Use "
-            "policy.base=torch_policy with input_dir=<run> of A2C, PPO or IMPALA, or a value function of your own."
+            "policy.value=critic: expected a base policy of a run with a state critic (A2C, PPO, IMPALA)."
         )
 
     def estimate(group: Group) -> np.ndarray:
@@ -495,12 +495,3 @@ def _critic(config: Any, base: Policy) -> Value:
         return actor_critic.bootstrap_values(seen, group.actor_id, [seen]).cpu().numpy()
 
     return estimate
-
-
-def _budget(budget: int | str | None) -> tuple[int | None, float | None]:
-    """Return a budget in decisions and in seconds, one of which is `None`."""
-    if budget is None:
-        return None, None
-    if isinstance(budget, str) and not budget.strip().isdigit():
-        return None, duration("policy.budget", budget)
-    return whole_number("policy.budget", int(budget), at_least=1), None

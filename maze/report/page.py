@@ -34,12 +34,12 @@ class Tile(NamedTuple):
 
     :param label: Its name.
     :param value: The number.
-    :param unit: `s` is shown as a duration.
+    :param text: Shown in its place; empty: the number.
     """
 
     label: str
     value: float
-    unit: str = ""
+    text: str = ""
 
 
 class MarkedNumber(NamedTuple):
@@ -59,7 +59,6 @@ class RunData:
     def __init__(self, name: str) -> None:
         self.name = name
         self._paths: dict[str, dict[str, Any]] = {}
-        self._rows: dict[str, np.ndarray[Any, Any]] = {}
 
     @staticmethod
     def of(name: str, progress: Progress, n_points: int = MOST_POINTS) -> RunData:
@@ -72,22 +71,12 @@ class RunData:
         data = RunData(name)
         for path, statistics in progress.paths.items():
             rows = np.unique(np.linspace(0, len(statistics) - 1, min(len(statistics), n_points)).round().astype(int))
-            data._rows[path] = rows
             axes = {"step": statistics.steps, "seconds": statistics.seconds, "env_steps": statistics.env_steps}
             axes_and_columns = (
                 {n: np.asarray(v)[rows] for n, v in part.items()} for part in (axes, statistics.columns)
             )
             data.add_path(path, *axes_and_columns)
         return data
-
-    def add(self, path: str, name: str, values: np.ndarray[Any, Any]) -> None:
-        """Add a derived column.
-
-        :param path: Prefix of its rows.
-        :param name: Name of the column.
-        :param values: One for each row of the prefix, thinned rows included.
-        """
-        self._paths[path]["columns"].append([name, _encoded(values[self._rows[path]])])
 
     def add_path(
         self, path: str, axes: Mapping[str, np.ndarray[Any, Any]], columns: Mapping[str, np.ndarray[Any, Any]]
@@ -134,12 +123,12 @@ class Page:
 
         :raises OSError: It cannot be written.
         """
-        content = self.text().encode("utf-8", errors="replace")
-        write_whole(path, content)
+        write_whole(path, self.text().encode("utf-8", errors="replace"))
 
     def text(self) -> str:
         """Return the page as HTML."""
-        badge = f' <span class="state {_word(self.state)}">{html.escape(self.state)}</span>' if self.state else ""
+        word = "".join(filter(str.isalnum, self.state))
+        badge = f' <span class="state {word}">{html.escape(self.state)}</span>' if self.state else ""
         failure = f'<pre class="error" role="alert">{html.escape(self.error)}</pre>' if self.error else ""
         title = html.escape(self.title)
         return "".join(
@@ -168,7 +157,10 @@ def page_section(title: str, content: str = "", charts: Sequence[Chart] = (), fa
     """
     if not (content or charts or facts):
         return ""
-    figures = "".join(map(_figure, charts))
+    sizes = ((chart, ' class="large"' if chart.is_large else "") for chart in charts)
+    figures = "".join(
+        f'<figure{size} data-chart="{html.escape(_json(chart.as_json()))}"></figure>\n' for chart, size in sizes
+    )
     grid = f'<div class="charts">{figures}</div>' if figures else ""
     return f"<section>\n<h2>{html.escape(title)}</h2>\n{content}{grid}{facts}</section>\n"
 
@@ -176,7 +168,8 @@ def page_section(title: str, content: str = "", charts: Sequence[Chart] = (), fa
 def tiles(entries: Iterable[Tile]) -> str:
     """Return headline figures."""
     shown = "".join(
-        f'<div class="tile"><dt>{html.escape(tile.label)}</dt><dd title="{tile.value!r}">{_tile_text(tile)}</dd></div>'
+        f'<div class="tile"><dt>{html.escape(tile.label)}</dt><dd title="{tile.value!r}">'
+        f"{html.escape(tile.text or number_text(tile.value))}</dd></div>"
         for tile in entries
     )
     return f'<dl class="tiles">{shown}</dl>\n' if shown else ""
@@ -230,15 +223,6 @@ def number_text(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1e3 else f"{value:.5g}"
 
 
-def _tile_text(tile: Tile) -> str:
-    if tile.unit != "s":
-        return html.escape(number_text(tile.value))
-    seconds = tile.value
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{number_text(round(seconds / 3600, 1))} h"
-
-
 def _cell(content: Cell) -> str:
     if content is None:
         return '<td class="number">-</td>'
@@ -258,15 +242,6 @@ def _breakable(text: str) -> str:
     """Allow line breaks in names after a dot, a slash or an underscore, but not in numbers."""
     shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
     return re.sub(r"[/._](?!\d)", r"\g<0><wbr>", html.escape(shown))
-
-
-def _figure(chart: Chart) -> str:
-    size = ' class="large"' if chart.is_large else ""
-    return f'<figure{size} data-chart="{html.escape(_json(chart.as_json()))}"></figure>\n'
-
-
-def _word(text: str) -> str:
-    return "".join(letter for letter in text if letter.isalnum())
 
 
 def _encoded(values: np.ndarray[Any, Any]) -> str:
@@ -346,11 +321,10 @@ def chart_of_statistic(event: str, paths: Sequence[StatisticsOfPath], is_large: 
     return [Chart(each.name, each.series, each.kind, is_large, is_spread=True) for each in charts]
 
 
-def charts_of_columns(paths: Sequence[StatisticsOfPath], run: int = 0) -> Iterator[Chart]:
+def charts_of_columns(paths: Sequence[StatisticsOfPath]) -> Iterator[Chart]:
     """Yield charts of all statistics: one for mean and spread of an event, one for all shares of a distribution.
 
     :param paths: The statistics; `eval` comes first in each chart.
-    :param run: Number of the run.
     """
     paths = sorted(paths, key=lambda each: (each.path != "eval", each.path != "train", each.path))
     groups: dict[tuple[str, str], list[tuple[StatisticsOfPath, str]]] = {}
@@ -363,20 +337,21 @@ def charts_of_columns(paths: Sequence[StatisticsOfPath], run: int = 0) -> Iterat
     for (kind, name), members in groups.items():
         if kind == "share":
             ordered = sorted(members, key=lambda member: int(member[1].rpartition(SHARE)[2]))
-            shares = [Series(column.rpartition(SHARE)[2], each.path, column, run=run) for each, column in ordered]
+            shares = [Series(column.rpartition(SHARE)[2], each.path, column) for each, column in ordered]
             yield Chart(name, shares, "stack")
         elif kind == "quantile":
-            lines = [_quantile_series(each, name, run) for each, column in members if column.endswith("/p50")]
-            yield Chart(name, lines)
+            median, low, high = (f"{name}/{end}" for end in ("p50", "p05", "p95"))
+            paths_of = [each.path for each, column in members if column == median]
+            yield Chart(name, [Series(path, path, median, low=low, high=high) for path in paths_of])
         elif kind == "spread":
-            lines = [_spread_series(each, name, run) for each in paths if (each, _mean(name)) in members]
+            lines = [_spread_series(each, name) for each in paths if (each, _of_event(name, "mean")) in members]
             if lines:
                 yield Chart(name, lines, is_spread=True)
-            lone = [column for each, column in members if _mean(name) not in each.columns]
+            lone = [column for each, column in members if _of_event(name, "mean") not in each.columns]
             for column in dict.fromkeys(lone):
-                yield _plain(column, [each for each, other in members if other == column], run)
+                yield _plain(column, [each for each, other in members if other == column])
         else:
-            yield _plain(name, [each for each, _ in members], run)
+            yield _plain(name, [each for each, _ in members])
 
 
 def column_of(statistics: StatisticsOfPath | None, name: str) -> np.ndarray[Any, Any]:
@@ -385,8 +360,8 @@ def column_of(statistics: StatisticsOfPath | None, name: str) -> np.ndarray[Any,
     return values[np.isfinite(values)]
 
 
-def _plain(name: str, paths: Sequence[StatisticsOfPath], run: int) -> Chart:
-    return Chart(name, [Series(each.path, each.path, name, run=run) for each in paths])
+def _plain(name: str, paths: Sequence[StatisticsOfPath]) -> Chart:
+    return Chart(name, [Series(each.path, each.path, name) for each in paths])
 
 
 def _kind(column: str) -> tuple[str, str]:
@@ -402,22 +377,14 @@ def _kind(column: str) -> tuple[str, str]:
     return "plain", column
 
 
-def _mean(name: str) -> str:
-    return _of_event(name, "mean")
-
-
 def _of_event(name: str, statistic: str) -> str:
     """Return the column of a statistic of the event (and group) that names a chart."""
     interface, event, *group = name.split("/", 2)
     return "/".join([interface, event, statistic, *group])
 
 
-def _spread_series(statistics: StatisticsOfPath, name: str, run: int) -> Series:
+def _spread_series(statistics: StatisticsOfPath, name: str) -> Series:
     names = {each: _of_event(name, each) for each in SPREAD}
     known = {each: column for each, column in names.items() if column in statistics.columns}
     low, high = (known.get("min"), known.get("max")) if {"min", "max"} <= set(known) else (None, None)
-    return Series(statistics.path, statistics.path, names["mean"], known.get("std"), low, high, run)
-
-
-def _quantile_series(statistics: StatisticsOfPath, name: str, run: int) -> Series:
-    return Series(statistics.path, statistics.path, f"{name}/p50", low=f"{name}/p05", high=f"{name}/p95", run=run)
+    return Series(statistics.path, statistics.path, names["mean"], known.get("std"), low, high)

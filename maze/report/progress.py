@@ -92,10 +92,6 @@ class Progress:
         """Number of completed rows."""
         return len(self._lines)
 
-    def is_empty(self) -> bool:
-        """Return whether there is no completed row."""
-        return not self._lines
-
     def text(self) -> str:
         """Return the completed rows as CSV."""
         head = csv_text([[*LEADING, *self._columns]])
@@ -143,7 +139,12 @@ class Progress:
         self.paths.setdefault(path, StatisticsOfPath(path)).append(step, seconds, env_steps, values)
         for name in values:
             self._columns.setdefault(name, len(self._columns))
-        cells = [_text(step), _csv_cell(path), _text(round(seconds, 3)), _text(env_steps)]
+        cells = [
+            _text(step),
+            csv_text([[path]]).removesuffix("\n") if path else "",
+            _text(round(seconds, 3)),
+            _text(env_steps),
+        ]
         last = max((self._columns[name] for name in values), default=-1)
         statistics = [""] * (last + 1)
         for name, value in values.items():
@@ -194,7 +195,3 @@ def _number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
-
-
-def _csv_cell(text: str) -> str:
-    return csv_text([[text]]).removesuffix("\n") if text else ""

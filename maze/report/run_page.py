@@ -6,21 +6,19 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from maze.console.runs import duration_text
 from maze.core.annotations import override
 from maze.core.log_stats.log_stats import LogStats, LogStatsWriter, StatsContext
 from maze.report.page import (
     Chart,
     Page,
     RunData,
-    Series,
     Tile,
     chart_of_statistic,
     charts_of_columns,
@@ -31,16 +29,11 @@ from maze.report.page import (
     page_section,
     tiles,
 )
-from maze.report.progress import Progress, StatisticsOfPath
+from maze.report.progress import Progress
 from maze.train.utils.training_record import ENDED, INTERRUPTED, RUNNING, read_record
 
 REPORT_FILE = "report.html"
 RETURN = "BaseEnvEvents/reward"
-KPI = "BaseEnvEvents/kpi"
-RATE = "environment steps per second"
-_KPIS, _DISTRIBUTIONS, _LEARNING = "Key performance indicators", "Actions and other distributions", "Learning"
-_TIME, _EVENTS = "Throughput and time", "Events"
-_SECTIONS = (_KPIS, _DISTRIBUTIONS, _LEARNING, _TIME, _EVENTS)
 
 
 @dataclass(frozen=True)
@@ -74,7 +67,9 @@ def run_page(facts: RunFacts, progress: Progress, state: str, written: datetime,
     :param written: Time that the page shows.
     :param error: Error of a failed run.
     """
-    data = RunData.of(facts.name, progress)
+    paths = list(progress.paths.values())
+    charts = [chart for chart in charts_of_columns(paths) if not (chart.name == RETURN and chart.is_spread)]
+    config = details("The whole configuration", facts.config) if facts.config else ""
     since = "" if facts.started is None else f"started {facts.started:%Y-%m-%d %H:%M:%S}, "
     return Page(
         title=facts.title,
@@ -84,75 +79,22 @@ def run_page(facts: RunFacts, progress: Progress, state: str, written: datetime,
         error=error,
         sections=[
             page_section("Summary", tiles(_tiles(progress)), facts=fact_list(facts.facts)),
-            *_statistics(progress, data),
-            *_about(facts),
+            page_section("Return of episodes", charts=chart_of_statistic(RETURN, paths, is_large=True)),
+            *chart_sections(charts),
+            page_section("All statistics", '<div class="statistics-table"></div>'),
+            page_section("Settings", fact_list(facts.settings) + config),
+            page_section("Commands", code_list(facts.commands)),
         ],
-        runs=[data],
+        runs=[RunData.of(facts.name, progress)],
     )
 
 
-def _statistics(progress: Progress, data: RunData) -> Iterator[str]:
-    """Yield the sections of statistics, without empty ones."""
-    paths = list(progress.paths.values())
-    yield page_section("Return of episodes", charts=chart_of_statistic(RETURN, paths, is_large=True))
-    charts = [chart for chart in charts_of_columns(paths) if not (chart.name == RETURN and chart.is_spread)]
-    yield from chart_sections([*_throughput(progress, data), *charts], learning_interfaces(paths))
-    yield page_section("All statistics", '<div class="statistics-table"></div>')
-
-
-def chart_sections(charts: Sequence[Chart], learning: Container[str]) -> Iterator[str]:
-    """Yield charts in sections by subject.
-
-    :param charts: The charts.
-    :param learning: Interfaces of the events of the algorithm.
-    """
-    sections: dict[str, list[Chart]] = {title: [] for title in _SECTIONS}
+def chart_sections(charts: Sequence[Chart]) -> Iterator[str]:
+    """Yield charts in sections by the interface of their events."""
+    sections: dict[str, list[Chart]] = {}
     for chart in charts:
-        interface, event = (*chart.name.split("/", 2), "")[:2]
-        if f"{interface}/{event}" == KPI:
-            sections[_KPIS].append(chart)
-        elif chart.is_distribution:
-            sections[_DISTRIBUTIONS].append(chart)
-        elif event.startswith("time_") or chart.name == RATE:
-            sections[_TIME].append(chart)
-        else:
-            sections[_LEARNING if interface in learning else _EVENTS].append(chart)
-    yield from (page_section(title, charts=found) for title, found in sections.items() if found)
-
-
-def _about(facts: RunFacts) -> Iterator[str]:
-    settings = fact_list(facts.settings)
-    if facts.config:
-        settings += details("The whole configuration", facts.config)
-    if settings:
-        yield page_section("Settings", settings)
-    if facts.commands:
-        yield page_section("Commands", code_list(facts.commands))
-
-
-def learning_interfaces(paths: Sequence[StatisticsOfPath]) -> set[str]:
-    """Return the interfaces of events of the algorithm: those that evaluations do not fire."""
-    interfaces = {each.path: {name.partition("/")[0] for name in each.columns} for each in paths}
-    evaluated = interfaces.get("eval", set())
-    marked = {
-        name.partition("/")[0]
-        for each in paths
-        for name in each.columns
-        if any(mark in name.split("/")[1:2][0] for mark in ("loss", "learning_rate", "time_") if "/" in name)
-    }
-    return marked | (set().union(*interfaces.values()) - evaluated if evaluated else set())
-
-
-def _throughput(progress: Progress, data: RunData) -> list[Chart]:
-    """Return the chart of environment steps per second between two log steps, evaluations included."""
-    for statistics in sorted(progress.paths.values(), key=lambda each: each.path != "train"):
-        steps, seconds = np.asarray(statistics.env_steps), np.asarray(statistics.seconds)
-        if len(steps) > 1 and np.isfinite(steps).all() and steps[-1] > steps[0]:
-            passed = np.diff(seconds)
-            rate = np.where(passed > 0, np.diff(steps) / np.where(passed > 0, passed, 1.0), math.nan)
-            data.add(statistics.path, RATE, np.concatenate([[math.nan], rate]))
-            return [Chart(RATE, [Series(statistics.path, statistics.path, RATE)])]
-    return []
+        sections.setdefault(chart.name.partition("/")[0], []).append(chart)
+    yield from (page_section(title, charts=found) for title, found in sections.items())
 
 
 def _tiles(progress: Progress) -> Iterator[Tile]:
@@ -169,7 +111,7 @@ def _tiles(progress: Progress) -> Iterator[Tile]:
         yield Tile("environment steps", max(steps))
     seconds = max((each.seconds[-1] for each in last), default=0.0)
     if seconds:
-        yield Tile("time", seconds, unit="s")
+        yield Tile("time", seconds, duration_text(seconds))
         if steps and max(steps) > 0:
             yield Tile("environment steps/s", max(steps) / seconds)
 
@@ -225,7 +167,10 @@ class ReportWriter(LogStatsWriter):
     @override(LogStatsWriter)
     def close(self) -> None:
         error = sys.exc_info()[1]  # writers are closed at the end of the run's context
-        self._guarded(lambda: self._write_last(error))
+        if error is None or isinstance(error, KeyboardInterrupt):
+            self._guarded(lambda: self._write(ENDED if error is None else INTERRUPTED))
+        else:
+            self._guarded(lambda: self._write(FAILED, f"{type(error).__name__}: {error}"))
 
     def _add(self, path: str | None, step: int, stats: LogStats) -> None:
         if self._earlier is not None:
@@ -236,34 +181,18 @@ class ReportWriter(LogStatsWriter):
 
     def _finish_step(self) -> None:
         self.progress.finish_step()
-        if self.progress.is_empty():
+        record = read_record(self.directory)
+        now, state = self._clock(), RUNNING if record is None else str(record.get("state"))
+        if not self.progress.n_rows or (now < self._next_write and state != ENDED):
             return
-        now, state = self._clock(), self._state()
-        if now < self._next_write and state != ENDED:
-            return
-        self._write(state, None)
+        self._write(state)
         duration = self._clock() - now
         self._next_write = now + max(self._interval, duration / MOST_OF_THE_TIME)
 
-    def _write_last(self, error: BaseException | None) -> None:
+    def _write(self, state: str, error: str | None = None) -> None:
         self.progress.finish_step()
-        if self.progress.is_empty():
-            return
-        if error is None:
-            self._write(ENDED, None)
-        elif isinstance(error, KeyboardInterrupt):
-            self._write(INTERRUPTED, None)
-        else:
-            self._write(FAILED, f"{type(error).__name__}: {error}")
-
-    def _state(self) -> str:
-        """Return the recorded state of the run."""
-        record = read_record(self.directory)
-        return RUNNING if record is None else str(record.get("state"))
-
-    def _write(self, state: str, error: str | None) -> None:
         content = (self.progress.n_rows, state, error)
-        if content == self._written:
+        if content == self._written or not self.progress.n_rows:
             return
         self.progress.write(self.directory)
         run_page(self.facts, self.progress, state, datetime.now(), error).write(self.directory / REPORT_FILE)

@@ -28,8 +28,8 @@ from maze.report.page import (
     page_section,
     table,
 )
-from maze.report.progress import Progress, StatisticsOfPath
-from maze.report.run_page import RETURN, RunFacts, chart_sections, learning_interfaces
+from maze.report.progress import Progress
+from maze.report.run_page import RETURN, RunFacts, chart_sections
 
 MOST_GROUPS = 10
 """Largest number of groups in a chart, which differ in colour."""
@@ -121,7 +121,7 @@ def runs_page(runs: Sequence[ReportedRun], written: datetime, title: str = "", s
     :param title: Heading; empty: the titles of the runs.
     :param sections: Sections before the others.
     """
-    groups = sorted(grouped(runs), key=lambda group: -_score(group))
+    groups = sorted(grouped(runs), key=lambda group: group.final.mean() if group.final.size else -np.inf, reverse=True)
     shown = groups[:MOST_GROUPS]
     data = [_curves(group) for group in shown]
     titles = list(dict.fromkeys(run.facts.title for run in runs))
@@ -129,20 +129,17 @@ def runs_page(runs: Sequence[ReportedRun], written: datetime, title: str = "", s
     return Page(
         title=title or " and ".join(titles[:3]),
         subtitle=seeds,
-        note=f"written {written:%Y-%m-%d %H:%M:%S}; lines are means, bands 95 % intervals of the mean (Student's t)",
+        note=f"written {written:%Y-%m-%d %H:%M:%S}; charts show the best {MOST_GROUPS} settings; lines are "
+        "means, bands 95 % intervals of the mean (Student's t)",
         sections=[
             *sections,
-            page_section("Results", _results(groups), facts=_left_out(groups)),
+            page_section("Results", _results(groups)),
             *_chart_sections(shown),
             page_section("Settings that differ", _settings(groups, differing_settings(runs))),
             page_section("Runs", table(("run", "settings", "state", "latest return", "highest"), _run_rows(groups))),
         ],
         runs=data,
     )
-
-
-def _score(group: RunGroup) -> float:
-    return float(group.final.mean()) if group.final.size else -np.inf
 
 
 def _results(groups: Sequence[RunGroup]) -> str:
@@ -171,12 +168,6 @@ def _estimate_text(estimate: Estimate) -> str:
     return f"{number_text(estimate.value)} [{number_text(estimate.low)}, {number_text(estimate.high)}]"
 
 
-def _left_out(groups: Sequence[RunGroup]) -> str:
-    if len(groups) <= MOST_GROUPS:
-        return ""
-    return f'<p class="note">Charts show the first {MOST_GROUPS} of {len(groups)} settings.</p>\n'
-
-
 def _settings(groups: Sequence[RunGroup], names: Sequence[str]) -> str:
     if not names:
         return fact_list([("all settings", "equal except for seeds")])
@@ -195,10 +186,8 @@ def _run_rows(groups: Sequence[RunGroup]) -> Iterator[list[Cell]]:
 def _chart_sections(groups: Sequence[RunGroup]) -> Iterator[str]:
     """Yield a chart for each statistic and prefix, with a line for each group."""
     charts: dict[tuple[str, str], list[Series]] = {}
-    learning: set[str] = set()
     for index, group in enumerate(groups):
         paths = list(group.runs[0].progress.paths.values())
-        learning |= learning_interfaces(paths)
         for chart in charts_of_columns(paths):
             for series in chart.series if not chart.is_distribution else ():
                 name = series.column
@@ -211,62 +200,35 @@ def _chart_sections(groups: Sequence[RunGroup]) -> Iterator[str]:
         "Return of episodes", charts=[Chart(f"{name} ({path})", lines, is_large=True) for (name, path), lines in large]
     )
     rest = [Chart(f"{name} ({path})", lines) for (name, path), lines in ordered if name != RETURN]
-    yield from chart_sections(rest, learning)
+    yield from chart_sections(rest)
 
 
 def _curves(group: RunGroup) -> RunData:
-    """Return mean and interval of each statistic over the runs of a group, at points that all of them have passed."""
+    """Return mean and interval of each statistic over the runs of a group, at log steps that all of them have."""
     data = RunData(group.label)
-    first = group.runs[0].progress
-    for path in first.paths:
+    for path in group.runs[0].progress.paths:
         members = [run.progress.paths[path] for run in group.runs if path in run.progress.paths]
-        axis = _axis(members)
-        grid = _grid([np.asarray(getattr(each, axis)) for each in members])
-        if not grid.size:
+        places = [{step: index for index, step in enumerate(each.steps)} for each in members]
+        steps = sorted(set(places[0]).intersection(*places[1:]))
+        if not steps:
             continue
+        kept = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), _N_POINTS)).round().astype(int)).tolist()
+        rows = [[place[steps[number]] for number in kept] for place in places]
+        axes = {
+            name: np.stack(
+                [np.asarray(getattr(each, axis))[index] for each, index in zip(members, rows, strict=True)]
+            ).mean(0)
+            for name, axis in (("step", "steps"), ("seconds", "seconds"), ("env_steps", "env_steps"))
+        }
         columns: dict[str, np.ndarray[Any, Any]] = {}
         for name in members[0].columns:
             if all(name in each.columns for each in members):
-                found = np.stack([_at(grid, each, axis, np.asarray(each.columns[name])) for each in members])
-                columns[name], low, high = t_interval(found, axis=0)
+                values = [np.asarray(each.columns[name])[index] for each, index in zip(members, rows, strict=True)]
+                columns[name], low, high = t_interval(np.stack(values), axis=0)
                 if len(members) > 1:
                     columns[f"{name} low"], columns[f"{name} high"] = low, high
-        axes = {"steps": "step", "seconds": "seconds", "env_steps": "env_steps"}
-        data.add_path(
-            path,
-            {
-                shown: np.stack([_at(grid, each, axis, np.asarray(getattr(each, name))) for each in members]).mean(0)
-                for name, shown in axes.items()
-            },
-            columns,
-        )
+        data.add_path(path, axes, columns)
     return data
-
-
-def _axis(members: Sequence[StatisticsOfPath]) -> str:
-    """Return the axis on which runs are aligned: environment steps, if all runs count them."""
-    counted = all(np.isfinite(each.env_steps).all() and max(each.env_steps, default=0) > 0 for each in members)
-    return "env_steps" if counted else "steps"
-
-
-def _grid(places: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    low, high = max(each.min() for each in places), min(each.max() for each in places)
-    grid = np.unique(np.concatenate([each[(each >= low) & (each <= high)] for each in places]))
-    if grid.size <= _N_POINTS:
-        return grid
-    kept: np.ndarray[Any, Any] = grid[np.unique(np.linspace(0, grid.size - 1, _N_POINTS).round().astype(int))]
-    return kept
-
-
-def _at(
-    grid: np.ndarray[Any, Any], statistics: StatisticsOfPath, axis: str, values: np.ndarray[Any, Any]
-) -> np.ndarray[Any, Any]:
-    """Interpolate the values of a run linearly at the points of a grid."""
-    known = np.isfinite(values)
-    if not known.any():
-        return np.full(grid.shape, np.nan)
-    places = np.asarray(getattr(statistics, axis))[known]
-    return np.asarray(np.interp(grid, places, values[known], left=np.nan, right=np.nan))
 
 
 RESULTS_FILE = "results.csv"

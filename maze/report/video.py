@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from maze.core.rendering.offscreen import step_picture
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
 
 FORMATS = (".mp4", ".gif")
+_DPI = 80
 
 
 def check_video_file(path: Path) -> None:
@@ -28,18 +28,22 @@ def check_video_file(path: Path) -> None:
         _encoder()
 
 
-def write_video(episode: StateTrajectoryRecord, path: Path, frames_per_second: int = 30, dpi: int = 80) -> Path:
+def write_video(episode: StateTrajectoryRecord, path: Path, frames_per_second: int = 30) -> Path:
     """Write a video of an episode as MP4 (H.264) or GIF.
 
     :param episode: The episode with its renderer.
     :param path: The file, whose suffix selects the format.
     :param frames_per_second: Steps per second.
-    :param dpi: Dots per inch of the renderer.
     :raises ConfigError: The episode has no pictures.
     """
+    from PIL import Image
+
     check_video_file(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    frames = _frames(episode, dpi)
+    renderer = episode.renderer
+    records = episode.by_substep().step_records
+    pngs = (step_picture(renderer, record, _DPI) for record in records if renderer)
+    frames = (np.asarray(Image.open(io.BytesIO(png)).convert("RGB")) for png in pngs if png is not None)
     first = next(frames, None)
     if first is None:
         raise ConfigError(
@@ -47,55 +51,19 @@ def write_video(episode: StateTrajectoryRecord, path: Path, frames_per_second: i
             "gymnasium's, a render mode `rgb_array`."
         )
     if path.suffix.lower() == ".gif":
-        _write_gif(path, first, frames, frames_per_second)
-    else:
-        _write_mp4(path, first, frames, frames_per_second)
-    return path
-
-
-def _frames(episode: StateTrajectoryRecord, dpi: int) -> Iterator[np.ndarray[Any, Any]]:
-    """Yield the pixels `[height, width, 3]` of each drawn step."""
-    from PIL import Image
-
-    renderer = episode.renderer
-    for record in episode.by_substep().step_records:
-        png = None if renderer is None else step_picture(renderer, record, dpi)
-        if png is not None:
-            yield np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
-
-
-def _write_mp4(
-    path: Path, first: np.ndarray[Any, Any], rest: Iterator[np.ndarray[Any, Any]], frames_per_second: int
-) -> None:
+        image, *others = map(Image.fromarray, (first, *frames))
+        duration = max(20, round(1000 / frames_per_second))  # viewers slow down shorter durations
+        image.save(path, save_all=True, append_images=others, duration=duration, loop=0)
+        return path
     height, width = (size - size % 2 for size in first.shape[:2])  # the format needs even numbers
     writer = _encoder().write_frames(str(path), (width, height), fps=frames_per_second, macro_block_size=2)
     writer.send(None)
     try:
-        for frame in (first, *rest):
-            writer.send(np.ascontiguousarray(_fitted(frame, height, width)))
+        for frame in (first, *frames):
+            writer.send(np.ascontiguousarray(frame[:height, :width]))
     finally:
         writer.close()
-
-
-def _write_gif(
-    path: Path, first: np.ndarray[Any, Any], rest: Iterator[np.ndarray[Any, Any]], frames_per_second: int
-) -> None:
-    from PIL import Image
-
-    height, width = first.shape[:2]
-    others = [Image.fromarray(_fitted(frame, height, width)) for frame in rest]
-    duration = max(20, round(1000 / frames_per_second))  # viewers slow down shorter durations
-    Image.fromarray(first).save(path, save_all=True, append_images=others, duration=duration, loop=0)
-
-
-def _fitted(frame: np.ndarray[Any, Any], height: int, width: int) -> np.ndarray[Any, Any]:
-    """Crop a frame to the size of the video, or fill it up with white."""
-    if frame.shape[:2] == (height, width):
-        return frame
-    fitted = np.full((height, width, 3), 255, np.uint8)
-    part = frame[:height, :width]
-    fitted[: part.shape[0], : part.shape[1]] = part
-    return fitted
+    return path
 
 
 def _encoder() -> Any:

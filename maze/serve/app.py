@@ -62,32 +62,31 @@ _ACT: Fields = {
 }
 _MOST_RANKED = 100
 _MOST_RANKED_IN_ALL = 10_000
+# Bytes of bodies that are parsed in any number at a time, and above which few are read at a time. Parsed JSON takes
+# up to twenty times its size in memory; uvicorn reads 64 KiB before the application requests them.
 _SMALL_BODY, _LARGE_BODY = 4 << 10, 64 << 10
-"""Bytes of bodies that are parsed in any number at a time, and above which few are read at a time. Parsed JSON takes
-up to twenty times its size in memory; uvicorn reads 64 KiB before the application requests them."""
-_MOST_BODIES = 16
-"""Large bodies in memory at a time; as many of each client may wait."""
-_BYTES_LIKE_A_ROW = 1024
-"""Bytes of JSON whose parsing takes about as long as a decision."""
-_PAGE_UNITS = 32
-"""Work for metrics or cards, in decisions."""
-_SLICE = 16
-"""Rows of batches that are decided before other requests have their turn."""
+_MOST_BODIES = 16  # large bodies in memory at a time; as many of each client may wait
+_BYTES_LIKE_A_ROW = 1024  # bytes of JSON whose parsing takes about as long as a decision
+_PAGE_UNITS = 32  # work for metrics or cards, in decisions
+_SLICE = 16  # rows of batches that are decided before other requests have their turn
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of requests."""
+    """Limits of requests.
+
+    :param bundle_bytes: Maximum size of a bundle that an administrator sends.
+    :param seconds: Time for the head of a request, from there to the start of its response, and for reading the
+        response.
+    :param n_waiting: Maximum number of pending decisions of each client; more are refused with status 503.
+    :param n_observations: Maximum number of observations in one request.
+    """
 
     body_bytes: int = 1 << 20
     bundle_bytes: int = 512 << 20
-    """Maximum size of a bundle that an administrator sends."""
     seconds: float = 10.0
-    """Time for the head of a request, from there to the start of its response, and for reading the response."""
     n_waiting: int = 2048
-    """Maximum number of pending decisions of each client; more are refused with status 503."""
     n_observations: int = 1024
-    """Maximum number of observations in one request."""
 
 
 class Tokens:
@@ -110,12 +109,7 @@ class Tokens:
         :raises RefusedError: With status 401 or 403.
         """
         if for_admin and not self._admin:
-            raise RefusedError(
-                403,
-                "no_administrator",
-                "Policies cannot be changed: the server was started without an administrator's token "
-                "(MAZE_SERVE_ADMIN_TOKEN or --admin-token-file).",
-            )
+            raise RefusedError(403, "no_administrator", "No policy can be changed: set MAZE_SERVE_ADMIN_TOKEN.")
         if not for_admin and not self._acting:
             return b""
         scheme, _, token = header.partition(" ")
@@ -223,10 +217,9 @@ class Application:
         """Requests without a response."""
         running = Gauge("maze_requests_running", "Requests without a response.", registry=policies.metrics.registry)
         running.set_function(lambda: self.n_running)
+        # Requests for one decision that are processed at a time.
         self._singles = Turns(max(32, policies.settings.max_batch))
-        """Requests for one decision that are processed at a time."""
-        self._batches = Turns(_SLICE)
-        """Rows of batches, and other work of that size, that are processed at a time."""
+        self._batches = Turns(_SLICE)  # rows of batches, and other work of that size, that are processed at a time
         self._bodies = Turns(_MOST_BODIES * self.limits.body_bytes)
         self._contents = Turns(2 * self.limits.body_bytes)
         self._failures: dict[str, str] = {}
@@ -384,8 +377,7 @@ class Application:
             n_rows = len(observations)
             if n_rows * options.ranked > _MOST_RANKED_IN_ALL:
                 raise invalid(
-                    f"{n_rows} observations with `ranked` {options.ranked}: at most {_MOST_RANKED_IN_ALL} ranked "
-                    "actions are returned in all."
+                    f"`ranked` {options.ranked} of {n_rows}: at most {_MOST_RANKED_IN_ALL} actions are ranked."
                 )
             rows = _of_rows(options, fields, n_rows)
             policy = self.policies.chosen(name, next((each.bundle for each in rows if each.bundle), None))
@@ -636,8 +628,7 @@ def _page() -> Response:
 # -- the OpenAPI description, with the spaces of the policies ----------------------------------------------------------
 
 _OBSERVATION = json.dumps({"$ref": "#/components/schemas/Observation"})
-_ACTING = ("/act", "/sessions/{session}/act")
-"""Paths that exist once for each sub-step."""
+_ACTING = ("/act", "/sessions/{session}/act")  # paths that exist once for each sub-step
 
 
 def open_api(policies: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -29,15 +29,23 @@ from maze.distributions.samplers import (
 )
 from maze.serve.bundle_file import DESCRIPTION, NEXT_STATE, STATE, BundleError, sha256, unpacked
 from maze.serve.drift import checked_summaries
-from maze.serve.pipeline import Actor, EpisodeState, StepKey, action_stages, check_provided, observation_stages, packed
+from maze.serve.pipeline import (
+    ACTION_STAGES,
+    OBSERVATION_STAGES,
+    Actor,
+    EpisodeState,
+    StepKey,
+    check_provided,
+    packed,
+    stages_of,
+)
 
 Array = np.ndarray[Any, Any]
 LARGEST_FILE = 2**31
 """Bytes; larger files are refused before they are read."""
-_MASKED = float(np.finfo(np.float32).min) / 2
-"""Logits of masked actions are below."""
+_MASKED = float(np.finfo(np.float32).min) / 2  # logits of masked actions are below
+# Maximum difference of logits between machines, relative to their size; on one machine it is at most 1e-5.
 _TOLERANCE = 1e-4
-"""Maximum difference of logits between machines, relative to their size; on one machine it is at most 1e-5."""
 
 
 SMALL_NETWORK = 2**22
@@ -75,18 +83,17 @@ class BundledNetwork:
     :param content: The whole graph.
     :param description: `inputs` (names in the graph by entry), `outputs` (names in the graph by head), and of recurrent
         networks `states` (sizes by state key).
-    :param n_threads: See :class:`PolicyBundle`.
     :raises BundleError: onnxruntime is missing, or cannot read the graph.
     """
 
-    def __init__(self, content: bytes, description: Mapping[str, Any], n_threads: int | None = None) -> None:
+    def __init__(self, content: bytes, description: Mapping[str, Any]) -> None:
         try:
             import onnxruntime
         except ImportError as error:
             raise BundleError(f"Acting needs onnxruntime: {install_command('serve')}.") from error
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
-        options.intra_op_num_threads = n_threads or (1 if len(content) < SMALL_NETWORK else 0)
+        options.intra_op_num_threads = 1 if len(content) < SMALL_NETWORK else 0
         options.inter_op_num_threads = 1
         try:
             session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
@@ -116,38 +123,44 @@ class BundledNetwork:
 
 @dataclass(frozen=True)
 class Head:
-    """An action head."""
+    """An action head.
+
+    :param description: The distribution as data, see :mod:`maze.distributions.samplers`.
+    """
 
     description: Mapping[str, Any]
-    """The distribution as data, see :mod:`maze.distributions.samplers`."""
     sampler: Sampler
     sizes: Sequence[int]
 
 
 @dataclass(frozen=True)
 class StepSpec:
-    """A sub-step: spaces as JSON, operations, networks and action heads."""
+    """A sub-step: spaces as JSON, operations, networks and action heads.
+
+    :param observation_space: Spaces by entry, as the environment converts observations, before all wrappers.
+    :param action_space: Spaces by entry, as the environment takes actions, after all wrappers.
+    :param observation_kind: How the raw environment packs observations: `single`, `dict`, `tuple`, or `converted` by
+        its own code.
+    :param action_kind: How the raw environment packs actions: `single`, `dict`, `tuple`, or `converted` by its own
+        code.
+    :param inputs: Shapes of the network inputs, without the batch dimension.
+    :param masks: The observation entry that masks the actions of a head, by head.
+    :param networks: Networks by agent; None: the network of all agents.
+    :param where: The sub-step in messages.
+    """
 
     step_key: StepKey
     observation_space: Mapping[str, Mapping[str, Any]]
-    """Spaces by entry, as the environment converts observations, before all wrappers."""
     action_space: Mapping[str, Mapping[str, Any]]
-    """Spaces by entry, as the environment takes actions, after all wrappers."""
     observation_kind: str
-    """How the raw environment packs observations: `single`, `dict`, `tuple`, or `converted` by its own code."""
     action_kind: str
-    """How the raw environment packs actions: `single`, `dict`, `tuple`, or `converted` by its own code."""
     inputs: Mapping[str, tuple[int, ...]]
-    """Shapes of the network inputs, without the batch dimension."""
     masks: Mapping[str, str]
-    """The observation entry that masks the actions of a head, by head."""
     heads: Mapping[str, Head]
     observation_operations: Sequence[Mapping[str, Any]]
     action_operations: Sequence[Mapping[str, Any]]
     networks: Mapping[int | None, BundledNetwork]
-    """Networks by agent; None: the network of all agents."""
     where: str
-    """The sub-step in messages."""
 
     def network(self, agent_id: int = 0) -> BundledNetwork:
         """Return the network of an agent.
@@ -173,16 +186,14 @@ class StepSpec:
         """
         sizes = self.network(agent_id).state_sizes
         if unknown := [key for key in states or {} if key not in sizes]:
-            raise ConfigError(
-                f"{self.where}: `states` has {unknown}; the network carries {list(sizes) or 'no hidden states'}."
-            )
+            known = list(sizes) or "no hidden states"
+            raise ConfigError(f"{self.where}: `states` has {unknown}; the network carries {known}.")
         if not sizes:
             return {}
         begins = np.asarray(False if episode_start is None else episode_start)
         if begins.dtype != np.bool_ or begins.shape not in {(), (n_rows,)}:
-            raise ConfigError(
-                f"{self.where}: `episode_start` must hold true or false for {n_rows} rows, found {episode_start!r}."
-            )
+            expected = f"must hold true or false for {n_rows} rows"
+            raise ConfigError(f"{self.where}: `episode_start` {expected}, found {episode_start!r}.")
         if not states:
             if not begins.all():
                 raise ConfigError(
@@ -217,17 +228,13 @@ class StepSpec:
             try:
                 array = np.asarray(entries[name], np.float32)
             except (KeyError, ValueError, TypeError) as error:
-                raise EnvironmentContractError(
-                    f"{self.where}: the network takes {list(self.inputs)}; `{name}` is missing or has no numbers "
-                    f"({type(error).__name__}), there is {list(entries)!s:.200}."
-                ) from error
+                found = f"is missing or has no numbers ({type(error).__name__}), there is {list(entries)!s:.200}"
+                raise EnvironmentContractError(f"{self.where}: the input `{name}` {found}.") from error
             if is_batch:
                 first = first or array.shape[:1]
             if array.shape != (*first, *shape) or (is_batch and first in {(), (0,)}):
-                expected = ["batch", *shape] if is_batch else list(shape)
-                raise EnvironmentContractError(
-                    f"{self.where}: the network takes `{name}` of shape {expected}, found {list(array.shape)}."
-                )
+                shapes = f"{['batch', *shape] if is_batch else list(shape)}, found {list(array.shape)}"
+                raise EnvironmentContractError(f"{self.where}: the network takes `{name}` of shape {shapes}.")
             inputs[name] = array
         return inputs
 
@@ -243,21 +250,6 @@ class StepSpec:
         for head, values in logits.items():
             check_logits(values, self.heads[head].sizes, head, self.where)
         return logits, following
-
-    def act_one(
-        self, inputs: Mapping[str, Array], agent_id: int, rng: np.random.Generator | None, temperature: float
-    ) -> tuple[dict[str, Any], dict[str, Array]]:
-        """Act on one observation with as little overhead as possible.
-
-        :param inputs: Checked entries `[*shape]` by name, including hidden states `[size]` by state key.
-        :param agent_id: The agent.
-        :param rng: Samples the action; None: the greedy action.
-        :param temperature: See :meth:`PolicyBundle.act_batch`.
-        :return: The action by head, and the next hidden states `[size]`.
-        """
-        logits, following = self.outputs({name: array[np.newaxis] for name, array in inputs.items()}, agent_id)
-        action = {head: values[0] for head, values in self.chosen(logits, rng, temperature).items()}
-        return action, {key: array[0] for key, array in following.items()}
 
     def chosen(
         self, logits: Mapping[str, Array], rng: np.random.Generator | None, temperature: float
@@ -321,16 +313,19 @@ def step_of(step: Mapping[str, Any], networks: Sequence[BundledNetwork], shown: 
 
 
 class BatchActions(NamedTuple):
-    """Actions for a batch."""
+    """Actions for a batch.
+
+    :param actions: `[batch, *space.shape]` by head.
+    :param logits: `[batch, ...]` by head.
+    :param ranked: For each row the most probable joint actions with their probabilities, best first; empty if not
+        requested.
+    :param states: The next hidden states `[batch, size]` by state key; empty where none are carried.
+    """
 
     actions: dict[str, Array]
-    """`[batch, *space.shape]` by head."""
     logits: dict[str, Array]
-    """`[batch, ...]` by head."""
     ranked: list[list[tuple[dict[str, Any], float]]]
-    """For each row the most probable joint actions with their probabilities, best first; empty if not requested."""
     states: dict[str, Array]
-    """The next hidden states `[batch, size]` by state key; empty where none are carried."""
 
     def row(self, index: int) -> dict[str, Any]:
         """Return one row's action, as :meth:`PolicySession.finish` takes it."""
@@ -351,13 +346,10 @@ class PolicyBundle:
     :param content: All bytes of the file.
     :param path: The file, if there is one.
     :param check: Whether to replay the reference cases; a number is the tolerance.
-    :param n_threads: Threads of each network; None: one for small networks, else as many as there are cores.
     :raises BundleError: The file is damaged, no bundle, or does not act as the trained policy.
     """
 
-    def __init__(
-        self, content: bytes, path: Path | None = None, check: bool | float = True, n_threads: int | None = None
-    ) -> None:
+    def __init__(self, content: bytes, path: Path | None = None, check: bool | float = True) -> None:
         name = str(path) if path is not None else "The bundle"
         description, members = unpacked(content, name)
         self.path = path
@@ -367,9 +359,7 @@ class PolicyBundle:
         try:
             self.card: Mapping[str, Any] = description["card"]
             """Name, versions, environment, algorithm, evaluation, spaces, and code of the caller, as JSON."""
-            networks = [
-                BundledNetwork(members[network["file"]], network, n_threads) for network in description["networks"]
-            ]
+            networks = [BundledNetwork(members[network["file"]], network) for network in description["networks"]]
             self.steps: Mapping[StepKey, StepSpec] = {
                 step["key"]: step_of(step, networks, self.card["steps"][index])
                 for index, step in enumerate(description["steps"])
@@ -405,14 +395,13 @@ class PolicyBundle:
             raise BundleError(f"{name}: {DESCRIPTION} cannot be read: {error!r}.") from error
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, check: bool = True, n_threads: int | None = None) -> PolicyBundle:
+    def load(cls, path: str | os.PathLike[str], *, check: bool = True) -> PolicyBundle:
         """Read a bundle, compare all checksums, and replay its reference cases.
 
         Only its networks are executed, and nothing is written.
 
         :param path: The file, or `shelf:<name>`.
         :param check: Whether to replay the reference cases.
-        :param n_threads: See the class.
         :raises BundleError: The file cannot be read, or differs from what was exported.
         """
         path = bundle_path(path)
@@ -423,7 +412,7 @@ class PolicyBundle:
             content = path.read_bytes()
         except OSError as error:
             raise BundleError(f"{path} cannot be read: {error.strerror or error}.") from error
-        return cls(content, path, check, n_threads)
+        return cls(content, path, check)
 
     @classmethod
     def from_run(cls, run_dir: str | os.PathLike[str], **settings: Any) -> PolicyBundle:
@@ -545,11 +534,11 @@ class PolicySession:
         """Samples actions; a server passes it to `act_batch`."""
         self.converted: Mapping[str, Any] = {}
         """Entries of the latest observation, before any wrapper."""
-        stages = {key: observation_stages(step.observation_operations, provided) for key, step in bundle.steps.items()}
-        self._observation_stages = {key: (first, others) for key, (first, *others) in stages.items()}
-        self._action_stages = {
-            key: action_stages(step.action_operations, provided) for key, step in bundle.steps.items()
-        }
+        self._observation_stages, self._action_stages = {}, {}
+        for key, step in bundle.steps.items():
+            first, *others = stages_of(OBSERVATION_STAGES, step.observation_operations, provided)
+            self._observation_stages[key] = (first, others)
+            self._action_stages[key] = stages_of(ACTION_STAGES, step.action_operations, provided)
         self._state = EpisodeState()
         self._sequence = bundle.actor_sequence
         self._n_prepared = 0
@@ -596,9 +585,11 @@ class PolicySession:
             rng = None if deterministic else self.rng
             if self.bundle.is_recurrent:
                 inputs |= self.states
-            action, following = self.bundle.steps[step_key].act_one(inputs, agent_id, rng, temperature)
+            step = self.bundle.steps[step_key]
+            logits, following = step.outputs({name: array[np.newaxis] for name, array in inputs.items()}, agent_id)
+            action = {head: values[0] for head, values in step.chosen(logits, rng, temperature).items()}
             if following:
-                self.states = following
+                self.states = {key: array[0] for key, array in following.items()}
         return self.finish(action, is_packed)
 
     @property
@@ -630,9 +621,8 @@ class PolicySession:
         elif self._sequence:
             actor = self._sequence[self._n_prepared % len(self._sequence)]
         else:
-            raise EnvironmentContractError(
-                f"The order of actors is not fixed; pass actor_id=(step key, agent), of {list(self.bundle.steps)}."
-            )
+            known = list(self.bundle.steps)
+            raise EnvironmentContractError(f"The order of actors varies: pass actor_id=(step key, agent), of {known}.")
         step = self.bundle.step(actor[0])
         first, others = self._observation_stages[actor[0]]
         entries = self.converted = first(observation, self._state, actor)
@@ -703,7 +693,5 @@ def _require_close(found: Any, expected: Any, tolerance: float, what: str) -> No
     limit = tolerance * max(1.0, float(np.abs(expected[~masked]).max(initial=0.0)))
     error = float(np.abs(found[~masked] - expected[~masked]).max(initial=0.0))
     if not error <= limit or (found[masked] > _MASKED).any():
-        raise BundleError(
-            f"The bundle differs from the trained policy: {what}: the largest difference is {error:.3g}, at most "
-            f"{limit:.3g} is rounding. Export the policy again."
-        )
+        difference = f"the largest difference is {error:.3g}, at most {limit:.3g} is rounding"
+        raise BundleError(f"The bundle differs from the trained policy: {what}: {difference}.")

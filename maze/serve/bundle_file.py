@@ -30,10 +30,9 @@ STATE, NEXT_STATE = "state/", "next_state/"
 _MEMBER = re.compile(r"networks/\d{1,4}\.onnx")
 _PREFIX = "maze-sha256:"
 _CHECKSUM_SIZE = len(_PREFIX) + 64
-_EARLIEST = (1980, 1, 1, 0, 0, 0)
-"""The time of all members, so that equal contents have equal files."""
+_EARLIEST = (1980, 1, 1, 0, 0, 0)  # the time of all members, so that equal contents have equal files
+# The key of each reference to external data in ONNX; the byte before it is the last one of its length, 8.
 _EXTERNAL_DATA = re.compile(rb"(?<![\w/.:-])location")
-"""The key of each reference to external data in ONNX; the byte before it is the last one of its length, 8."""
 
 
 class BundleError(MazeError):
@@ -66,9 +65,7 @@ def unpacked(content: bytes, name: str) -> tuple[dict[str, Any], dict[str, bytes
     """
     checksum = content[-_CHECKSUM_SIZE:]
     if content[:4] != b"PK\x03\x04" or not checksum.startswith(_PREFIX.encode()):
-        raise BundleError(
-            f"{name} is not a complete policy bundle. `maze-run --export <run> --out policy.maze` makes one."
-        )
+        raise BundleError(f"{name} is not a complete policy bundle. `maze-run --export <run>` makes one.")
     if checksum[len(_PREFIX) :] != sha256(memoryview(content)[:-_CHECKSUM_SIZE]).encode():
         raise BundleError(f"{name} is damaged or was changed: its SHA-256 sum is wrong. Use another copy of it.")
     try:
@@ -80,16 +77,11 @@ def unpacked(content: bytes, name: str) -> tuple[dict[str, Any], dict[str, bytes
         if not _MEMBER.fullmatch(member):
             raise BundleError(f"{name} has an unknown member {member!r}. Nothing was written.")
         if _EXTERNAL_DATA.search(network):
-            raise BundleError(
-                f"{name}: a network refers to another file (external data), which bundles must not. No other file was "
-                "read."
-            )
+            raise BundleError(f"{name}: a network refers to another file (external data), which was not read.")
     found = (description.get("format"), description.get("version")) if isinstance(description, dict) else None
     if found != (FORMAT, FORMAT_VERSION):
-        raise BundleError(
-            f"{name}: expected the format and version {(FORMAT, FORMAT_VERSION)} in {DESCRIPTION}, found {found}. "
-            "Export the policy again, or install the version of Maze that made the file."
-        )
+        expected = f"expected the format and version {(FORMAT, FORMAT_VERSION)} in {DESCRIPTION}"
+        raise BundleError(f"{name}: {expected}, found {found}. Export the policy again.")
     return description, members
 
 

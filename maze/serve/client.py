@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -132,7 +133,7 @@ class PolicyClient:
         :param path: Path of the endpoint.
         :param body: Fields; may contain arrays.
         """
-        return self.request("POST", path, json.dumps(body, default=_as_json, allow_nan=False).encode())
+        return self.request("POST", path, json.dumps(body, default=methodcaller("tolist"), allow_nan=False).encode())
 
     def request(
         self, method: str, path: str, content: bytes | None = None, headers: Mapping[str, str] | None = None
@@ -161,12 +162,10 @@ class PolicyClient:
         try:
             return self._http.request(method, path, content=content, headers=headers)
         except httpx.TransportError as error:
-            if not n_retries:
-                raise ServerError(
-                    f"{method} {self._http.base_url}{path} got no response ({type(error).__name__}: {error}). "
-                    "Is the server running there?"
-                ) from error
-            return self._response(method, path, content, headers, n_retries - 1)
+            if n_retries:
+                return self._response(method, path, content, headers, n_retries - 1)
+            place = f"{method} {self._http.base_url}{path}"
+            raise ServerError(f"{place} got no response ({error!r}). Is the server running?") from error
 
     def close(self) -> None:
         """Close the connections."""
@@ -239,10 +238,3 @@ def _path(path: str, step_key: str | int | None) -> str:
 def _answer(reply: Mapping[str, Any]) -> Answer:
     found = (reply["action"], reply["policy"], reply["bundle"], reply["decision"])
     return Answer(*found, ranked=reply.get("ranked", []), state=reply.get("state"))
-
-
-def _as_json(value: Any) -> Any:
-    """Convert arrays and their scalars to plain numbers, without importing NumPy."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise TypeError(f"{type(value).__name__} cannot be sent as JSON.")

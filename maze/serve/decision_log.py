@@ -7,7 +7,6 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -166,25 +165,26 @@ def read_rng(written: Mapping[str, Any]) -> np.random.Generator:
 # -- replay ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass
 class Replay:
-    """Result of a replay."""
+    """Repeat the decisions of a log, and compare.
 
-    n_decisions: int = 0
-    """Decisions of networks that were repeated."""
-    n_prepared: int = 0
-    """Repeated decisions whose network inputs were computed from the observation again. A policy that looks back needs
-    the log of the whole episode for it."""
-    n_not_by_policy: int = 0
-    """Decisions without a network: refused, of the fallback, repeated actions."""
-    n_of_others: int = 0
-    """Decisions of bundles that were not passed."""
-    n_different: int = 0
-    first_difference: str = ""
-    """Place and content of the first difference."""
+    :param provided: Code that bundles need.
+    """
 
-    def differs(self, where: str, what: str) -> None:
-        """Count a difference."""
+    def __init__(self, provided: Mapping[str, Callable[..., Any]]) -> None:
+        self._provided = provided
+        # the sessions of the log, as far as it has them from their beginning
+        self._sessions: dict[Any, tuple[PolicySession, int]] = {}
+        self.n_decisions = 0  # of networks that were repeated
+        # Those whose network inputs were computed from the observation again. A policy that looks back needs the log
+        # of the whole episode for it.
+        self.n_prepared = 0
+        self.n_not_by_policy = 0  # refused, of the fallback, repeated actions
+        self.n_of_others = 0  # of bundles that were not passed
+        self.n_different = 0
+        self.first_difference = ""
+
+    def _differs(self, where: str, what: str) -> None:
         self.n_different += 1
         self.first_difference = self.first_difference or f"{where}: {what}"
 
@@ -199,93 +199,44 @@ class Replay:
             text += f"\nThe first difference is at {self.first_difference}"
         return text
 
+    def repeat(self, where: str, line: Mapping[str, Any], bundle: PolicyBundle, step_key: str | int) -> None:
+        """Repeat the decisions of a line.
 
-def replay(
-    path: Path, bundles: Sequence[PolicyBundle], provided: Mapping[str, Callable[..., Any]] | None = None
-) -> Replay:
-    """Repeat the decisions of a log, in the same batches.
-
-    :param path: The log: its directory, or one of its files.
-    :param bundles: The policies; decisions of others are counted only.
-    :param provided: Code that they need.
-    :raises CheckpointError: There is no log, or it is damaged.
-    """
-    known = {bundle.sha256: bundle for bundle in bundles}
-    result, episodes = Replay(), _Episodes(provided or {})
-    for where, line in read_lines(path):
-        if line.get("kind") == "outcome":
-            continue
-        try:
-            bundle = known.get(line["bundle"])
-            if bundle is None:
-                result.n_of_others += len(line["rows"])
+        :param where: The line in messages.
+        :param line: Its content.
+        :param bundle: The policy.
+        :param step_key: The sub-step.
+        """
+        inputs, states, actions = (
+            {name: decoded(array) for name, array in line.get(part, {}).items()}
+            for part in ("inputs", "states", "actions")
+        )
+        rngs = [read_rng(row["rng"]) for row in line["rows"] if row["rng"] is not None]
+        answer = bundle.act_batch(
+            step_key, inputs, agent_id=line["network_of"], deterministic=not rngs, rngs=rngs or None, states=states
+        )
+        explored = line.get("explored") or [False] * len(line["rows"])
+        for index, row in enumerate(line["rows"]):
+            self.n_decisions += 1
+            place = f"decision {row['decision']}"
+            for head, expected in actions.items():
+                found = answer.actions[head][index]
+                if not explored[index] and not _same_bits(expected[index], found):
+                    self._differs(where, f"{place}, `{head}`: the log has {expected[index]}, the replay {found}.")
+                    break
+            prepared = self.inputs(bundle, step_key, row)
+            if prepared is None:
                 continue
-            step_key = {str(key): key for key in bundle.steps}[line["step"]]
-            if line["kind"] == "decided":
-                _repeat(result, where, line, bundle, step_key, episodes)
-            else:
-                result.n_not_by_policy += len(line["rows"])
-                for row in line["rows"]:
-                    episodes.inputs(bundle, step_key, row)
-        except CheckpointError:
-            raise
-        except Exception as error:  # a line may hold anything
-            raise CheckpointError(
-                f"{where} is not an entry of a decision log ({type(error).__name__}: {error})."
-            ) from error
-    return result
-
-
-def _repeat(
-    result: Replay,
-    where: str,
-    line: Mapping[str, Any],
-    bundle: PolicyBundle,
-    step_key: str | int,
-    episodes: _Episodes,
-) -> None:
-    inputs, states, actions = (
-        {name: decoded(array) for name, array in line.get(part, {}).items()} for part in ("inputs", "states", "actions")
-    )
-    rngs = [read_rng(row["rng"]) for row in line["rows"] if row["rng"] is not None]
-    answer = bundle.act_batch(
-        step_key, inputs, agent_id=line["network_of"], deterministic=not rngs, rngs=rngs or None, states=states
-    )
-    explored = line.get("explored") or [False] * len(line["rows"])
-    for index, row in enumerate(line["rows"]):
-        result.n_decisions += 1
-        place = f"decision {row['decision']}"
-        for head, expected in actions.items():
-            found = answer.actions[head][index]
-            if not explored[index] and not _same_bits(expected[index], found):
-                result.differs(where, f"{place}, `{head}`: the log has {expected[index]}, the replay {found}.")
-                break
-        prepared = episodes.inputs(bundle, step_key, row)
-        if prepared is None:
-            continue
-        result.n_prepared += 1
-        computed, session = prepared
-        logged = dict(inputs)
-        if row["episode"]:  # otherwise the request has carried the hidden states
-            computed, logged = {**computed, **session.states}, {**inputs, **states}
-            session.states = answer.states_of(index)
-        for name, array in logged.items():
-            if not _same_bits(array[index], computed[name]):
-                result.differs(where, f"{place}: the network's input `{name}` differs.")
-                break
-
-
-def _same_bits(one: Any, other: Any) -> bool:
-    one, other = np.asarray(one), np.asarray(other)
-    return bool(one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes())
-
-
-class _Episodes:
-    """The sessions of a log, as far as the log has them from their beginning."""
-
-    def __init__(self, provided: Mapping[str, Callable[..., Any]]) -> None:
-        self._provided = provided
-        self._sessions: dict[Any, tuple[PolicySession, int]] = {}
+            self.n_prepared += 1
+            computed, session = prepared
+            logged = dict(inputs)
+            if row["episode"]:  # otherwise the request has carried the hidden states
+                computed, logged = {**computed, **session.states}, {**inputs, **states}
+                session.states = answer.states_of(index)
+            for name, array in logged.items():
+                if not _same_bits(array[index], computed[name]):
+                    self._differs(where, f"{place}: the network's input `{name}` differs.")
+                    break
 
     def inputs(
         self, bundle: PolicyBundle, step_key: str | int, row: Mapping[str, Any]
@@ -309,3 +260,42 @@ class _Episodes:
         except MazeError:
             return None
         return None if inputs is None else (inputs, session)
+
+
+def _same_bits(one: Any, other: Any) -> bool:
+    one, other = np.asarray(one), np.asarray(other)
+    return bool(one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes())
+
+
+def replay(
+    path: Path, bundles: Sequence[PolicyBundle], provided: Mapping[str, Callable[..., Any]] | None = None
+) -> Replay:
+    """Repeat the decisions of a log, in the same batches.
+
+    :param path: The log: its directory, or one of its files.
+    :param bundles: The policies; decisions of others are counted only.
+    :param provided: Code that they need.
+    :raises CheckpointError: There is no log, or it is damaged.
+    """
+    known = {bundle.sha256: bundle for bundle in bundles}
+    result = Replay(provided or {})
+    for where, line in read_lines(path):
+        if line.get("kind") == "outcome":
+            continue
+        try:
+            bundle = known.get(line["bundle"])
+            if bundle is None:
+                result.n_of_others += len(line["rows"])
+                continue
+            step_key = {str(key): key for key in bundle.steps}[line["step"]]
+            if line["kind"] == "decided":
+                result.repeat(where, line, bundle, step_key)
+            else:
+                result.n_not_by_policy += len(line["rows"])
+                for row in line["rows"]:
+                    result.inputs(bundle, step_key, row)
+        except CheckpointError:
+            raise
+        except Exception as error:  # a line may hold anything
+            raise CheckpointError(f"{where} is not an entry of a decision log ({error!r}).") from error
+    return result

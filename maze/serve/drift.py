@@ -29,15 +29,12 @@ FEATURES = ("mean", "std", "min", "max")
 MOST_COMPONENTS = 64
 MOST_CATEGORIES = 64
 _LEVELS = np.arange(1, 10) / 10
-_LEAST_SHARE = 1e-4
-"""Replaces a share of zero, which has no logarithm."""
-_MIN_EFFECTIVE = 100
-"""Minimum number of effective samples of a component with an index."""
+_LEAST_SHARE = 1e-4  # replaces a share of zero, which has no logarithm
+_MIN_EFFECTIVE = 100  # minimum number of effective samples of a component with an index
 _MAX_STRIDE = 64
-_FALSE_ALARM = 0.001
-"""Probability of a warning about an entry that has not changed."""
+_FALSE_ALARM = 0.001  # probability of a warning about an entry that has not changed
+# Widening of the training's range for the share outside, relative to its width and per effective sample.
 _WIDENING = 20.0
-"""Widening of the training's range for the share outside, relative to its width and per effective sample."""
 
 
 def components(array: Any) -> Array:
@@ -153,20 +150,20 @@ def population_stability_index(expected: Array, observed: Array) -> Array:
 class DriftLimits:
     """Limits above which observations differ from those of the training.
 
+    :param psi: Population stability index of an entry, less chance, from which a warning is logged.
+    :param out_of_range: Share of values outside the range of the training, above which an observation is an outlier,
+        and the latest observations of an entry cause a warning.
+    :param margin: Widening of the range at both ends, relative to its width: it is the range of a sample.
+    :param window: Number of latest observations that are compared; autocorrelated ones are thinned to one in 2, 4, ...
+    :param at_least: Minimum number of observations that are compared.
     :raises ConfigError: A limit is out of its range.
     """
 
     psi: float = 0.25
-    """Population stability index of an entry, less chance, from which a warning is logged."""
     out_of_range: float = 0.1
-    """Share of values outside the range of the training, above which an observation is an outlier, and the latest
-    observations of an entry cause a warning."""
     margin: float = 0.1
-    """Widening of the range at both ends, relative to its width: it is the range of a sample."""
     window: int = 2000
-    """Number of latest observations that are compared; autocorrelated ones are thinned to one in 2, 4, ..."""
     at_least: int = 500
-    """Minimum number of observations that are compared."""
 
     def __post_init__(self) -> None:
         for name in ("psi", "out_of_range", "margin"):
@@ -265,7 +262,9 @@ class _EntrySummary:
         unseen = _WIDENING / self._n_effective * width
         self._lowest, self._highest = self.low - unseen, self.high + unseen
         degrees = np.array([max(1, np.count_nonzero(shares) - 1) for shares in self._shares])
-        self._chance = _chi_square(degrees, _FALSE_ALARM / max(1, len(parts)))
+        # the upper quantile of chi square (Wilson and Hilferty 1931)
+        part_of_degree, upper = 2.0 / (9.0 * degrees), NormalDist().inv_cdf(1.0 - _FALSE_ALARM / max(1, len(parts)))
+        self._chance = degrees * (1.0 - part_of_degree + upper * np.sqrt(part_of_degree)) ** 3
 
     def drift(self, samples: Array, stride: int) -> tuple[float, int, float, float]:
         """Compare samples with the training.
@@ -282,21 +281,14 @@ class _EntrySummary:
         n_effective = np.minimum(most, [effective_samples(each, 2, [10]) for each in places])
         known = n_effective >= min(_MIN_EFFECTIVE, n / 8)
         # Without a change, the index is distributed as chi square, times both variances (Yurdakul and Naranjo 2020).
-        indices = self._indices(places, n) - self._chance * (1.0 / n_effective + 1.0 / self._n_effective)
+        counts = (np.bincount(each, minlength=len(shares)) for each, shares in zip(places, self._shares, strict=True))
+        pairs = zip(self._shares, counts, strict=True)
+        found = np.array([population_stability_index(shares, count / n) for shares, count in pairs])
+        indices = found - self._chance * (1.0 / n_effective + 1.0 / self._n_effective)
         indices[~known] = -np.inf
         worst = int(indices.argmax())
         outside = float(((samples < self._lowest) | (samples > self._highest)).mean())
         return max(0.0, float(indices[worst])), worst, outside, float(n_effective.min())
-
-    def outside(self, values: Array) -> Array:
-        """Return whether components lie outside the training's range, `[..., n_components]`."""
-        found: Array = (values < self.low) | (values > self.high)
-        return found
-
-    def _indices(self, places: list[Array], n_samples: int) -> Array:
-        counts = (np.bincount(each, minlength=len(shares)) for each, shares in zip(places, self._shares, strict=True))
-        pairs = zip(self._shares, counts, strict=True)
-        return np.array([population_stability_index(shares, count / n_samples) for shares, count in pairs])
 
 
 def _numbers(values: Any, n_values: int | None = None) -> Array:
@@ -306,12 +298,6 @@ def _numbers(values: Any, n_values: int | None = None) -> Array:
     if not np.isfinite(numbers).all():
         raise ValueError("numbers are not finite")
     return numbers
-
-
-def _chi_square(degrees: Array, upper: float) -> Array:
-    """Return the upper quantile of chi square (Wilson and Hilferty 1931)."""
-    part = 2.0 / (9.0 * degrees)
-    return np.asarray(degrees * (1.0 - part + NormalDist().inv_cdf(1.0 - upper) * np.sqrt(part)) ** 3)
 
 
 class DriftGuard:
@@ -374,7 +360,8 @@ class DriftGuard:
         """
         n_outside, n_values, worst = 0, 0, ("", 0)
         for entry, summary in self._summaries.get(step_key, {}).items():
-            outside = summary.outside(components(observation[entry]))
+            values = components(observation[entry])
+            outside = (values < summary.low) | (values > summary.high)
             n = int(np.count_nonzero(outside))
             n_outside, n_values = n_outside + n, n_values + outside.size
             if n > worst[1]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,18 +19,22 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from maze.core.agent.hidden_states import HiddenStates
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigImportError, MazeError, install_command
 from maze.core.utils.files import read_json_object
+from maze.core.wrappers.step_skip_wrapper import StepSkipWrapper
+from maze.core.wrappers.wrapper import Wrapper
 from maze.perception.blocks.recurrent.recurrent_cell import StepRun, recurrent_cells, running
 from maze.report.progress import read_progress
 from maze.serve.bundle_file import NEXT_STATE, STATE, packed
+from maze.serve.drift import components, entry_summaries
 from maze.serve.pipeline import StepKey
-from maze.serve.recording import Recording, record
 from maze.serve.wrappers_as_data import Operations, operations_of, space_as_data
 
+Array = np.ndarray[Any, Any]
 EXACT = 1e-5
 """Maximum difference of the logits of an exported network, relative to the largest of them."""
 
@@ -89,7 +96,9 @@ def export_policy(
     networks: dict[int, dict[str, Any]] = {}  # by identity
     steps = []
     for key in env.observation_spaces_dict:
-        agents = _agents(policy, key)
+        agents: dict[int | None, nn.Module] = {None: policy.network_for(ActorID(key, 0))}  # None: of all agents
+        if key in policy.substeps_with_separate_agent_nets:
+            agents = {agent: network for (each, agent), network in policy.networks.items() if each == key}
         for network in agents.values():
             if id(network) not in networks:
                 file = f"networks/{len(networks)}.onnx"
@@ -131,22 +140,26 @@ def exported_network(
     """
     observation_space = env.observation_spaces_dict[step_key]
     names = list(observation_space.spaces)
-    batch = [_example(space) for space in observation_space.spaces.values()]
+    # to trace the network with: ones where possible, as masks of all actions
+    batch = [
+        torch.ones((3, *(space.shape or ()))).clip(
+            torch.as_tensor(getattr(space, "low", 1.0)), torch.as_tensor(getattr(space, "high", 1.0))
+        )
+        for space in observation_space.spaces.values()
+    ]
     states = {key: cell.state_size for key, cell in recurrent_cells(network).items()}
     try:
         content, heads = as_graph(network, batch, names, policy.distribution_mapper.action_heads, states)
     except ImportError as error:
-        raise ConfigImportError(
-            f"Exporting needs onnx, onnxscript and onnxruntime: {install_command('onnx')} ({error})."
-        ) from error
+        raise ConfigImportError(f"Exporting needs onnxscript: {install_command('onnx')} ({error}).") from error
     except Exception as error:  # torch raises many types
-        raise ExportError(
-            f"The network of sub-step {step_key!r} ({type(network).__name__}) cannot be exported as an ONNX graph"
-            f"{_failing_block(network)}: {_first_line(error)}"
-        ) from error
+        named = f"The network of sub-step {step_key!r} ({type(network).__name__})"
+        raise ExportError(f"{named} cannot be exported as an ONNX graph: {_first_line(error)}") from error
     if not heads:
         raise ExportError(f"The network of sub-step {step_key!r} has no action head among its outputs.")
-    used = _input_names(content)
+    import onnx
+
+    used = {each.name for each in onnx.load_from_string(content).graph.input}
     return content, {
         "inputs": {name: f"observation/{name}" for name in names if f"observation/{name}" in used},
         "outputs": {head: f"logits/{head}" for head in heads},
@@ -205,15 +218,6 @@ class _LogitsOnly(nn.Module):
         return (*(outputs[head] for head in self.heads), *following)
 
 
-def _example(space: spaces.Space[Any], n_rows: int = 3) -> torch.Tensor:
-    """Return observations to trace a network with, `[n_rows, *shape]`: ones where possible, as masks of all actions."""
-    shape = tuple(space.shape or ())
-    values = np.ones(shape, np.float32)
-    if isinstance(space, spaces.Box):
-        values = np.clip(values, space.low, space.high).astype(np.float32)
-    return torch.from_numpy(np.stack([values] * n_rows))
-
-
 def _onnx(graph: nn.Module, batch: Sequence[torch.Tensor], inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
     import onnx  # noqa: F401 - torch's own error is less clear
     import onnxscript  # noqa: F401
@@ -239,12 +243,6 @@ def _onnx(graph: nn.Module, batch: Sequence[torch.Tensor], inputs: Sequence[str]
     return content
 
 
-def _input_names(content: bytes) -> set[str]:
-    import onnx
-
-    return {each.name for each in onnx.load_from_string(content).graph.input}
-
-
 @contextmanager
 def _quietly() -> Iterator[None]:
     """Suppress the log messages and warnings of the exporter."""
@@ -258,35 +256,12 @@ def _quietly() -> Iterator[None]:
         logging.disable(before)
 
 
-def _failing_block(network: nn.Module) -> str:
-    """Name the first perception block that cannot be exported by itself; empty if there is none."""
-    from maze.perception.blocks import InferenceBlock, PerceptionBlock
-
-    for name, module in network.named_modules():
-        if not isinstance(module, PerceptionBlock) or isinstance(module, InferenceBlock):
-            continue
-        names = list(dict.fromkeys(module.in_keys))
-        shapes = dict(zip(module.in_keys, module.in_shapes, strict=True))
-        try:
-            as_graph(module, [torch.ones((3, *shapes[key])) for key in names], names, module.out_keys)
-        except Exception:  # any error identifies the block
-            return f", because of its block `{name}` ({type(module).__name__})"
-    return ""
-
-
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error.__cause__ or error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 
 
 # -- description ------------------------------------------------------------------------------------------------------
-
-
-def _agents(policy: TorchPolicy, step_key: Any) -> dict[int | None, nn.Module]:
-    """Return the networks of a sub-step by agent; None: the network of all agents."""
-    if step_key not in policy.substeps_with_separate_agent_nets:
-        return {None: policy.network_for(ActorID(step_key, 0))}
-    return {agent: network for (key, agent), network in policy.networks.items() if key == step_key}
 
 
 def _step(
@@ -304,10 +279,8 @@ def _step(
         description = policy.distribution_mapper.describe_head(head)
         if description is None:
             kind = policy.distribution_mapper.distribution_class(head)
-            raise ExportError(
-                f"Action head `{head}` has the custom distribution {kind.__module__}.{kind.__qualname__}; a bundle "
-                "can only sample from the distributions of Maze."
-            )
+            own = f"{kind.__module__}.{kind.__qualname__}"
+            raise ExportError(f"Action head `{head}` has the custom distribution {own}, which no bundle can contain.")
         descriptions[head] = description
     return {
         "key": step_key,
@@ -402,3 +375,184 @@ def _evaluation(run_dir: Path) -> dict[str, Any]:
     best = int(np.nanargmax(rewards))
     statistics = {name: column[best] for name, column in evaluated.columns.items() if math.isfinite(column[best])}
     return {"epoch": int(evaluated.steps[best]), "statistics": statistics}
+
+
+# -- recording: reference cases, an episode, and summaries of observations ---------------------------------------------
+
+MOST_CASES = 64
+MOST_CASE_BYTES = 2**20
+"""Size of the reference cases of one actor, and of the recorded episode."""
+MOST_EPISODE_STEPS = 32
+
+
+@dataclass
+class Recording:
+    """Result of :func:`record`.
+
+    :param actors: Acting actors by episode.
+    :param inputs: Observations of the policy by actor.
+    :param states: Its hidden states `[size]` before each of them, by state key; empty where it carries none.
+    :param converted: Components of observations before all wrappers, by sub-step and entry.
+    :param sizes: Sizes of these observations.
+    :param episode: The beginning of an episode: observations of the raw environment, and network inputs; empty where
+        code of the caller is between them.
+    """
+
+    actors: list[list[ActorID]] = field(default_factory=list)
+    inputs: dict[ActorID, list[dict[str, Array]]] = field(default_factory=dict)
+    states: dict[ActorID, list[dict[str, Array]]] = field(default_factory=dict)
+    converted: dict[StepKey, dict[str, list[Array]]] = field(default_factory=dict)
+    sizes: dict[StepKey, dict[str, int]] = field(default_factory=dict)
+    episode: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def actor_sequence(self) -> Sequence[ActorID]:
+        """The actors of an environment step in their order; empty if it varies."""
+        first = self.actors[0]
+        period = next((index for index, actor in enumerate(first) if index and actor == first[0]), len(first))
+        sequence = first[:period]
+        is_fixed = all(
+            actor == sequence[index % period] for actors in self.actors for index, actor in enumerate(actors)
+        )
+        return sequence if is_fixed else []
+
+    def drift(self, step_key: StepKey) -> dict[str, Any]:
+        """Return summaries of a sub-step's observations by entry."""
+        return entry_summaries(self.converted.get(step_key, {}), self.sizes.get(step_key, {}))
+
+    def reference_cases(self, policy: TorchPolicy, used: Mapping[StepKey, Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Sample observations of each actor, with the logits and greedy actions of the policy.
+
+        :param policy: The policy.
+        :param used: Entries that networks use, by sub-step.
+        """
+        cases, seen = [], set()
+        for actor, inputs in self.inputs.items():
+            network = id(policy.network_for(actor))
+            if (actor.step_key, network) in seen:
+                continue
+            seen.add((actor.step_key, network))
+            size = sum(np.asarray(inputs[0][name]).size * 4 for name in used[actor.step_key])
+            n_cases = max(2, min(MOST_CASES, len(inputs), MOST_CASE_BYTES // max(size, 1)))
+            chosen = [int(index) for index in np.linspace(0, len(inputs) - 1, min(n_cases, len(inputs)))]
+            batch = _stacked([inputs[index] for index in chosen])
+            states = _stacked([self.states[actor][index] for index in chosen])
+            run = StepRun({key: torch.from_numpy(array) for key, array in states.items()})
+            with torch.inference_mode(), policy.running_for(actor, run):
+                output = policy.compute_substep_policy_output(dict(batch), actor)
+            logits = {head: values.numpy() for head, values in output.action_logits.items()}
+            following = {key: values.numpy() for key, values in run.final.items()}
+            copies = {key: array.copy() for key, array in states.items()}
+            actions = policy.compute_actions(batch, actor, deterministic=True, states=copies)
+            cases.append(
+                {
+                    "step_key": actor.step_key,
+                    "agent_id": actor.agent_id,
+                    "inputs": {name: batch[name].astype(np.float32) for name in used[actor.step_key]},
+                    "logits": {head: values.astype(np.float32) for head, values in logits.items()},
+                    "actions": actions,
+                    **({"states": states, "next_states": following} if states else {}),
+                }
+            )
+        return cases
+
+
+class Tap(Wrapper[Any]):
+    """Record the latest observation of the raw environment, before all wrappers."""
+
+    keeps_observations_and_actions = True
+    entries: Mapping[str, Any] = MappingProxyType({})
+
+    def reset(self) -> Any:
+        self.entries = self._env_reset()
+        return self.entries
+
+    def step(self, action: Any) -> Any:
+        result = self._env_step(action)
+        self.entries = result[0]
+        return result
+
+
+@contextmanager
+def tapped(env: Any, operations: Operations) -> Iterator[tuple[Any, Tap]]:
+    """Insert a tap around the raw environment; afterwards the environment is as before."""
+    tap = Tap(operations.environment)
+    if not operations.chain:
+        yield tap, tap
+        return
+
+    def rewire(innermost: Any) -> None:
+        operations.chain[0].env = innermost
+        for wrapper in operations.chain[1:]:
+            wrapper.env = wrapper.env  # rebinds its methods
+
+    rewire(tap)
+    try:
+        yield env, tap
+    finally:
+        rewire(operations.environment)
+
+
+def record(policy: TorchPolicy, env: MazeEnv[Any], operations: Operations, n_steps: int, seed: int) -> Recording:
+    """Take steps with sampled actions, as in training.
+
+    :param policy: The policy.
+    :param env: Its environment.
+    :param operations: The operations of its wrappers.
+    :param n_steps: Number of decisions.
+    :param seed: Seed of environment and policy.
+    """
+    with tapped(env, operations) as (seen_env, tap):
+        recording = Recording()
+        skips = any(type(each) is StepSkipWrapper for each in operations.chain)
+        is_replayable = not any(piece["is_required"] for piece in operations.code) and not skips
+        every, n_acted = max(1, n_steps // MOST_CASES), Counter[ActorID]()
+        seen_env.seed(seed)
+        policy.seed(seed)
+        is_done, observation, n_bytes = True, {}, 0
+        hidden_states = HiddenStates(1, policy.state_sizes)
+        for step in range(max(n_steps, 1)):
+            if is_done:
+                observation = seen_env.reset()
+                hidden_states.reset(np.ones(1, np.bool_))
+                recording.actors.append([])
+            actor = seen_env.actor_id()
+            recording.actors[-1].append(actor)
+            kept, states = recording.inputs.setdefault(actor, []), hidden_states.of(actor)
+            if n_acted[actor] % every == 0 or len(kept) < 2:
+                kept.append({name: np.array(value) for name, value in observation.items()})
+                before = {key: array[0].copy() for key, array in states.items()}
+                recording.states.setdefault(actor, []).append(before)
+            n_acted[actor] += 1
+            samples = recording.converted.setdefault(actor.step_key, {})
+            sizes = recording.sizes.setdefault(actor.step_key, {})
+            for name, value in tap.entries.items():
+                samples.setdefault(name, []).append(np.array(components(value)))
+                sizes[name] = np.asarray(value).size
+            if is_replayable and len(recording.actors) == 1 and step < MOST_EPISODE_STEPS and n_bytes < MOST_CASE_BYTES:
+                case = _episode_case(operations, actor, tap.entries, observation)
+                n_bytes += sum(array.nbytes for part in ("observation", "inputs") for array in case[part].values())
+                recording.episode.append(case)
+            actions = policy.compute_actions(_stacked([observation]), actor, states=states)  # overwrites the states
+            observation, _, is_done, _ = seen_env.step({head: action[0] for head, action in actions.items()})
+        return recording
+
+
+def _stacked(rows: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    return {name: np.stack([np.asarray(row[name]) for row in rows]) for name in rows[0]}
+
+
+def _episode_case(
+    operations: Operations, actor: ActorID, entries: Mapping[str, Any], observation: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return an observation before and after the wrappers."""
+    kind = operations.observations[actor.step_key][0]["kind"]
+    raw: Mapping[str, Any] = entries
+    if kind != "converted":
+        state = operations.environment.get_maze_state()
+        raw = state if kind == "dict" else dict(zip(entries, state if kind == "tuple" else [state], strict=True))
+    return {
+        "actor": list(actor),
+        "observation": {name: np.array(raw[name]) for name in entries},
+        "inputs": {name: np.array(value, np.float32) for name, value in observation.items()},
+    }

@@ -33,17 +33,19 @@ Provided = Mapping[str, Callable[..., Any]]
 
 @dataclass
 class EpisodeState:
-    """State of the operations in an episode, for one environment."""
+    """State of the operations in an episode, for one environment.
+
+    :param first_actor: First actor of a step, where actions are repeated.
+    :param n_repeated: Steps since the last decision.
+    :param states: Hidden states `[size]` of the actors' networks by state key.
+    """
 
     stacks: dict[tuple[Actor, str], Array] = field(default_factory=dict)
     first_actor: Actor | None = None
-    """First actor of a step, where actions are repeated."""
     n_repeated: int = 0
-    """Steps since the last decision."""
     is_repeating: bool = False
     last_actions: dict[Actor, Entries] = field(default_factory=dict)
     states: dict[Actor, dict[str, Array]] = field(default_factory=dict)
-    """Hidden states `[size]` of the actors' networks by state key."""
 
     def clear(self) -> None:
         """Forget the episode."""
@@ -55,14 +57,20 @@ ObservationStage = Callable[[Any, EpisodeState, Actor], Any]
 ActionStage = Callable[[Any, EpisodeState, Actor], Any]
 
 
-def observation_stages(operations: Sequence[Mapping[str, Any]], provided: Provided) -> list[ObservationStage]:
-    """Build the stages of a sub-step's observations, in their order."""
-    return [_stage(_OBSERVATION_STAGES, operation, provided) for operation in operations]
+def stages_of(kinds: Mapping[str, Any], operations: Sequence[Mapping[str, Any]], provided: Provided) -> list[Any]:
+    """Build the stages of a sub-step's observations or actions, in their order.
 
-
-def action_stages(operations: Sequence[Mapping[str, Any]], provided: Provided) -> list[ActionStage]:
-    """Build the stages of a sub-step's actions, in their order."""
-    return [_stage(_ACTION_STAGES, operation, provided) for operation in operations]
+    :param kinds: :data:`OBSERVATION_STAGES` or :data:`ACTION_STAGES`.
+    :param operations: The operations.
+    :param provided: Code of the caller.
+    """
+    stages = []
+    for operation in operations:
+        try:
+            stages.append(kinds[operation["op"]](operation, provided))
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:  # noqa: PERF203
+            raise BundleError(f"An operation of the bundle cannot be read: {operation!r:.300} ({error!r}).") from error
+    return stages
 
 
 def check_provided(code: Sequence[Mapping[str, Any]], provided: Provided) -> None:
@@ -75,9 +83,8 @@ def check_provided(code: Sequence[Mapping[str, Any]], provided: Provided) -> Non
     for name in provided:
         if name not in known:
             names = ", ".join(known) or "nothing"
-            raise BundleError(
-                f"provided[{name!r}]: the bundle needs no such code.{did_you_mean(name, known)} It needs: {names}."
-            )
+            hint = did_you_mean(name, known)
+            raise BundleError(f"provided[{name!r}]: the bundle needs no such code.{hint} It needs: {names}.")
     for piece in code:
         if piece.get("is_required") and piece["name"] not in provided:
             raise BundleError(
@@ -121,13 +128,6 @@ def typed_entry(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], name: 
     if dtype.kind == "f" and not -np.inf < np.add.reduce(array, None) < np.inf and not np.isfinite(array).all():
         raise NonFiniteError(f"Observation `{name}` is not finite: {array!r:.200}.")
     return array
-
-
-def _stage(stages: Mapping[str, Any], operation: Mapping[str, Any], provided: Provided) -> Any:
-    try:
-        return stages[operation["op"]](operation, provided)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise BundleError(f"An operation of the bundle cannot be read: {operation!r:.300} ({error!r}).") from error
 
 
 # -- observations -----------------------------------------------------------------------------------------------------
@@ -307,5 +307,5 @@ def _cast(leaf: Mapping[str, Any]) -> Callable[[Any], Any]:
 
 
 _LEAVES = {"discrete": _discrete, "multi_discrete": _multi_discrete, "box": _box, "cast": _cast}
-_OBSERVATION_STAGES = {"entries": _entries, "convert": _convert, "stack": _stack, "skip": _skip, "code": _code}
-_ACTION_STAGES = {"skip": _repeat, "grid": _grid, "split": _join, "code": _code, "clip": _clip, "pack": _pack}
+OBSERVATION_STAGES = {"entries": _entries, "convert": _convert, "stack": _stack, "skip": _skip, "code": _code}
+ACTION_STAGES = {"skip": _repeat, "grid": _grid, "split": _join, "code": _code, "clip": _clip, "pack": _pack}

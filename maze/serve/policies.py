@@ -190,12 +190,8 @@ class Policies:
             bundle = await asyncio.get_running_loop().run_in_executor(None, PolicyBundle, content, path)
             before = self._served.get(name)
             if before is not None and _spaces_of(before.bundle) != _spaces_of(bundle):
-                raise RefusedError(
-                    409,
-                    "other_spaces",
-                    f"The bundle's observations or actions differ from those of policy {name!r}. Add it under another "
-                    "name.",
-                )
+                message = f"Its observations or actions differ from those of policy {name!r}. Add it by another name."
+                raise RefusedError(409, "other_spaces", message)
             weight, is_shadow = (before.weight, before.is_shadow) if before is not None else (0.0, False)
             served = self.add(name, bundle, weight, is_shadow)
         self.metrics.events.labels("swap").inc()

@@ -132,10 +132,8 @@ class WholeBundlePolicy(Policy):
     def __init__(self, bundle: str | Path | PolicyBundle) -> None:
         self.bundle = bundle if isinstance(bundle, PolicyBundle) else PolicyBundle.load(bundle)
         if missing := [str(piece["class"]) for piece in self.bundle.card["code"] if piece["is_required"]]:
-            raise ConfigError(
-                f"The bundle {self.bundle.card['name']!r} cannot act by itself: it requires the code of "
-                f"{', '.join(missing)}. Use the run that it was exported from."
-            )
+            name = self.bundle.card["name"]
+            raise ConfigError(f"The bundle {name!r} requires the code of {', '.join(missing)}. Use its run.")
         self._session = self.bundle.session()
 
     @override(Policy)
@@ -177,8 +175,7 @@ class WholeBundlePolicy(Policy):
             card = self.bundle.card
             raise ConfigError(
                 f"{origin}: the bundle {card['name']!r} was trained in {card['environment']}, with the observations "
-                f"{wanted} by sub-step; this environment has {shown}. Use the bundle's environment without wrappers of "
-                "observations and actions, which the bundle contains."
+                f"{wanted} by sub-step; this environment, without wrappers that the bundle contains, has {shown}."
             )
 
 

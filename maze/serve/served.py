@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter, thread_time
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from maze.core.errors import ConfigError, MazeError, did_you_mean
 from maze.core.trajectory_recording.datasets.decision_data import encoded
 from maze.distributions.samplers import Sampler, probabilities_of, sampler_of, uniform_logits
-from maze.serve.bundle import BatchActions, PolicyBundle, PolicySession, StepSpec
+from maze.serve.bundle import BatchActions, PolicyBundle, PolicySession
 from maze.serve.decision_log import DecisionLog
 from maze.serve.drift import DriftGuard, DriftLimits
 from maze.serve.pipeline import Actor, packed
@@ -26,8 +27,8 @@ Array = np.ndarray[Any, Any]
 Fallback = Callable[[Mapping[str, Any], Actor], Any]
 """Decides in place of the policy, from the entries of an observation and its actor. A returned mapping holds the
 entries of the action, anything else is the action as the raw environment takes it."""
+# Networks that take longer run in a thread, so that the event loop reads other requests meanwhile.
 _BLOCKING_SECONDS = 0.004
-"""Networks that take longer run in a thread, so that the event loop reads other requests meanwhile."""
 
 
 class RefusedError(MazeError):
@@ -81,52 +82,56 @@ class Options(NamedTuple):
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of all policies of a server."""
+    """Settings of all policies of a server.
+
+    :param max_batch: Maximum number of decisions in one call of a network.
+    :param batch_delay: Maximum seconds that a decision waits for others of its batch.
+    :param max_sessions: Maximum number of sessions; more are refused.
+    :param session_seconds: Seconds without a request after which a session expires.
+    :param on_drift: Reaction to an observation outside the training's range: `warn`, `refuse`, or `fallback`.
+    :param provided: Code that bundles need, by its name in their cards.
+    :param explore: Probability, for each action head, of an action drawn uniformly from the allowed ones.
+    """
 
     max_batch: int = 64
-    """Maximum number of decisions in one call of a network."""
     batch_delay: float = 0.002
-    """Maximum seconds that a decision waits for others of its batch."""
     max_sessions: int = 1000
-    """Maximum number of sessions; more are refused."""
     session_seconds: float = 900.0
-    """Seconds without a request after which a session expires."""
     drift: DriftLimits = field(default_factory=DriftLimits)
     on_drift: str = "warn"
-    """Reaction to an observation outside the training's range: `warn`, `refuse`, or `fallback`."""
     fallback: Fallback | None = None
     provided: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    """Code that bundles need, by its name in their cards."""
     explore: float = 0.0
-    """Probability, for each action head, of an action drawn uniformly from the allowed ones."""
 
 
 class Query(NamedTuple):
-    """An observation to decide on; a row of a batch, and of an entry of the decision log."""
+    """An observation to decide on; a row of a batch, and of an entry of the decision log.
+
+    :param acting: Has prepared the observation, and converts the decision to an action.
+    :param inputs: Network inputs without the batch dimension; None: the last decision is repeated.
+    :param rng: Samples the action; None: the greedy action.
+    :param ranked: Number of most probable actions to return as well.
+    :param states: Hidden states `[size]` by state key; empty where none are carried.
+    :param decision: Identifier of the decision.
+    :param observation: As received.
+    :param episode: Episode of a session in the decision log; empty: no session.
+    :param named: Episode as the client names it in a request without a session; empty: it names none.
+    :param n: Number of the decision in its episode.
+    :param written_rng: State of the generator before the action is sampled.
+    """
 
     acting: PolicySession
-    """Has prepared the observation, and converts the decision to an action."""
     actor: Actor
     inputs: Mapping[str, Array] | None
-    """Network inputs without the batch dimension; None: the last decision is repeated."""
     rng: np.random.Generator | None
-    """Samples the action; None: the greedy action."""
     ranked: int
-    """Number of most probable actions to return as well."""
     states: Mapping[str, Array]
-    """Hidden states `[size]` by state key; empty where none are carried."""
     decision: str
-    """Identifier of the decision."""
     observation: Any
-    """As received."""
     episode: str = ""
-    """Episode of a session in the decision log; empty: no session."""
     named: str = ""
-    """Episode as the client names it in a request without a session; empty: it names none."""
     n: int = 0
-    """Number of the decision in its episode."""
     written_rng: Any = None
-    """State of the generator before the action is sampled."""
     is_shadow: bool = False
 
     def entry(self) -> dict[str, Any]:
@@ -148,14 +153,15 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.requests = self._counter("maze_requests", "Requests that were answered.", "path", "status")
-        self.decisions = self._counter("maze_decisions", "Decisions requested of a policy.", "policy")
-        self.events = self._counter("maze_events", "Events of the server.", "event")
+        counter = partial(Counter, registry=self.registry)
+        self.requests = counter("maze_requests", "Requests that were answered.", ("path", "status"))
+        self.decisions = counter("maze_decisions", "Decisions requested of a policy.", ("policy",))
+        self.events = counter("maze_events", "Events of the server.", ("event",))
         for event in ("swap", "fallback", "refused", "expired_session", "failed_housekeeping"):
             self.events.labels(event)
-        self.outcomes = self._counter("maze_outcomes", "Reported outcomes of decisions.")
-        self.shadow_decisions = self._counter(
-            "maze_shadow_decisions", "Decisions of shadows, compared with the returned ones.", "policy", "result"
+        self.outcomes = counter("maze_outcomes", "Reported outcomes of decisions.")
+        self.shadow_decisions = counter(
+            "maze_shadow_decisions", "Decisions of shadows, compared with the returned ones.", ("policy", "result")
         )
         seconds = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0)
         self.seconds = Histogram(
@@ -163,9 +169,6 @@ class Metrics:
         )
         sizes, meaning = (1, 2, 4, 8, 16, 32, 64, 128), "Decisions in one call of a network."
         self.batch_sizes = Histogram("maze_batch_size", meaning, ("policy",), buckets=sizes, registry=self.registry)
-
-    def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
-        return Counter(name, meaning, labels, registry=self.registry)
 
 
 # -- micro-batching ----------------------------------------------------------------------------------------------------
@@ -327,8 +330,14 @@ class Served:
         # error here.
         self._converters = {key: self.session() for key in bundle.steps}
         self._exploring = np.random.default_rng()
-        if settings.explore:
-            self._uniform = {step.step_key: _uniform_samplers(name, step) for step in bundle.steps.values()}
+        self._uniform: dict[str | int, dict[str, Sampler]] = {}
+        for key, step in bundle.steps.items() if settings.explore else ():
+            kinds = {head: each.description["distribution"] for head, each in step.heads.items()}
+            discrete = ("categorical", "multi_categorical", "bernoulli")
+            if continuous := [head for head, kind in kinds.items() if kind not in discrete]:
+                raise ConfigError(f"--explore: policy {name!r} has the continuous action heads {continuous}.")
+            greedy = {"is_greedy": False}
+            self._uniform[key] = {head: sampler_of({**each.description, **greedy}) for head, each in step.heads.items()}
 
     def session(self, seed: int | None = None) -> PolicySession:
         """Begin an episode."""
@@ -340,12 +349,8 @@ class Served:
         :raises RefusedError: The policy needs the observations of an episode in their order.
         """
         if self.bundle.has_memory:
-            raise RefusedError(
-                409,
-                "needs_session",
-                f"Policy {self.name!r} needs the observations of an episode one after the other: begin a session "
-                "(POST /sessions), and request its decisions from /sessions/{id}/act.",
-            )
+            message = f"Policy {self.name!r} needs all observations of an episode: begin a session (POST /sessions)."
+            raise RefusedError(409, "needs_session", message)
         return self._converters[step_key]
 
     def states_before(self, actor: Actor, options: Options) -> dict[str, Array]:
@@ -360,13 +365,10 @@ class Served:
         if state is None and not step.network(agent_id).state_sizes:
             return {}
         if state is None and not options.episode_start:
-            raise RefusedError(
-                422,
-                "missing_state",
-                f"Policy {self.name!r} carries a hidden state from step to step: send with each observation the "
-                "`state` that the previous decision returned, and `episode_start`: true where an episode starts; or "
-                "begin a session (POST /sessions).",
+            message = (
+                f"Policy {self.name!r} is recurrent: send the `state` of the previous decision, or `episode_start`."
             )
+            raise RefusedError(422, "missing_state", message)
         is_mapping = isinstance(state, Mapping) and state.keys() == {"bundle", "values"}
         if state is not None and not (is_mapping and isinstance(state["values"], Mapping)):
             message = "`state` must be the object that the previous decision returned, with `bundle` and `values`."
@@ -403,12 +405,9 @@ class Served:
             message = f"Policy {self.name!r} has sub-steps; request act/<step key>, of {known}."
             raise RefusedError(422, "which_step", message)
         if options.step_key not in self._step_keys:
-            raise RefusedError(
-                404,
-                "unknown_step",
-                f"Policy {self.name!r} has no sub-step {options.step_key!r:.100}."
-                f"{did_you_mean(options.step_key, known)} It has {known}.",
-            )
+            hint = did_you_mean(options.step_key, known)
+            message = f"Policy {self.name!r} has no sub-step {options.step_key!r:.100}.{hint} It has {known}."
+            raise RefusedError(404, "unknown_step", message)
         return self._step_keys[options.step_key], options.agent_id
 
     def decide(self, query: Query) -> asyncio.Future[dict[str, Any]] | dict[str, Any]:
@@ -543,21 +542,6 @@ class Served:
             "drift": [entry._asdict() for entry in self.guard.entries],
             "card": bundle.card,
         }
-
-
-def _uniform_samplers(policy: str, step: StepSpec) -> dict[str, Sampler]:
-    """Return the samplers of exploration, by head.
-
-    :raises ConfigError: A head is continuous.
-    """
-    discrete = ("categorical", "multi_categorical", "bernoulli")
-    continuous = [name for name, head in step.heads.items() if head.description["distribution"] not in discrete]
-    if continuous:
-        raise ConfigError(
-            f"--explore: policy {policy!r} has the continuous action heads {continuous}, of which no uniform action "
-            f"is drawn. Sample its actions instead (`deterministic`: false)."
-        )
-    return {name: sampler_of({**head.description, "is_greedy": False}) for name, head in step.heads.items()}
 
 
 def _stacked(rows: Sequence[Mapping[str, Array]]) -> dict[str, Array]:

@@ -56,6 +56,8 @@ class Operations:
     :param chain: The wrappers around it, innermost first.
     :param observations: Operations by sub-step, from the raw environment to the network.
     :param actions: Operations by sub-step, from the network to the raw environment.
+    :param wrappers: All wrappers, innermost first, with their form in the bundle.
+    :param code: Code that the bundle cannot contain, with the name by which a session accepts it.
     """
 
     environment: Any
@@ -63,9 +65,7 @@ class Operations:
     observations: dict[StepKey, list[Operation]]
     actions: dict[StepKey, list[Operation]]
     wrappers: list[dict[str, str]] = field(default_factory=list)
-    """All wrappers, innermost first, with their form in the bundle."""
     code: list[dict[str, Any]] = field(default_factory=list)
-    """Code that the bundle cannot contain, with the name by which a session accepts it."""
 
     def size(self) -> int:
         """Return the number of operations."""
@@ -112,7 +112,12 @@ def operations_of(env: MazeEnv[Any]) -> Operations:
         last: list[Operation] = [_pack(base, key, operations)]
         bounds = {name: list(limits) for name, limits in ActionBounds(base.action_spaces_dict[key]).by_head.items()}
         operations.actions[key] += [{"op": "clip", "bounds": bounds}, *last] if bounds else last
-    _add_gym_wrappers(base, operations)
+    # wrappers of gymnasium that change observations or actions belong to the raw environment
+    inner: Any = getattr(base.core_env, "env", None)
+    while isinstance(inner, gymnasium.Wrapper):
+        if not isinstance(inner, (*_HARMLESS_GYM_WRAPPERS, gymnasium.RewardWrapper)):
+            operations.add_code(f"gymnasium.{type(inner).__name__}", inner, None, is_required=False)
+        inner = inner.env
     _add_all(chain, operations)
     return operations
 
@@ -157,7 +162,13 @@ def _around_own_code(inner: list[Wrapper[Any]], chain: list[Wrapper[Any]]) -> Op
 def _add_all(chain: list[Wrapper[Any]], operations: Operations) -> None:
     for wrapper in chain:
         n_code, n_operations = len(operations.code), operations.size()
-        _add(wrapper, operations)
+        add = _WRAPPERS.get(type(wrapper))
+        if add is not None:
+            add(wrapper, operations)
+        elif isinstance(wrapper, StepSkipWrapper) and issubclass(type(wrapper), StepSkipWrapper):
+            operations.add_code(type(wrapper).__name__, wrapper, None, is_required=True)
+        elif not wrapper.keeps_observations_and_actions:
+            _add_unknown(wrapper, operations)
         what = "data" if operations.size() > n_operations else "left out"
         what = "code of the caller" if len(operations.code) > n_code else what
         operations.wrappers.append({"class": _path(wrapper), "kept_as": what})
@@ -205,26 +216,7 @@ def _leaf(leaf: Leaf) -> dict[str, Any]:
     return {"kind": "cast", "dtype": dtype}
 
 
-def _add_gym_wrappers(base: MazeEnv[Any], operations: Operations) -> None:
-    """List wrappers of gymnasium that change observations or actions; they belong to the raw environment."""
-    inner: Any = getattr(base.core_env, "env", None)
-    while isinstance(inner, gymnasium.Wrapper):
-        if not isinstance(inner, (*_HARMLESS_GYM_WRAPPERS, gymnasium.RewardWrapper)):
-            operations.add_code(f"gymnasium.{type(inner).__name__}", inner, None, is_required=False)
-        inner = inner.env
-
-
 # -- wrappers ---------------------------------------------------------------------------------------------------------
-
-
-def _add(wrapper: Wrapper[Any], operations: Operations) -> None:
-    add = _WRAPPERS.get(type(wrapper))
-    if add is not None:
-        add(wrapper, operations)
-    elif isinstance(wrapper, StepSkipWrapper) and issubclass(type(wrapper), StepSkipWrapper):
-        operations.add_code(type(wrapper).__name__, wrapper, None, is_required=True)
-    elif not wrapper.keeps_observations_and_actions:
-        _add_unknown(wrapper, operations)
 
 
 def _add_unknown(wrapper: Wrapper[Any], operations: Operations) -> None:

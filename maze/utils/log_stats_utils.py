@@ -21,7 +21,7 @@ from maze.core.log_stats.log_stats_writer_tensorboard import (
     flat_hyperparameters,
 )
 from maze.core.log_stats.stats_format import Figures
-from maze.core.utils.config_description import config_to_yaml
+from maze.core.utils.config_utils import config_to_yaml
 from maze.core.utils.factory import TARGET_KEY, Factory, plain_container
 from maze.tracking.tracker import TrackedRun, Tracker
 

@@ -79,7 +79,6 @@ WRONG: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     ),
     "components without multirun": (lambda: {"env": ["gym_env"]}, "env: expected .* found a list.*multirun=True"),
     "empty list": (lambda: {"overrides": {"algorithm.n_epochs": []}, "multirun": True}, "an empty list"),
-    "search": (lambda: {"experiment": "nevergrad", "multirun": True}, "multirun: .*Nevergrad.*maze-run"),
     "class for an object": (
         lambda: {"algorithm": PPOAlgorithmConfig},
         r"algorithm: expected .*AlgorithmConfig, found the class PPOAlgorithmConfig.*PPOAlgorithmConfig\(\.\.\.\)",
@@ -87,12 +86,7 @@ WRONG: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     "object of another kind": (lambda: {"policy": model_composer()}, "policy: expected .*BasePolicyComposer, found .*"),
     "number for an environment": (lambda: {"env": 3}, r"env: expected .* found 3 \(int\)"),
     "no mapping of overrides": (lambda: {"overrides": ["algorithm.lr=1"]}, "overrides: expected a mapping"),
-    "no text as key": (lambda: {"overrides": {1: 2}}, "overrides: keys are paths"),
-    "number as directory": (lambda: {"run_dir": 3}, "run_dir: expected a text, found 3"),
-    "name among overrides": (
-        lambda: {"overrides": {"algorithm": "ppo"}},
-        "names of modules are not resolved in overrides. Pass algorithm='ppo'",
-    ),
+    "no text as key": (lambda: {"overrides": {1: 2}}, "overrides: expected a mapping from paths"),
     "argument and override": (
         lambda: {"critic": "template_state", "overrides": {"model.critic": {"_target_": "x.y"}}},
         "critic: given both as an argument and as overrides",
@@ -103,31 +97,27 @@ WRONG: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     ),
     "policy beside a model composer": (
         lambda: {"model": model_composer(), "policy": {"_target_": "x.y"}},
-        "model is a CustomModelComposer, which is complete",
+        "`model` is a CustomModelComposer, which has no `policy`",
     ),
     "override into a model composer": (
         lambda: {"model": model_composer(), "overrides": {"model.policy.networks.0.hidden_units": [3]}},
-        r"overrides\['model.policy.networks.0.hidden_units'\]: model is a .*ModelComposer, which is complete",
+        r"overrides\['model.policy.networks.0.hidden_units'\]: `model` is a CustomModelComposer",
     ),
     "new key for a model composer": (
         lambda: {"model": model_composer(), "overrides": {"+model.size": 3}},
-        r"overrides\['model.size'\]: model is",
+        r"overrides\['model.size'\]: `model` is",
     ),
     "override into a composer among the overrides": (
         lambda: {"overrides": {"model": model_composer(), "model.distribution_mapper_config": []}},
-        "model.distribution_mapper_config.*model is a",
+        "model.distribution_mapper_config.*`model` is a",
     ),
     "override into a critic composer": (
         lambda: {"critic": critic_composer(), "overrides": {"critic.networks": []}},
-        "critic.networks.*critic is a",
+        "critic.networks.*`critic` is a",
     ),
     "critic in the overrides beside a model composer": (
         lambda: {"model": model_composer(), "overrides": {"critic": {"_target_": "x.y"}}},
         "critic: the model has its own critic",
-    ),
-    "algorithm beside a policy for rollouts": (
-        lambda: {"policy": "random_policy", "algorithm": "ppo"},
-        "policy: 'random_policy' names a policy for rollouts, which contradicts algorithm",
     ),
     "training runner for a rollout": (
         lambda: {"policy": "random_policy", "runner": "dev"},
@@ -171,15 +161,6 @@ WRONG: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
         "algorithm: OwnAlgorithmConfig has no trainer. Set its class attribute `trainer`",
     ),
     "hyperparameters without a class": (lambda: {"algorithm": {"lr": 0.1}}, r"expected `_target_`.*\['lr'\]"),
-    "state-action critic for PPO": (
-        lambda: {"algorithm": "ppo", "critic": "flatten_concat_state_action"},
-        "critic: algorithm='ppo' needs a state critic, such as .*; found a StepStateActionCriticComposer",
-    ),
-    "state critic for SAC": (
-        lambda: {"algorithm": "sac", "critic": "flatten_concat_shared"},
-        "critic: algorithm='sac' needs a state-action critic, such as .*; found a SharedStateCriticComposer",
-    ),
-    "critic for ES": (lambda: {"algorithm": "es", "critic": "template_state"}, "critic: algorithm='es' has no critic"),
     "missing input directory": (lambda: {"overrides": {"input_dir": "nowhere"}}, "input_dir: .*nowhere is not a dir"),
 }
 
@@ -211,7 +192,6 @@ def test_calls_that_need_a_trained_policy_are_refused_before_training(name: str)
     ("call", "message"),
     [
         (lambda rc: rc.train(n_epochs=1.5), "n_epochs: expected a whole number"),
-        (lambda rc: rc.evaluate(n_episode=3), "n_episode: unknown argument. Did you mean `n_episodes`"),
         (lambda rc: rc.rollout(max_steps=3), "runner.max_steps.*unknown key.*max_episode_steps"),
         (lambda rc: rc.rollout(runner="dev"), "runner: the chosen one cannot run this"),
     ],

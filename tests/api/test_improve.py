@@ -264,7 +264,6 @@ def test_a_heuristic_that_fails_ends_the_improvement() -> None:
         ({"budget_s": "soon"}, "budget: expected seconds, or a time"),
         ({"budget_s": -1}, "budget: expected a number above 0"),
         ({"n_episodes": 20}, "n_episodes: expected at least 200"),
-        ({"horizn": 3}, "horizon"),
         ({"budget_s": 1e-4}, "20 episodes of the heuristic take more than"),
         ({"heuristic": None}, "policy: name the heuristic"),
     ],

@@ -10,8 +10,8 @@ import yaml
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from maze.cli.algorithms import shipped_algorithms
-from maze.cli.run_info import config_as_yaml
+from maze.cli.algorithms import SHIPPED_ALGORITHMS
+from maze.cli.run_summary import config_as_yaml
 from tests.configs import composed
 
 CONF = Path(str(resources.files("maze.conf")))
@@ -44,7 +44,7 @@ def test_the_configuration_is_written_unresolved(model: str) -> None:
     assert "<" not in str(written["model"]), "such as <builtins.list> in place of hidden_units"
 
 
-@pytest.mark.parametrize("algorithm", shipped_algorithms())
+@pytest.mark.parametrize("algorithm", SHIPPED_ALGORITHMS)
 @pytest.mark.parametrize("runner", ["dev", "local"])
 def test_every_algorithm_has_its_runners(algorithm: str, runner: str) -> None:
     runner_cfg = composed("conf_train", f"algorithm={algorithm}", f"runner={runner}").runner

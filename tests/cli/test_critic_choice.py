@@ -10,7 +10,6 @@ import pytest
 from maze.api.run_context import RunContext
 from maze.api.utils import RunMode
 from maze.cli.critic_choice import choose_critic
-from maze.core.errors import ConfigError
 from maze.maze_cli import main
 from tests.configs import composed
 
@@ -47,20 +46,6 @@ def test_an_experiment_whose_critic_does_not_suit_another_algorithm_gets_one_tha
     config = composed("conf_train", "+experiment=cartpole_ppo", "algorithm=sac")
     choose_critic(config)
     assert config.model.critic._target_.endswith("StateActionCriticComposer")
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"critic": "flatten_concat_shared"},
-        {"model": "vector_obs", "critic": "template_state"},
-        {"model": "flatten_concat_shared_embedding"},
-        {"overrides": {"critic.stack_observations": True}},
-    ],
-)
-def test_given_critics_are_kept_or_refused_in_one_sentence(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"critic: algorithm='sac' needs a state-action critic, such as .*; found a "):
-        configured(algorithm="sac", **arguments)
 
 
 def test_a_command_needs_no_critic_and_its_directory_is_named_after_the_choice(

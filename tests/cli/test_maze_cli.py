@@ -109,14 +109,11 @@ USAGE_ERRORS = [
     (["wrappers=vector_obs", "~wrappers.ObservationNormalisation"], "Did you mean `ObservationNormalizationWrapper`?"),
     (
         ["wrappers=vector_obs", "wrappers.ObservationNormalizationWrapper.exclud=[x]"],
-        "Did you mean `wrappers.ObservationNormalizationWrapper.exclude`?",
+        "ObservationNormalizationWrapper.exclude`?",
     ),
-    (
-        ["wrappers=vector_obs", "+wrappers.ObservationNormalizationWrapper.exclude=[x]", "+env.name=Acrobot-v1"],
-        "+env.name: this key exists already. Write env.name=Acrobot-v1, without the +.",
-    ),
+    (["wrappers=vector_obs", "+env.name=Acrobot-v1"], "An item is already at 'env.name'"),
     (["runner.n_episode=1"], "Did you mean `runner.n_episodes`?"),
-    (["-cn", "conf_train", "experiment=cartpole_ppo"], "write +experiment=<option>"),
+    (["-cn", "conf_train", "experiment=cartpole_ppo"], "+experiment=cartpole_ppo"),
     (["-cn", "conf_train", "+experiment=cartpole_pp0"], "Did you mean `cartpole_ppo`?"),
     (["-cn", "conf_train", "algorithm.lr=[1"], "Cannot read the argument 'algorithm.lr=[1'"),
     (["-cn", "conf_train", "algorithm.lr=1,2"], "--multirun"),

@@ -208,9 +208,7 @@ def test_a_copied_root_configuration_may_have_a_specialisation(
     copy.write_text(f"{defaults}\n{line}{line}{end.lstrip()}{rest}")
     capfd.readouterr()
     assert main(command) == 2
-    assert "env_model appears more than once in the final defaults list; remove one of its lines." in (
-        capfd.readouterr().err
-    )
+    assert "env_model appears more than once in the final defaults list" in capfd.readouterr().err
 
 
 def test_the_factory_builds_from_configurations_adds_arguments_and_passes_objects_through() -> None:

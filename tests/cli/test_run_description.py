@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from maze.maze_cli import _arguments_of_flag, _split_flag, main
+from maze.maze_cli import main
 
 TINY = (
     *("+experiment=cartpole_ppo", "runner.concurrency=2", "algorithm.n_epochs=2", "algorithm.epoch_length=1"),
@@ -66,16 +66,11 @@ def commands(text: str) -> list[list[str]]:
 
 
 def test_the_printed_commands_work(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    *_, roll_out, _, _, resume = commands(info(copy / "trained", capfd))
+    _, _, compare, _, resume = commands(info(copy / "trained", capfd))
     assert "input_dir=outputs/trained" in resume
-    assert roll_out == ["policy=torch_policy", "input_dir=outputs/trained"]  # environment and model come with it
     assert main([*resume, "hydra.run.dir=resumed"]) == 0
-    quick = ("runner.n_episodes=2", "runner=sequential", "runner.max_episode_steps=5")
-    assert main([*roll_out, *quick, "hydra.run.dir=rolled_out"]) == 0
+    assert main([*compare, "runner.n_episodes=2", "runner.max_episode_steps=5", "hydra.run.dir=compared"]) == 0
     assert "ended, 4 epochs" in info("resumed", capfd)
-    (again,) = commands(info("rolled_out", capfd))
-    assert again == [*roll_out, *quick]
-    assert main([*again, "hydra.run.dir=again"]) == 0
 
 
 def damage(path: Path) -> None:
@@ -92,7 +87,7 @@ def test_a_flipped_byte_is_found_and_usable_files_are_named(copy: Path, capfd: p
     text = info(run, capfd, status=1)
     assert re.search(r"latest\.pt .*DAMAGED", text)
     assert "resume=true" not in text
-    assert "policy=torch_policy" in text, "the best model can still be rolled out"
+    assert "maze-run --play" in text, "the best model can still act"
 
 
 @pytest.mark.parametrize(
@@ -106,14 +101,14 @@ def test_a_flipped_byte_is_found_and_usable_files_are_named(copy: Path, capfd: p
     ],
     ids=["empty", "cut off", "a web page", "cut off spaces", "missing"],
 )
-def test_without_weights_or_spaces_no_rollout_command_is_printed(
+def test_without_weights_or_spaces_no_command_for_the_policy_is_printed(
     name: str, how: object, copy: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = copy / "trained" / name
     assert callable(how)
     how(path)
     text = info(copy / "trained", capfd, status=int(path.exists()))
-    assert "policy=torch_policy" not in text
+    assert "maze-run --play" not in text
 
 
 def test_damaged_logs_configurations_and_versions_are_reported(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -149,23 +144,3 @@ def test_another_directory_is_refused(copy: Path, capfd: pytest.CaptureFixture[s
 def test_the_file_of_an_interrupted_write_is_listed(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (copy / "trained" / ".maze-unfinished-latest.pt-abc").write_bytes(b"half")
     assert "left by an interrupted write" in info(copy / "trained", capfd)
-
-
-@pytest.mark.parametrize(
-    ("command", "shown"),
-    [
-        (["--info", "outputs/run"], ("--info", ["outputs/run"])),
-        (["--info=outputs/run"], ("--info", ["outputs/run"])),
-        (["--runs"], ("--runs", ["outputs"])),
-        (["--runs", "elsewhere"], ("--runs", ["elsewhere"])),
-        (["--info"], None),  # Hydra's own
-        (["--info", "searchpath"], None),
-        (["--info", "config", "env.name=CartPole-v1"], None),
-        (["env.name=CartPole-v1"], None),
-        ([], None),
-    ],
-)
-def test_hydras_own_info_is_unchanged(command: list[str], shown: tuple[str, list[str]] | None) -> None:
-    flag, arguments = _split_flag(command)
-    expected = None if shown is None else shown[1]
-    assert _arguments_of_flag(flag, arguments) == expected

@@ -100,8 +100,6 @@ def test_a_project_may_be_created_in_the_empty_current_directory(
         (["numpy"], "numpy is the name of an existing package"),
         (["maze"], "maze is the name of an existing package"),
         (["tests"], "tests is the name of an existing package"),
-        (["job_shop"], "env=job_shop is an environment of Maze"),
-        (["gym_env"], "env=gym_env is an environment of Maze"),
         (["nowhere/shop"], "must be an empty or a new directory"),
         (["full"], "full must be an empty or a new directory"),
         (["file"], "file must be an empty or a new directory"),

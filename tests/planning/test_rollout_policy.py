@@ -277,7 +277,7 @@ def test_a_deployment_plans_for_reported_states() -> None:
         ({"horizon": 0}, "policy.horizon"),
         ({"candidates": 1}, "policy.candidates"),
         ({"confidence": 1.0}, "confidence < 1"),
-        ({"value": "critic"}, "no training run with a state critic"),
+        ({"value": "critic"}, "a run with a state critic"),
     ],
 )
 def test_bad_arguments_are_named(arguments: dict[str, Any], message: str) -> None:

@@ -64,14 +64,11 @@ def test_a_measure_passes_that_is_not_worse_than_tolerated(shift: float, thresho
     assert found.passes == (result == "passed")
 
 
-def test_undecided_measures_fail_and_the_remedy_is_named() -> None:
+def test_undecided_measures_fail() -> None:
     noise = np.tile([18.0, -18.0], N // 2)
     found = gate(EASY_AND_HARD, EASY_AND_HARD + noise)
     assert found.judged[0].verdict == "undecided"
     assert not found.passes
-    # Half the interval is about 1.97 * 18 / sqrt(200) = 2.5; for it to be 1, 6.3 times as many episodes are needed.
-    assert found.judged[0].n_needed == pytest.approx(1250, rel=0.2)
-    assert f"{N} episodes are too few" in found.text()
 
 
 @pytest.mark.parametrize("threshold", [Threshold(absolute_margin=1.0), Threshold()])

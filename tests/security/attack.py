@@ -65,9 +65,10 @@ def legitimate_files(directory: Path) -> dict[str, list[bytes]]:
     import gymnasium as gym
     import numpy as np
     import torch
+    from optuna.distributions import CategoricalDistribution
 
     from maze.cli.sweeps.results import STUDY_FILE
-    from maze.cli.sweeps.space import ChoiceParameter, SearchSpace
+    from maze.cli.sweeps.space import SearchSpace
     from maze.cli.sweeps.study import Plan, SweepStudy
     from maze.core.env.base_env_events import BaseEnvEvents
     from maze.core.env.structured_env import ActorID
@@ -123,8 +124,8 @@ def legitimate_files(directory: Path) -> dict[str, list[bytes]]:
     actions = ActionRecord("third", 5)
     actions.append(ActorID(0, 0), {"a": np.arange(2), "b": 1.5})
     name = actions.save(directory / "actions").relative_to(directory)
-    grid = Plan("grid", SearchSpace((ChoiceParameter("a", ("1", "2")),), ()), True, {})
-    with SweepStudy(directory) as study:
+    grid = Plan("grid", SearchSpace({"a": CategoricalDistribution(("1", "2"))}, ()), True, {})
+    with SweepStudy(directory, True) as study:
         study.begin(grid, {"seeds": [None]})
         trial = study.propose()
         assert trial is not None
@@ -163,7 +164,7 @@ def loaders() -> dict[str, Callable[[Path], Any]]:
     def study(path: Path) -> Any:
         path.replace(path.with_name(STUDY_FILE))
         try:
-            with SweepStudy(path.parent) as study:
+            with SweepStudy(path.parent, True) as study:
                 return study.settings
         finally:
             path.with_name(STUDY_FILE).replace(path)

@@ -29,9 +29,9 @@ from maze.serve.app import Application, Limits, Tokens
 from maze.serve.bundle import PolicyBundle
 from maze.serve.decision_log import DecisionLog
 from maze.serve.export import export_policy
-from maze.serve.http_server import server_config
 from maze.serve.policies import Policies
 from maze.serve.served import Settings
+from maze.serve.server import server_config
 from tests.train.trainers.common.recurrent_models import recurrent_model
 from tutorial_maze_env.part06_struct_env.env.struct_env_masked import struct_env_factory
 from tutorial_maze_env.part06_struct_env.models.actor import CuttingPolicyNet, PieceSelectionPolicyNet

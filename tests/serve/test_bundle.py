@@ -147,7 +147,7 @@ def test_observations_that_are_none_are_refused(bundle, observation, error, text
 def test_missing_files_and_keys_are_named(bundle):
     with pytest.raises(ConfigError, match=r"sub-step 'x' is unknown.*Known: 0"):
         bundle.act_batch("x", {"observation": np.zeros((1, 4))})
-    with pytest.raises(EnvironmentContractError, match="`observation` is missing"):
+    with pytest.raises(EnvironmentContractError, match="the input `observation` is missing"):
         bundle.act_batch(0, {"obs": np.zeros((1, 4))})
     rngs = [np.random.default_rng(0)]
     with pytest.raises(ConfigError, match="2 rows need as many generators, found 1"):

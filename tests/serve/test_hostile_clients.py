@@ -14,8 +14,8 @@ import pytest
 
 from benchmarks.serve_speed import attackers, beside, request
 from maze.serve.app import Limits
-from maze.serve.http_server import LARGEST_HEAD
 from maze.serve.policies import Policies
+from maze.serve.server import LARGEST_HEAD
 from tests.serve.serving import always, served
 
 OBSERVATION = [0.01, -0.02, 0.03, 0.04]

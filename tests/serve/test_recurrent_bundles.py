@@ -253,7 +253,7 @@ def test_a_bundle_of_a_run_has_its_logits_in_every_state_of_its_episodes(run: Pa
 def test_the_command_prints_the_hidden_states(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["--export", str(run), "--out", str(tmp_path / "policy.maze"), "--steps", "50"]) == 0
     said = capfd.readouterr().out
-    assert re.search(r"recurrent state: recurrence\.state \(\d+\)", said)
+    assert re.search(r"recurrent state of \d+", said)
 
 
 @pytest.mark.slow
@@ -369,8 +369,8 @@ def test_a_state_as_text_restores_every_bit(state: Any) -> None:
 @pytest.mark.parametrize(
     ("sent", "code", "text"),
     [
-        ({}, "missing_state", "send with each observation the `state`"),
-        ({"state": None}, "missing_state", "send with each observation the `state`"),
+        ({}, "missing_state", "send the `state` of the previous decision"),
+        ({"state": None}, "missing_state", "send the `state` of the previous decision"),
         ({"state": [0.0] * 16}, "invalid", "`state` must be an object"),
         ({"state": {}}, "wrong_state", "must be the object .* with `bundle` and `values`"),
         ({"state": {"bundle": "", "values": [1]}}, "state_of_other_bundle", "belongs to the bundle ''"),

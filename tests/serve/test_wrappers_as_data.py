@@ -17,7 +17,7 @@ from maze.core.wrappers.wrapper import ActionWrapper, ObservationWrapper, Wrappe
 from maze.core.wrappers.wrapper_factory import WrapperFactory
 from maze.serve.bundle import PolicyBundle
 from maze.serve.bundle_file import BundleError
-from maze.serve.recording import tapped
+from maze.serve.export import tapped
 from maze.serve.wrappers_as_data import operations_of
 from tests.serve.conftest import policy_for
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -21,13 +18,16 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError, did_you_mean
 from maze.core.log_stats.log_stats import LogStats, LogStatsWriter
 from maze.core.log_stats.stats_format import scalar_value, statistic_name
-from maze.core.utils.files import aligned, write_whole
+from maze.core.utils.files import write_whole
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 STUDY_FILE = "optuna_study.log"
 """The Optuna study that holds the trials of a sweep, in the sweep's directory."""
 RESULTS_FILE = "results.csv"
 OPTIMUM_FILE = "optimization_results.yaml"
-MAX_CELL, MAX_ERROR = 28, 60
+MAX_ERROR = 60
 
 COMPLETED, FAILED, UNFINISHED = "completed", "failed", "unfinished"
 PRUNED = "pruned"
@@ -189,27 +189,28 @@ def ranked(results: Sequence[TrialResult], maximize: bool) -> list[TrialResult]:
     return sorted(results, key=rank)
 
 
-def write_results(directory: Path, results: Sequence[TrialResult], maximize: bool) -> None:
-    """Write `results.csv`: one line per trial, best first."""
-    keys = _keys(results)
-    text = io.StringIO(newline="")
-    table = csv.writer(text)
-    columns = ("seeds", "objective", "objective_std", "violation", "duration", "status", "error", "run_dir")
-    table.writerow(["trial", *keys, *columns])
-    for result in ranked(results, maximize):
-        table.writerow(
-            [
-                result.trial,
-                *(_unquoted(result.params.get(key, "")) for key in keys),
-                " ".join(map(str, result.seeds)),
-                *(result.objective, result.objective_std, result.violation),
-                "" if result.duration is None else f"{result.duration:.3f}",
-                result.status,
-                result.error,
-                " ".join(result.run_dirs),
-            ]
-        )
-    write_whole(directory / RESULTS_FILE, text.getvalue())
+def results_frame(results: Sequence[TrialResult], maximize: bool) -> pd.DataFrame:
+    """Return the content of `results.csv`: one row per trial, best first."""
+    import pandas as pd
+
+    keys = dict.fromkeys(key for result in results for key in result.params)
+    rows = [
+        {
+            "trial": result.trial,
+            **{key: _unquoted(result.params.get(key, "")) for key in keys},
+            "seeds": " ".join(map(str, result.seeds)) or None,
+            "objective": result.objective,
+            "objective_std": result.objective_std,
+            "violation": result.violation,
+            "duration": None if result.duration is None else round(result.duration, 3),
+            "status": result.status,
+            "error": result.error or None,
+            "run_dir": " ".join(result.run_dirs),
+        }
+        for result in ranked(results, maximize)
+    ]
+    frame: pd.DataFrame = pd.DataFrame(rows)
+    return frame
 
 
 def write_optimum(directory: Path, name: str, results: Sequence[TrialResult], maximize: bool) -> None:
@@ -224,21 +225,15 @@ def write_optimum(directory: Path, name: str, results: Sequence[TrialResult], ma
     write_whole(directory / OPTIMUM_FILE, OmegaConf.to_yaml(OmegaConf.create(optimum)))
 
 
-def results_table(results: Sequence[TrialResult], maximize: bool, n_rows: int = 50) -> str:
-    """Return the table for the console.
+def results_table(frame: pd.DataFrame, n_rows: int = 50) -> str:
+    """Return the table for the console, without empty columns.
 
+    :param frame: See :func:`results_frame`.
     :param n_rows: Number of rows; further trials are only counted.
     """
-    keys = _keys(results)
-    ends = [key.rpartition(".")[2] for key in keys]
-    names = [end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)]
-    has_constraints = any(result.violation is not None for result in results)
-    header = ["trial", *names, "objective", *(["violation"] if has_constraints else []), "duration", "status", "run"]
-    rows = [header, *(_row(result, keys, has_constraints) for result in ranked(results, maximize)[:n_rows])]
-    lines = list(aligned(rows))
-    if len(results) > n_rows:
-        lines.append(f"... and {len(results) - n_rows} more in {RESULTS_FILE}")
-    return "\n".join(lines)
+    shown = frame.head(n_rows).dropna(axis="columns", how="all")
+    text = shown.to_string(index=False, na_rep="", max_colwidth=MAX_ERROR, float_format="{:.6g}".format)
+    return text if len(frame) <= n_rows else f"{text}\n... and {len(frame) - n_rows} more in {RESULTS_FILE}"
 
 
 def number_text(value: float | None) -> str:
@@ -247,23 +242,6 @@ def number_text(value: float | None) -> str:
 
 def violation_text(violation: float | None) -> str:
     return f" (constraints are violated by {violation:.5g})" if violation else ""
-
-
-def _row(result: TrialResult, keys: Sequence[str], has_constraints: bool) -> list[str]:
-    spread = "" if result.objective_std is None else f" ± {result.objective_std:.3g}"
-    return [
-        str(result.trial),
-        *(textwrap.shorten(_unquoted(result.params.get(key, "")), MAX_CELL) for key in keys),
-        number_text(result.objective) + spread,
-        *([number_text(result.violation)] if has_constraints else []),
-        "-" if result.duration is None else f"{result.duration:.1f} s",
-        result.status + (f": {textwrap.shorten(result.error, MAX_ERROR)}" if result.error else ""),
-        " ".join(result.run_dirs),
-    ]
-
-
-def _keys(results: Sequence[TrialResult]) -> list[str]:
-    return list(dict.fromkeys(key for result in results for key in result.params))
 
 
 def _unquoted(text: str) -> str:
@@ -313,37 +291,22 @@ class ObjectiveRecorder(LogStatsWriter):
             if _comparable(tag) == self._wanted:
                 self._values.append(float(number))
 
-    def take_rollout(self, runner: Any) -> None:
-        """Add the statistics of a rollout, which are not written to the writers of training statistics."""
-        from maze.core.rollout.recording import STATS_PATH
-
-        stats = getattr(runner, "stats", None)
-        if stats:
-            self.write(STATS_PATH, 1, stats)
-
     def value(self) -> float | None:
         """Return the objective of the run; None: the statistic was never finite.
 
         :raises UnknownObjectiveError: The run has logged other statistics, but not this one.
         """
         if not self._values:
-            raise UnknownObjectiveError(self._unknown())
+            raise UnknownObjectiveError(
+                f"hydra.sweeper.objective={self.name}: the run logged no such statistic."
+                f"{did_you_mean(self.name, self._seen)} Known: {', '.join(sorted(self._seen)) or 'none'}."
+            )
         values = [value for value in self._values if math.isfinite(value)]
         if not values:
             return None
         if self.step == "best":
             return max(values) if self.maximize else min(values)
         return values[-1] if self.step == "last" else fmean(values)
-
-    def _unknown(self) -> str:
-        if not self._seen:
-            return f"hydra.sweeper.objective={self.name}: the run logged no statistics at all."
-        shown = sorted(self._seen, key=lambda tag: (not tag.startswith("eval"), tag))[:20]
-        more = f" and {len(self._seen) - len(shown)} more" if len(self._seen) > len(shown) else ""
-        return (
-            f"hydra.sweeper.objective={self.name}: the run logged no such statistic."
-            f"{did_you_mean(self.name, self._seen)} Known: {', '.join(shown)}{more}."
-        )
 
 
 def recorder_of_sweep() -> ObjectiveRecorder | None:

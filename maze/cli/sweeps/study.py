@@ -6,14 +6,14 @@ import itertools
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import optuna
-from optuna.distributions import BaseDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution, distribution_to_json
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.storages import JournalStorage
@@ -23,7 +23,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from maze.cli.errors import UsageError, suggestion
 from maze.cli.sweeps.results import STUDY_FILE, SweepRun, SweepTrial, TrialResult, reported_value
-from maze.cli.sweeps.space import ChoiceParameter, Parameter, SearchSpace
+from maze.cli.sweeps.space import SearchSpace, text_of, texts_of, value_of
 from maze.core.annotations import override
 from maze.core.errors import CheckpointError, ConfigError, MazeError, did_you_mean, optional_package
 
@@ -49,9 +49,7 @@ class Nevergrad(BaseSampler):
     the state in which the sweep was interrupted. If it proposes other values than before (another version of its
     package), the recorded values are reported.
 
-    :param distributions: All parameters of the search.
-
-    :param parameters: The searched parameters.
+    :param distributions: The searched parameters.
     :param optimizer: Name in Nevergrad's registry.
     :param noisy: Whether results of the same values differ; some optimizers then evaluate them again.
     :raises UsageError: Nevergrad has no such optimizer.
@@ -62,7 +60,6 @@ class Nevergrad(BaseSampler):
         seed: int,
         distributions: Mapping[str, BaseDistribution],
         maximize: bool,
-        parameters: Sequence[Parameter],
         optimizer: str,
         noisy: bool,
         budget: int,
@@ -80,10 +77,9 @@ class Nevergrad(BaseSampler):
                 f"{len(registry)}: nevergrad.optimizers.registry."
             )
         self._not_supported = ng.errors.TellNotAskedNotSupportedError
-        self._parameters = parameters
         self._sign = -1 if maximize else 1
         self._worst = -math.inf
-        parametrization = ng.p.Dict(**{parameter.key: _parameter(ng, parameter) for parameter in parameters})
+        parametrization = ng.p.Dict(**{key: _parameter(ng, each) for key, each in distributions.items()})
         parametrization.function.deterministic = not noisy
         parametrization.random_state.seed(seed)
         self._optimizer = registry[optimizer](parametrization=parametrization, budget=budget, num_workers=num_workers)
@@ -101,7 +97,9 @@ class Nevergrad(BaseSampler):
         values: dict[str, Any] = {}
         for proposed in [*(other for other in complete if other.number not in self._proposals), trial]:
             for other in complete:
-                if _was_finished(other, proposed) and other.number not in self._reported:
+                ended, started = other.datetime_complete, proposed.datetime_start
+                was_known = ended is not None and started is not None and ended <= started
+                if was_known and other.number < proposed.number and other.number not in self._reported:
                     self._reported.add(other.number)
                     value = reported_value(
                         other.value, other.constraints.get("violation"), study.direction is StudyDirection.MAXIMIZE
@@ -122,10 +120,10 @@ class Nevergrad(BaseSampler):
         """Return a proposal in the optimizer's form, and its values."""
         candidate = self._optimizer.ask()
         values = {}
-        for p in self._parameters:
-            value = candidate.value[p.key]
-            text = p.options[int(value)] if isinstance(p, ChoiceParameter) else p.text(float(value))
-            values[p.key] = p.value(text)
+        for key, each in self._distributions.items():
+            value = candidate.value[key]
+            value = each.choices[int(value)] if isinstance(each, CategoricalDistribution) else float(value)
+            values[key] = value_of(each, text_of(each, value))
         return candidate, values
 
     def _tell(self, proposal: Any, params: Mapping[str, Any], value: float | None) -> None:
@@ -138,8 +136,8 @@ class Nevergrad(BaseSampler):
         self._worst = max(self._worst, loss)
         if proposal is None:
             values = {
-                p.key: p.options.index(params[p.key]) if isinstance(p, ChoiceParameter) else params[p.key]
-                for p in self._parameters
+                key: each.choices.index(params[key]) if isinstance(each, CategoricalDistribution) else params[key]
+                for key, each in self._distributions.items()
             }
             proposal = self._optimizer.parametrization.spawn_child(new_value=values)
         # Designs that are drawn beforehand (Hammersley and similar) take no results of other values.
@@ -147,28 +145,11 @@ class Nevergrad(BaseSampler):
             self._optimizer.tell(proposal, NO_RESULT_YET if loss == -math.inf else loss)
 
 
-def _was_finished(trial: FrozenTrial, proposed: FrozenTrial) -> bool:
-    """Return whether the result of a trial was known when another trial was proposed."""
-    ended, started = trial.datetime_complete, proposed.datetime_start
-    return trial.number < proposed.number and ended is not None and started is not None and ended <= started
-
-
-def _parameter(ng: Any, parameter: Parameter) -> Any:
-    if isinstance(parameter, ChoiceParameter):
-        kind = ng.p.TransitionChoice if parameter.ordered else ng.p.Choice
-        return kind(range(len(parameter.options)))
-    bounds = {"lower": parameter.lower, "upper": parameter.upper, "init": parameter.init}
-    if parameter.log:
-        if parameter.init is None and (parameter.lower is None or parameter.upper is None):
-            raise UsageError(f"{parameter.key}: a logarithmic scale needs lower and upper, or init.")
-        scalar = ng.p.Log(**bounds, exponent=parameter.step)
-    else:
-        scalar = ng.p.Scalar(**bounds)
-        if parameter.step is not None:
-            scalar.set_mutation(sigma=parameter.step)
-    if parameter.integer:
-        scalar.set_integer_casting()
-    return scalar
+def _parameter(ng: Any, distribution: Any) -> Any:
+    if isinstance(distribution, CategoricalDistribution):
+        return ng.p.Choice(range(len(distribution.choices)))
+    scalar = (ng.p.Log if distribution.log else ng.p.Scalar)(lower=distribution.low, upper=distribution.high)
+    return scalar.set_integer_casting() if isinstance(distribution, IntDistribution) else scalar
 
 
 try:
@@ -214,10 +195,7 @@ class Plan:
     options: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        unbounded = self.name == "nevergrad"
-        self.distributions: dict[str, BaseDistribution] = {
-            parameter.key: parameter.distribution(unbounded) for parameter in self.space.parameters
-        }
+        self.distributions = dict(self.space.distributions)
         if self.is_grid:
             return
         for option, known in (("sampler", SAMPLERS), ("pruner", PRUNERS)):
@@ -253,20 +231,20 @@ class Plan:
         """Return the settings that are compared when the sweep is resumed; JSON."""
         if self.is_grid:
             return {}
-        space = [[type(parameter).__name__, vars(parameter)] for parameter in self.space.parameters]
+        space = {key: distribution_to_json(each) for key, each in self.distributions.items()}
         return {**self.options, "space": space, "maximize": self.maximize}
 
     @property
     def combinations(self) -> Iterator[dict[str, str]]:
         """The trials of a grid, in the order of Hydra's basic sweeper."""
-        listed = {parameter.key: parameter.examples() for parameter in self.space.parameters}
+        listed = {key: texts_of(each) for key, each in self.distributions.items()}
         return (dict(zip(listed, texts, strict=True)) for texts in itertools.product(*listed.values()))
 
     @property
     def n_trials(self) -> int:
         if not self.is_grid:
             return int(self.options["budget"])
-        return math.prod(len(parameter.examples()) for parameter in self.space.parameters)
+        return math.prod(len(texts_of(each)) for each in self.distributions.values())
 
     def sampler(self, number: int) -> BaseSampler:
         """Return the sampler for the next trial of a search.
@@ -279,7 +257,7 @@ class Plan:
         seed = self.options["seed"] % 2**32
         if self.name == "nevergrad":
             options = {name: self.options[name] for name in ("optimizer", "noisy", "budget", "num_workers")}
-            return Nevergrad(seed, self.distributions, self.maximize, self.space.parameters, **options)
+            return Nevergrad(seed, self.distributions, self.maximize, **options)
         return SAMPLERS[self.options["sampler"]](seed=(seed + number * 0x9E3779B1) % 2**32)
 
     @contextmanager
@@ -310,24 +288,21 @@ class SweepStudy:
     :raises CheckpointError: The file is damaged.
     """
 
-    def __init__(self, directory: Path, maximize: bool = True) -> None:
+    def __init__(self, directory: Path, maximize: bool) -> None:
         self.trials: dict[int, SweepTrial] = {}
         """By their number."""
         self._open: dict[int, optuna.Trial] = {}
-        self._interrupted: list[int] = []
-        """Identifiers of trials in Optuna's storage whose process ended while they were written."""
         self._sampler: BaseSampler | None = None
         self._path = directory / STUDY_FILE
         self._file = _locked(self._path)
-        self._maximize = maximize
-        self.settings: dict[str, Any] = {}
-        self._is_new = b"\n" not in self._file.read()
-        if self._is_new:
-            return
+        self._remove_torn_line()
         try:
             self._storage = JournalStorage(JournalFileBackend(str(self._path)))
-            self._study = optuna.load_study(study_name=STUDY_NAME, storage=self._storage)
-            self.settings.update(self._study.user_attrs.get("settings", {}))
+            direction = StudyDirection.MAXIMIZE if maximize else StudyDirection.MINIMIZE
+            self._study = optuna.create_study(
+                study_name=STUDY_NAME, storage=self._storage, direction=direction, load_if_exists=True
+            )
+            self.settings: dict[str, Any] = {**self._study.user_attrs.get("settings", {})}
             self._read_trials()
         except BaseException as error:
             self._file.close()
@@ -359,17 +334,9 @@ class SweepStudy:
             if name not in plan.may_change and self.settings.get(name) != plain[name]:
                 raise UsageError(
                     f"hydra.sweep.dir: the sweep in {self._path.parent} was started with another {name}: "
-                    f"{_short(self.settings.get(name))}, now {_short(plain[name])}. Resume it with the command it was "
+                    f"{self.settings.get(name)!s:.120}, now {plain[name]!s:.120}. Resume it with the command it was "
                     "started with (its multirun.yaml has all overrides), or choose another directory."
                 )
-        self._remove_torn_line()
-        if self._is_new:
-            self._storage = JournalStorage(JournalFileBackend(str(self._path)))
-            direction = StudyDirection.MAXIMIZE if self._maximize else StudyDirection.MINIMIZE
-            self._study = optuna.create_study(study_name=STUDY_NAME, storage=self._storage, direction=direction)
-            self._is_new = False
-        while self._interrupted:
-            self._storage.set_trial_state_values(self._interrupted.pop(), TrialState.FAIL)
         self._study.set_user_attr("settings", plain)
         self.settings, self.plan = plain, plan
         if plan.is_grid:
@@ -379,7 +346,7 @@ class SweepStudy:
             self._study.pruner = plan.pruner
 
     def _remove_torn_line(self) -> None:
-        """Remove the line that a killed process has begun; until then the file is only read."""
+        """Remove the line that a killed process has begun."""
         content = self._path.read_bytes()
         n_whole = content.rfind(b"\n") + 1
         if n_whole < len(content):
@@ -400,7 +367,7 @@ class SweepStudy:
             elif not isinstance(self._sampler, Nevergrad):
                 self._sampler = self._study.sampler = self.plan.sampler(number)
             proposed = self._study.ask(self.plan.distributions)
-            texts = {p.key: p.text(proposed.params[p.key]) for p in self.plan.space.parameters}
+            texts = {key: text_of(each, proposed.params[key]) for key, each in self.plan.distributions.items()}
             return self._add(SweepTrial(number, texts), proposed)
 
     def reopen(self, trial: SweepTrial) -> None:
@@ -448,7 +415,7 @@ class SweepStudy:
             trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, stored.number)
             if "runs" not in attributes:  # interrupted while the trial was written
                 if not is_finished:
-                    self._interrupted.append(trial_id)
+                    self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
                 continue
             runs = [SweepRun(**run) for run in attributes["runs"]]
             trial = SweepTrial(attributes["trial"], dict(attributes["overrides"]), runs, is_finished)
@@ -459,8 +426,3 @@ class SweepStudy:
 
 def _attributes(trial: SweepTrial) -> dict[str, Any]:
     return {"trial": trial.number, "overrides": trial.params, "runs": [asdict(run) for run in trial.runs]}
-
-
-def _short(value: Any, length: int = 120) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= length else f"{text[:length]}..."

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import time
-import traceback
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hydra.core.utils import JobReturn, JobStatus
@@ -32,13 +30,14 @@ from maze.cli.sweeps.results import (
     UnknownObjectiveError,
     number_text,
     ranked,
+    results_frame,
     results_table,
     violation_text,
     write_optimum,
-    write_results,
 )
 from maze.cli.sweeps.study import Plan, SweepStudy
-from maze.core.errors import MazeError, WorkerError
+from maze.core.errors import WorkerError
+from maze.core.utils.files import write_whole
 from maze.train.trainers.common.model_selection.best_model_selection import BestScore
 from maze.train.utils.training_record import read_record
 
@@ -85,31 +84,25 @@ class BatchedJobs:
         self._waiting.clear()
 
 
+@dataclass
 class SweepInProgress:
     """A running sweep.
 
+    :param plan: Its trials.
     :param study: The trials so far; some may be unfinished.
     :param launcher: Starts the runs.
-    :param seeds: Seeds of each trial, with the overrides that set them.
-    :param batch_size: Number of runs per batch for launchers that only take batches; None: all runs that are ready.
+    :param seed_overrides: Seeds of each trial, with the overrides that set them.
+    :param directory: Directory of the sweep.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        study: SweepStudy,
-        launcher: Launcher,
-        seeds: Mapping[int | None, Sequence[str]],
-        directory: Path,
-        batch_size: int | None = None,
-    ) -> None:
-        self.plan = plan
-        self.study = study
-        self.launcher = launcher
-        self.seed_overrides = seeds
-        self.seeds = list(seeds)
-        self.directory = directory
-        self.batch_size = batch_size
+    plan: Plan
+    study: SweepStudy
+    launcher: Launcher
+    seed_overrides: Mapping[int | None, Sequence[str]]
+    directory: Path
+
+    def __post_init__(self) -> None:
+        self.seeds = list(self.seed_overrides)
         self.waiting: deque[tuple[SweepTrial, int | None]] = deque()
         self.open_trials: dict[int, SweepTrial] = {}
         self._table_written = -math.inf
@@ -141,7 +134,7 @@ class SweepInProgress:
             jobs.close()
             self._write_table()
         results = self.results()
-        print(f"\n{results_table(results, maximize)}\n")
+        print(f"\n{results_table(results_frame(results, maximize))}\n")
         best = next((result for result in ranked(results, maximize) if result.objective is not None), None)
         if best is not None:
             shown = number_text(best.objective) + violation_text(best.violation)
@@ -166,7 +159,7 @@ class SweepInProgress:
             return jobs, self.launcher.n_jobs
         is_sequential = type(self.launcher).__module__.startswith("hydra._internal.")
         n_parallel = self.plan.n_parallel
-        size = self.batch_size or (n_parallel * len(self.seeds) if n_parallel else 10**9)
+        size = n_parallel * len(self.seeds) if n_parallel else 10**9
         return BatchedJobs(self.launcher), 1 if is_sequential else size
 
     def _restore(self) -> None:
@@ -177,7 +170,7 @@ class SweepInProgress:
         for trial in list(trials.values()):
             missing = trial.seeds_to_run(self.seeds, self.plan.is_grid)
             if not missing and not trial.is_reported:
-                self._finish_trial(trial)
+                self.study.finish(trial, self._result(trial))
             elif missing:
                 if trial.is_reported:
                     self.study.reopen(trial)
@@ -218,12 +211,12 @@ class SweepInProgress:
         ended.duration = job.duration
         trial.runs[trial.runs.index(run)] = ended
         self.study.save(trial)
-        self._announce(trial, ended, job.job_return)
+        self._announce(trial, ended)
         value = outcome(job.job_return)
         if isinstance(value, UnknownObjectiveError) and not any(r.status == COMPLETED for r in self.study.runs):
             raise value  # a misspelt name: all other runs would fail as well
         if not trial.seeds_to_run(self.seeds, retry_failed=False):
-            self._finish_trial(trial)
+            self.study.finish(trial, self._result(trial))
             del self.open_trials[trial.number]
         if time.monotonic() - self._table_written > RESULTS_INTERVAL:
             self._write_table()
@@ -246,10 +239,7 @@ class SweepInProgress:
                 self._pruned[run.number] = so_far
                 jobs.stop(run.number)
 
-    def _finish_trial(self, trial: SweepTrial) -> None:
-        self.study.finish(trial, self._result(trial))
-
-    def _announce(self, trial: SweepTrial, run: SweepRun, job_return: JobReturn) -> None:
+    def _announce(self, trial: SweepTrial, run: SweepRun) -> None:
         n_ended = sum(run.duration is not None for run in self.study.runs)
         seed = "" if run.seed is None else f", seed {run.seed}"
         what = f"FAILED: {run.error}" if run.status == FAILED else number_text(run.objective)
@@ -259,15 +249,12 @@ class SweepInProgress:
             f"({run.duration:.1f} s; {_shown(trial.params)})",
             flush=True,
         )
-        error = outcome(job_return)
-        is_known = isinstance(error, MazeError) or translated(error) is not None
-        if job_return.status is JobStatus.FAILED and run.status != PRUNED and not is_known:
-            traceback.print_exception(error, file=sys.stderr)
 
     def _write_table(self) -> None:
         results = self.results()
         if results:
-            write_results(self.directory, results, self.plan.maximize)
+            frame = results_frame(results, self.plan.maximize)
+            write_whole(self.directory / RESULTS_FILE, frame.to_csv(index=False))
             if not self.plan.is_grid:
                 write_optimum(self.directory, self.plan.name, results, self.plan.maximize)
         self._table_written = time.monotonic()

@@ -6,6 +6,7 @@ import secrets
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -33,6 +34,7 @@ class SweepFailedError(MazeError):
     """A sweep ended without a usable result."""
 
 
+@dataclass(kw_only=True, eq=False)
 class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
     """Run the trials of a plan with all seeds and record them.
 
@@ -42,29 +44,22 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
     :param n_seeds: Number of runs with different seeds per trial.
     :param seeds: The seeds, in place of `n_seeds`.
     :param strict: Whether one failed trial makes the command fail at the end.
+    :param maximize: Whether a larger objective is better.
     """
 
-    def __init__(
-        self,
-        objective: str | None = None,
-        objective_step: str = "best",
-        n_seeds: int = 1,
-        seeds: Sequence[int] | None = None,
-        strict: bool = False,
-    ) -> None:
-        self.objective = objective
-        self.objective_step = objective_step
-        self.n_seeds = n_seeds
-        self.given_seeds = _plain(seeds)
-        self.strict = strict
-        self.batch_size: int | None = None
-        self.config: DictConfig
-        self.hydra_context: HydraContext
-        self.launcher: Launcher
+    objective: str | None = None
+    objective_step: str = "best"
+    n_seeds: int = 1
+    seeds: Any = None
+    strict: bool = False
+    maximize: bool = True
+    config: DictConfig = field(init=False)
+    hydra_context: HydraContext = field(init=False)
+    launcher: Launcher = field(init=False)
 
     def check_options(self) -> None:
         """Raise an error for an invalid option. Hydra would wrap an error of the constructor."""
-        seeds: Any = self.given_seeds
+        self.seeds = seeds = _plain(self.seeds)
         _check_number("n_seeds", self.n_seeds)
         if seeds is not None and not (isinstance(seeds, list) and seeds and all(type(seed) is int for seed in seeds)):
             raise UsageError(f"hydra.sweeper.seeds: expected a list of whole numbers, found {seeds!r}.")
@@ -95,7 +90,7 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
         directory = Path(str(self.config.hydra.sweep.dir)).absolute()
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         with ExitStack() as stack:
-            study = stack.enter_context(SweepStudy(directory)) if has_study(directory) else None
+            study = stack.enter_context(SweepStudy(directory, self.maximize)) if has_study(directory) else None
             seed = study.settings.get("seed") if study else None
             plan = self.make_plan(list(arguments), parser, seed if isinstance(seed, int) else secrets.randbits(31))
             seeds = self._seeds()
@@ -103,12 +98,12 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
             self._check_composition(plan, seeds)
             if study is None:  # created after the checks: a wrong command leaves no directory
                 directory.mkdir(parents=True, exist_ok=True)
-                study = stack.enter_context(SweepStudy(directory, plan.maximize))
+                study = stack.enter_context(SweepStudy(directory, self.maximize))
             settings = {"seeds": seeds, "objective": self.objective, "objective_step": self.objective_step}
             study.begin(plan, {**settings, "overrides": list(plan.space.fixed)})
             OmegaConf.save(self.config, directory / "multirun.yaml")
             overrides = {seed: self._seed_overrides(seed) for seed in seeds}
-            results = SweepInProgress(plan, study, self.launcher, overrides, directory, self.batch_size).run()
+            results = SweepInProgress(plan, study, self.launcher, overrides, directory).run()
         failed = [result for result in results if result.status == FAILED]
         if failed and (self.strict or len(failed) == len(results)):
             which = "all" if len(failed) == len(results) else f"{len(failed)} of {len(results)}"
@@ -119,12 +114,12 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
         return results
 
     def _seeds(self) -> list[int | None]:
-        if self.given_seeds is None and self.n_seeds == 1:
+        if self.seeds is None and self.n_seeds == 1:
             return [None]
         if "seeding" not in self.config:
             raise UsageError("hydra.sweeper.n_seeds: this configuration has no section `seeding`.")
-        if self.given_seeds is not None:
-            return list(dict.fromkeys(self.given_seeds))
+        if self.seeds is not None:
+            return list(dict.fromkeys(self.seeds))
         first = OmegaConf.select(self.config, SEED_KEYS[0])
         return [(first or 0) + index for index in range(self.n_seeds)]
 
@@ -150,47 +145,32 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
             apply_overrides(self.hydra_context.config_loader.load_sweep_config(self.config, overrides))
 
     def _check_pruner(self, plan: Plan, seeds: Sequence[int | None]) -> None:
-        if not plan.prunes:
-            return
-        obstacle = ""
-        if not isinstance(self.launcher, LocalLauncher):
-            obstacle = "jobs must run in separate processes; use hydra/launcher=local or ray"
-        elif self.objective is not None:
-            obstacle = "trials are compared by their best evaluation; leave hydra.sweeper.objective out"
-        elif len(seeds) > 1:
-            obstacle = "trials are compared epoch by epoch, one run each; leave hydra.sweeper.n_seeds and seeds out"
-        if obstacle:
-            raise UsageError(f"hydra.sweeper.optim.pruner: to end trials early, {obstacle}.")
+        is_possible = isinstance(self.launcher, LocalLauncher) and self.objective is None and len(seeds) == 1
+        if plan.prunes and not is_possible:
+            raise UsageError(
+                "hydra.sweeper.optim.pruner: to end trials early, use hydra/launcher=local or ray, and one run per "
+                "trial (no n_seeds, no seeds), and leave hydra.sweeper.objective out."
+            )
 
 
+@dataclass(kw_only=True, eq=False)
 class GridSweep(MazeSweeper):
     """All combinations of the values that the command line and `params` list.
 
     :param params: Keys mapped to values as on the command line, for instance `"0.1,0.2"`.
-    :param max_batch_size: Number of runs per batch for launchers that only take batches.
-    :param maximize: Whether a larger objective is better.
     """
 
-    def __init__(
-        self,
-        params: Mapping[str, str] | None = None,
-        max_batch_size: int | None = None,
-        maximize: bool = True,
-        **common: Any,
-    ) -> None:
-        super().__init__(**common)
-        self.params = dict(params or {})
-        self.batch_size = max_batch_size
-        self.maximize = maximize
+    params: Mapping[str, str] | None = None
 
     @override(MazeSweeper)
     def make_plan(self, arguments: list[str], parser: OverridesParser, seed: int) -> Plan:
         from maze.cli.sweeps.space import parse_grid
         from maze.cli.sweeps.study import Plan
 
-        return Plan("grid", parse_grid(self.params, arguments, parser), self.maximize, {})
+        return Plan("grid", parse_grid(dict(self.params or {}), arguments, parser), self.maximize, {})
 
 
+@dataclass(kw_only=True, eq=False)
 class SearchSweep(MazeSweeper):
     """A search for good values.
 
@@ -199,15 +179,14 @@ class SearchSweep(MazeSweeper):
     """
 
     name: ClassVar[str]
-
-    def __init__(self, optim: Mapping[str, Any], parametrization: Mapping[str, Any], **common: Any) -> None:
-        super().__init__(**common)
-        self.optim: dict[str, Any] = _plain(optim)
-        self.parametrization: dict[str, Any] = _plain(parametrization)
+    optim: dict[str, Any]
+    parametrization: dict[str, Any]
 
     @override(MazeSweeper)
     def check_options(self) -> None:
         super().check_options()
+        self.optim, self.parametrization = _plain(self.optim), _plain(self.parametrization)
+        self.maximize = self.optim["maximize"]
         for name in ("budget", "num_workers"):
             _check_number(f"optim.{name}", self.optim[name])
         for name in ("maximize", "noisy"):
@@ -223,7 +202,7 @@ class SearchSweep(MazeSweeper):
         options = {name: value for name, value in self.optim.items() if name != "maximize"}
         options["seed"] = seed if self.optim["seed"] is None else int(self.optim["seed"])
         space = parse_space(self.parametrization, arguments, parser)
-        return Plan(self.name, space, self.optim["maximize"], options)
+        return Plan(self.name, space, self.maximize, options)
 
 
 class NevergradSweep(SearchSweep):

@@ -63,10 +63,8 @@ class OneHot:
         value = np.asarray(array).reshape(-1)
         category = value.astype(np.int64) - self.first
         if ((category < 0) | (category >= self.counts) | (category + self.first != value)).any():
-            raise EnvironmentContractError(
-                f"OneHotPreProcessor: the observation {array!r} is outside of its space, whose first values are "
-                f"{self.first.tolist()}, with {self.counts.tolist()} values each."
-            )
+            expected = f"{self.counts.tolist()} values from {self.first.tolist()} on"
+            raise EnvironmentContractError(f"OneHotPreProcessor: expected {expected}, found {array!r}.")
         encoded = np.zeros(int(self.counts.sum()), dtype=np.float32)
         encoded[np.cumsum(self.counts) - self.counts + category] = 1.0
         return encoded

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import struct
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -66,12 +66,10 @@ def load_state(source: str | Path | BinaryIO, map_location: str | torch.device =
         name, content = "The opened checkpoint", bytearray(source.read())
     records = _verified_records(content, name)
     try:
-        state = read_pickle(records["data.pkl"], _rule, _Storages(records, torch.device(map_location)))
+        state = read_pickle(records["data.pkl"], _rule, _storage_reader(records, torch.device(map_location)))
     except Exception as error:  # an untrusted content can lead to nearly any type
-        raise CheckpointError(
-            f"{name} cannot be loaded as a checkpoint: {_first_line(error)}. A checkpoint may contain tensors and "
-            f"plain values only, and nothing in it is executed."
-        ) from error
+        limits = "Checkpoints contain tensors and plain values only, and nothing in it is executed"
+        raise CheckpointError(f"{name} cannot be loaded as a checkpoint: {_first_line(error)}. {limits}.") from error
     if not isinstance(state, dict):
         raise CheckpointError(f"{name} holds a {type(state).__name__}; expected a state dictionary.")
     return state
@@ -101,35 +99,29 @@ def load_into(model: Stateful, state: Mapping[str, Any], origin: str | Path = "T
         problems.append(f"shapes differ: {_listing(differing)}")
     if problems:
         origin_name = f"`{origin}`" if isinstance(origin, Path) else origin
-        raise CheckpointError(
-            f"{origin_name} does not fit the model; {'; '.join(problems)}. The model was left unchanged. "
-            "Configure the model and environment that the checkpoint was written with, or choose another checkpoint."
-        )
+        raise CheckpointError(f"{origin_name} does not fit the model, which is unchanged; {'; '.join(problems)}.")
     model.load_state_dict(dict(state))
 
 
-class _Storages:
-    """Values of tensors by their references in a checkpoint's pickle.
+def _storage_reader(records: Mapping[str, memoryview], device: torch.device) -> Callable[[Any], Tensor]:
+    """Return a function that reads the values of tensors by their references in a checkpoint's pickle.
 
     :param records: Contents of the archive's entries.
     :param device: Device of the tensors.
     """
+    flat: dict[str, Tensor] = {}
 
-    def __init__(self, records: Mapping[str, memoryview], device: torch.device) -> None:
-        self._records = records
-        self._device = device
-        self._flat: dict[str, Tensor] = {}
-
-    def __call__(self, reference: Any) -> Tensor:
+    def read(reference: Any) -> Tensor:
         if type(reference) is not tuple or len(reference) != 5 or not isinstance(reference[1], torch.dtype):
             raise refuse("it holds a reference to something else than the values of a tensor")
         _, dtype, key, _, n_values = reference
-        found = self._flat.get(key)
-        if found is None:
-            found = self._flat[key] = _flat_tensor(self._records[f"data/{key}"], dtype).to(self._device)
-        if found.dtype != dtype or found.numel() != n_values:
+        if key not in flat:
+            flat[key] = _flat_tensor(records[f"data/{key}"], dtype).to(device)
+        if flat[key].dtype != dtype or flat[key].numel() != n_values:
             raise refuse("it holds a tensor whose values do not fit its size and type")
-        return found
+        return flat[key]
+
+    return read
 
 
 def read_storage(content: Any) -> Tensor:
@@ -180,9 +172,7 @@ def _read(path: Path) -> bytearray:
             del content[file.readinto(content) :]
             return content
     except FileNotFoundError as error:
-        raise CheckpointError(
-            f"There is no checkpoint `{path}`. Training writes one: `maze-run -cn conf_train env=... algorithm=...`."
-        ) from error
+        raise CheckpointError(f"There is no checkpoint `{path}`. Training writes one.") from error
     except OSError as error:
         raise CheckpointError(f"`{path}` cannot be read: {error.strerror or error}.") from error
 
@@ -200,9 +190,8 @@ def _verified_records(content: bytearray, name: str) -> dict[str, memoryview]:
         raise CheckpointError(f"{name} is damaged or was cut off ({_first_line(error)}); {expected}.") from error
     pickles = [entry for entry in records if entry.endswith("/data.pkl")]
     if len(pickles) != 1:
-        raise CheckpointError(
-            f"{name} is a zip archive of something else (it holds {_listing(list(records))}); {expected}."
-        )
+        held = _listing(list(records))
+        raise CheckpointError(f"{name} is a zip archive of something else (it holds {held}); {expected}.")
     folder = pickles[0].removesuffix("data.pkl")
     if records.get(f"{folder}byteorder", b"") not in (b"", sys.byteorder.encode()):
         raise CheckpointError(f"{name} was written on a machine with another byte order.")

@@ -23,10 +23,15 @@ if TYPE_CHECKING:
 
     from maze.core.env.maze_env import MazeEnv
 
+
+import functools
+import numbers
+
+from maze.core.utils.targets import path_of
+
+# Target of the default configuration of environments.
 _GYM_ENV = "maze.core.wrappers.maze_gym_env_wrapper.make_gym_maze_env"
-"""Target of the default configuration of environments."""
-_PETTINGZOO = "maze.interop.pettingzoo_env"
-"""Module of a higher layer, which is only named here."""
+_PETTINGZOO = "maze.interop.pettingzoo_env"  # module of a higher layer, which is only named here
 _PETTINGZOO_NAME = re.compile(r"\w+/\w+_v\d+")
 _USUAL_CONFIG_NAMES = ("config", "conf", "conf_rollout", "conf_train")
 
@@ -72,9 +77,20 @@ def positive_number(key: str, value: Any) -> float:
     :param value: The number.
     :raises ConfigError: It is not a number, or not above 0 and finite.
     """
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0.0 < value < math.inf:
-        raise ConfigValueError(f"{key}: expected a number above 0, found {value!r}.")
-    return value
+    return _number(key, value, 0.0, above=True)
+
+
+def _number(
+    key: str, value: Any, minimum: float, maximum: float = math.inf, *, above: bool = False, below: bool = False
+) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    is_high = is_number and (value > minimum if above else value >= minimum)
+    if not is_high or not (value < maximum if below else value <= maximum):
+        lower = f"{'above' if above else 'of at least'} {minimum:g}"
+        upper = "" if maximum == math.inf else f" and {'below' if below else 'at most'} {maximum:g}"
+        raise ConfigValueError(f"{key}: expected a number {lower}{upper}, found {value!r}.")
+    checked: float = value
+    return checked
 
 
 _SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
@@ -101,10 +117,12 @@ CheckedConfigType = TypeVar("CheckedConfigType", bound="CheckedConfig")
 
 @dataclasses.dataclass
 class CheckedConfig:
-    """Base of dataclasses that are built from a section of a configuration; errors name the key of a field."""
+    """Base of dataclasses that are built from a section of a configuration; errors name the key of a field.
+
+    :param section: Key of the section.
+    """
 
     section: ClassVar[str] = ""
-    """Key of the section."""
 
     @classmethod
     def from_config(cls: type[CheckedConfigType], config: CheckedConfigType | Mapping[str, Any]) -> CheckedConfigType:
@@ -116,9 +134,8 @@ class CheckedConfig:
         if isinstance(config, cls):
             return config
         if not isinstance(config, Mapping):
-            raise ConfigError(
-                f"{cls.section}: expected a {cls.__name__} or a mapping of its fields, found {type(config).__name__}."
-            )
+            found = type(config).__name__
+            raise ConfigError(f"{cls.section}: expected a {cls.__name__} or a mapping of its fields, found {found}.")
         values = {str(key): value for key, value in config.items() if key != TARGET_KEY}
         known = [field.name for field in dataclasses.fields(cls)]
         for key in values:
@@ -143,16 +160,7 @@ class CheckedConfig:
         :param above: Whether `minimum` itself is excluded.
         :param below: Whether `maximum` itself is excluded.
         """
-        value = getattr(self, name)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if is_number:
-            is_number = (value > minimum if above else value >= minimum) and (
-                value < maximum if below else value <= maximum
-            )
-        if not is_number:
-            lower = f"{'above' if above else 'of at least'} {minimum:g}"
-            upper = "" if maximum == math.inf else f" and {'below' if below else 'at most'} {maximum:g}"
-            raise ConfigValueError(f"{self.section}.{name}: expected a number {lower}{upper}, found {value!r}.")
+        _number(f"{self.section}.{name}", getattr(self, name), minimum, maximum, above=above, below=below)
 
     def require_choice(self, name: str, choices: Collection[Any]) -> None:
         """Raise a `ConfigError` unless the field is one of `choices`."""
@@ -436,12 +444,10 @@ def _root_config_name(config_module: str) -> str:
     from importlib.resources import files
 
     names = sorted(entry.name[:-5] for entry in files(config_module).iterdir() if entry.name.endswith(".yaml"))
-    for name in _USUAL_CONFIG_NAMES:
-        if name in names:
-            return name
-    if len(names) == 1:
-        return names[0]
-    raise ConfigError(f"`{config_module}` has several root configurations; give `config_name`, one of {names}.")
+    usual = [name for name in _USUAL_CONFIG_NAMES if name in names]
+    if not usual and len(names) != 1:
+        raise ConfigError(f"`{config_module}` has several root configurations; give `config_name`, one of {names}.")
+    return (usual or names)[0]
 
 
 def count_instances(env: Any) -> int:
@@ -458,3 +464,98 @@ def count_instances(env: Any) -> int:
         finally:
             built.close()
     return int(getattr(env, "n_instances", 0))
+
+
+# -- descriptions ------------------------------------------------------------------------------------------------------
+
+LAYERS_KEY = "_layers_"
+"""Key of the printed layers of a network."""
+
+_SIMPLE = (numbers.Number, str, Path)
+_MAX_DEPTH = 6  # largest depth of the description of an object; containers of the configuration have no limit
+_MAX_ITEMS = 50
+_NOTHING = object()
+
+
+def config_to_yaml(config: Any, sort_keys: bool = False) -> str:
+    """Format a configuration as YAML, without resolving interpolations; objects are described by class and arguments.
+
+    :param config: Configuration of OmegaConf, or a mapping.
+    :param sort_keys: Whether to sort keys.
+    """
+    from omegaconf import OmegaConf
+
+    plain = OmegaConf.to_container(config) if OmegaConf.is_config(config) else config
+    return OmegaConf.to_yaml(OmegaConf.create(describe(plain)), sort_keys=sort_keys)
+
+
+def describe(value: Any) -> Any:
+    """Describe any value as plain data: objects become mappings with `_target_` and the arguments that they store.
+
+    An object can be built from its description if it stores all its arguments and its class can be imported.
+    """
+    return _described(value, _MAX_DEPTH, ())
+
+
+def _described(value: Any, depth: int, parents: tuple[int, ...]) -> Any:
+    if isinstance(value, type):
+        return path_of(value)
+    if value is None or isinstance(value, _SIMPLE):
+        plain: Any = value
+        plain = plain.item() if hasattr(plain, "item") else plain  # numbers of NumPy are subclasses of Python's
+        return plain if plain is None or isinstance(plain, int | float | str) else str(plain)
+    if depth == 0 or id(value) in parents:
+        return f"<{path_of(type(value))}>"
+    inner = (*parents, id(value))
+    below = depth if depth == _MAX_DEPTH else depth - 1  # not inside of an object
+    if isinstance(value, Mapping):
+        entries = list(value.items())[:_MAX_ITEMS]
+        return {_key(key): _described(entry, below, inner) for key, entry in entries}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_described(entry, below, inner) for entry in list(value)[:_MAX_ITEMS]]
+    return {key: _described(entry, depth - 1, inner) for key, entry in _target_and_arguments(value).items()}
+
+
+def _target_and_arguments(value: Any) -> dict[str, Any]:
+    if isinstance(value, functools.partial):
+        arguments = {"_args_": list(value.args)} if value.args else {}
+        return {**_target_and_arguments(value.func), "_partial_": True, **arguments, **value.keywords}
+    if inspect.isroutine(value):
+        return {TARGET_KEY: path_of(value)}
+    if dataclasses.is_dataclass(value):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+        return {TARGET_KEY: path_of(type(value)), **fields}
+    if any(base.__module__ == "torch.nn.modules.module" for base in type(value).__mro__):
+        return {TARGET_KEY: path_of(type(value)), LAYERS_KEY: str(value).splitlines()}
+    return {TARGET_KEY: path_of(type(value)), **_kept_arguments(value)}
+
+
+def _kept_arguments(value: Any) -> dict[str, Any]:
+    """Return the arguments of the constructor that the object stores under their names, without running its code."""
+    try:
+        parameters = inspect.signature(type(value)).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    attributes = getattr(value, "__dict__", {})
+    kept = {}
+    for parameter in parameters:
+        found = attributes.get(parameter.name, attributes.get(f"_{parameter.name}", _NOTHING))
+        if found is not _NOTHING and not _is_space(found):
+            kept[parameter.name] = found
+        elif parameter.name == "networks":
+            # composers store the built networks
+            made = [vars(part).get("networks") for part in attributes.values() if hasattr(part, "__dict__")]
+            kept["networks"] = next(filter(None, made), None)
+    return kept
+
+
+def _is_space(value: Any) -> bool:
+    """Return whether it is a space or a dictionary of spaces, which the environment determines."""
+    sample = next(iter(value.values()), None) if isinstance(value, dict) else value
+    return any(base.__name__ == "Space" for base in type(sample).__mro__)
+
+
+def _key(key: Any) -> Any:
+    if isinstance(key, str | int | float | bool):
+        return key
+    return path_of(key) if isinstance(key, type) else str(key)

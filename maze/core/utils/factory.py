@@ -107,7 +107,10 @@ class Factory(Generic[BaseType]):
         target = arguments.pop(TARGET_KEY)
         positional = arguments.pop("_args_", ())
         is_partial = arguments.pop("_partial_", False)
-        function = self._resolve(target, config_path)
+        found = self.type_or_function(target, config_path) if isinstance(target, str) else target
+        if not callable(found):
+            raise ConfigError(f"{_prefix(config_path)}`{TARGET_KEY}` must name a class or function, found {target!r}.")
+        function = cast(Callable[..., Any], found)
         # a wrapper overrides `__class__`: then only the built object can be checked
         is_plain = isinstance(function, type) and not any("__class__" in vars(base) for base in function.__mro__[:-1])
         if is_plain and not is_partial:
@@ -127,12 +130,6 @@ class Factory(Generic[BaseType]):
                 f"{_prefix(config_path)}expected a {self._type_name}, but `{target}` returned a {type(built).__name__}."
             )
         return cast(BaseType, built)
-
-    def _resolve(self, target: Any, config_path: str) -> Callable[..., Any]:
-        found = self.type_or_function(target, config_path) if isinstance(target, str) else target
-        if not callable(found):
-            raise ConfigError(f"{_prefix(config_path)}`{TARGET_KEY}` must name a class or function, found {target!r}.")
-        return cast(Callable[..., Any], found)
 
     def type_or_function(self, name: str, config_path: str = "") -> Any:
         """Return the target of a name; factories with short names override this."""
@@ -221,12 +218,12 @@ def _prefix(config_path: str) -> str:
     return f"{config_path}: " if config_path else ""
 
 
+# Types of configurations in an annotation; a dictionary of objects needs them built.
 _CONFIGURATION = re.compile(
     r"(?<![\w.])(typing\.|collections\.abc\.|omegaconf\.(\w+\.)?)?"
     r"(ConfigType|CollectionOfConfigType|DictConfig|ListConfig"
     r"|(dict|Dict|Mapping|MutableMapping)((?!\[)|\[[^\[\]]*\bAny\]))(?!\w)"
 )
-"""Types of configurations in an annotation; a dictionary of objects needs them built."""
 
 
 def takes_configuration(function: Callable[..., Any], name: str) -> bool:
@@ -239,14 +236,6 @@ def takes_configuration(function: Callable[..., Any], name: str) -> bool:
     """
     called: Any = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
     annotations = getattr(called, "__annotations__", {})
-    annotation = annotations.get(name if name in annotations else _name_of_keyword_rest(called))
+    annotation = annotations.get(name, annotations.get("kwargs"))
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     return _CONFIGURATION.search(text.partition("Callable[")[0]) is not None
-
-
-def _name_of_keyword_rest(function: Callable[..., Any]) -> str | None:
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return None
-    return next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)

@@ -46,7 +46,12 @@ def atomic_write(path: str | os.PathLike[str], write: Callable[[BinaryIO], objec
         with suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
-    _sync_directory(target.parent)
+    if os.name == "posix":  # makes the renaming durable
+        directory = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes | memoryview) -> None:
@@ -231,14 +236,3 @@ def _usual_mode(target: Path) -> int:
         umask = os.umask(0)
         os.umask(umask)
         return 0o666 & ~umask
-
-
-def _sync_directory(directory: Path) -> None:
-    """Make the renaming durable, on POSIX systems."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

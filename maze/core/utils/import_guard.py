@@ -25,16 +25,15 @@ from maze.core.errors import CheckpointError
 
 _DISTRIBUTION = "maze-rl"
 OWN_PACKAGES = frozenset({"hydra_plugins", "maze", "maze_envs"})
+# Package of the tutorial, an example of a user's package: it may be imported, and trusted as a whole.
 _TUTORIAL = "tutorial_maze_env"
-"""Package of the tutorial, an example of a user's package: it may be imported, and trusted as a whole."""
-_FOR_DEVELOPERS = ("all", "dev", "dev-all", "docs")
-"""Extras of Maze that runs do not need."""
+_FOR_DEVELOPERS = ("all", "dev", "dev-all", "docs")  # extras of Maze that runs do not need
 NEVER_WHOLE = frozenset(
     {*OWN_PACKAGES, "builtins", "gymnasium", "hydra", "numpy", "omegaconf", "torch", *sys.stdlib_module_names}
 )
 """Packages that are never trusted as a whole, because their functions can do anything."""
+# Modules of the standard library with side effects on import.
 _ACT_WHEN_IMPORTED = frozenset({"__hello__", "__phello__", "antigravity", "idlelib", "this", "turtledemo"})
-"""Modules of the standard library with side effects on import."""
 _ROOT = Path(__file__).resolve().parents[3]
 _REQUIREMENT = re.compile(r"\s*([\w.-]+)\s*(?:\[([^\]]*)\])?")
 _OF_EXTRA = re.compile(r"extra\s*==\s*['\"]([\w-]+)")
@@ -57,11 +56,6 @@ class ImportGuard:
         self._texts: list[tuple[str, str]] = []
         self._directories = {(project or Path.cwd()).resolve()}
         self._trusted: set[str] = set()
-
-    @property
-    def is_armed(self) -> bool:
-        """Whether a stored configuration has been read."""
-        return bool(self._texts)
 
     def watch(self, directory: Path, texts: Iterable[tuple[str, Any]], trusted_packages: Iterable[str]) -> None:
         """Guard the construction of a configuration.
@@ -100,27 +94,20 @@ class ImportGuard:
         :raises ForeignModuleError: The module may not be imported.
         """
         package = name.partition(".")[0]
-        if package in self._trusted or not _is_import_of_library(name, self._trusted):
-            return None
+        if not self._texts or package in self._trusted or not _is_import_of_library(name, self._trusted):
+            return None  # no stored configuration has been read, or it is the user's code
         if package in _ACT_WHEN_IMPORTED or not _is_library(package):
             raise self._refusal(name, f"{package!r} belongs neither to Maze nor to its dependencies")
         if is_submodule or package in sys.builtin_module_names:
             return None
-        return self._installed(name)
-
-    def _installed(self, name: str) -> ModuleSpec | None:
-        """Return the spec of an installed library, if the working or run directory is on the path."""
-        near = [place for place in sys.path if self._is_near(place)]
+        guarded = {Path.cwd(), *self._directories} - {_ROOT}  # no library is imported from there
+        near = [place for place in sys.path if Path(place).resolve() in guarded]
         if not near:
             return None
         spec = PathFinder.find_spec(name, [place for place in sys.path if place not in near])
         if spec is None and PathFinder.find_spec(name, near) is not None:
             raise self._refusal(name, "it is in the working directory, and not an installed library")
         return spec
-
-    def _is_near(self, place: str) -> bool:
-        path = Path(place).resolve()
-        return path != _ROOT and path in {Path.cwd(), *self._directories}
 
     def _refusal(self, name: str, reason: str) -> ForeignModuleError:
         parts = name.split(".")
@@ -161,7 +148,7 @@ class _GuardingFinder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         guard = _ACTIVE.get()
-        return None if guard is None or not guard.is_armed else guard.spec_of(fullname, path is not None)
+        return None if guard is None else guard.spec_of(fullname, path is not None)
 
 
 _ACTIVE: ContextVar[ImportGuard | None] = ContextVar("maze_import_guard", default=None)
@@ -169,13 +156,9 @@ _FINDER = _GuardingFinder()
 
 
 def _cause(error: BaseException | None) -> ForeignModuleError | None:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if isinstance(error, ForeignModuleError):
-            return error
-        seen.add(id(error))
+    while error is not None and not isinstance(error, ForeignModuleError):
         error = error.__cause__ or error.__context__
-    return None
+    return error
 
 
 def _is_import_of_library(name: str, trusted: set[str]) -> bool:

@@ -118,7 +118,14 @@ class _Reader:
                 raise ValueError(f"the opcode {name} is not one for data")
         if len(stack) != 1 or self.marks:
             raise ValueError("it ends in the middle of a value")
-        self._check_expansion()
+        # repeated nested containers, whose traversal would take exponential time
+        limit = _MAX_EXPANSION + _MAX_EXPANSION_PER_BYTE * len(self.content)
+        sizes: dict[int, int] = {}
+        total = 0
+        for shared in self._shared:
+            total += _expanded_size(shared, sizes)
+            if total > limit:
+                raise refuse(f"it has nested containers that expand to more than {limit} values")
         return stack[0]
 
     def since_mark(self) -> list[Any]:
@@ -132,8 +139,9 @@ class _Reader:
 
     def recall(self, index: int) -> None:
         value = self.memo[index]
-        if type(value) in _CONTAINERS:
-            self._share(value)
+        is_small = type(value) is tuple and len(value) <= 8 and all(type(part) in _ATOMS for part in value)
+        if type(value) in _CONTAINERS and not is_small:
+            self._shared.append(value)
         self.stack.append(value)
 
     # -- objects --------------------------------------------------------------------------------------------------
@@ -266,21 +274,6 @@ class _Reader:
                 raise refuse(f"it has {_name(part)} as a key")
         self._spend((), n_parts)
 
-    def _share(self, value: Any) -> None:
-        if type(value) is tuple and len(value) <= 8 and all(type(part) in _ATOMS for part in value):
-            return
-        self._shared.append(value)
-
-    def _check_expansion(self) -> None:
-        """Refuse repeated nested containers, whose traversal would take exponential time."""
-        limit = _MAX_EXPANSION + _MAX_EXPANSION_PER_BYTE * len(self.content)
-        sizes: dict[int, int] = {}
-        total = 0
-        for shared in self._shared:
-            total += _expanded_size(shared, sizes)
-            if total > limit:
-                raise refuse(f"it has nested containers that expand to more than {limit} values")
-
 
 def _expanded_size(value: Any, sizes: dict[int, int]) -> int:
     """Count the values that a traversal of a container visits; `sizes` caches the counts of inner containers."""
@@ -315,11 +308,11 @@ def _name(value: Any) -> str:
     return f"`{kind.__module__}.{kind.__qualname__}`"
 
 
+# Opcodes whose argument is a value.
 _VALUES = frozenset({
     "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8",
     "SHORT_BINBYTES", "BINBYTES", "BINBYTES8", "BYTEARRAY8",
 })  # fmt: skip
-"""Opcodes whose argument is a value."""
 
 _OPERATIONS: dict[str, Callable[[_Reader, Any], object]] = {
     "PROTO": lambda r, _: None,

@@ -27,8 +27,8 @@ _PLAIN = frozenset({int, float, str, bytes, bool, type(None), datetime.timezone,
 _UNCALLED = frozenset({list, dict, tuple, int, float, str, bytes, bool, object})
 PLAIN_HASHES = (object.__hash__, Enum.__hash__, int.__hash__, str.__hash__)
 """Hash functions that run no code of a user's class."""
+# Methods that Python calls when an instance is made, filled and dropped.
 _RUN_BY_READING = ("__del__", "__getattr__", "__getattribute__")
-"""Methods that Python calls when an instance is made, filled and dropped."""
 
 
 # -- data classes -----------------------------------------------------------------------------------------------------
@@ -281,8 +281,8 @@ def _scalar(dtype: Any, content: Any = None) -> Any:
 
 
 _BIT_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
+# Indices into a generator's arrays, which NumPy does not check.
 _POSITIONS = {"pos": (0, 624), "buffer_pos": (0, 4), "has_uint32": (0, 1), "has_gauss": (0, 1)}
-"""Indices into a generator's arrays, which NumPy does not check."""
 
 
 def _bit_generator(kind: Any) -> Any:
@@ -317,10 +317,6 @@ def _generator(bits: Any, make: Any = None) -> Any:
 
 def _seeds(*_: Any) -> Any:
     return np.random.SeedSequence(0)
-
-
-def _leave_seeds(made: Any, state: Any) -> None:
-    """Ignore stored seeds; only generators that are spawned from a loaded one would depend on them."""
 
 
 def _random_state(bits: Any = "MT19937", make: Any = None) -> Any:
@@ -392,7 +388,9 @@ def _size(*arguments: Any) -> Any:
 # -- tables of rules --------------------------------------------------------------------------------------------------
 
 
-def _rules() -> dict[str, Rule]:
+@cache
+def plain_rules() -> Mapping[str, Rule]:
+    """Return the rules for containers, numbers, arrays and generators of NumPy, and values of the standard library."""
     make_set = _of_members(set)
     make_ordered = _checked(
         OrderedDict, lambda items=None: items is None or (type(items) is list and not items), "nothing"
@@ -430,8 +428,10 @@ def _rules() -> dict[str, Rule]:
     }
     for module in ("bit_generator", "_bit_generator"):
         rules[f"numpy.random.{module}.SeedSequence"] = Rule(np.random.SeedSequence)
-        # the numbers of a stored generator do not depend on its seeds
-        rules[f"numpy.random.{module}.__pyx_unpickle_SeedSequence"] = Rule(_seeds, call=_seeds, build=_leave_seeds)
+        # Stored seeds are ignored; only generators that are spawned from a loaded one would depend on them.
+        rules[f"numpy.random.{module}.__pyx_unpickle_SeedSequence"] = Rule(
+            _seeds, call=_seeds, build=lambda made, state: None
+        )
     for name, module in zip(_BIT_GENERATORS, ("_pcg64", "_pcg64", "_mt19937", "_philox", "_sfc64"), strict=True):
         rules[f"numpy.random.{module}.{name}"] = Rule(getattr(np.random, name))
     for name in _NUMPY_SCALARS:
@@ -450,12 +450,6 @@ _SPACES = (
     "multi_discrete.MultiDiscrete", "oneof.OneOf", "sequence.Sequence", "text.Text", "tuple.Tuple",
 )
 # fmt: on
-
-
-@cache
-def plain_rules() -> Mapping[str, Rule]:
-    """Return the rules for containers, numbers, arrays and generators of NumPy, and values of the standard library."""
-    return _rules()
 
 
 @cache

@@ -12,7 +12,7 @@ import io
 import pickle
 import sys
 from abc import ABC, ABCMeta
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
 from types import FunctionType
@@ -90,10 +90,7 @@ def safe_load(
             "you trust the whole file, pass `allow_pickle=True`."
         ) from error
     except Exception as error:  # a damaged pickle can fail with nearly any type
-        raise CheckpointError(
-            f"{name}: is not a readable pickle ({type(error).__name__}: {error}). Expected a complete file written by "
-            "Maze; it may be truncated, damaged or of another kind."
-        ) from error
+        raise CheckpointError(f"{name}: is not a readable pickle ({error!r}). Expected a file of Maze.") from error
 
 
 class _Names:
@@ -134,7 +131,7 @@ class _Names:
 
     def _own_rule(self, module_name: str, qualified_name: str, full_name: str) -> Rule | None:
         if full_name in self._trusted or full_name.startswith(self._prefixes):
-            return self._trusted_rule(_resolve(module_name, qualified_name), full_name in self._trusted)
+            return self._trusted_rule(_look_up(module_name, qualified_name), full_name in self._trusted)
         is_listed, is_below_listed = full_name in self._data_classes, full_name.startswith(self._data_prefixes)
         is_event_of_listed = full_name.rpartition(".")[0] in self._data_classes
         if not (is_listed or is_below_listed or is_event_of_listed or module_name in sys.modules):
@@ -143,18 +140,14 @@ class _Names:
         # only under the name of its definition, not what another module has imported
         if isinstance(found, type) and _qualified_name(found) == full_name:
             is_own = module_name.partition(".")[0] in self._own_packages
-            if is_own or (is_below_listed and self._is_derived_from_data(found)):
-                rule = class_that_only_stores(found)
-                if rule is not None:
-                    return rule
+            # no environment, policy or network: its bases are data, too
+            bases = (_qualified_name(base) for base in found.__mro__ if base not in _PLAIN_BASES)
+            is_data = all(name in self._data_classes or name.startswith(self._data_prefixes) for name in bases)
+            if (is_own or (is_below_listed and is_data)) and (rule := class_that_only_stores(found)) is not None:
+                return rule
         if _is_harmless_interface(found):
             return Rule(found)
         return data_class(found) if is_listed and isinstance(found, type) else None
-
-    def _is_derived_from_data(self, klass: type) -> bool:
-        """Return whether the bases of a class are data, too: no environment, policy or network."""
-        names = {_qualified_name(base) for base in klass.__mro__ if base not in _PLAIN_BASES}
-        return all(name in self._data_classes or name.startswith(self._data_prefixes) for name in names)
 
     def _trusted_rule(self, found: Any, is_named: bool) -> Rule | None:
         # a pattern matches only definitions, not imports of such a module, and no functions but events
@@ -184,13 +177,6 @@ def _qualified_name(entry: type | str) -> str:
     return entry if isinstance(entry, str) else f"{entry.__module__}.{entry.__qualname__}"
 
 
-def _resolve(module_name: str, qualified_name: str) -> Any:
-    found: Any = importlib.import_module(module_name)
-    for part in qualified_name.split("."):
-        found = getattr(found, part)
-    return found
-
-
 def _look_up(module_name: str, qualified_name: str) -> Any:
     """Look up a name without running code of attribute access; None: there is none."""
     try:
@@ -217,18 +203,13 @@ def _does_nothing(function: Any) -> bool:
     function = getattr(function, "__wrapped__", function)
     if not isinstance(function, FunctionType):
         return False
-    return function.__code__.co_code in _EMPTY_CODES and not function.__code__.co_names
+    empty_codes = (_with_docstring.__code__.co_code, _without_docstring.__code__.co_code)
+    return function.__code__.co_code in empty_codes and not function.__code__.co_names
 
 
-def _empty_codes() -> frozenset[bytes]:
-    def with_docstring() -> None:
-        """Text."""
-
-    def with_pass() -> None:
-        pass
-
-    functions: list[Callable[[], None]] = [with_docstring, with_pass]
-    return frozenset(function.__code__.co_code for function in functions)
+def _with_docstring() -> None:
+    """Do nothing."""
 
 
-_EMPTY_CODES = _empty_codes()
+def _without_docstring() -> None:
+    pass

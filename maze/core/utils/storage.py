@@ -25,10 +25,9 @@ logger = logging.getLogger(__name__)
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://")
 _LOCAL = "file"
+# Files that resuming a run, or acting with its policy, does not need.
 _LARGE = ("trajectory_data", "event_logs", "action_records", "events.out.tfevents.*")
-"""Files that resuming a run, or acting with its policy, does not need."""
-_BEGUN = ".hydra"
-"""Directory that each run has."""
+_BEGUN = ".hydra"  # directory that each run has
 
 _uploads: ContextVar[Uploads | None] = ContextVar("maze_uploads", default=None)
 
@@ -57,9 +56,7 @@ class Store:
         try:
             from pyarrow.fs import FileSystem
         except ImportError as error:
-            raise ConfigError(
-                f"{key}: {url} needs pyarrow, which is not installed: {install_command('storage')}."
-            ) from error
+            raise ConfigError(f"{key}: {url} needs pyarrow: {install_command('storage')}.") from error
         with self._explained("cannot be opened"):
             self._files, self._root = FileSystem.from_uri(url)
 
@@ -117,10 +114,8 @@ class Store:
                 f"{self._root}/{probe}"
             )
         if self.has_run():
-            raise ConfigError(
-                f"{self._key}: {self.url} holds an earlier run already. Set another directory; input_dir={self.url} "
-                "resume=true resumes that run."
-            )
+            resuming = f"input_dir={self.url} resume=true resumes it"
+            raise ConfigError(f"{self._key}: {self.url} holds an earlier run. Set another directory; {resuming}.")
 
     def fetch(self, directory: Path) -> None:
         """Copy the missing and changed files of a run's model and training into a local directory."""
@@ -251,7 +246,8 @@ def local_copy(place: str, key: str) -> str:
         return place
     if urlsplit(place).scheme == _LOCAL:
         return unquote(urlsplit(place).path)
-    directory = working_directory(place, _cache() / "fetched")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "maze"
+    directory = working_directory(place, cache / "fetched")
     Store(place, key).fetch(directory)
     _origins[str(directory)] = place
     return str(directory)
@@ -271,10 +267,6 @@ def working_directory(url: str, below: Path) -> Path:
     parts = urlsplit(url)
     name = re.sub(r"[^\w.-]+", "-", f"{parts.scheme}-{parts.netloc}{parts.path}").strip("-")
     return below / f"{name}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "maze"
 
 
 def _state(path: Path) -> tuple[int, int]:

@@ -38,6 +38,7 @@ from maze.core.utils.import_guard import NEVER_WHOLE, current_guard, trust_hint
 from maze.core.utils.targets import is_file_name, is_module_name
 
 # fmt: off
+# Known kinds: these classes and their subclasses.
 _KINDS = frozenset({
     "gymnasium.core.Wrapper",
     "gymnasium.spaces.space.Space",
@@ -61,8 +62,8 @@ _KINDS = frozenset({
     "torch.nn.modules.module.Module",
     "torch.optim.optimizer.Optimizer",
 })
-"""Known kinds: these classes and their subclasses."""
 
+# Known functions that make environments.
 _FUNCTIONS = frozenset({
     "maze.interop.pettingzoo_env.make_pettingzoo_env",
     "maze.core.wrappers.maze_gym_env_wrapper.make_gym_maze_env",
@@ -71,32 +72,27 @@ _FUNCTIONS = frozenset({
     "maze_envs.robotics.pick_and_place.maze_env.flat_pick_and_place_env",
     "maze_envs.robotics.pick_and_place.maze_env.pick_and_place_env",
 })
-"""Known functions that make environments."""
 # fmt: on
 
 _LIBRARIES = ("gymnasium", "maze", "maze_envs", "torch")
+# Packages that configurations may import, because they register environments.
 _REGISTERS_ENVIRONMENTS = frozenset({"ale_py"})
-"""Packages that configurations may import, because they register environments."""
 _TORCH_MODULES = ("torch.nn.modules.", "torch.optim.")
 
 _SPACE = re.compile(r"(gym|gymnasium)\.spaces\.\w+")
 _INTERPOLATION = re.compile(r"\$\{([^}]*)")
 _WHOLE_INTERPOLATION = re.compile(r"\$\{\s*([^}]*?)\s*\}")
-_IMPORTS = "import"
-"""Key of an environment's configuration with modules to import."""
-_SPACES = "action_space"
-"""Key of the class of a space, which is always one of gymnasium."""
+_IMPORTS = "import"  # key of an environment's configuration with modules to import
+_SPACES = "action_space"  # key of the class of a space, which is always one of gymnasium
 _WRITES_FILES = "RecordVideo"
 _RESOLVERS = ("now", "oc.dict.keys", "oc.dict.values", "oc.env", "oc.select")
 
 MOST_BYTES = 1 << 20
 _MOST_VALUES, _DEEPEST = 50_000, 50
+# Largest number of characters of resolved interpolations, and largest depth of references.
 _LONGEST_RESOLVED, _LONGEST_CHAIN = 1 << 22, 50
-"""Largest number of characters of resolved interpolations, and largest depth of references."""
-_COST_OF_REFERENCE = 10
-"""Number of values that an interpolation counts for."""
-_MOST_NAMED = 1_000
-"""Largest number of different packages that texts may name."""
+_COST_OF_REFERENCE = 10  # number of values that an interpolation counts for
+_MOST_NAMED = 1_000  # largest number of different packages that texts may name
 _MOST_DIGITS = 4_000
 
 _Key: TypeAlias = tuple[Any, ...]
@@ -104,13 +100,15 @@ _NOTHING: Any = object()
 
 
 class StoredText(NamedTuple):
-    """A key, or a value that is not a container."""
+    """A key, or a value that is not a container.
+
+    :param key: Its position.
+    :param use: The key that determines its use: `_target_`, `import`, `action_space`; empty: an argument.
+    """
 
     key: str
-    """Its position."""
     value: Any
     use: str = ""
-    """The key that determines its use: `_target_`, `import`, `action_space`; empty: an argument."""
 
 
 def refuse_foreign_targets(
@@ -172,18 +170,11 @@ def read_yaml(path: Path) -> Any:
             n_values += isinstance(event, yaml.NodeEvent)
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if n_values > _MOST_VALUES or depth > _DEEPEST:
-                raise CheckpointError(
-                    f"{path} cannot be read: it holds more than {_MOST_VALUES} values, or more than {_DEEPEST} "
-                    "containers in each other."
-                )
+                raise CheckpointError(f"{path} holds more than {_MOST_VALUES} values, or is nested too deeply.")
         return yaml.load(content, _Loader)
     except (yaml.YAMLError, ValueError, TypeError, OSError) as error:
-        raise CheckpointError(f"{path} cannot be read as YAML ({type(error).__name__}{_place(error)}).") from error
-
-
-def _place(error: Exception) -> str:
-    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", "")
-    return "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}: {problem}"
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{path} cannot be read as YAML ({type(error).__name__}: {reason:.300}).") from error
 
 
 class _Loader(SafeLoader):
@@ -233,10 +224,8 @@ def read_stored_config(path: Path, way_out: str = "") -> StoredConfig:
         for match in _INTERPOLATION.finditer(text.value if isinstance(text.value, str) else ""):
             resolver, colon, _ = match[1].partition(":")
             if "$" in match[1] or (colon and resolver.strip() not in _RESOLVERS):
-                raise CheckpointError(
-                    f"{path} holds `{text.value[:200]}`, but interpolations of stored configurations may only refer to "
-                    f"other values. Allowed functions: {', '.join(_RESOLVERS)}."
-                )
+                allowed = f"may only refer to other values, by {', '.join(_RESOLVERS)}"
+                raise CheckpointError(f"{path} holds `{text.value[:200]}`, but its interpolations {allowed}.")
     return StoredConfig(plain, path)
 
 
@@ -524,16 +513,11 @@ class StoredRun:
         """
         for name in (str(STORED_CONFIG), state_dict_file, SPACES_FILE):
             if not (self.directory / name).is_file():
-                raise CheckpointError(
-                    f"{self.directory} is not the directory of a training run: there is no {name} in it. Runs of "
-                    f"`maze-run -cn conf_train` write it."
-                )
+                raise CheckpointError(f"{self.directory} is not the directory of a training run: there is no {name}.")
         parts = self.sections(("env", "wrappers", "model"))
         for key in ("env", "model"):
             if not parts.get(key):
-                raise CheckpointError(
-                    f"{self.path} is not the configuration of a training run: there is no `{key}` in it."
-                )
+                raise CheckpointError(f"{self.path} is not the configuration of a training run: it has no `{key}`.")
         policy = {
             "_target_": "maze.core.agent.serialized_torch_policy.SerializedTorchPolicy",
             "model": parts["model"],

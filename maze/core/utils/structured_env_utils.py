@@ -36,9 +36,9 @@ def _merged(by_step_key: Mapping[StepKeyType, Mapping[str, T]], what: str) -> di
     for step_key, entries in by_step_key.items():
         for name, entry in entries.items():
             if name in merged and merged[name] != entry:
+                other = f"{merged[name]} in another sub-step; rename one of them"
                 raise EnvironmentContractError(
-                    f"Entry `{name}` of sub-step {step_key!r} has the {what} {entry}, but {merged[name]} in another "
-                    f"sub-step. Rename one of them."
+                    f"`{name}` of sub-step {step_key!r} has the {what} {entry}, but {other}."
                 )
             merged[name] = entry
     return merged

@@ -36,9 +36,17 @@ from maze.core.errors import ConfigError, MazeError, WorkerError
 from maze.core.log_stats.event_decorators import define_epoch_stats, define_stats_grouping
 from maze.core.log_stats.log_stats import LogStatsAggregator
 from maze.core.utils import worker_process as messages
-from maze.core.utils.pickling import pickled
 from maze.core.utils.update_profile import TRANSFER, WAITING, timed
-from maze.core.utils.worker_process import GONE, Channel, Failure, SharedMemory, Stored, exception_of, map_memory
+from maze.core.utils.worker_process import (
+    GONE,
+    Channel,
+    Failure,
+    SharedMemory,
+    Stored,
+    exception_of,
+    map_memory,
+    pickled,
+)
 from maze.utils.process import exit_text, preload
 
 logger = logging.getLogger(__name__)

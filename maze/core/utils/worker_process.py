@@ -19,6 +19,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ import cloudpickle
 import numpy as np
 
 from maze.core.env.faults import text_of
-from maze.core.errors import EnvironmentFailedError
+from maze.core.errors import ConfigError, EnvironmentFailedError
 from maze.utils.process import depend_on_parent, use_one_thread
 
 # to the worker
@@ -40,15 +41,12 @@ DONE = b"d"  # an answer that is `None`
 RESULT = b"r"  # payload: an answer and its duration in seconds
 FAILED = b"f"  # payload: Failure
 
-_HEAD = struct.Struct("=cQ")
-"""Code, and number of bytes of the payload."""
-_MOST_BYTES = 1 << 20
-"""Number of bytes that are read at once."""
+_HEAD = struct.Struct("=cQ")  # code, and number of bytes of the payload
+_MOST_BYTES = 1 << 20  # number of bytes that are read at once
 _METHODS = {code: method for method, code in SHORT_CALLS.items()}
 GONE = (BrokenPipeError, ConnectionResetError, EOFError)
 """Errors that occur when the process at the other end of the pipe has ended."""
-_GRACE_SECONDS = 2.0
-"""Seconds in which a worker may end by itself after its parent has ended."""
+_GRACE_SECONDS = 2.0  # seconds in which a worker may end by itself after its parent has ended
 
 
 class SharedMemory:
@@ -70,17 +68,13 @@ def map_memory(size: int, fd: int | None = None) -> SharedMemory:
     """
     size = max(size, mmap.PAGESIZE)
     if fd is None:
-        fd = _anonymous_file()
+        if hasattr(os, "memfd_create"):
+            fd = os.memfd_create("maze")
+        else:
+            fd, path = tempfile.mkstemp(prefix="maze-")
+            os.unlink(path)
         os.ftruncate(fd, size)
     return SharedMemory(fd, size)
-
-
-def _anonymous_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("maze")
-    fd, path = tempfile.mkstemp(prefix="maze-")
-    os.unlink(path)
-    return fd
 
 
 class Stored(NamedTuple):
@@ -316,7 +310,13 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, EnvironmentFailedError) and error.__cause__ is not None:
         place, error = error.place, error.__cause__
     formatted = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    return Failure(text_of(error), formatted, _pickled(error), place)
+    try:
+        content: bytes | None = pickle.dumps(error)
+        if not isinstance(pickle.loads(content or b""), type(error)):
+            content = None
+    except Exception:  # pickling runs code of the exception, which may raise anything
+        content = None
+    return Failure(text_of(error), formatted, content, place)
 
 
 def exception_of(failure: Failure) -> BaseException | None:
@@ -327,9 +327,56 @@ def exception_of(failure: Failure) -> BaseException | None:
         return None
 
 
-def _pickled(error: BaseException) -> bytes | None:
+# -- pickling of configured objects ------------------------------------------------------------------------------------
+
+
+def pickled(value: Any, what: str) -> bytes:
+    """Pickle an object for another process or machine.
+
+    :param value: The object.
+    :param what: Its name, for messages.
+    :raises ConfigError: It cannot be pickled; the message names the attribute that prevents it.
+    """
     try:
-        pickled = pickle.dumps(error)
-        return pickled if isinstance(pickle.loads(pickled), type(error)) else None
-    except Exception:  # pickling runs code of the exception, which may raise anything
-        return None
+        content: bytes = cloudpickle.dumps(value)
+    except Exception as error:  # pickling runs code of the objects, which may raise anything
+        raise ConfigError(
+            f"{what} cannot be sent to other processes: {unpicklable(value)} ({type(error).__name__}: {error}). Make "
+            "it in the constructor there (pass a configuration, or a function that does so), or leave it out in "
+            "`__getstate__`."
+        ) from error
+    return content
+
+
+def unpicklable(value: Any, path: str = "") -> str:
+    """Name the innermost attribute that cannot be pickled.
+
+    :param value: An object that cannot be pickled.
+    :param path: Its attribute path.
+    """
+    name = f"{path} ({type(value).__name__})" if path else type(value).__name__
+    parts: dict[str, Any] = {}
+    if isinstance(value, dict):
+        parts = {f"{path}[{key!r}]": part for key, part in value.items()}
+    elif isinstance(value, list | tuple):
+        parts = {f"{path}[{index}]": part for index, part in enumerate(value)}
+    elif isinstance(value, partial):
+        named = {f"{path}({key}=...)": part for key, part in value.keywords.items()}
+        parts = {**{f"{path}({index})": part for index, part in enumerate(value.args)}, **named}
+    elif getattr(value, "__closure__", None):
+        names = value.__code__.co_freevars
+        parts = {f"{path}.{key}": cell.cell_contents for key, cell in zip(names, value.__closure__, strict=True)}
+    elif hasattr(value, "__dict__") and not isinstance(value, type):
+        parts = {f"{path}.{key}": part for key, part in vars(value).items()}
+    for part_path, part in parts.items():
+        if not _is_picklable(part):
+            return unpicklable(part, part_path.lstrip("."))
+    return name
+
+
+def _is_picklable(value: Any) -> bool:
+    try:
+        cloudpickle.dumps(value)
+    except Exception:  # pickling runs code of the objects, which may raise anything
+        return False
+    return True

@@ -12,7 +12,7 @@ import yaml
 from omegaconf import OmegaConf
 from torch import nn
 
-from maze.core.utils.config_description import config_to_yaml, describe
+from maze.core.utils.config_utils import config_to_yaml, describe
 
 
 @dataclass

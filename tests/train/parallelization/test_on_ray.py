@@ -30,8 +30,8 @@ from maze.core.errors import ConfigError, NonFiniteError, WorkerError
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.config_utils import EnvFactory
-from maze.core.utils.pickling import unpicklable
 from maze.core.utils.worker_pool import ClusterEvents
+from maze.core.utils.worker_process import unpicklable
 from maze.core.wrappers.log_stats_wrapper import stats_value
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.maze_cli import main

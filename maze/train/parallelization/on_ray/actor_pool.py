@@ -16,10 +16,9 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError, MazeError, WorkerError, first_line
 from maze.core.log_stats.log_stats import LogStatsAggregator
 from maze.core.utils import worker_process
-from maze.core.utils.pickling import pickled
 from maze.core.utils.update_profile import TRANSFER, WAITING, timed
 from maze.core.utils.worker_pool import ClusterEvents, Maker, Task, TaskPool
-from maze.core.utils.worker_process import Failure, exception_of, failure_of
+from maze.core.utils.worker_process import Failure, exception_of, failure_of, pickled
 from maze.train.parallelization.on_ray.session import n_cpus, require_ray
 from maze.utils.process import use_one_thread
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from omegaconf import OmegaConf
 
-from maze.cli.algorithms import shipped_algorithms
+from maze.cli.algorithms import SHIPPED_ALGORITHMS
 from maze.core.errors import ConfigError
 from maze.train.trainers.a2c.a2c_algorithm_config import A2CAlgorithmConfig
 from maze.train.trainers.common.config_classes import algorithm_class
@@ -46,7 +46,7 @@ DOCUMENTED = {
 }
 
 
-@pytest.mark.parametrize(("name", "path"), shipped_algorithms().items())
+@pytest.mark.parametrize(("name", "path"), SHIPPED_ALGORITHMS.items())
 def test_an_algorithm_is_composed_of_the_defaults_of_its_dataclass(name, path):
     values = OmegaConf.to_container(composed("conf_train", f"algorithm={name}").algorithm)
     config_class = algorithm_class(values)
