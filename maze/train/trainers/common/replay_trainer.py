@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from maze.core.agent.policy import Policy, build_policy
@@ -198,12 +197,11 @@ class ReplayTrainer(EpochTrainer, ABC):
 
     @classmethod
     @override(Trainer)
-    def build(cls, run: TrainingRunner, fill: Callable[[BaseReplayBuffer], int | None] | None = None) -> ReplayTrainer:
-        """Build the trainer of a run.
+    def build(cls, run: TrainingRunner) -> ReplayTrainer:
+        """Build the trainer of a run. The runner's `load_replay_buffer` fills the buffer to begin with if it has one,
+        otherwise the initial sampling policy does.
 
         :param run: The runner; its algorithm has the fields of :class:`ReplayConfig`.
-        :param fill: Fills the replay buffer to begin with, and may return the number of environment steps that it took;
-            `None`: the initial sampling policy fills it.
         """
         config: ReplayConfig = run.algorithm
         model = run.model()
@@ -224,22 +222,22 @@ class ReplayTrainer(EpochTrainer, ABC):
             env_instance_seeds=run.env_seeds(config.num_actors),
             replay_buffer=replay_buffer,
         )
-        evaluator = run.evaluator(selection)
         trainer = cls(
             config,
             model,
             workers,
+            evaluator=run.evaluator(selection),
             seed=run.agent_seed(),
-            evaluator=evaluator,
             model_selection=selection,
             checkpoint_file=run.checkpoint_file,
         )
         trainer.collects_ahead = collects_ahead
         if run.resumed_state.get("replay_buffer", {}).get("content") is None:
-            if fill is None:
+            if hasattr(run, "load_replay_buffer"):
+                trainer.n_env_steps = run.load_replay_buffer(replay_buffer, run.cfg) or 0
+            else:
                 sampling_policy = cls._sampling_policy(config, workers.worker_policy)
-                fill = partial(fill_replay_buffer, run, sampling_policy=sampling_policy)
-            trainer.n_env_steps = fill(replay_buffer) or 0
+                trainer.n_env_steps = fill_replay_buffer(run, replay_buffer, sampling_policy=sampling_policy)
         return trainer
 
     @classmethod
