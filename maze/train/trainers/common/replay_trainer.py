@@ -296,7 +296,7 @@ class ReplayTrainer(EpochTrainer, ABC):
         """Learn from the rows that have come into the buffer; what is drawn of it is normalized with the newest."""
         if not self.observation_statistics:
             return
-        buffer = self.workers.replay_buffer
+        buffer: Any = self.workers.replay_buffer  # of arrays
         first, self._n_rows_seen = self._n_rows_seen, buffer.n_rows_added
         self.observation_statistics.learn_from(buffer.columns.observations_since(first))
 

@@ -432,7 +432,8 @@ class DQN(ReplayTrainer):
     def _learn_from(self, batch: TransitionBatch) -> None:
         losses = Losses(torch.zeros((), device=self.model.device))
         errors = torch.zeros(len(batch.terminated), device=self.model.device)
-        config, buffer, n_step = self.config, self.workers.replay_buffer, None
+        config, n_step = self.config, None
+        buffer: Any = self.workers.replay_buffer  # of arrays
         if config.n_step_returns > 1:
             steps = (config.n_step_returns, config.gamma, self.model.device)
             n_step = buffer.columns.n_step_returns(batch.slots, *steps)
