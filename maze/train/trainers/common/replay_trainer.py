@@ -194,6 +194,8 @@ class ReplayTrainer(EpochTrainer, ABC):
         self._has_modes = depends_on_mode(self.policy.networks.values())
         self.seconds_of_learning: dict[str, float] = {}
         """Seconds that parts of learning took in this update, by event; subclasses may count some."""
+        self.n_batches = 0
+        """Number of batches learned from, which subclasses count within an update."""
 
     @classmethod
     @override(Trainer)
@@ -278,6 +280,8 @@ class ReplayTrainer(EpochTrainer, ABC):
     @override(EpochTrainer)
     def _update(self) -> None:
         """Collect transitions and learn from batches of the buffer."""
+        self.n_batches = self.n_updates * self.config.num_batches_per_iter
+        self.seconds_of_learning = dict.fromkeys(self.seconds_of_learning, 0.0)
         start = time.perf_counter()
         waiting = self._collect()
         self._learn_observation_statistics()
