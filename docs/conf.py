@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import subprocess
@@ -14,6 +15,7 @@ sys.path.insert(0, str(DOCS))
 
 from site_pages.names import OPTIONAL  # noqa: E402
 
+gc.set_threshold(150_000)  # documents stay in memory; looking for garbage among them takes a tenth of the time
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 os.environ.pop("MPLBACKEND", None)  # notebook kernels inherit it, and choose their own, which puts figures into pages

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeVar
 
 from maze.console.runs import TrainingProgress, print_header
 from maze.console.streams import lasting_console
+from maze.core.agent.flat_adam import FlatAdam
 from maze.core.agent.torch_actor_critic import policy_of
 from maze.core.agent.torch_model import resolve_device
 from maze.core.agent.torch_policy import InitialPolicy
@@ -348,6 +349,9 @@ class EpochTrainer(Trainer, ABC):
         """
         self._n_epochs = int(self.config.n_epochs) if n_epochs is None else n_epochs
         self._begin_training(self._n_epochs)
+        for part in self._parts().values():
+            if isinstance(part, FlatAdam):
+                part.tie()  # something else may have moved the parameters since
         if not self.learns_observation_statistics:
             self.observation_statistics.require_learned(type(self).__name__)
         if self.config.kl_to_initial_coef and self._initial_policy is None:

@@ -410,11 +410,6 @@ class DQN(ReplayTrainer):
         return policy
 
     @override(ReplayTrainer)
-    def _begin_training(self, n_epochs: int) -> None:
-        super()._begin_training(n_epochs)
-        self.optimizer.tie()
-
-    @override(ReplayTrainer)
     def _update(self) -> None:
         config, buffer = self.config, self.workers.replay_buffer
         self._n_batches = self.n_updates * config.num_batches_per_iter

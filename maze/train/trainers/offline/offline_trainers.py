@@ -347,12 +347,6 @@ class OfflineTrainer(EpochTrainer):
         """
 
     @override(EpochTrainer)
-    def _begin_training(self, n_epochs: int) -> None:
-        super()._begin_training(n_epochs)
-        for optimizer in self.optimizers.values():
-            optimizer.tie()
-
-    @override(EpochTrainer)
     def _update(self) -> None:
         self.policy.train()
         self._learn_from(self.batches.draw())

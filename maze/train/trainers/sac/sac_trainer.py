@@ -145,12 +145,6 @@ class SAC(ReplayTrainer):
         return {key: log.detach().exp() for key, log in zip(self.step_keys, self.log_alphas, strict=True)}
 
     @override(ReplayTrainer)
-    def _begin_training(self, n_epochs: int) -> None:
-        super()._begin_training(n_epochs)
-        for optimizer in self.optimizers.values():
-            optimizer.tie()
-
-    @override(ReplayTrainer)
     def _parts(self) -> dict[str, Part]:
         own: dict[str, Part] = {"entropy_coefs": self.log_alphas, "generator": self.generator}
         return {**super()._parts(), **self.optimizers, **own}

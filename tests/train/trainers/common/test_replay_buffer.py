@@ -19,7 +19,7 @@ from maze.core.trajectory_recording.records.structured_spaces_record import Stru
 from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.trainers.common.replay_buffer.rows import RolloutRows
-from maze.train.trainers.common.replay_buffer.transitions import TransitionRows, fixed_actors
+from maze.train.trainers.common.replay_buffer.transitions import fixed_actors
 from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
 from tests.train.parallelization.toy_envs import (
     Observe,
@@ -401,22 +401,6 @@ def test_whole_rollouts_are_successive_steps_of_one_environment(make_env):
     assert np.array_equal(flat_time[following], flat_after[linked])
     inner = linked[linked % length < length - 1]
     assert np.array_equal(buffer.columns.next_row[inner], inner + 1)
-
-
-def test_steps_that_are_no_whole_items_are_refused():
-    buffer = filled_from_env(two_step_env, 1, 1, 3, item_length=3)
-    columns = filled_from_env(two_step_env, 1, 1, 2)
-    rows = TransitionRows(
-        [{k: v[:2] for k, v in part.items()} for part in columns.columns.observations],
-        [{k: v[:2] for k, v in part.items()} for part in columns.columns.actions],
-        columns.columns.rewards[:2],
-        {k: v[:2] for k, v in columns.columns.next_observation.items()},
-        np.zeros(2, np.bool_),
-        np.full(2, 2),
-        np.full(2, -1),
-    )
-    with pytest.raises(ConfigError, match=r"items of 3 environment steps.* found 2"):
-        buffer.add_rows(rows)
 
 
 def test_a_saved_buffer_of_rollouts_of_another_length_is_refused():

@@ -218,7 +218,6 @@ class ActorCritic(EpochTrainer, ABC):
     @override(EpochTrainer)
     def _begin_training(self, n_epochs: int) -> None:
         require_end_of_schedule(self.config.lr_schedule, n_epochs)
-        self.optimizer.tie()
 
     @override(EpochTrainer)
     def steps_per_update(self) -> int:
@@ -331,7 +330,8 @@ class ActorCritic(EpochTrainer, ABC):
         for part in batch.parts:
             policy_output, critic_output = part.evaluate(self.model)
             self._add_policy_terms(losses, part, policy_output)
-            share = part.n_rows / batch.n_rows if self._is_shared else 1.0  # a shared critic learns from all at once
+            is_whole = not self._is_shared or len(batch.parts) == 1  # a shared critic learns from all at once
+            share = 1.0 if is_whole else part.n_rows / batch.n_rows
             keys = [0] if self._is_shared else [substep.actor_id.step_key for substep in part.substeps]
             for index, (key, value) in enumerate(zip(keys, critic_output.values, strict=True)):
                 loss = self._value_loss(value, part.targets[index], part.old_values[index])
@@ -358,7 +358,9 @@ class ActorCritic(EpochTrainer, ABC):
             advantages += [costs.advantages[index] for costs in part.costs[: len(self._constraints)]]
             if config.advantage_normalization:
                 advantages = [normalize_advantage(advantage) for advantage in advantages]
-            advantage = combined_advantage(advantages[0], advantages[1:], [one.multiplier for one in self._constraints])
+            advantage, *of_costs = advantages
+            if of_costs:
+                advantage = combined_advantage(advantage, of_costs, [one.multiplier for one in self._constraints])
             log_prob = output.prob_dist.joint_log_prob(substep.action)
             loss = self._policy_loss(log_prob, part.old_log_probs[index], advantage)
             losses.report("policy_loss", loss.policy, key, config.policy_loss_coef * learns)

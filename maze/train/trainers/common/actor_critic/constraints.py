@@ -27,6 +27,7 @@ from maze.core.agent.state_critic_input_output import StateCriticInput, StateCri
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
+from maze.core.rollout.rollout_columns import RolloutColumns
 from maze.core.utils.checkpoint import Stateful
 from maze.perception.blocks.general.input_conversion import RunningNormalizationBlock
 from maze.train.trainers.common.actor_critic import valuation
@@ -36,7 +37,6 @@ from maze.train.trainers.common.model_selection.selection_criterion import Const
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy_output import PolicyOutput
     from maze.core.agent.torch_state_critic import TorchStateCritic
-    from maze.core.rollout.rollout_columns import RolloutColumns
     from maze.perception.blocks.recurrent.recurrent_cell import Run
     from maze.train.trainers.common.config_classes import ActorCriticConfig
     from maze.train.trainers.common.learning import UpdateStats
@@ -83,7 +83,7 @@ def combined_advantage(reward: Tensor, costs: Sequence[Tensor], multipliers: Seq
     """Return the advantage of the Lagrangian, `(A - sum(l_i A_i)) / (1 + sum(l_i))`, `[n_rows]` as its arguments."""
     for cost, multiplier in zip(costs, multipliers, strict=True):
         reward = reward - multiplier * cost
-    return reward / (1.0 + sum(multipliers)) if multipliers else reward
+    return reward / (1.0 + sum(multipliers))
 
 
 def sum_of_ended(values: np.ndarray, ended: np.ndarray, carried: np.ndarray) -> tuple[float, np.ndarray]:
@@ -111,6 +111,13 @@ class EpisodeCosts(valuation.GAE):
         if trajectories.acts is None:
             trajectories = replace(trajectories, terminated=trajectories.terminated | trajectories.truncated)
         return super().__call__(trajectories)
+
+
+def with_rewards(columns: RolloutColumns, rewards: np.ndarray) -> RolloutColumns:
+    """Return a rollout with other rewards, of which actors have none of their own; all else is shared."""
+    other = RolloutColumns.__new__(RolloutColumns)
+    vars(other).update({**vars(columns), "rewards": rewards, "actor_rewards": None})
+    return other
 
 
 class CostCritic:
@@ -260,13 +267,11 @@ class LearnedConstraint(CostCritic):
             self.value = total / weight
             if not is_fixed:
                 self._control()
-        costs = copy.copy(columns)
-        costs.rewards = (self.sign * (values - self._aim * weights)).astype(np.float32)
-        costs.actor_rewards = None if columns.actor_rewards is None else costs.rewards
+        costs = with_rewards(columns, (self.sign * (values - self._aim * weights)).astype(np.float32))
         if self._centred is None:
             self._scaling.scale(costs)
-            if costs.actor_rewards is not None:
-                costs.actor_rewards = costs.rewards
+        if columns.actor_rewards is not None:
+            costs.actor_rewards = costs.rewards
         self._add_costs(costs, batch, self._centred or self._returns, self._config.sequence_length)
 
     def report(self, stats: UpdateStats) -> None:

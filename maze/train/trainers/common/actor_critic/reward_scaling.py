@@ -58,26 +58,20 @@ class RewardScaling:
         """
         rewards = columns.rewards
         if np.isfinite(rewards.sum()):
-            self._statistics.update(self._discounted_returns(columns))
+            complete = columns.step_complete
+            discounts = np.where(complete, self._gamma, 1.0)
+            discounts[columns.terminated | columns.truncated] = 0.0
+            if len(self._returns) != columns.n_envs:
+                self._returns = np.zeros(columns.n_envs)
+            returns = rewards.astype(np.float64)  # up to each tick
+            for tick, discount in enumerate(discounts):
+                returns[tick] += self._returns
+                self._returns = returns[tick] * discount
+            self._statistics.update(returns[complete])
         for of_whom in (rewards, columns.actor_rewards):
             if of_whom is not None:
                 np.multiply(of_whom, np.float32(1.0 / self.std), out=of_whom)
                 np.clip(of_whom, -_LARGEST, _LARGEST, out=of_whom)
-
-    def _discounted_returns(self, columns: RolloutColumns) -> np.ndarray:
-        """Return the return up to each environment step that was completed, `[n_steps]` of all environments."""
-        rewards, complete = columns.rewards.astype(np.float64), columns.step_complete
-        discounts = np.where(complete, self._gamma, 1.0)
-        discounts[columns.terminated | columns.truncated] = 0.0
-        if len(self._returns) != columns.n_envs:
-            self._returns = np.zeros(columns.n_envs)
-        current = self._returns
-        for tick in range(columns.n_ticks):
-            rewards[tick] += current
-            current = rewards[tick] * discounts[tick]
-        self._returns = current
-        returns: np.ndarray = rewards[complete]
-        return returns
 
     def state_dict(self) -> dict[str, Any]:
         """Return the statistics, and the returns of the running episodes."""

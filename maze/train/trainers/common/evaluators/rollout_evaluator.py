@@ -136,9 +136,7 @@ class RolloutEvaluator(Evaluator):
 
         :return: Integers `[n_envs]`.
         """
-        quota = np.full(n_envs, self.n_episodes // n_envs)
-        quota[: self.n_episodes % n_envs] += 1
-        return quota
+        return np.bincount(np.arange(self.n_episodes) % n_envs, minlength=n_envs)
 
     @contextmanager
     def _evaluating(self, policy: Policy) -> Iterator[None]:

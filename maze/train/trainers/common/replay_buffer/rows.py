@@ -388,7 +388,14 @@ def rows_of_records(
             if after is not None:
                 steps.finish(0, after)
     rows = _stacked(steps.take(first_number), len(actors), zeros)
-    _require_finite(rows)
+    for arrays in (*rows.observations, *rows.actions, {"reward": rows.rewards}, rows.next_observation):
+        for key, array in arrays.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                place = tuple(np.argwhere(~np.isfinite(array))[0].tolist())
+                raise NonFiniteError(
+                    f"Step {place[0]} of a rollout for the replay buffer: `{key}`, index {list(place[1:])} is "
+                    f"{array[place]}. Check the environment or data set that it was recorded from."
+                )
     if action_spaces is not None:
         for position, space in enumerate(action_spaces):
             rows.actions[position] = _checked_actions(space, rows.actions[position], rows.n_substeps > position)
@@ -451,14 +458,3 @@ def _checked_actions(space: spaces.Dict, actions: Arrays, acted: np.ndarray) -> 
                     "with other wrappers?"
                 )
     return checked
-
-
-def _require_finite(rows: TransitionRows) -> None:
-    for arrays in (*rows.observations, *rows.actions, {"reward": rows.rewards}, rows.next_observation):
-        for key, array in arrays.items():
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                place = tuple(np.argwhere(~np.isfinite(array))[0].tolist())
-                raise NonFiniteError(
-                    f"Step {place[0]} of a rollout for the replay buffer: `{key}`, index {list(place[1:])} is "
-                    f"{array[place]}. Check the environment or data set that it was recorded from."
-                )

@@ -139,7 +139,6 @@ class TransitionColumns:
     :param actors: Actors of an environment step.
     :param observations: Values of missing observations, by actor, in the shapes and types of all observations.
     :param actions: An action of each actor.
-    :raises ConfigError: There is not enough memory for it.
     """
 
     def __init__(
@@ -152,19 +151,13 @@ class TransitionColumns:
         """Number of rows ever added."""
         self.all_complete = True
         """Whether no row with fewer sub-steps was ever added."""
-        try:
-            self.observations = [_allocate(capacity, part) for part in observations]
-            self.actions = [_allocate(capacity, part) for part in actions]
-            self.next_observation = _allocate(capacity, observations[0])
-            self.rewards = np.zeros((capacity, len(self.actors)), np.float32)
-            self.terminated = np.zeros(capacity, np.bool_)
-            self.n_substeps = np.zeros(capacity, np.int64)
-            self.next_row = np.full(capacity, -1, np.int64)
-        except (MemoryError, ValueError) as error:
-            raise ConfigError(
-                f"algorithm.replay_buffer_size: there is not enough memory for {capacity} steps. Choose a smaller one, "
-                "or smaller observations."
-            ) from error
+        self.observations = [_allocate(capacity, part) for part in observations]
+        self.actions = [_allocate(capacity, part) for part in actions]
+        self.next_observation = _allocate(capacity, observations[0])
+        self.rewards = np.zeros((capacity, len(self.actors)), np.float32)
+        self.terminated = np.zeros(capacity, np.bool_)
+        self.n_substeps = np.zeros(capacity, np.int64)
+        self.next_row = np.full(capacity, -1, np.int64)
 
     @classmethod
     def for_spaces(

@@ -111,13 +111,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
     @override(BaseReplayBuffer)
     def add_rows(self, rows: TransitionRows) -> None:
         """Add steps that are rows already; with items of several steps, whole items."""
-        columns = self.columns
-        if len(rows) % self.item_length or columns.n_added % self.item_length:
-            raise ConfigError(
-                f"The replay buffer holds items of {self.item_length} environment steps, expected a multiple of that, "
-                f"found {len(rows)} steps. Collect rows with `RolloutRows(..., item_length={self.item_length})`."
-            )
-        columns.add(rows)
+        self.columns.add(rows)
 
     @override(BaseReplayBuffer)
     def sample_batch(self, n_samples: int, learner_device: str) -> list[Transition]:
@@ -255,8 +249,6 @@ class PrioritizedReplayBuffer(UniformReplayBuffer):
 
     @override(UniformReplayBuffer)
     def _draw(self, n_samples: int) -> np.ndarray:
-        if self.item_length != 1:
-            raise ConfigError("A prioritised replay buffer holds single steps; its items cannot be whole rollouts.")
         self._take_notice_of_new_rows()
         if not len(self):
             return super()._draw(n_samples)  # raises the error for an empty buffer
