@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
 import math
@@ -26,6 +27,9 @@ from maze.cli.sweeps.results import STUDY_FILE, SweepRun, SweepTrial, TrialResul
 from maze.cli.sweeps.space import SearchSpace, text_of, texts_of, value_of
 from maze.core.annotations import override
 from maze.core.errors import CheckpointError, ConfigError, MazeError, did_you_mean, optional_package
+
+STUDY_NAME = "sweep"
+optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 SAMPLERS: dict[str, Callable[..., BaseSampler]] = {"tpe": TPESampler, "random": RandomSampler}
 """The samplers by their names in the configuration."""
@@ -152,24 +156,13 @@ def _parameter(ng: Any, distribution: Any) -> Any:
     return scalar.set_integer_casting() if isinstance(distribution, IntDistribution) else scalar
 
 
-try:
-    import fcntl
-except ImportError:  # not a POSIX system
-    fcntl = None  # type: ignore[assignment]
-
-STUDY_NAME = "sweep"
-
-optuna.logging.set_verbosity(optuna.logging.WARNING)
-
-
 def _locked(path: Path) -> IO[bytes]:
     """Open the file of a study for reading, which no other process can open then; it is created if it is missing."""
     if not path.exists():
         path.touch()
     file = open(path, "rb")  # noqa: SIM115 (closed with the study)
     try:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         file.close()
         raise ConfigError(
