@@ -166,12 +166,23 @@ def _built(value: Any, takes_configuration: bool, config_path: str) -> Any:
     return value
 
 
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature; what a constructor collects as `rest` are optional arguments of its base class."""
+    signature = inspect.signature(function)
+    if not isinstance(function, type) or "rest" not in signature.parameters:
+        return signature
+    own = [parameter for name, parameter in signature.parameters.items() if name != "rest"]
+    inherited = [p for p in _signature(function.__mro__[1]).parameters.values() if p.name not in signature.parameters]
+    optional = [p.replace(kind=p.KEYWORD_ONLY) for p in inherited if p.default is not p.empty]
+    return signature.replace(parameters=[*own, *optional])
+
+
 def _check_arguments(
     function: Callable[..., Any], positional: Sequence[Any], arguments: dict[str, Any], config_path: str
 ) -> None:
     """Name all missing and unknown arguments with their key."""
     try:
-        signature = inspect.signature(function)
+        signature = _signature(function)
     except (TypeError, ValueError):
         return
     try:
