@@ -421,12 +421,14 @@ class SubstepObservationWrapper(ObservationWrapper["MazeEnv[Any]"], SpacesWrappe
         self._only_step_key = step_keys[0] if len(step_keys) == 1 else None
 
     @override(ObservationWrapper)
-    def observation(self, observation: Observation) -> Observation:
+    def step(self, action: Any) -> Any:
+        observation, reward, done, info = self._env_step(action)
+        return self.observation(observation), reward, done, info
+
+    @override(ObservationWrapper)
+    def observation(self, observation: Observation) -> Any:
         step_key = self._only_step_key
-        converted: Observation = self.substep_observation(
-            observation, self.env.actor_id().step_key if step_key is None else step_key
-        )
-        return converted
+        return self.substep_observation(observation, self.env.actor_id().step_key if step_key is None else step_key)
 
 
 class SubstepActionWrapper(ActionWrapper["MazeEnv[Any]"], SpacesWrapper["MazeEnv[Any]"], ABC):
