@@ -131,8 +131,13 @@ class ConfigurationLoader:
             value = self.auditor.kwargs.get(name)
             if value is not None and (is_training or name in ROLLOUT_SECTIONS):
                 yield name, [self._component(name, option) for option in self._options(name, value)]
-        if self.tracking is not None and is_training:
-            yield "tracking", [self._tracking()]  # a list is one choice: several trackers
+        if isinstance(self.tracking, Mapping) and is_training:
+            yield "tracking", [Choice(self.tracking, placed=(("tracking", dict(self.tracking)),))]
+        elif self.tracking is not None and is_training:  # a list is one choice: several trackers
+            names = [self.tracking] if isinstance(self.tracking, str) else self.tracking
+            if not all(isinstance(name, str) for name in names):
+                raise InvalidSpecificationError(f"tracking: expected a name, names or a mapping, found {names!r}.")
+            yield "tracking", [Choice(self.tracking, (f"tracking={value_text(names)}",))]
         if self.experiment is not None:
             yield (
                 "experiment",
@@ -142,12 +147,6 @@ class ConfigurationLoader:
             section = path.lstrip("+~").replace("/", ".").partition(".")[0]
             if is_training or section in ROLLOUT_SECTIONS:
                 yield path, [self._override(path, option) for option in self._options(path, value)]
-
-    def _tracking(self) -> Choice:
-        given = self.tracking
-        if isinstance(given, Mapping):
-            return Choice(given, placed=(("tracking", dict(given)),))
-        return Choice(given, (f"tracking={value_text([given] if isinstance(given, str) else given)}",))
 
     def _options(self, path: str, value: Any) -> list[Any]:
         """Return the values of the runs; a list has several, for a multirun."""

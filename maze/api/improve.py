@@ -764,7 +764,7 @@ def improve(
         {TARGET_KEY: f"{heuristic.__module__}.{heuristic.__qualname__}"} if isinstance(heuristic, type) else heuristic
     )
     runner = ImproveRunner(policy=policy, budget=budget_s, context=context, **settings)
-    run.require_directory()
+    run.prepare()
     assert run.run_dir is not None
     directory = claim_directory(run.run_dir / DIRECTORY).path
     cfg = OmegaConf.create({"env": run.env_factory, "seeding": run.cfg.get("seeding")}, flags={"allow_objects": True})

@@ -17,7 +17,7 @@ from maze.api.config_loader import ConfigurationLoader, LoadedRun
 from maze.api.process_state import output
 from maze.api.rollouts import Evaluation, roll_out
 from maze.api.training_run import RunResult, TrainingRun
-from maze.api.utils import InvalidSpecificationError, RunContextError, RunMode
+from maze.api.utils import InvalidSpecificationError, RunMode
 from maze.core.errors import CheckpointError
 from maze.core.utils.factory import TARGET_KEY
 from maze.core.utils.import_guard import imports_guarded
@@ -426,9 +426,8 @@ class RunContext:
         if policy is None:
             policy = run.policy
         else:
-            run.require_directory()
-        if run.run_dir is None:
-            raise RunContextError("rollout: the training run has no directory.")
+            run.prepare()
+        assert run.run_dir is not None
         seeding = run.cfg.get("seeding") or {}
         seeds = {f"seeding.{key}": value for key, value in seeding.items() if f"seeding.{key}" not in arguments}
         overrides = {"policy": policy, **seeds, **arguments}

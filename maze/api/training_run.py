@@ -204,7 +204,7 @@ class TrainingRun:
 
     def prepare(self) -> None:
         """Create the directory, write the run's files, and build the runner, unless this was done."""
-        if self.runner is not None:
+        if self.run_dir is not None:
             return
         directory, claimed = self._directory()
         try:
@@ -225,11 +225,6 @@ class TrainingRun:
             raise
         self.runner, self.run_dir = runner, directory
         self.result = replace(self.result, run_dir=str(directory))
-
-    def require_directory(self) -> None:
-        """Create the run's directory, for policies that need no training."""
-        if self.run_dir is None:
-            self.prepare()
 
     def release(self) -> None:
         """Release resources of training; keep the policy."""
@@ -291,7 +286,7 @@ class TrainingRun:
         if other is None:
             self._require_weights("evaluate")
         else:
-            self.require_directory()
+            self.prepare()
         policy = self.policy if other is None else other
         assert self.run_dir is not None
         given = {name: value for name, value in eval_kwargs.items() if value is not None}

@@ -107,7 +107,8 @@ class LocalLauncher(Launcher):  # type: ignore[misc, unused-ignore]
         :param session: Is closed after the last job.
         """
         is_training = self.config is not None and "algorithm" in self.config
-        self._context = _context(preload_torch=is_training)
+        self._context: Any = multiprocessing.get_context("forkserver")
+        preload(self._context, [__name__, *([TRAINING_MODULE] if is_training else [])])
 
     def start(self, payload: bytes) -> Any:
         """Start a job; return its handle."""
@@ -206,15 +207,6 @@ class Jobs:
         self._jobs.clear()
         self._pool.shutdown()
         self._session.close()
-
-
-def _context(preload_torch: bool) -> Any:
-    """Return the start method: a server with all imports of the jobs, if the system supports it."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    preload(context, [__name__, *([TRAINING_MODULE] if preload_torch else [])])
-    return context
 
 
 def lost_job(text: str) -> JobReturn:

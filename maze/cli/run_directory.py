@@ -109,20 +109,6 @@ def uploads_of_run(directory: Path) -> Uploads | None:
 
 
 @contextmanager
-def _own_environment_as_choice(config: DictConfig) -> Iterator[None]:
-    """Return a context in which the choices name the user's environment (`env._target_`) instead of the default."""
-    choices = config.hydra.runtime.choices
-    option = choices.get("env")
-    with read_write(config.hydra), open_dict(config.hydra):
-        choices.env = environment_option(option, config.get("env"))
-    try:
-        yield
-    finally:
-        with read_write(config.hydra), open_dict(config.hydra):
-            choices.env = option
-
-
-@contextmanager
 def claimed_directories() -> Iterator[list[ClaimedDirectory]]:
     """Return a context that records the directories claimed in it."""
     directories: list[ClaimedDirectory] = []
@@ -170,8 +156,10 @@ class RunDirectoryCallback(Callback):  # type: ignore[misc, unused-ignore]
     def _claim(config: DictConfig, key: str, is_resumable: Callable[[Path], bool] | None = None) -> None:
         hydra_config = HydraConfig.instance()
         previous = hydra_config.cfg
-        with _own_environment_as_choice(config):
-            hydra_config.set_config(config)  # the names contain ${hydra:...}
+        choices = config.hydra.runtime.choices
+        with read_write(config.hydra), open_dict(config.hydra):
+            choices.env = environment_option(choices.get("env"), config.get("env"))
+        hydra_config.set_config(config)  # the names contain ${hydra:...}
         try:
             named = str(OmegaConf.select(config, key))
             store = Store(named, key) if is_url(named) else None

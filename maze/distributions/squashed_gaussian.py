@@ -21,7 +21,8 @@ from maze.distributions.torch_dist import TorchProbabilityDistribution
 from maze.distributions.utils import atanh, box_logits_shape, require_bounds, space_bounds
 
 _NODES, _WEIGHTS = map(torch.from_numpy, np.polynomial.hermite_e.hermegauss(64))
-"""`sum(_WEIGHTS * f(_NODES)) / sqrt(2 pi)` is the mean of f under a standard normal distribution."""
+_WEIGHTS /= math.sqrt(2.0 * math.pi)
+"""`sum(_WEIGHTS * f(_NODES))` is the mean of f under a standard normal distribution."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ class SquashedGaussianProbabilityDistribution(TorchProbabilityDistribution[Norma
 
     @override(TorchProbabilityDistribution)
     def entropy(self) -> torch.Tensor:
-        nodes, weights = _NODES.to(self.normal.mean), (_WEIGHTS / math.sqrt(2.0 * math.pi)).to(self.normal.mean)
+        nodes, weights = _NODES.to(self.normal.mean), _WEIGHTS.to(self.normal.mean)
         points = self.normal.mean.unsqueeze(-1) + self.normal.std.unsqueeze(-1) * nodes
         mean_log_derivative = (_log_derivative_of_tanh(points) * weights).sum(-1)
         return self.normal.entropy() + self._joint(mean_log_derivative + self._scale.log_half_width)

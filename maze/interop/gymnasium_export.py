@@ -11,7 +11,7 @@ from gymnasium import spaces
 from maze.core.agent.random_policy import masked_heads
 from maze.core.env.base_env import is_truncated
 from maze.core.env.maze_env import MazeEnv
-from maze.core.errors import ConfigError, EnvironmentContractError
+from maze.core.errors import ConfigError
 from maze.core.rendering.offscreen import figure_pixels, offscreen
 from maze.core.rendering.renderer import draw_current_state
 from maze.core.wrappers.maze_gym_env_wrapper import GymRenderer
@@ -95,9 +95,7 @@ class MazeGymnasiumEnv(gymnasium.Env[Any, Any]):
         """Close the Maze environment."""
         self.maze_env.close()
 
-    def _action_masks(self) -> np.ndarray:
-        if self._mask is None:
-            raise EnvironmentContractError("action_masks: the environment has not been reset.")
+    def _action_masks(self) -> np.ndarray | None:
         return self._mask
 
     def _observation(self, observation: Any) -> Any:

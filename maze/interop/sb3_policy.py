@@ -74,7 +74,18 @@ class SB3Policy(Policy):
             raise ConfigImportError(f"policy=sb3: stable-baselines3 is not installed: {install_command('sb3')}.")
         path = Path(path)
         path = path if path.exists() or path.suffix else path.with_suffix(".zip")
-        step_key, self._head, self._mask = _fitting_entries(observation_spaces_dict, action_spaces_dict)
+        observed: list[Any] = list(observation_spaces_dict.values())
+        actions: list[Any] = list(action_spaces_dict.values())
+        is_dict = isinstance(observed[0], spaces.Dict) and isinstance(actions[0], spaces.Dict)
+        is_same = all(space == kind[0] for kind in (observed, actions) for space in kind)
+        if not is_dict or len(actions[0].spaces) != 1 or not is_same:
+            raise ConfigError(
+                "policy=sb3: expected actors of one kind with a dictionary of observations and a dictionary with one "
+                f"action (without NoDictSpacesWrapper), found the observations {observation_spaces_dict} and the "
+                f"actions {action_spaces_dict}."
+            )
+        ((self._head, action_space),) = actions[0].spaces.items()
+        self._mask = next(iter(mask_heads(observed[0], actions[0])), None)
         try:
             with zipfile.ZipFile(path) as archive:
                 text, weights = archive.read("data").decode(), archive.read("policy.pth")
@@ -90,11 +101,8 @@ class SB3Policy(Policy):
             policy_class, kwargs = data["policy_class"], dict(data.get("policy_kwargs") or {})
         else:
             policy_class, kwargs = _described_policy(described, path)
-        self._observed, observation_space = _observed(
-            described.get("observation_space"), observation_spaces_dict[step_key], path
-        )
+        self._observed, observation_space = _observed(described.get("observation_space"), observed[0], path)
         self._takes_dict = isinstance(observation_space, spaces.Dict)
-        action_space = action_spaces_dict[step_key].spaces[self._head]
         kwargs = {key: value for key, value in kwargs.items() if key not in _NOT_FOR_ACTING}
         if described.get("use_sde"):
             kwargs.setdefault("use_sde", True)
@@ -195,27 +203,6 @@ def _needs_pickle(path: Path, reason: str) -> CheckpointError:
         f"{path}: {reason}. It can only be loaded by running code in the file. If you trust the file, set "
         "policy.allow_pickle=true."
     )
-
-
-def _fitting_entries(observation_spaces: Any, action_spaces: Any) -> tuple[Any, str, str | None]:
-    """Return a step key, the action head, and the observation with its mask.
-
-    :raises ConfigError: There are several action heads, or actors with different spaces.
-    """
-    step_key = next(iter(action_spaces))
-    observation_space, action_space = observation_spaces[step_key], action_spaces[step_key]
-    is_dict = isinstance(observation_space, spaces.Dict) and isinstance(action_space, spaces.Dict)
-    is_same = all(
-        (observation_spaces[key], action_spaces[key]) == (observation_space, action_space) for key in action_spaces
-    )
-    if not is_dict or len(action_space.spaces) != 1 or not is_same:
-        raise ConfigError(
-            "policy=sb3: expected actors of one kind with a dictionary of observations and a dictionary with one "
-            f"action (without NoDictSpacesWrapper), found the observations {observation_spaces} and the actions "
-            f"{action_spaces}."
-        )
-    (head,) = action_space.spaces
-    return step_key, head, next(iter(mask_heads(observation_space, action_space)), None)
 
 
 def _observed(described: Any, space: spaces.Dict, path: Path) -> tuple[list[str], spaces.Space[Any]]:

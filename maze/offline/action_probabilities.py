@@ -212,15 +212,6 @@ def action_distribution(
     return ChosenActions(chosen)
 
 
-def joint_actions(action_space: spaces.Dict) -> list[dict[str, int]] | None:
-    """Return all joint actions of a small space of `Discrete` heads; `None`: there are too many, or others."""
-    heads = action_space.spaces
-    sizes = [space.n for space in heads.values() if isinstance(space, spaces.Discrete) and space.start == 0]
-    if len(sizes) < len(heads) or np.prod(sizes) > MOST_ENUMERATED:
-        return None
-    return [dict(zip(heads, choice, strict=True)) for choice in itertools.product(*(range(n) for n in sizes))]
-
-
 def candidates(
     distribution: ActionDistribution, action_space: spaces.Dict, n_rows: int, n_samples: int, rng: np.random.Generator
 ) -> tuple[Arrays, Array]:
@@ -228,12 +219,16 @@ def candidates(
 
     :return: Actions `[n_rows, n_candidates, *shape]` by head, and their weights `[n_rows, n_candidates]`, of sum 1.
     """
-    enumerated = joint_actions(action_space)
-    if enumerated is None:
+    heads = action_space.spaces
+    sizes = [space.n for space in heads.values() if isinstance(space, spaces.Discrete) and space.start == 0]
+    if len(sizes) < len(heads) or np.prod(sizes) > MOST_ENUMERATED:
         drawn = [distribution.sample(rng) for _ in range(n_samples)]
         actions = {head: np.stack([draw[head] for draw in drawn], 1) for head in drawn[0]}
         return actions, np.full((n_rows, n_samples), 1.0 / n_samples)
-    columns = [{head: np.full(n_rows, choice) for head, choice in action.items()} for action in enumerated]
+    columns = [
+        {head: np.full(n_rows, choice) for head, choice in zip(heads, choices, strict=True)}
+        for choices in itertools.product(*(range(n) for n in sizes))
+    ]
     weights = np.exp(np.stack([distribution.log_prob(column) for column in columns], 1))
     actions = {head: np.stack([column[head] for column in columns], 1) for head in columns[0]}
     return actions, weights / weights.sum(1, keepdims=True)

@@ -24,7 +24,6 @@ from maze.offline.action_probabilities import cloned_propensities
 from maze.offline.estimate import (
     BEHAVIOUR,
     ESTIMATORS,
-    FITTED,
     EstimationConfig,
     PolicyEstimate,
     estimate,
@@ -129,9 +128,7 @@ class EstimationRunner(EvaluationRunner):
             print("\n".join(aligned([_HEADER, *(_cells(entry) for entry in found)])), flush=True)
         for text in dict.fromkeys(entry.refusal for entry in found if entry.refusal):
             print(f"Refused: {text}", flush=True)
-        write_files(
-            {PAGE_FILE: estimation_page(found, data, facts, datetime.now()).text(), ESTIMATES_FILE: _as_csv(found)}
-        )
+        write_files({PAGE_FILE: estimation_page(found, data, facts).text(), ESTIMATES_FILE: _as_csv(found)})
 
     def _logged(self, entry: Mapping[str, Any]) -> tuple[LoggedSteps, Any, Any]:
         """Return the log as the policy of an entry observes it, the policy and its environment."""
@@ -264,54 +261,31 @@ def log_facts(data: LoggedSteps, is_cloned: bool = False) -> list[tuple[str, str
     return facts
 
 
-def estimation_page(
-    entries: Sequence[PolicyEstimate], data: LoggedSteps, facts: list[tuple[str, str]], written: datetime
-) -> Page:
+def estimation_page(entries: Sequence[PolicyEstimate], data: LoggedSteps, facts: list[tuple[str, str]]) -> Page:
     """Build the HTML report: estimates of each policy beside the return of the log.
 
     :param entries: The estimates.
     :param data: The log.
     :param facts: Its description.
-    :param written: Time that the page shows.
     """
     policies = [name for name in dict.fromkeys(entry.policy for entry in entries) if name != BEHAVIOUR]
     names = " / ".join(policies) if len(policies) <= 4 else f"{len(policies)} policies"
+    sections = [page_section("Log", facts=fact_list(facts))]
+    for policy in policies:
+        own = {
+            "logged episodes" if entry.policy == BEHAVIOUR else entry.estimator: entry
+            for entry in entries
+            if entry.policy in (policy, BEHAVIOUR)
+        }
+        shown = [(label, entry.estimate) for label, entry in own.items() if not entry.refusal]
+        figure = intervals_figure("Estimates, with 95 % intervals", shown, [np.empty(0)] * len(shown), None)
+        rows = [(label, *_cells(entry)[2:], entry.refusal) for label, entry in own.items()]
+        facts_of_policy = table((*_HEADER[1:], "refused because"), rows)
+        sections.append(page_section(policy, f'<div class="pair">{figure}</div>', facts=facts_of_policy))
     return Page(
         title="Estimates of " + names if policies else "Logged episodes",
         subtitle=f"discounted return of an episode, estimated from {data.n_episodes} logged episodes",
-        note=f"written {written:%Y-%m-%d %H:%M:%S}; 95 % intervals by bootstrap over episodes; effective episodes: "
-        "number of equally weighted episodes that the weighted ones are worth (Kish 1965)",
-        sections=[
-            page_section("Log", facts=fact_list(facts)),
-            *(_policy_section(name, entries, bool(data.truncated.any())) for name in policies),
-        ],
+        note=f"written {datetime.now():%Y-%m-%d %H:%M:%S}; 95 % intervals by bootstrap over episodes; effective "
+        "episodes: number of equally weighted episodes that the weighted ones are worth (Kish 1965)",
+        sections=sections,
     )
-
-
-def _policy_section(policy: str, entries: Sequence[PolicyEstimate], is_truncated: bool) -> str:
-    own = [entry for entry in entries if entry.policy in (policy, BEHAVIOUR)]
-    shown = [entry for entry in own if not entry.refusal]
-    parts = {"Estimates": shown}
-    if is_truncated:  # two different quantities
-        fitted = [entry for entry in shown if entry.policy != BEHAVIOUR and entry.estimator in FITTED]
-        parts = {
-            "Return up to the end of the log": [entry for entry in shown if entry not in fitted],
-            "Return beyond truncations": fitted,
-        }
-    figures = "".join(
-        intervals_figure(
-            f"{title}, with 95 % intervals",
-            [(_label(entry), entry.estimate) for entry in part],
-            [np.empty(0)] * len(part),
-            None,
-        )
-        for title, part in parts.items()
-        if part
-    )
-    rows = [(_label(entry), *_cells(entry)[2:], entry.refusal) for entry in own]
-    facts = table((*_HEADER[1:], "refused because"), rows)
-    return page_section(policy, f'<div class="pair">{figures}</div>', facts=facts)
-
-
-def _label(entry: PolicyEstimate) -> str:
-    return "logged episodes" if entry.policy == BEHAVIOUR else entry.estimator

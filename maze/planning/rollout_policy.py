@@ -10,7 +10,7 @@ import time
 import warnings
 from abc import ABC
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from gymnasium import spaces
@@ -58,39 +58,40 @@ Value = Callable[[Group], np.ndarray]
 """Estimates what is still to come in a group of branches, `[n_rows]`."""
 
 
+Event = TypeVar("Event", bound=Callable[..., None])
+
+
+def _summed(event: Event) -> Event:
+    """Add up an event in each episode."""
+    event = define_episode_stats(sum)(define_step_stats(sum)(event))
+    return define_epoch_stats(np.mean, output_name="mean_per_episode")(event)
+
+
 class PlanningEvents(ABC):
     """What a rollout policy does."""
 
-    @define_epoch_stats(np.mean, output_name="mean_per_episode")
-    @define_episode_stats(sum)
-    @define_step_stats(sum)
+    @_summed
     def simulated_decisions(self, count: int) -> None:
         """Branches took decisions.
 
         :param count: How many.
         """
 
-    @define_epoch_stats(np.mean, output_name="mean_per_episode")
-    @define_episode_stats(sum)
-    @define_step_stats(sum)
+    @_summed
     def seconds(self, value: float) -> None:
         """A decision was planned.
 
         :param value: How long it took.
         """
 
-    @define_epoch_stats(np.mean, output_name="mean_per_episode")
-    @define_episode_stats(sum)
-    @define_step_stats(sum)
+    @_summed
     def gain(self, value: float) -> None:
         """A decision was planned.
 
         :param value: Estimated gain of the return over the base policy's action; 0 where that is kept.
         """
 
-    @define_epoch_stats(np.mean, output_name="mean_per_episode")
-    @define_episode_stats(sum)
-    @define_step_stats(sum)
+    @_summed
     def clairvoyant(self, decisions: int) -> None:
         """A decision was planned with the true future of the episode, as no policy can.
 
@@ -445,11 +446,7 @@ def _choices(space: spaces.Dict, observation: Mapping[str, Any]) -> dict[str, np
             allowed = np.flatnonzero(np.asarray(observation[masks[head]]) > 0) if head in masks else np.arange(part.n)
             found[head] = int(part.start) + (allowed if len(allowed) else np.arange(part.n))
         elif isinstance(part, (spaces.MultiBinary, spaces.MultiDiscrete)):
-            sizes = (
-                np.asarray(part.nvec).ravel()
-                if isinstance(part, spaces.MultiDiscrete)
-                else np.full(part.shape, 2).ravel()
-            )
+            sizes = np.ravel(getattr(part, "nvec", np.full(part.shape, 2)))
             if np.prod(sizes, dtype=float) > 2**12:
                 return None
             found[head] = np.array(list(itertools.product(*map(range, sizes))), part.dtype).reshape(-1, *part.shape)

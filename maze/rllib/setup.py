@@ -138,12 +138,6 @@ class TrainingSetup:
         policy = composer.policy
         if policy is None:
             raise ConfigError("model.policy: missing; choose a model, for instance model=flatten_concat.")
-        if not self._is_flat and self.algorithm.needs_single_action:
-            raise ConfigError(
-                f"rllib/algorithm={self.algorithm.name.lower()}: the environment is structured (sub-steps "
-                f"{self._step_keys}, agents {list(self.spaces_dicts['agent_counts_dict'].values())}), which can be "
-                "trained with ppo, appo and impala. DQN and SAC take flat environments with a single action."
-            )
         for name, plain in (("dueling", False), ("noisy", False), ("num_atoms", 1)):
             if self.algorithm.name == "DQN" and getattr(self.config, name) != plain:
                 raise ConfigError(
@@ -173,10 +167,12 @@ class TrainingSetup:
         head = None
         if self.algorithm.needs_single_action:
             head, *more = self.spaces_dicts["action_spaces_dict"][self._step_keys[0]].spaces
-            if more:
+            if more or not self._is_flat:
                 raise ConfigError(
-                    f"rllib/algorithm={self.algorithm.name.lower()}: {self.algorithm.name} of RLlib takes a single "
-                    f"Discrete or Box action, but the environment has {[head, *more]}. Choose ppo, appo or impala."
+                    f"rllib/algorithm={self.algorithm.name.lower()}: expected a flat environment with a single "
+                    f"Discrete or Box action, found the sub-steps {self._step_keys} with the agents "
+                    f"{list(self.spaces_dicts['agent_counts_dict'].values())} and the actions {[head, *more]}. Choose "
+                    "ppo, appo or impala."
                 )
         return {
             module_id(key): RLModuleSpec(

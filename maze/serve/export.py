@@ -7,7 +7,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -154,7 +154,8 @@ def exported_network(
         raise ConfigImportError(f"Exporting needs onnxscript: {install_command('onnx')} ({error}).") from error
     except Exception as error:  # torch raises many types
         named = f"The network of sub-step {step_key!r} ({type(network).__name__})"
-        raise ExportError(f"{named} cannot be exported as an ONNX graph: {_first_line(error)}") from error
+        reason = str(error.__cause__ or error).strip().partition("\n")[0]
+        raise ExportError(f"{named} cannot be exported as an ONNX graph: {reason}") from error
     if not heads:
         raise ExportError(f"The network of sub-step {step_key!r} has no action head among its outputs.")
     import onnx
@@ -256,11 +257,6 @@ def _quietly() -> Iterator[None]:
         logging.disable(before)
 
 
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error.__cause__ or error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
-
-
 # -- description ------------------------------------------------------------------------------------------------------
 
 
@@ -359,22 +355,15 @@ def _run_card(run_dir: Path) -> dict[str, Any]:
     card["versions"] = read_json_object(run_dir / "versions.json").get("versions") or {}
     training = read_json_object(run_dir / "run.json")
     card["training"] = {key: training[key] for key in ("epoch", "n_env_steps", "best_score") if key in training}
-    card["evaluation"] = _evaluation(run_dir)
-    return card
-
-
-def _evaluation(run_dir: Path) -> dict[str, Any]:
-    """Return statistics and epoch of the evaluation with the best mean reward; empty if there is none."""
-    try:
+    with suppress(MazeError):
         evaluated = read_progress(run_dir).paths.get("eval")
-    except MazeError:
-        return {}
-    rewards = np.array([] if evaluated is None else evaluated.columns.get("BaseEnvEvents/reward/mean", []))
-    if evaluated is None or np.isnan(rewards).all():
-        return {}
-    best = int(np.nanargmax(rewards))
-    statistics = {name: column[best] for name, column in evaluated.columns.items() if math.isfinite(column[best])}
-    return {"epoch": int(evaluated.steps[best]), "statistics": statistics}
+        rewards = np.array([] if evaluated is None else evaluated.columns.get("BaseEnvEvents/reward/mean", []))
+        if evaluated is not None and not np.isnan(rewards).all():
+            best = int(np.nanargmax(rewards))  # the evaluation with the best mean reward
+            columns = evaluated.columns.items()
+            statistics = {name: column[best] for name, column in columns if math.isfinite(column[best])}
+            card["evaluation"] = {"epoch": int(evaluated.steps[best]), "statistics": statistics}
+    return card
 
 
 # -- recording: reference cases, an episode, and summaries of observations ---------------------------------------------

@@ -8,7 +8,7 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +67,15 @@ class MlflowTracker(Tracker):
 
     @override(Tracker)
     def _begin(self, run: TrackedRun, identity: str | None) -> str:
+        from filelock import FileLock
+
         uri, artifacts = self._uri, None
         if uri is None:
             uri = f"sqlite:///{run.place.project.absolute() / DATABASE}"
             artifacts = (run.place.project.absolute() / ARTIFACTS).as_uri()
-        with _alone(uri):  # MLflow creates a database at its first use
+        scheme, _, file = uri.partition(":///")
+        # MLflow creates a SQLite database at its first use: no other local process, such as a trial, does so meanwhile.
+        with FileLock(f"{file}.lock", timeout=_LOCK_TIMEOUT) if scheme == "sqlite" else nullcontext():
             self._client = self._new_client(tracking_uri=uri)
             experiment = self._experiment_id(artifacts)
         if identity is None:
@@ -140,14 +144,6 @@ class MlflowTracker(Tracker):
         ]
         for start in range(0, len(parameters), _MOST_PARAMETERS):
             self._client.log_batch(self._run_id, params=parameters[start : start + _MOST_PARAMETERS])
-
-
-def _alone(uri: str) -> AbstractContextManager[object]:
-    """Return a context in which no other local process, such as a trial, creates the same SQLite database."""
-    from filelock import FileLock
-
-    scheme, _, file = uri.partition(":///")
-    return FileLock(f"{file}.lock", timeout=_LOCK_TIMEOUT) if scheme == "sqlite" else nullcontext()
 
 
 def _permitted(name: str) -> str:

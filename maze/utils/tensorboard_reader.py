@@ -28,8 +28,7 @@ def tensorboard_to_pandas(file_path: str | Path) -> pd.DataFrame:
     files = [path] if path.is_file() else sorted(path.glob("events.out.tfevents.*"))
     if not files:
         raise ConfigError(
-            f"{path} is neither a TensorBoard event file nor a directory with one (`events.out.tfevents.*`). A "
-            "training run writes them into its output directory."
+            f"{path}: expected a TensorBoard event file or a directory with one (`events.out.tfevents.*`)."
         )
     rows: list[tuple[str, int, float]] = []
     for file in files:

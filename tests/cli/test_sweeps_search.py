@@ -86,10 +86,11 @@ def test_the_command_line_replaces_or_pins_entries_of_the_configuration() -> Non
         ({"a": {"lower": 2, "upper": 1}}, "a: expected lower, upper"),
         ({"a": {"lower": 0}}, "a: expected lower, upper"),
         ({"a": {"lower": 0, "upper": 1, "log": True}}, "a: expected lower, upper"),
+        ({"a": {"lower": 0, "upper": 1, "init": 2}}, "init must lie between the bounds"),
         ({"a": {"lower": 0, "uper": 1}}, "Did you mean `upper`"),
         ({"a": {"lower": "x", "upper": 1}}, "found {'lower': 'x'"),
-        ({"a": {"lower": float("nan"), "upper": 1}}, "expected finite bounds"),
-        ({"a": {"lower": 0, "upper": 1, "log": 1}}, "true or false for integer and log"),
+        ({"a": {"lower": float("nan"), "upper": 1}}, "numbers must be finite"),
+        ({"a": {"lower": 0, "upper": 1, "log": 1}}, "integer and log must be true or false"),
         ({"a": {"lower": 0, "upper": 1, "step": 0}}, "a: expected lower, upper"),
         ({"a": []}, "a: expected bounds"),
         ({"a": 5}, "a: expected bounds"),
@@ -242,6 +243,44 @@ def test_the_median_pruner_ends_trials_below_the_median(tmp_path: Path) -> None:
             trial = study.propose()
             assert trial is not None
             assert study.should_stop(trial, 1, reached) == (reached < 3.0)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {},
+        {"lower": 0, "step": 0.3, "integer": True},
+        {"init": 0.1, "log": True},
+        {"init": 0.02, "step": 2.0, "log": True},
+    ],
+    ids=str,
+)
+def test_nevergrad_searches_without_bounds(entry: dict[str, Any], tmp_path: Path) -> None:
+    space = parse_space({"a": entry}, [], OverridesParser.create(), is_nevergrad=True)
+    options = {"budget": 8, "num_workers": 1, "seed": 0, "optimizer": "OnePlusOne", "noisy": False}
+    with study_of(tmp_path, Plan("nevergrad", space, True, options)) as study:
+        while (trial := study.propose()) is not None:
+            report(study, trial, float(trial.params["a"]))
+    values = [float(trial.params["a"]) for trial in study.trials.values()]
+    assert len(set(values)) > 3
+    assert values[0] == entry.get("init", values[0])
+
+
+def test_nevergrad_needs_a_beginning_on_a_logarithmic_scale() -> None:
+    with pytest.raises(UsageError, match="needs both bounds, or init"):
+        parse_space({"a": {"lower": 1.0, "log": True}}, [], OverridesParser.create(), is_nevergrad=True)
+
+
+def test_ordered_choices_and_steps_are_hints_for_nevergrad() -> None:
+    entries = {
+        "n": "tag(ordered, choice(1, 2, 4))",
+        "k": "range(1, 4)",
+        "c": "choice(a, b)",
+        "x": {"init": 1, "step": 0.5},
+    }
+    hints = parse_space(entries, [], OverridesParser.create(), is_nevergrad=True).hints
+    assert [hints[key]["ordered"] for key in "nkc"] == [True, True, False]
+    assert hints["x"] == {"lower": None, "upper": None, "init": 1.0, "step": 0.5}
 
 
 def two_trials(directory: Path) -> None:

@@ -76,7 +76,7 @@ def test_an_invalid_action_in_a_vector_environment_is_reported(vectorized):
 @pytest.mark.parametrize(
     ("actions", "expected"),
     [
-        ({"oder": np.array([1, 1])}, r"sub-step 'vehicle', action `order`: expected .* of the keys \['oder'\]"),
+        ({"oder": np.array([1, 1])}, r"sub-step 'vehicle', action `order`: expected .* found \['oder'\]"),
         ({"order": np.array([1, 1, 1])}, r"sub-step 'vehicle', action `order`: expected the shape \(2,\).*\(3,\)"),
         ({"order": 1}, r"sub-step 'vehicle', action `order`: expected the shape \(2,\).*found \(\)"),
         ({"order": ["a", "b"]}, r"sub-step 'vehicle', action `order`: expected numbers \(int64\)"),
@@ -134,7 +134,7 @@ def test_stepping_a_finished_environment_is_reported(factory, sub_step):
 
     for env, n_steps in ((factory(horizon=7), 7), (TimeLimitWrapper.wrap(factory(), max_episode_steps=5), 5)):
         finished(env)
-        expected = rf"sub-step {sub_step}: the episode is over after {n_steps} environment steps; expected `reset`"
+        expected = rf"sub-step {sub_step}: the episode is over after {n_steps} steps; expected `reset`"
         for _ in range(2):
             with pytest.raises(EnvironmentContractError, match=expected):
                 env.step(env.action_space.sample())

@@ -160,7 +160,7 @@ def test_a_run_is_exported_by_a_command(trained_run, tmp_path, capfd):
     said = capfd.readouterr().out
     bundle = PolicyBundle.load(path)
     assert bundle.sha256 in said
-    assert "from observation to action (categorical)" in said
+    assert "from observation to action" in said
     assert bundle.card["evaluation"]["statistics"]["BaseEnvEvents/reward/episode_count"] == 1
     assert bundle.card["versions"]["maze-rl"]
     from maze.core.agent_deployment.agent_deployment import AgentDeployment

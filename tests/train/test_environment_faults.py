@@ -122,7 +122,7 @@ ENDS: dict[str, str] = {
     "raise in actor_id": LOST,
     "raise in observation conversion": LOST,
     "raise in action conversion": LOST,
-    "three values": r"FaultyCoreEnv.step: expected four values .*, found \(",
+    "three values": r"FaultyCoreEnv.step: expected \(state, reward, done, info\), found \(",
     "reward none": r"FaultyCoreEnv.step\(\) must return one number as the reward, found None",
     "reward text": r"FaultyCoreEnv.step\(\) must return one number as the reward, found 'much'",
     "reward array": r"FaultyCoreEnv.step\(\) must return one number as the reward, found array",

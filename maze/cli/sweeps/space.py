@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
@@ -16,7 +17,8 @@ from maze.cli.errors import UsageError, suggestion
 from maze.cli.hydra_setup import value_text
 
 PARAMETRIZATION = "hydra.sweeper.parametrization"
-SCALAR_FIELDS = ("lower", "upper", "step", "integer", "log")
+SCALAR_FIELDS = ("lower", "upper", "init", "step", "integer", "log")
+Hints = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -25,10 +27,13 @@ class SearchSpace:
 
     :param distributions: Distribution of each varied key; choices are texts as written in overrides.
     :param fixed: The overrides that all trials have in common.
+    :param hints: How Nevergrad changes a key: `lower`, `upper`, `init` and `step` of numbers, `None` where not given;
+        `ordered` of choices whose neighbours are similar.
     """
 
     distributions: Mapping[str, BaseDistribution]
     fixed: tuple[str, ...]
+    hints: Hints = field(default_factory=dict)
 
     def examples(self) -> Iterable[dict[str, str]]:
         """Yield few sets of values in which each listed value occurs."""
@@ -61,20 +66,25 @@ def value_of(distribution: Any, text: str) -> str | int | float:
     return value
 
 
-def parse_space(parametrization: Mapping[str, Any], arguments: Sequence[str], parser: OverridesParser) -> SearchSpace:
+def parse_space(
+    parametrization: Mapping[str, Any], arguments: Sequence[str], parser: OverridesParser, is_nevergrad: bool = False
+) -> SearchSpace:
     """Read the space of a search; arguments of the command line replace or pin entries of the parametrisation.
 
     :param parametrization: Keys mapped to scalars, lists and texts in Hydra's grammar.
     :param arguments: The command's overrides, including sweeps.
+    :param is_nevergrad: Numbers may have no bounds, and `step` is the size of a typical change; otherwise both bounds
+        are needed, and `step` is the distance of values.
     :raises UsageError: There are no parameters, or a parameter cannot be searched.
     """
-    found = {key: _from_config(key, entry, parser) for key, entry in parametrization.items()}
+    hints: Hints | None = {} if is_nevergrad else None
+    found = {key: _from_config(key, entry, parser, hints) for key, entry in parametrization.items()}
     fixed = []
     for override in parser.parse_overrides(list(arguments)):
         key = override.get_key_element()
         found = {known: each for known, each in found.items() if known.lstrip("+") != key.lstrip("+~")}
         if override.is_sweep_override():
-            found[key] = _from_override(key, override)
+            found[key] = _from_override(key, override, hints)
         else:
             fixed.append(_override_text(override))
     if not found:
@@ -82,7 +92,7 @@ def parse_space(parametrization: Mapping[str, Any], arguments: Sequence[str], pa
             f"The search space is empty: add parameters to {PARAMETRIZATION}, or on the command line, for instance "
             "'algorithm.lr=tag(log, interval(0.0001, 0.01))'."
         )
-    return SearchSpace(found, tuple(fixed))
+    return SearchSpace(found, tuple(fixed), {key: hint for key, hint in (hints or {}).items() if key in found})
 
 
 def parse_grid(params: Mapping[str, str], arguments: Sequence[str], parser: OverridesParser) -> SearchSpace:
@@ -125,13 +135,13 @@ def _swept_texts(override: Override) -> tuple[str, ...]:
     return tuple(map(str, override.sweep_string_iterator()))
 
 
-def _from_config(key: str, entry: Any, parser: OverridesParser) -> BaseDistribution:
+def _from_config(key: str, entry: Any, parser: OverridesParser, hints: Hints | None) -> BaseDistribution:
     where = f"{PARAMETRIZATION}: {key}"
     if isinstance(entry, Mapping):
         for name in entry:
             if name not in SCALAR_FIELDS:
                 raise UsageError(f"{where}: unknown key {name!r}.{suggestion(str(name), SCALAR_FIELDS)}")
-        return _numbers(where, **{"lower": None, "upper": None, **entry})
+        return _numbers(key, hints, **entry)
     if isinstance(entry, list | tuple) and entry:
         return CategoricalDistribution(tuple(map(value_text, entry)))
     if isinstance(entry, str):
@@ -140,33 +150,56 @@ def _from_config(key: str, entry: Any, parser: OverridesParser) -> BaseDistribut
         except HydraException as error:
             raise UsageError(f"{where}: cannot read {entry!r}.") from error
         if override.is_sweep_override():
-            return _from_override(key, override)
+            return _from_override(key, override, hints)
     raise UsageError(
         f"{where}: expected bounds ({{lower: 0.1, upper: 1}}), a list of values, or a text such as "
         f"interval(0.1, 1) or choice(a, b); found {entry!r}. A constant value belongs into the configuration."
     )
 
 
-def _from_override(key: str, override: Override) -> BaseDistribution:
+def _from_override(key: str, override: Override, hints: Hints | None) -> BaseDistribution:
     sweep = override.value()
+    tags = getattr(sweep, "tags", ())
     if isinstance(sweep, IntervalSweep):
-        is_integer, is_log = isinstance(sweep.start, int), "log" in sweep.tags
-        return _numbers(f"{PARAMETRIZATION}: {key}", sweep.start, sweep.end, integer=is_integer, log=is_log)
+        return _numbers(key, hints, sweep.start, sweep.end, integer=isinstance(sweep.start, int), log="log" in tags)
+    if hints is not None:
+        hints[key] = {"ordered": isinstance(sweep, RangeSweep) or "ordered" in tags}
     return CategoricalDistribution(_swept_texts(override))
 
 
 def _numbers(
-    where: str, lower: Any, upper: Any, step: Any = None, integer: Any = False, log: Any = False
+    key: str,
+    hints: Hints | None,
+    lower: Any = None,
+    upper: Any = None,
+    init: Any = None,
+    step: Any = None,
+    integer: Any = False,
+    log: Any = False,
 ) -> BaseDistribution:
     """Return the distribution of a number; Optuna checks its bounds, step and scale."""
+    given = {"lower": lower, "upper": upper, "init": init, "step": step}
     try:
-        if not math.isfinite(float(lower)) or not math.isfinite(float(upper)) or {type(integer), type(log)} != {bool}:
-            raise ValueError("expected finite bounds; true or false for integer and log")
+        numbers = {name: None if value is None else float(value) for name, value in given.items()}
+        if not all(value is None or math.isfinite(value) for value in numbers.values()):
+            raise ValueError("numbers must be finite")
+        if {type(integer), type(log)} != {bool}:
+            raise ValueError("integer and log must be true or false")
+        low, high, start, distance = numbers.values()
+        if hints is not None:
+            if (distance is not None and distance <= 0) or (log and start is None and None in (low, high)):
+                raise ValueError("the step must be positive; a logarithmic scale needs both bounds, or init")
+            hints[key] = numbers
+            most = 2**53 if integer else sys.float_info.max
+            least = (1 if integer else sys.float_info.min) if log else -most
+            low, high, distance = least if low is None else low, most if high is None else high, None
+        if low is None or high is None or not low <= (low if start is None else start) <= high:
+            raise ValueError("both bounds are needed" if None in (low, high) else "init must lie between the bounds")
         if integer:
-            return IntDistribution(round(float(lower)), round(float(upper)), log, round(float(step or 1)))
-        return FloatDistribution(float(lower), float(upper), log, None if step is None else float(step))
+            return IntDistribution(round(low), round(high), log, round(distance or 1))
+        return FloatDistribution(low, high, log, distance)
     except (TypeError, ValueError) as error:
-        found = {"lower": lower, "upper": upper, "step": step, "integer": integer, "log": log}
         raise UsageError(
-            f"{where}: expected lower, upper, and optionally step, integer and log ({error}), found {found}."
+            f"{PARAMETRIZATION}: {key}: expected lower, upper, and optionally init, step, integer and log ({error}), "
+            f"found { ({**given, 'integer': integer, 'log': log}) }."
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
 import math
@@ -27,6 +28,9 @@ from maze.cli.sweeps.space import SearchSpace, text_of, texts_of, value_of
 from maze.core.annotations import override
 from maze.core.errors import CheckpointError, ConfigError, MazeError, did_you_mean, optional_package
 
+STUDY_NAME = "sweep"
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
 SAMPLERS: dict[str, Callable[..., BaseSampler]] = {"tpe": TPESampler, "random": RandomSampler}
 """The samplers by their names in the configuration."""
 PRUNERS: dict[str, Callable[[], BasePruner]] = {
@@ -49,7 +53,7 @@ class Nevergrad(BaseSampler):
     the state in which the sweep was interrupted. If it proposes other values than before (another version of its
     package), the recorded values are reported.
 
-    :param distributions: The searched parameters.
+    :param space: The searched parameters.
     :param optimizer: Name in Nevergrad's registry.
     :param noisy: Whether results of the same values differ; some optimizers then evaluate them again.
     :raises UsageError: Nevergrad has no such optimizer.
@@ -58,14 +62,14 @@ class Nevergrad(BaseSampler):
     def __init__(
         self,
         seed: int,
-        distributions: Mapping[str, BaseDistribution],
+        space: SearchSpace,
         maximize: bool,
         optimizer: str,
         noisy: bool,
         budget: int,
         num_workers: int,
     ) -> None:
-        self._distributions = dict(distributions)
+        self._distributions = dict(space.distributions)
         self._proposals: dict[int, Any] = {}
         self._reported: set[int] = set()
         ng = optional_package("nevergrad", "hpo", "hydra/sweeper=nevergrad needs the package nevergrad")
@@ -79,7 +83,9 @@ class Nevergrad(BaseSampler):
         self._not_supported = ng.errors.TellNotAskedNotSupportedError
         self._sign = -1 if maximize else 1
         self._worst = -math.inf
-        parametrization = ng.p.Dict(**{key: _parameter(ng, each) for key, each in distributions.items()})
+        parametrization = ng.p.Dict(
+            **{key: _parameter(ng, each, space.hints.get(key, {})) for key, each in space.distributions.items()}
+        )
         parametrization.function.deterministic = not noisy
         parametrization.random_state.seed(seed)
         self._optimizer = registry[optimizer](parametrization=parametrization, budget=budget, num_workers=num_workers)
@@ -145,21 +151,15 @@ class Nevergrad(BaseSampler):
             self._optimizer.tell(proposal, NO_RESULT_YET if loss == -math.inf else loss)
 
 
-def _parameter(ng: Any, distribution: Any) -> Any:
+def _parameter(ng: Any, distribution: Any, hint: Mapping[str, Any]) -> Any:
     if isinstance(distribution, CategoricalDistribution):
-        return ng.p.Choice(range(len(distribution.choices)))
-    scalar = (ng.p.Log if distribution.log else ng.p.Scalar)(lower=distribution.low, upper=distribution.high)
+        return (ng.p.TransitionChoice if hint.get("ordered") else ng.p.Choice)(range(len(distribution.choices)))
+    bounds = {"lower": distribution.low, "upper": distribution.high, **hint}
+    step = bounds.pop("step", None)
+    scalar = ng.p.Log(**bounds, exponent=step) if distribution.log else ng.p.Scalar(**bounds)
+    if step is not None and not distribution.log:
+        scalar.set_mutation(sigma=step)
     return scalar.set_integer_casting() if isinstance(distribution, IntDistribution) else scalar
-
-
-try:
-    import fcntl
-except ImportError:  # not a POSIX system
-    fcntl = None  # type: ignore[assignment]
-
-STUDY_NAME = "sweep"
-
-optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 def _locked(path: Path) -> IO[bytes]:
@@ -168,8 +168,7 @@ def _locked(path: Path) -> IO[bytes]:
         path.touch()
     file = open(path, "rb")  # noqa: SIM115 (closed with the study)
     try:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         file.close()
         raise ConfigError(
@@ -232,7 +231,7 @@ class Plan:
         if self.is_grid:
             return {}
         space = {key: distribution_to_json(each) for key, each in self.distributions.items()}
-        return {**self.options, "space": space, "maximize": self.maximize}
+        return {**self.options, "space": space, "hints": self.space.hints, "maximize": self.maximize}
 
     @property
     def combinations(self) -> Iterator[dict[str, str]]:
@@ -257,7 +256,7 @@ class Plan:
         seed = self.options["seed"] % 2**32
         if self.name == "nevergrad":
             options = {name: self.options[name] for name in ("optimizer", "noisy", "budget", "num_workers")}
-            return Nevergrad(seed, self.distributions, self.maximize, **options)
+            return Nevergrad(seed, self.space, self.maximize, **options)
         return SAMPLERS[self.options["sampler"]](seed=(seed + number * 0x9E3779B1) % 2**32)
 
     @contextmanager

@@ -201,7 +201,7 @@ class SearchSweep(MazeSweeper):
 
         options = {name: value for name, value in self.optim.items() if name != "maximize"}
         options["seed"] = seed if self.optim["seed"] is None else int(self.optim["seed"])
-        space = parse_space(self.parametrization, arguments, parser)
+        space = parse_space(self.parametrization, arguments, parser, self.name == NevergradSweep.name)
         return Plan(self.name, space, self.maximize, options)
 
 

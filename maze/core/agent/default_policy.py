@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from maze.core.agent.flat_policy import FlatPolicy
 from maze.core.agent.policy import Policy, for_actor
 from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
-from maze.core.utils.factory import Factory
-
-if TYPE_CHECKING:
-    from maze.core.utils.factory import CollectionOfConfigType
+from maze.core.utils.factory import CollectionOfConfigType, Factory
 
 
 class DefaultPolicy(Policy):

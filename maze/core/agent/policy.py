@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from maze.core.errors import ConfigError, unknown_key_error
-from maze.core.utils.factory import TARGET_KEY, Factory, plain_container
+from maze.core.utils.factory import TARGET_KEY, ConfigType, Factory, plain_container
 from maze.core.utils.targets import locate
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from maze.core.env.maze_state import MazeStateType
     from maze.core.env.observation_conversion import ObservationType
     from maze.core.env.structured_env import ActorID
-    from maze.core.utils.factory import ConfigType
 
 T = TypeVar("T")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -84,8 +85,9 @@ def _sample(space: spaces.Space[Any], rng: np.random.Generator) -> Any:
         return {key: _sample(part, rng) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Discrete):
         return np.int64(rng.integers(int(space.start), int(space.start + space.n)))
-    if isinstance(space, spaces.Box) and space.is_bounded() and np.issubdtype(space.dtype, np.floating):
-        return rng.uniform(space.low, space.high).astype(space.dtype)
+    if isinstance(space, spaces.Box) and space.dtype.kind == "f":
+        with suppress(OverflowError):  # it is unbounded
+            return rng.uniform(space.low, space.high).astype(space.dtype)
     space.seed(int(rng.integers(2**31)))
     return space.sample()
 

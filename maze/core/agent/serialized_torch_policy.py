@@ -11,11 +11,10 @@ from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.errors import CheckpointError, ConfigError, MazeError
 from maze.core.utils.checkpoint import load_state
 from maze.core.utils.config_utils import positive_number
-from maze.core.utils.factory import Factory
+from maze.core.utils.factory import ConfigType, Factory
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_actor_critic import TorchActorCritic
-    from maze.core.utils.factory import ConfigType
 
 
 class SerializedTorchPolicy(TorchPolicy):

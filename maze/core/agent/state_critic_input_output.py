@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from maze.core.agent.torch_policy_output import Substeps
+from maze.core.agent.torch_policy_output import PolicyOutput, PolicySubStepOutput, Substeps
 from maze.core.annotations import override
 
 if TYPE_CHECKING:
-    from maze.core.agent.torch_policy_output import PolicyOutput, PolicySubStepOutput
     from maze.core.env.structured_env import ActorID
     from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
     from maze.perception.blocks.recurrent.recurrent_cell import Run
@@ -103,13 +102,8 @@ class StateCriticInput(Substeps[StateCriticStepInput]):
 
     @classmethod
     def build(cls, policy_output: PolicyOutput, record: StructuredSpacesRecord) -> StateCriticInput:
-        """Join the observations of a record with the embeddings that the policy has already computed.
-
-        :raises ValueError: A sub-step has no observation.
-        """
+        """Join the observations of a record with the embeddings that the policy has already computed."""
         critic_input = cls()
         for step_output, substep in zip(policy_output.substep_outputs, record.substep_records, strict=True):
-            if substep.observation is None:
-                raise ValueError(f"The record of actor {substep.actor_id} has no observation.")
-            critic_input.append(StateCriticStepInput.build(step_output, substep.observation))
+            critic_input.append(StateCriticStepInput.build(step_output, substep.observation or {}))
         return critic_input

@@ -97,15 +97,11 @@ class TorchActorCritic(TorchModel):
 
         The arguments are those of :meth:`compute_actor_critic_output`, with the records or rows of the sub-steps
         instead of a record.
-
-        :raises ValueError: A sub-step has no observation.
         """
         critic = self._state_critic()
         policy_output, critic_input = PolicyOutput(), StateCriticInput()
         for index, substep in enumerate(substeps):
             observation, actor = substep.observation, substep.actor_id
-            if observation is None:
-                raise ValueError(f"The record of actor {actor} has no observation.")
             with self.policy.running_for(actor, None if runs is None else runs.policy[index]):
                 output = self.policy.compute_substep_policy_output(observation, actor, temperature=temperature)
             policy_output.append(output)

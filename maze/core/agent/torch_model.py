@@ -285,9 +285,13 @@ class NetworksModel(TorchModel):
             if len(self.networks) > 1:
                 raise ConfigError(f"{self._name}: there are {list(self.networks)}; pass `actor_id`.")
             return next(iter(self.networks))
-        if actor_id[0] not in self.networks:
-            raise unknown_key_error(f"{self._name}: step key", actor_id[0], self.networks)
+        self._network(actor_id[0])
         return actor_id[0]
+
+    def _network(self, key: Any) -> Any:
+        if key not in self.networks:
+            raise unknown_key_error(f"{self._name}: step key", key, self.networks)
+        return self.networks[key]
 
     def state_sizes(self, actor_id: ActorID | None) -> dict[str, int]:
         """Return sizes of the hidden states of an actor, by state key; empty where its network carries none."""

@@ -234,13 +234,10 @@ class TorchPolicy(NetworksModel, Policy):
         :param record: The record.
         :param temperature: See :meth:`compute_substep_policy_output`.
         :param runs: Of a recurrent policy, for each sub-step where its hidden states come from.
-        :raises ValueError: A sub-step has no observation.
         """
         output = PolicyOutput()
         for index, substep in enumerate(record.substep_records):
-            observation, actor = substep.observation, substep.actor_id
-            if observation is None:
-                raise ValueError(f"The record of actor {actor} has no observation.")
+            observation, actor = substep.observation or {}, substep.actor_id
             with self.running_for(actor, None if runs is None else runs[index]):
                 output.append(self.compute_substep_policy_output(observation, actor, temperature=temperature))
         return output

@@ -35,7 +35,7 @@ from maze.core.agent.torch_model import (
     unique_parameters,
 )
 from maze.core.annotations import override
-from maze.core.errors import ConfigError, unknown_key_error
+from maze.core.errors import ConfigError
 from maze.perception.blocks.recurrent.recurrent_cell import recurrent_cells
 from maze.perception.perception_utils import flatten_spaces
 
@@ -105,7 +105,7 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
         :param critic_id: Key of the critic.
         :return: Two tensors `[...]`.
         """
-        return self._joint_values(self._pair(self.networks, critic_id), observation, action, critic_id)
+        return self._joint_values(self._network(critic_id), observation, action, critic_id)
 
     def compute_state_action_values_step(
         self, observation: TensorDict, critic_id: str | int | tuple[Any, ...]
@@ -114,7 +114,7 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
 
         :return: Two dictionaries from action heads to tensors `[..., n_actions]`.
         """
-        return self._values_of_all_actions(self._pair(self.networks, critic_id), observation, critic_id)
+        return self._values_of_all_actions(self._network(critic_id), observation, critic_id)
 
     @override(StateActionCritic)
     def predict_q_values(self, observations: StepTensors, actions: StepTensors, gather_output: bool) -> QValues:
@@ -221,11 +221,6 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
         check_network_weights(self.target_networks, state_dict, TARGET_GROUP)
         super().load_state_dict(state_dict)
         load_network_weights(self.target_networks, state_dict, TARGET_GROUP)
-
-    def _pair(self, networks: Mapping[Any, nn.ModuleList], key: Any) -> nn.ModuleList:
-        if key not in networks:
-            raise unknown_key_error("critic.networks: step key", key, networks)
-        return networks[key]
 
     # -- computation --------------------------------------------------------------------------------------------------
 

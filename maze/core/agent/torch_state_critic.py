@@ -21,7 +21,7 @@ from maze.core.agent.state_critic_input_output import (
 )
 from maze.core.agent.torch_model import NetworksModel, as_float_tensors
 from maze.core.annotations import override
-from maze.core.errors import ConfigError, unknown_key_error
+from maze.core.errors import ConfigError
 from maze.perception.perception_utils import flatten_spaces, stack_and_flatten_spaces
 
 if TYPE_CHECKING:
@@ -157,11 +157,10 @@ class TorchStateCritic(NetworksModel, StateCritic):
         raise ConfigError(f"critic: found the observations {sorted(tensors)}, expected some of {sorted(self._shapes)}.")
 
     def _value(self, key: int | str, tensors: TensorDict, batch_shape: tuple[int, ...] | None = None) -> torch.Tensor:
-        if key not in self.networks:
-            raise unknown_key_error("critic.networks: step key", key, self.networks)
+        network = self._network(key)
         if self.is_recurrent:
             self._check_running(key)
-        outputs = self.networks[key](tensors)
+        outputs = network(tensors)
         batch_shape = self._batch_shape(tensors) if batch_shape is None else batch_shape
         if self.n_quantiles:
             return outputs["value"].reshape(*batch_shape, self.n_quantiles)  # type: ignore[no-any-return]

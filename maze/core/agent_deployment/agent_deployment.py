@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum, auto
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -40,10 +40,6 @@ from maze.core.wrappers.monitoring_wrapper import base_maze_env
 from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
     ObservationNormalizationWrapper,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 _ONLY_ACTOR = ActorID(0, 0)
 

@@ -34,8 +34,7 @@ class ActionConversionInterface(ABC):
         :return: Element of :meth:`space`, with entries `[*space.shape]`.
         """
         raise NotImplementedError(
-            f"{type(self).__name__}.maze_to_space is not implemented, but is needed to convert recorded MazeActions "
-            f"to agent actions. Implement it as the inverse of `space_to_maze`."
+            f"{type(self).__name__}.maze_to_space, the inverse of space_to_maze, is needed for recorded actions."
         )
 
     @abstractmethod

@@ -242,8 +242,7 @@ class BatchedCoreEnv(ABC):
     ) -> None:
         if list(action_spaces) != list(observation_spaces):
             raise ConfigError(
-                f"{type(self).__name__}: expected spaces of the same sub-steps, found actions for "
-                f"{list(action_spaces)} and observations for {list(observation_spaces)}."
+                f"{type(self).__name__}: different sub-steps, {list(action_spaces)} and {list(observation_spaces)}."
             )
         self.n_envs = n_envs
         self.action_spaces = dict(action_spaces)
@@ -420,8 +419,7 @@ class BatchedCoreEnv(ABC):
         :param instances: Arrays `[n_rows, ...]` of the instance set by name, one instance for each simulation.
         """
         raise ConfigError(
-            f"env.instances: {type(self).__name__} has no instance sets. Override load_instances(rows, instances) and "
-            "call use_instances(instances) in the constructor."
+            f"env.instances: {type(self).__name__} has no instance sets; it needs load_instances and use_instances."
         )
 
     def advance(self, actions: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -438,8 +436,8 @@ class BatchedCoreEnv(ABC):
         if self.substep:
             if terminated.any() or (others and others[0].any()):
                 raise EnvironmentContractError(
-                    f"{type(self).__name__}: an episode ended with the sub-step {self.step_keys[self.substep - 1]!r}; "
-                    f"in a batch episodes end with the last sub-step of a step, {self.step_keys[-1]!r}."
+                    f"{type(self).__name__}: an episode ended with the sub-step "
+                    f"{self.step_keys[self.substep - 1]!r}; expected {self.step_keys[-1]!r}."
                 )
             return rewards, terminated, self.no_rows
         self.elapsed += _ONE
@@ -497,8 +495,7 @@ class BatchedCoreEnv(ABC):
             raise EnvironmentContractError(f"{type(source).__name__} cannot be copied: {problem}.")
         if not self.seeds_rows and source.n_envs > 1:
             raise EnvironmentContractError(
-                f"{type(self).__name__} cannot be copied by rows: its simulations share one state. Copy "
-                "single environments instead."
+                f"{type(self).__name__} cannot be copied by rows, which share one state; copy single environments."
             )
         self.substep = source.substep
         if type(self).row_state is not BatchedCoreEnv.row_state:  # there is more to its state than arrays
@@ -527,8 +524,7 @@ class BatchedCoreEnv(ABC):
         """
         if not self.seeds_rows:
             raise EnvironmentContractError(
-                f"{type(self).__name__}: its simulations have no random numbers of their own, so that copies cannot "
-                "get new futures. Plan with single environments (without runner.placement=batched)."
+                f"{type(self).__name__}: simulations cannot get new futures; plan with single environments."
             )
         self.random.new_futures(rows, scenarios, seed)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -128,13 +127,9 @@ class SingleCoreEnv(CoreEnv):
     def agent_counts_dict(self) -> dict[StepKeyType, int]:
         return dict.fromkeys(self.simulation.step_keys, 1)
 
-    @functools.cached_property
-    def _kpis(self) -> KpiCalculator | None:
-        return _Kpis(self.simulation) if self.simulation.has_kpis else None
-
     @override(CoreEnv)
     def get_kpi_calculator(self) -> KpiCalculator | None:
-        return self._kpis
+        return _Kpis(self.simulation) if self.simulation.has_kpis else None
 
     @override(CoreEnv)
     def get_renderer(self) -> Renderer | None:

@@ -188,7 +188,6 @@ class InstanceSet:
                 f"{origin}: expected arrays [n_instances, ...] of the same number of instances, at least one, found "
                 f"{', '.join(f'`{name}` {self.arrays[name].shape}' for name in lengths) or 'no arrays'}."
             )
-        self._length = next(iter(lengths.values()))
 
     @classmethod
     def of(cls, source: InstanceSource) -> InstanceSet:
@@ -216,10 +215,9 @@ class InstanceSet:
         :param names: The names.
         :param env_name: The environment that needs them, for messages.
         """
-        if missing := [name for name in names if name not in self.arrays]:
+        if not {*names} <= {*self.arrays}:
             raise ConfigError(
-                f"{self.origin}: {env_name} needs the arrays {', '.join(names)}; there is no {', '.join(missing)}, "
-                f"found {', '.join(self.arrays)}."
+                f"{self.origin}: {env_name} needs the arrays {', '.join(names)}; found {', '.join(self.arrays)}."
             )
 
     def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
@@ -227,7 +225,7 @@ class InstanceSet:
         return {name: array[indices] for name, array in self.arrays.items()}
 
     def __len__(self) -> int:
-        return self._length
+        return len(next(iter(self.arrays.values())))
 
 
 def ordered_seeds(
@@ -256,6 +254,5 @@ def check_episode_count(n_episodes: int, n_instances: int, key: str) -> None:
     """Raise a `ConfigError` if some instances would be played more often than others."""
     if n_episodes > n_instances and n_episodes % n_instances:
         raise ConfigError(
-            f"{key}={n_episodes}: env.instances has {n_instances} instances, each of which is played once. Use at most "
-            f"{n_instances}, or a multiple of it to play each several times."
+            f"{key}={n_episodes}: env.instances has {n_instances} instances; play at most as many, or a multiple."
         )

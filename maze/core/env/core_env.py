@@ -125,10 +125,7 @@ class CoreEnv(StructuredEnv, EventEnvMixin, SerializableEnvMixin, TimeEnvMixin, 
         :param actor_id: The actor that acts next.
         :raises NotImplementedError: The simulation does not say how.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} cannot be put into a reported state; implement `load_maze_state` to plan for a "
-            f"real system."
-        )
+        raise NotImplementedError(f"{type(self).__name__}: implement `load_maze_state` to plan for a real system.")
 
     def new_future(self, seed: int) -> None:
         """Replace the random numbers of the running episode; the state stays.

@@ -177,8 +177,7 @@ class MazeEnv(
         if len(self.action_conversion_dict) == 1:
             return dict.fromkeys(self.action_conversion_dict, 1)
         raise EnvironmentContractError(
-            f"{type(self.env).__name__}.agent_counts_dict must return the number of agents (or -1) for each of the "
-            f"sub-steps {sorted(map(str, self.action_conversion_dict))}, found None."
+            f"{type(self.env).__name__}.agent_counts_dict: expected the number of agents of each sub-step, found None."
         )
 
     @override(StructuredEnv)
@@ -213,8 +212,7 @@ class MazeEnv(
             return by_step_key[actor.step_key]
         except KeyError:
             raise EnvironmentContractError(
-                f"{type(self).__name__}: there is no {what} for sub-step {actor.step_key!r} of the next actor. "
-                f"Known sub-steps: {list(by_step_key)}."
+                f"{type(self).__name__}: no {what} for sub-step {actor.step_key!r}. Known sub-steps: {[*by_step_key]}."
             ) from None
 
     @override(Wrapper)
@@ -282,8 +280,7 @@ class _StepPath:
         env, core_env, context, only_key = self.env, self.core_env, self.context, self.only_key
         if context.is_episode_over:
             raise EnvironmentContractError(
-                f"{self.place()}: the episode is over after {context.step_id} environment steps; expected `reset`, "
-                "found `step`."
+                f"{self.place()}: the episode is over after {context.step_id} steps; expected `reset`, found `step`."
             )
         context.pre_step()
         if self.tracks_actors and context.step_actor_id is None:
@@ -299,8 +296,7 @@ class _StepPath:
                 maze_state, reward, done, info = result
             except (TypeError, ValueError) as error:
                 raise EnvironmentContractError(
-                    f"{type(core_env).__name__}.step: expected four values (state, reward, done, info), found "
-                    f"{result!r:.200}. Return all four."
+                    f"{type(core_env).__name__}.step: expected (state, reward, done, info), found {result!r:.200}."
                 ) from error
         except Exception as error:
             # Errors of the simulation pass, unless the action was no element of its space.
@@ -356,8 +352,8 @@ def _scalar_reward(reward: Any, core_env: CoreEnv) -> float:
         return float(reward.item() if isinstance(reward, np.ndarray) else reward)
     except (TypeError, ValueError):
         raise EnvironmentContractError(
-            f"{type(core_env).__name__}.step() must return one number as the reward, found {reward!r}. Return the sum, "
-            f"and per-actor rewards from `get_actor_rewards()`."
+            f"{type(core_env).__name__}.step() must return one number as the reward, found {reward!r}; see "
+            "get_actor_rewards()."
         ) from None
 
 
@@ -376,7 +372,6 @@ def _check_conversions(
     )
     if not is_sound or not actions or actions.keys() != observations.keys():
         raise ConfigError(
-            f"{env_name}: `action_conversion_dict` and `observation_conversion_dict` must map the same sub-step keys "
-            "to conversions of actions and of observations, as {0: conversion}; found "
-            f"{actions!r} and {observations!r}."
+            f"{env_name}: action_conversion_dict and observation_conversion_dict must map the same sub-step keys to "
+            f"conversions, as {{0: conversion}}; found {actions!r} and {observations!r}."
         )

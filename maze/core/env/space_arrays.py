@@ -44,9 +44,8 @@ def dict_specs(space: spaces.Dict, kind: str = "entry", place: str = "") -> dict
     for key, sub in space.items():
         if sub.shape is None or sub.dtype is None or np.dtype(sub.dtype).kind not in "biuf":
             raise EnvironmentContractError(
-                f"{kind} `{key}`{place}: values of {type(sub).__name__} spaces have no fixed numeric shape and cannot "
-                "be batched. Expected Box, Discrete, MultiDiscrete or MultiBinary; convert the value in the "
-                "environment's observation or action conversion, or with a wrapper."
+                f"{kind} `{key}`{place}: {type(sub).__name__} spaces have no fixed numeric shape; expected Box, "
+                "Discrete, MultiDiscrete or MultiBinary. Convert it in the conversion or with a wrapper."
             )
         specs[key] = tuple(sub.shape), np.dtype(sub.dtype)
     return specs
@@ -104,8 +103,7 @@ class Cast:
             pass
         raise EnvironmentContractError(
             f"{self._place}: expected values of dtype {self.dtype}, as the space declares, found "
-            f"{array[~is_same].flat[0]!r} in an array of dtype {array.dtype}. Correct the values, or declare a space "
-            "that contains them."
+            f"{array[~is_same].flat[0]!r} in an array of dtype {array.dtype}. Correct them, or the space."
         )
 
 
@@ -154,13 +152,11 @@ def action_column(
         column = np.array(actions[key], dtype)
     except (KeyError, TypeError, ValueError) as error:
         raise EnvironmentContractError(
-            f"actions of sub-step {step_key!r}, action `{key}`: expected numbers ({dtype}) of the keys "
-            f"{list(actions)}: {error}"
+            f"actions of sub-step {step_key!r}, action `{key}`: expected numbers ({dtype}), found {[*actions]}: {error}"
         ) from error
     if column.shape != shape:
         raise EnvironmentContractError(
-            f"actions of sub-step {step_key!r}, action `{key}`: expected the shape {shape}, one row for each "
-            f"environment, found {column.shape}."
+            f"actions of sub-step {step_key!r}, action `{key}`: expected the shape {shape}, found {column.shape}."
         )
     return column
 
@@ -180,8 +176,7 @@ def check_observation(
     expected = specs.get(actor.step_key)
     if expected is None:
         raise EnvironmentContractError(
-            f"{place}: actor_id() of the environment returned a sub-step without an observation space. "
-            f"Sub-steps with one: {list(specs)}."
+            f"{place}: actor_id() returned a sub-step without an observation space. Known: {list(specs)}."
         )
     _check_entries(observation, expected, place)
 

@@ -43,8 +43,6 @@ def event_methods(interface_class: type[Any]) -> dict[str, Callable[..., Any]]:
 
 @cache
 def _topic_class(interface_class: Any) -> type[Any]:
-    if not isinstance(interface_class, type):
-        raise TypeError(f"An event topic needs an interface class, found {interface_class!r}.")
     members: dict[str, Any] = {
         name: _compile_event(interface_class, name, method) for name, method in event_methods(interface_class).items()
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import socket
+import struct
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -68,8 +69,8 @@ class LogStatsWriterTensorboard(LogStatsWriter):
             elif samples is not None and (histogram := _histogram(samples)) is not None:
                 values.append(Summary.Value(tag=tag, histo=histogram))
             for picture in self.figures.of(path, step, key, value) if self.tensorboard_render_figure else ():
-                size = {"height": picture.height, "width": picture.width}
-                image = Summary.Image(colorspace=4, encoded_image_string=picture.png, **size)
+                width, height = struct.unpack(">II", picture.png[16:24])  # of the header of a PNG file
+                image = Summary.Image(colorspace=4, encoded_image_string=picture.png, width=width, height=height)
                 values.append(Summary.Value(tag=f"{tag}/{picture.name}", image=image))
         if values:
             self.add_summary(Summary(value=values), self.position(step))

@@ -161,8 +161,7 @@ def stat_value(event: Callable[..., Any], plan: LevelPlan, attributes: dict[str,
             return attributes[input_name]
         except KeyError:
             raise ConfigError(
-                f"Event {event.__qualname__}: a statistic reduces `input_name={input_name!r}`, but the event has only "
-                f"the attributes {', '.join(attributes) or '(none)'}."
+                f"Event {event.__qualname__} lacks `input_name={input_name!r}`; its attributes {', '.join(attributes)}."
             ) from None
     if plan.grouping:
         attributes = {name: value for name, value in attributes.items() if name not in plan.grouping}
@@ -183,8 +182,7 @@ def group_of(
         return tuple(attributes[name] for name in names)
     except KeyError as missing:
         raise ConfigError(
-            f"Event {event.__qualname__} is grouped by {missing}, which is not one of its attributes: "
-            f"{', '.join(attributes) or '(none)'}."
+            f"Event {event.__qualname__} is grouped by {missing}, but has the attributes {', '.join(attributes)}."
         ) from None
 
 

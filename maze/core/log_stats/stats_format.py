@@ -6,6 +6,7 @@ import inspect
 import io
 import logging
 import math
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -138,14 +139,10 @@ class Picture(NamedTuple):
 
     :param name: Suffix of the name of its statistic, which may be a histogram with that name.
     :param png: PNG file.
-    :param width: Width in pixels.
-    :param height: Height in pixels.
     """
 
     name: str
     png: bytes
-    width: int
-    height: int
 
 
 class Figures:
@@ -187,11 +184,11 @@ class Figures:
                 continue
             if drawn is not None:
                 number += 1
-                yield Picture("figure" if number == 1 else f"figure_{number}", *drawn)
+                yield Picture("figure" if number == 1 else f"figure_{number}", drawn)
 
 
-def _drawn(create_figure: Callable[..., Any], value: Any, group: Any) -> tuple[bytes, int, int] | None:
-    """Return the figure as PNG, its width and height; `None`: the function draws nothing for this group."""
+def _drawn(create_figure: Callable[..., Any], value: Any, group: Any) -> bytes | None:
+    """Return the figure as PNG; `None`: the function draws nothing for this group."""
     if isinstance(value, np.ndarray):
         value = [value]  # figure functions require lists
     parameters = inspect.signature(create_figure).parameters
@@ -201,10 +198,6 @@ def _drawn(create_figure: Callable[..., Any], value: Any, group: Any) -> tuple[b
         return None
     png = io.BytesIO()
     figure.savefig(png, format="png", dpi=_DPI)
-    width, height = (round(inches * _DPI) for inches in figure.get_size_inches())
-    # pyplot keeps figures until they are closed.
-    if getattr(figure, "number", None) is not None:
-        import matplotlib.pyplot as plt
-
-        plt.close(figure)
-    return png.getvalue(), width, height
+    if (pyplot := sys.modules.get("matplotlib.pyplot")) is not None:
+        pyplot.close(figure)  # it keeps figures until they are closed
+    return png.getvalue()

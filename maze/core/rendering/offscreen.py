@@ -16,8 +16,6 @@ from maze.core.rendering.renderer import Renderer
 if TYPE_CHECKING:
     from maze.core.env.maze_action import MazeActionType
     from maze.core.env.maze_state import MazeStateType
-    from maze.core.log_events.step_event_log import StepEventLog
-    from maze.core.rendering.renderer import Renderer
     from maze.core.trajectory_recording.records.state_record import StateRecord
 
 

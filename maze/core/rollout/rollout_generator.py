@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from maze.core.agent.hidden_states import HiddenStates
-from maze.core.agent.policy import acting_in
+from maze.core.agent.policy import Policy, acting_in
 from maze.core.env.structured_env import ACTORS_DONE_KEY, ActorID
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, LogStatsValue
@@ -22,7 +22,6 @@ from maze.core.utils.update_profile import COLLECTING, timed
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 
 if TYPE_CHECKING:
-    from maze.core.agent.policy import Policy
     from maze.core.env.maze_env import MazeEnv
 
 _ChoosingFunction = Callable[[Any, ActorID, SpacesRecord], Any]

@@ -106,7 +106,7 @@ class RolloutRunner(Runner, ABC):
         """Statistics over all episodes, once they have run."""
         self.n_cut_off = 0
         """Number of episodes that were cut off after `max_episode_steps`."""
-        self._cfg: DictConfig | None = None
+        self._cfg: Any = None
 
     @override(Runner)
     def setup(self, cfg: DictConfig) -> None:
@@ -117,8 +117,6 @@ class RolloutRunner(Runner, ABC):
 
     @override(Runner)
     def run(self, **kwargs: Any) -> None:
-        if self._cfg is None:
-            raise ConfigError("The rollout runner was not set up: call setup(cfg) before run(), or use run_with(...).")
         self.run_with(
             env=plain_container(self._cfg.env, "env"),
             wrappers=plain_container(self._cfg.get("wrappers") or {}, "wrappers"),
@@ -302,10 +300,6 @@ class RolloutRunner(Runner, ABC):
             other = "false samples them" if self.deterministic else "true takes greedy ones"
             kind = "greedy actions" if self.deterministic else "sampled actions"
             print(f"Rolling out with {kind} of the policy; runner.deterministic={other}.", flush=True)
-        if self.search.best_of > 1 or self.search.starts:
-            mark = " Clairvoyant: in stochastic environments this is an upper bound." if self.search.clairvoyant else ""
-            times = "with each first action" if self.search.starts else f"{self.search.best_of} times"
-            print(f"Each episode is played {times}; the play with the highest return is recorded.{mark}", flush=True)
 
     def draw_episode_seeds(self, env: ConfigType = None) -> list[tuple[int, int]]:
         """Return the seeds of all episodes, in their order.

@@ -262,9 +262,9 @@ class EnvFactory:
 
             return adapted_gym_maze_env(env, **adaptations)
         if adaptations:
+            named, made = ", ".join(f"`{key}`" for key in adaptations), shown_value(env)
             raise ConfigError(
-                f"env: settings of single gymnasium environments ({', '.join(f'`{key}`' for key in adaptations)}), but "
-                f"{self.env.get(TARGET_KEY)} made {shown_value(env)}. Remove these settings."
+                f"env: settings of single gymnasium environments ({named}), but {self.env.get(TARGET_KEY)} made {made}."
             )
         if not isinstance(env, StructuredEnv):
             raise ConfigError(
@@ -377,10 +377,8 @@ def _copy_of(env: Any) -> Any:
     try:
         return copy.deepcopy(env)
     except Exception as error:
-        raise ConfigError(
-            f"env: several environments are needed, but this {type(env).__name__} cannot be copied: {error}. Pass a "
-            "class or function that makes one, such as env=lambda: ..."
-        ) from error
+        reason = f"this {type(env).__name__} cannot be copied: {error}"
+        raise ConfigError(f"env: several are needed, but {reason}. Pass a function, env=lambda: ...") from error
 
 
 def shown_value(value: Any) -> str:

@@ -52,9 +52,8 @@ class Factory(Generic[BaseType]):
         if self._accepts(config):
             return cast(BaseType, config)
         found = f"a mapping with the keys {list(config)}" if isinstance(config, Mapping) else repr(config)
-        raise ConfigError(
-            f"{_prefix(config_path)}expected a {self._type_name} or a mapping with `{TARGET_KEY}`, found {found}."
-        )
+        expected = f"expected a {self._type_name} or a mapping with `{TARGET_KEY}`"
+        raise ConfigError(f"{_prefix(config_path)}{expected}, found {found}.")
 
     def instantiate_collection(
         self, config: CollectionOfConfigType, *, config_path: str = "", **kwargs: Any
@@ -126,9 +125,8 @@ class Factory(Generic[BaseType]):
         _check_arguments(function, positional, arguments, config_path)
         built = function(*positional, **arguments)
         if not self._accepts(built):
-            raise ConfigError(
-                f"{_prefix(config_path)}expected a {self._type_name}, but `{target}` returned a {type(built).__name__}."
-            )
+            made = f"`{target}` returned a {type(built).__name__}"
+            raise ConfigError(f"{_prefix(config_path)}expected a {self._type_name}, but {made}.")
         return cast(BaseType, built)
 
     def type_or_function(self, name: str, config_path: str = "") -> Any:
@@ -168,23 +166,30 @@ def _built(value: Any, takes_configuration: bool, config_path: str) -> Any:
     return value
 
 
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature; what a constructor collects as `rest` are optional arguments of its base class."""
+    signature = inspect.signature(function)
+    if not isinstance(function, type) or "rest" not in signature.parameters:
+        return signature
+    own = [parameter for name, parameter in signature.parameters.items() if name != "rest"]
+    inherited = [p for p in _signature(function.__mro__[1]).parameters.values() if p.name not in signature.parameters]
+    optional = [p.replace(kind=p.KEYWORD_ONLY) for p in inherited if p.default is not p.empty]
+    return signature.replace(parameters=[*own, *optional])
+
+
 def _check_arguments(
     function: Callable[..., Any], positional: Sequence[Any], arguments: dict[str, Any], config_path: str
 ) -> None:
     """Name all missing and unknown arguments with their key."""
     try:
-        signature = inspect.signature(function)
+        signature = _signature(function)
     except (TypeError, ValueError):
         return
     try:
         signature.bind(*positional, **arguments)
+        return
     except TypeError as error:
-        faults = _argument_faults(signature, positional, arguments) or [str(error)]
-        name = getattr(function, "__qualname__", repr(function))
-        raise ConfigError(f"{_prefix(config_path)}{'; '.join(faults)}. Signature: {name}{signature}") from error
-
-
-def _argument_faults(signature: inspect.Signature, positional: Sequence[Any], arguments: dict[str, Any]) -> list[str]:
+        cause = error
     parameters = signature.parameters.values()
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     names = [p.name for p in named]
@@ -196,7 +201,8 @@ def _argument_faults(signature: inspect.Signature, positional: Sequence[Any], ar
         for name in (name for name in arguments if name not in names):
             close = closest(name, names)
             faults.append(f"unknown argument `{name}`" + (f" (did you mean `{close}`?)" if close else ""))
-    return faults
+    what, called = "; ".join(faults) or str(cause), getattr(function, "__qualname__", repr(function))
+    raise ConfigError(f"{_prefix(config_path)}{what}. Signature: {called}{signature}") from cause
 
 
 def _items(config: Any, config_path: str) -> list[tuple[Any, Any]]:

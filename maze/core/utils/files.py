@@ -8,8 +8,9 @@ import json
 import logging
 import os
 import re
+import secrets
+import shutil
 import struct
-import tempfile
 import time
 import zipfile
 import zlib
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 from maze.core.errors import CheckpointError
 
@@ -34,17 +35,17 @@ def atomic_write(path: str | os.PathLike[str], write: Callable[[BinaryIO], objec
     :param write: Writes the content into a binary file. If it raises an error, the old file stays.
     """
     target = Path(path)
-    descriptor, temporary = tempfile.mkstemp(prefix=f"{TEMPORARY_PREFIX}{target.name}-", dir=target.parent)
+    temporary = target.parent / f"{TEMPORARY_PREFIX}{target.name}-{secrets.token_hex(8)}"
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            write(cast(BinaryIO, file))
+        with temporary.open("xb") as file:
+            write(file)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, _usual_mode(target))
+        with suppress(FileNotFoundError):  # there is none to replace
+            shutil.copymode(target, temporary)
         os.replace(temporary, target)
     except BaseException:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
+        temporary.unlink(missing_ok=True)
         raise
     if os.name == "posix":  # makes the renaming durable
         directory = os.open(target.parent, os.O_RDONLY)
@@ -226,13 +227,3 @@ def clean_stale_temporaries(directory: str | os.PathLike[str], min_age: float = 
         leftover.unlink(missing_ok=True)
         removed.append(leftover)
     return removed
-
-
-def _usual_mode(target: Path) -> int:
-    """Return the mode of the replaced file, or that of a new file (temporary files are private)."""
-    try:
-        return target.stat().st_mode & 0o7777
-    except FileNotFoundError:
-        umask = os.umask(0)
-        os.umask(umask)
-        return 0o666 & ~umask

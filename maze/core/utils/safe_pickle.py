@@ -85,12 +85,10 @@ def safe_load(
     except CheckpointError:
         raise
     except RefusedPickleError as error:
-        raise CheckpointError(
-            f"{name}: {error}. The file was not written by Maze or was modified later. No code in it was executed. If "
-            "you trust the whole file, pass `allow_pickle=True`."
-        ) from error
+        advice = "No code in it was executed. If you trust the whole file, pass `allow_pickle=True`"
+        raise CheckpointError(f"{name}: {error}. {advice}.") from error
     except Exception as error:  # a damaged pickle can fail with nearly any type
-        raise CheckpointError(f"{name}: is not a readable pickle ({error!r}). Expected a file of Maze.") from error
+        raise CheckpointError(f"{name}: is not a readable pickle ({error!r}); it may be truncated.") from error
 
 
 class _Names:
@@ -123,10 +121,8 @@ class _Names:
             or self._own_rule(module_name, qualified_name, full_name)
         )
         if rule is None:
-            raise RefusedPickleError(
-                f"contains the type `{full_name}`, which is not allowed in files (a pickle can run any code). If it is "
-                f"yours, allow it by name ({self._way_in})"
-            )
+            advice = f"If it is yours, allow it by name ({self._way_in})"
+            raise RefusedPickleError(f"contains the type `{full_name}`, which is not allowed in files. {advice}")
         return rule
 
     def _own_rule(self, module_name: str, qualified_name: str, full_name: str) -> Rule | None:

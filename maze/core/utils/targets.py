@@ -125,16 +125,13 @@ def _import_deepest_module(parts: list[str], path: str, where: str) -> tuple[Mod
         except ModuleNotFoundError as error:
             # either this is not a module, or the module exists and one of its imports does not
             if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
-                raise ConfigImportError(
-                    f"{_prefix(where)}`{path}`: importing `{name}` failed, it needs the package `{error.name}`."
-                ) from error
+                needed = f"it needs the package `{error.name}`"
+                raise ConfigImportError(f"{_prefix(where)}`{path}`: importing `{name}` failed, {needed}.") from error
         except ImportError as error:
             raise ConfigImportError(f"{_prefix(where)}`{path}`: importing `{name}` failed: {error}") from error
     top_levels = [module.name for module in pkgutil.iter_modules()]
     hint = did_you_mean(parts[0], top_levels, ".".join(["{}", *parts[1:]]))
-    raise ConfigImportError(
-        f"{_prefix(where)}there is no package `{parts[0]}` to find `{path}` in. Is it installed or on PYTHONPATH?{hint}"
-    )
+    raise ConfigImportError(f"{_prefix(where)}there is no package `{parts[0]}` to find `{path}` in.{hint}")
 
 
 def _prefix(where: str) -> str:

@@ -340,11 +340,9 @@ def pickled(value: Any, what: str) -> bytes:
     try:
         content: bytes = cloudpickle.dumps(value)
     except Exception as error:  # pickling runs code of the objects, which may raise anything
-        raise ConfigError(
-            f"{what} cannot be sent to other processes: {unpicklable(value)} ({type(error).__name__}: {error}). Make "
-            "it in the constructor there (pass a configuration, or a function that does so), or leave it out in "
-            "`__getstate__`."
-        ) from error
+        culprit = f"{unpicklable(value)} ({type(error).__name__}: {error})"
+        advice = "Make it in the constructor there, or leave it out in `__getstate__`"
+        raise ConfigError(f"{what} cannot be sent to other processes: {culprit}. {advice}.") from error
     return content
 
 

@@ -125,8 +125,7 @@ def _only_entries(
     for step_key, space in spaces_dict.items():
         if not isinstance(space, spaces.Dict) or len(space.spaces) != 1:
             raise EnvironmentContractError(
-                f"The {what} space must be a dictionary space with one entry to be replaced by it, but is {space}. "
-                "GymMazeEnv(..., action_mask=False) leaves out the mask of a gymnasium environment."
+                f"The {what} space must have one entry, found {space}. GymMazeEnv(..., action_mask=False) has no mask."
             )
         (entries[step_key],) = space.spaces.items()
     return entries

@@ -42,6 +42,11 @@ def adapted(env: Any, drop: Sequence[str] = (), encode: Mapping[str, int] | None
     :param encode: See :class:`ArrayObservations`.
     :raises ConfigError: It is not an environment of gymnasium.
     """
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        raise ConfigError(
+            f"env: expected a single environment, such as gymnasium.make(...) or its id; found {env}. "
+            "RunContext(env=...) and `env._target_` take vector environments, and functions that make them."
+        )
     if not isinstance(env, gymnasium.Env):
         if drop or encode:
             raise ConfigError(f"env: `drop` and `encode` need an environment of gymnasium, found {env!r}.")
@@ -52,15 +57,6 @@ def adapted(env: Any, drop: Sequence[str] = (), encode: Mapping[str, int] | None
     parts = _parts(env.action_space, "action", ())
     has_leaves = all(isinstance(part, _LEAVES) for _, _, part in parts)
     return FlatActions(env) if has_leaves and not _is_flat(env.action_space) else env
-
-
-def refuse_vector_env(env: Any) -> None:
-    """Raise a :class:`ConfigError` for an environment of gymnasium that steps several copies at once."""
-    if isinstance(env, gymnasium.vector.VectorEnv):
-        raise ConfigError(
-            f"env: expected a single environment, such as gymnasium.make(...) or its id; found {env}. "
-            "RunContext(env=...) and `env._target_` take vector environments, and functions that make them."
-        )
 
 
 def in_current_api(env: Any) -> Any:
@@ -124,9 +120,8 @@ def step_values(env: Any, result: Any) -> tuple[Any, Any, bool, bool, dict[str, 
         return result  # type: ignore[no-any-return]
     if n_values != 4:
         raise EnvironmentContractError(
-            f"{gym_env_name(env)}: expected five values from `step` (observation, reward, terminated, truncated, "
-            f"info), or the four of the older API (observation, reward, done, info); found {n_values}: "
-            f"{result!r:.200}. Return all five."
+            f"{gym_env_name(env)}: expected five values from `step` (observation, reward, terminated, truncated, info) "
+            f"or the four of the older API; found {n_values}: {result!r:.200}."
         )
     observation, reward, done, info = result
     truncated = bool(done and info.get(TRUNCATION_KEY, False))
@@ -200,8 +195,7 @@ class ArrayObservations(gymnasium.ObservationWrapper[Any, Any, Any], RecordConst
             for key in keys:
                 if not any(other == key or other.startswith(f"{key}_") for other in known):
                     raise ConfigError(
-                        f"env.{name}: there is no observation `{key}`.{did_you_mean(key, known)} "
-                        f"Observations: {', '.join(known)}."
+                        f"env.{name}: no observation `{key}`.{did_you_mean(key, known)} Known: {', '.join(known)}."
                     )
         self._encoded: list[tuple[str, tuple[Any, ...], spaces.Space[Any], int]] = []
         entries: dict[str, spaces.Space[Any]] = {}
@@ -298,9 +292,8 @@ class InfoActionMask(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArg
             mask = np.ones(self._n_actions, np.int8)
         if mask is None:
             raise EnvironmentContractError(
-                f"{gym_env_name(self.env)}: expected the mask of valid actions `{self._name}`; "
-                f"found `info` with {sorted(info)}. Return the mask with every reset and step, or set "
-                "env.action_mask=false."
+                f"{gym_env_name(self.env)}: expected the mask of valid actions `{self._name}` with every step; "
+                f"found `info` with {sorted(info)}. Return it, or set env.action_mask=false."
             )
         shown = observation if self._is_dict else {"observation": observation}
         return {**shown, ACTION_MASK: np.asarray(mask, np.int8)}
@@ -328,9 +321,8 @@ def with_action_mask(env: Any, action_mask: bool | str | None = None) -> Any:
     if action_mask is None or (action_mask is True and ACTION_MASK in shown):
         return env
     raise ConfigError(
-        f"env.action_mask={action_mask}: expected {gym_env_name(env)} to have a mask of its actions "
-        f"{getattr(env, 'action_space', None)} in `info`, or by a method without arguments; found `info` with "
-        f"{sorted(reset_values(env.reset())[1])}."
+        f"env.action_mask={action_mask}: expected a mask of actions of {gym_env_name(env)} in `info` or by a method "
+        f"without arguments; found `info` with {sorted(reset_values(env.reset())[1])}."
     )
 
 
@@ -573,8 +565,7 @@ def _entries(space: spaces.Space[Any], name: str) -> tuple[type | None, dict[str
     for key, entry in entries.items():
         if not isinstance(entry, _LEAVES):
             raise ConfigError(
-                f"The {name} space, entry `{key}`, is {entry!r}, which Maze cannot use. Box, Discrete, MultiDiscrete "
-                "and MultiBinary, alone or directly inside a Dict or a Tuple, are supported. Convert it to one of "
-                "these with a gymnasium wrapper; environments of the older `gym` package with `shimmy`."
+                f"The {name} space, entry `{key}`, is {entry!r}; expected Box, Discrete, MultiDiscrete or MultiBinary. "
+                "Convert it with a gymnasium wrapper; environments of the older `gym` package with `shimmy`."
             )
     return kind, entries

@@ -233,8 +233,7 @@ class GymBatch(BatchedCoreEnv):
         for key, (shape, _) in self._specs.items():
             if self._shown[key].shape != (self.n_envs, *shape):
                 raise EnvironmentContractError(
-                    f"{self.env}: expected an observation `{key}` of the shape {(self.n_envs, *shape)}, found "
-                    f"{self._shown[key].shape}."
+                    f"{self.env}: expected `{key}` {(self.n_envs, *shape)}, found {self._shown[key].shape}."
                 )
         if self.mode is AutoresetMode.NEXT_STEP:
             self._first = {key: np.array(array, order="C") for key, array in self._shown.items()}
@@ -261,8 +260,7 @@ class GymBatch(BatchedCoreEnv):
         if (needed & ~is_reported).any():
             raise EnvironmentContractError(
                 f"{self.env}: the mask of valid actions `{self._mask}` is missing for the members "
-                f"{np.flatnonzero(needed & ~is_reported).tolist()}; `info` has {sorted(info)}. Set "
-                "env.action_mask=false."
+                f"{np.flatnonzero(needed & ~is_reported).tolist()}; `info`: {sorted(info)}. Set env.action_mask=false."
             )
         mask = np.ones((self.n_envs, *self._specs[ACTION_MASK][0]), np.int8)
         if reported is not None:
@@ -274,8 +272,7 @@ class GymBatch(BatchedCoreEnv):
         final, is_there = info.get("final_obs"), info.get("_final_obs")
         if final is None or (is_there is not None and not is_there[rows].all()):
             raise EnvironmentContractError(
-                f"{self.env}: metadata['autoreset_mode'] is {self.mode}, so the last observations of the members "
-                f"{rows.tolist()}, whose episodes ended, are expected in info['final_obs']; `info` has {sorted(info)}."
+                f"{self.env}: ends of members {rows.tolist()} are expected in info['final_obs'], found {sorted(info)}."
             )
         self._after = {key: array[rows] for key, array in self._shown.items()}
         if isinstance(final, np.ndarray) and final.dtype == object:
@@ -312,10 +309,7 @@ class GymVectorMazeEnv(BatchedMazeEnv):
 def _batch_of(make: Callable[..., Any], n_envs: int) -> GymBatch:
     env = make(num_envs=n_envs)
     if not isinstance(env, VectorEnv) or env.num_envs != n_envs:
-        raise ConfigError(
-            f"env: expected a vector environment with {n_envs} members, as the argument `num_envs` said; {make} made "
-            f"{env}."
-        )
+        raise ConfigError(f"env: expected a vector environment with {n_envs} members (`num_envs`); {make} made {env}.")
     return GymBatch(env, _mask_name(env))
 
 
@@ -338,9 +332,8 @@ def maker_of(env: Any) -> Callable[..., Any]:
     """
     if isinstance(env, VectorWrapper) or env.spec is None:
         raise ConfigError(
-            f"env: {env} has to be made again, with `runner.concurrency` members and for evaluation, but it is wrapped "
-            "or was not made by `gymnasium.make_vec`. Expected a class or function with the argument `num_envs` that "
-            "makes it, such as env=lambda num_envs: ..."
+            f"env: {env} is wrapped or was not made by `gymnasium.make_vec`, so that it cannot be made again. "
+            "Expected a class or function with the argument `num_envs`, such as env=lambda num_envs: ..."
         )
     spec = copy.copy(env.spec)
     spec.kwargs = {key: value for key, value in spec.kwargs.items() if key != "num_envs"}
@@ -357,17 +350,15 @@ def batch_of_registered(env: gymnasium.Env[Any, Any], n_envs: int) -> GymBatch:
     spec = getattr(env, "spec", None)
     if spec is None or spec.vector_entry_point is None:
         raise ConfigError(
-            "runner.placement=batched: expected an environment with a vectorised simulation (a BatchedMazeEnv, or one "
-            f"that is registered in gymnasium with a `vector_entry_point`), found {env}; use "
-            "runner.placement=in_process or processes."
+            "runner.placement=batched: expected a vectorised simulation (BatchedMazeEnv, or one that is registered in "
+            f"gymnasium with a `vector_entry_point`), found {env}; use runner.placement=in_process or processes."
         )
     given = {wrapper.name: wrapper.kwargs or {} for wrapper in spec.additional_wrappers}
     action_mask = given.pop(InfoActionMask.__name__, {}).get("name")
     reset_options = given.pop(ResetOptions.__name__, {}).get("options")
     if given:
         raise ConfigError(
-            f"runner.placement=batched: {', '.join(given)} of `{spec.id}` wrap single environments and are not "
-            "available for its vector environment. Remove them, or use runner.placement=in_process."
+            f"runner.placement=batched: {', '.join(given)} of `{spec.id}` wrap single environments; remove them."
         )
     spec = copy.copy(spec)
     spec.additional_wrappers = ()

@@ -40,7 +40,6 @@ from maze.core.wrappers.gym_adapters import (
     in_current_api,
     observation_leaves,
     packed,
-    refuse_vector_env,
     reset_values,
     step_values,
     takes_seed,
@@ -83,7 +82,6 @@ class GymMazeEnv(MazeEnv["GymCoreEnv"], RenderEnvMixin):
             env = make_gymnasium_env(env, **kwargs)
         elif kwargs:
             raise ConfigError(f"GymMazeEnv: arguments {sorted(kwargs)} need the id of an environment, found {env!r}.")
-        refuse_vector_env(env)
         gym_env = adapted(with_action_mask(env, action_mask))
         super().__init__(
             core_env=GymCoreEnv(gym_env),
@@ -197,8 +195,7 @@ class GymCoreEnv(CoreEnv):
             return self._maze_state, float(reward), bool(done), info
         except TypeError as error:
             raise EnvironmentContractError(
-                f"{self!r}: expected a number as the reward, found {reward!r}. env.reward_weights=[1.0, 0.5] gives "
-                "their weighted sum."
+                f"{self!r}: expected a number as the reward, found {reward!r}; see env.reward_weights."
             ) from error
 
     @override(CoreEnv)
@@ -290,8 +287,7 @@ class GymRenderer(Renderer):
         if mode is None and isinstance(self.env, gymnasium.Env):
             modes = self.env.metadata.get("render_modes", [])
             raise ConfigError(
-                f"{self.env} was made without a render mode: use "
-                f"make_gym_maze_env(name, render_mode=...) or `+env.render_mode=...` with one of {modes}."
+                f"{self.env} was made without a render mode; expected `+env.render_mode=...` with one of {modes}."
             )
         picture: Any = self.env.render()
         if isinstance(picture, list):
@@ -299,18 +295,14 @@ class GymRenderer(Renderer):
         if isinstance(picture, str):
             print(picture)
         elif isinstance(picture, np.ndarray):
-            _show(picture, title=str(self.env))
+            import matplotlib.pyplot as plt
 
-
-def _show(picture: np.ndarray, title: str) -> None:
-    import matplotlib.pyplot as plt
-
-    plt.figure(title)
-    plt.clf()
-    plt.imshow(picture)
-    plt.axis("off")
-    plt.draw()
-    plt.pause(0.01)
+            plt.figure(str(self.env))
+            plt.clf()
+            plt.imshow(picture)
+            plt.axis("off")
+            plt.draw()
+            plt.pause(0.01)
 
 
 class GymObservationConversion(ObservationConversionInterface):
@@ -359,8 +351,7 @@ class GymActionConversion(ActionConversionInterface):
             parts = {key: leaf.to_gym(action[key]) for key, leaf in self.leaves.items()}
         except (KeyError, IndexError, TypeError) as error:
             raise EnvironmentContractError(
-                f"An action must be a dictionary with the keys {list(self.leaves)}, element of {self._space}; "
-                f"found {action!r}."
+                f"An action must have the keys {list(self.leaves)}, element of {self._space}; found {action!r}."
             ) from error
         return packed(self.kind, parts)
 

@@ -70,7 +70,7 @@ class ObservationStackWrapper(SubstepObservationWrapper):
         return self._stacked(observation, self.stacks[step_key], actor, self._history)
 
     @override(SubstepObservationWrapper)
-    def reset(self, **kwargs: Any) -> dict[str, np.ndarray]:
+    def reset(self, **kwargs: Any) -> Any:
         observation = self._env_reset(**kwargs)
         self._history.clear()
         return self.observation(observation)

@@ -30,8 +30,7 @@ class RandomResetWrapper(Wrapper[Any]):
     def __init__(self, env: Any, min_skip_steps: int, max_skip_steps: int) -> None:
         if not 0 <= min_skip_steps <= max_skip_steps:
             raise ConfigValueError(
-                f"RandomResetWrapper: expected 0 <= min_skip_steps <= max_skip_steps, found {min_skip_steps} and "
-                f"{max_skip_steps}."
+                f"Expected 0 <= min_skip_steps <= max_skip_steps, found {min_skip_steps} and {max_skip_steps}."
             )
         super().__init__(env)
         self.min_skip_steps = min_skip_steps

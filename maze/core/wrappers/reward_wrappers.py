@@ -95,9 +95,7 @@ def load_statistics_states(env: Any, states: list[dict[str, float]]) -> None:
     wrappers = list(wrappers_with_statistics(env))
     if len(wrappers) != len(states):
         raise CheckpointError(
-            f"The checkpoint has statistics of {len(states)} wrappers, but the environment has {len(wrappers)} "
-            f"wrappers with statistics: {[type(wrapper).__name__ for wrapper in wrappers]}. Configure the wrappers of "
-            "the run that wrote it."
+            f"The checkpoint has statistics of {len(states)} wrappers, the environment of {len(wrappers)}."
         )
     for wrapper, state in zip(wrappers, states, strict=True):
         wrapper.load_statistics_state(state)
@@ -136,8 +134,7 @@ class ReturnNormalizationRewardWrapper(RewardWrapper[MazeEnv[Any]]):
     def __init__(self, env: MazeEnv[Any], gamma: float, epsilon: float) -> None:
         if not 0.0 <= gamma <= 1.0 or epsilon < 0.0:
             raise ConfigError(
-                "ReturnNormalizationRewardWrapper: expected `gamma` in [0, 1] and `epsilon` not negative, found "
-                f"{gamma} and {epsilon}."
+                f"Return normalization: expected `gamma` in [0, 1] and `epsilon` >= 0, found {gamma} and {epsilon}."
             )
         self.gamma = gamma
         self.epsilon = epsilon

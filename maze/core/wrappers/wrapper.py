@@ -191,9 +191,7 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
         """
         if not self.keeps_observations_and_actions:
             raise NotImplementedError(
-                f"{type(self).__name__} does not convert recorded states and actions. Implement "
-                f"`get_observation_and_action_dicts`; a wrapper that changes neither observations nor actions sets "
-                f"`keeps_observations_and_actions = True` instead."
+                f"{type(self).__name__} needs get_observation_and_action_dicts, or keeps_observations_and_actions=True."
             )
         env: Any = self.env
         dicts: ObservationsAndActions = env.get_observation_and_action_dicts(
@@ -212,8 +210,7 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
         """
         if type(env) is not type(self):
             raise EnvironmentContractError(
-                f"{type(self).__name__}.clone_from: expected an environment with the same wrappers, "
-                f"found {type(env).__name__}."
+                f"{type(self).__name__}.clone_from: expected the same wrappers, found {type(env).__name__}."
             )
         inner: Any = self.env
         inner.clone_from(env.env)
@@ -248,8 +245,7 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
             raise AttributeError(_NOT_WRAPPING.format(type(self).__name__, name))
         if name.startswith("_"):
             raise AttributeError(
-                f"{type(self).__name__} has no attribute `{name}`; private attributes are not looked up in the "
-                f"wrapped environment. Use `.env` to reach it."
+                f"{type(self).__name__} has no attribute `{name}`; use `.env` for private ones of the environment."
             )
         try:
             return getattr(self.env, name)
@@ -425,12 +421,14 @@ class SubstepObservationWrapper(ObservationWrapper["MazeEnv[Any]"], SpacesWrappe
         self._only_step_key = step_keys[0] if len(step_keys) == 1 else None
 
     @override(ObservationWrapper)
-    def observation(self, observation: Observation) -> Observation:
+    def step(self, action: Any) -> Any:
+        observation, reward, done, info = self._env_step(action)
+        return self.observation(observation), reward, done, info
+
+    @override(ObservationWrapper)
+    def observation(self, observation: Observation) -> Any:
         step_key = self._only_step_key
-        converted: Observation = self.substep_observation(
-            observation, self.env.actor_id().step_key if step_key is None else step_key
-        )
-        return converted
+        return self.substep_observation(observation, self.env.actor_id().step_key if step_key is None else step_key)
 
 
 class SubstepActionWrapper(ActionWrapper["MazeEnv[Any]"], SpacesWrapper["MazeEnv[Any]"], ABC):

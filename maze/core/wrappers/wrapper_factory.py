@@ -102,10 +102,7 @@ def _class_of_short_name(name: str, config_path: str) -> type[Wrapper[Any]]:
     names = (path.rpartition(".")[2] for path in built_in if path.endswith("_wrapper"))
     known = ["".join(word.capitalize() for word in module.split("_")) for module in names]
     known += [klass.__name__ for klass in subclasses_of(Wrapper)]
-    raise ConfigError(
-        f"{config_path}: there is no built-in or imported wrapper `{name}`.{did_you_mean(name, known)} Name your own "
-        "by their dotted path."
-    )
+    raise ConfigError(f"{config_path}: there is no built-in or imported wrapper `{name}`.{did_you_mean(name, known)}")
 
 
 def subclasses_of(klass: type) -> Iterator[type[Any]]:

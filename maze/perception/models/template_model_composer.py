@@ -242,12 +242,17 @@ class TemplateModelComposer(BaseModelComposer):
         if self._critic_config is None:
             return None
         composer_type = critic_composer_type(self._critic_config) or CriticComposerInterface
-        build_net = self._q_value_net if issubclass(composer_type, BaseStateActionCriticComposer) else self._value_net
-        networks: dict[Any, Any] = {key: {"_target_": partial(build_net, key)} for key in self.observation_spaces_dict}
+        observed, actions = self.observation_spaces_dict, self.action_spaces_dict
+        networks: dict[Any, Any] = {key: {"_target_": partial(self._value_net, key)} for key in observed}
         if issubclass(composer_type, SharedStateCriticComposer):
             networks = {0: {"_target_": self._shared_value_net}}
-        elif issubclass(composer_type, SharedStateActionCriticComposer):
-            networks = {0: {"_target_": self._shared_q_value_net}}
+        elif issubclass(composer_type, BaseStateActionCriticComposer):
+            if issubclass(composer_type, SharedStateActionCriticComposer):
+                merged: dict[str, spaces.Space[Any]] = {}
+                for space in observed.values():
+                    merged = {**space.spaces, **merged}
+                observed, actions = {0: spaces.Dict(merged)}, {0: merged_action_space(actions)}
+            networks = {key: {"_target_": partial(self._q_value_net, observed[key], actions[key])} for key in observed}
         return self._compose_critic(self._critic_config, self.observation_spaces_dict, networks=networks)
 
     # Composers of policies and critics call these with the arguments of networks.
@@ -275,22 +280,10 @@ class TemplateModelComposer(BaseModelComposer):
         }
         return self.template_value_net(spaces.Dict(boxes), shared)
 
-    def _q_value_net(self, step_key: StepKeyType, obs_shapes: Any, q_value_shapes: Any) -> InferenceBlock:
-        return self.template_q_value_net(
-            self.observation_spaces_dict[step_key],
-            self.action_spaces_dict[step_key],
-            only_discrete_spaces="q_value" not in q_value_shapes,
-        )
-
-    def _shared_q_value_net(self, obs_shapes: Any, q_value_shapes: Any) -> InferenceBlock:
-        observations: dict[str, spaces.Space[Any]] = {}
-        for space in self.observation_spaces_dict.values():
-            observations = {**space.spaces, **observations}
-        return self.template_q_value_net(
-            spaces.Dict(observations),
-            merged_action_space(self.action_spaces_dict),
-            only_discrete_spaces="q_value" not in q_value_shapes,
-        )
+    def _q_value_net(
+        self, observation_space: spaces.Dict, action_space: spaces.Dict, obs_shapes: Any, q_value_shapes: Any
+    ) -> InferenceBlock:
+        return self.template_q_value_net(observation_space, action_space, "q_value" not in q_value_shapes)
 
     def _candidates(self, in_keys: Collection[str], shared_embedding_keys: Sequence[str]) -> dict[str, Candidates]:
         """Return the candidates of action heads; none with shared embeddings, which may have a row for each of them."""

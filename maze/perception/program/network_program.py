@@ -230,11 +230,14 @@ class TorchPopulation:
 
     def __init__(self, network: nn.Module, stacked: Mapping[int, Array]) -> None:
         self._network = network
-        self._stacked = {
-            name: torch.from_numpy(stacked[id(parameter)])
-            for name, parameter in network.named_parameters()
+        # each place once, although modules and parameters may be registered under several names
+        self._slots: list[tuple[dict[str, Any], str, int]] = [
+            (vars(module)["_parameters"], name, id(parameter))
+            for module in network.modules()
+            for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
             if id(parameter) in stacked
-        }
+        ]
+        self._stacked = {key: torch.from_numpy(stacked[key]) for _, _, key in self._slots}
 
     def __call__(self, observation: Mapping[str, Array], rows: slice | Array) -> TensorDict:
         """Return the network's outputs `[batch, ...]`.
@@ -244,12 +247,18 @@ class TorchPopulation:
         :raises RuntimeError: An operation of the network cannot be mapped.
         """
         index = rows if isinstance(rows, slice) else torch.from_numpy(rows)
-        parameters = {name: tensor[index] for name, tensor in self._stacked.items()}
+        parameters = {key: tensor[index] for key, tensor in self._stacked.items()}
         inputs = {key: torch.as_tensor(array, dtype=torch.get_default_dtype()) for key, array in observation.items()}
         outputs: TensorDict = torch.func.vmap(self._one)(parameters, inputs)
         return outputs
 
-    def _one(self, parameters: TensorDict, observation: TensorDict) -> TensorDict:
-        inputs = {key: value.unsqueeze(0) for key, value in observation.items()}
-        outputs = torch.func.functional_call(self._network, parameters, (inputs,))
+    def _one(self, parameters: dict[int, Tensor], observation: TensorDict) -> TensorDict:
+        replaced = [slots[name] for slots, name, _ in self._slots]
+        try:
+            for slots, name, key in self._slots:
+                slots[name] = parameters[key]
+            outputs = self._network({key: value.unsqueeze(0) for key, value in observation.items()})
+        finally:
+            for (slots, name, _), parameter in zip(self._slots, replaced, strict=True):
+                slots[name] = parameter
         return {key: value.squeeze(0) for key, value in outputs.items()}

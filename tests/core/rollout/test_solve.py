@@ -266,14 +266,14 @@ def test_hindsight_and_invalid_arguments_are_refused(file: str) -> None:
         solve(Smallest(), env, n_samples=3, starts="first_action")
     with pytest.raises(ConfigError, match="expected an environment with a vectorised simulation"):
         solve(Smallest(), GymMazeEnv("CartPole-v1"))
-    with pytest.raises(ConfigError, match=r"LostSales has no instance sets. Override load_instances"):
+    with pytest.raises(ConfigError, match=r"LostSales has no instance sets; it needs load_instances"):
         solve(BaseStockPolicy(5), LostSalesEnv(), {"demand": np.zeros((2, 3))})
 
 
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"values": VALUES}, r"picks.npz: Picks needs the arrays values, lengths; there is no lengths, found values"),
+        ({"values": VALUES}, r"picks.npz: Picks needs the arrays values, lengths; found values"),
         (
             {"values": VALUES, "lengths": LENGTHS[:2]},
             r"same number of instances, .* `values` \(4, 3\), `lengths` \(2,\)",

@@ -92,8 +92,8 @@ def test_a_container_is_dropped_as_a_whole():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"drop": ["misson"]}, r"env.drop: there is no observation `misson`. Did you mean `mission`"),
-        ({"encode": {"y": 3}}, r"env.encode: there is no observation `y`"),
+        ({"drop": ["misson"]}, r"env.drop: no observation `misson`. Did you mean `mission`"),
+        ({"encode": {"y": 3}}, r"env.encode: no observation `y`"),
         ({"drop": ["mission", "x"]}, "no observation is left"),
     ],
 )
@@ -161,7 +161,7 @@ def test_a_mask_is_passed_on_for_every_form_of_environment(way):
 def test_a_mask_is_left_out_or_required():
     assert list(GymMazeEnv(Masked(), action_mask=False).observation_space) == ["observation"]
     assert list(EnvFactory({"_target_": TARGET, "action_mask": False})().observation_space) == ["observation"]
-    with pytest.raises(ConfigError, match=r"env.action_mask=True: expected Masked to have a mask"):
+    with pytest.raises(ConfigError, match=r"env.action_mask=True: expected a mask of actions of Masked"):
         EnvFactory({"_target_": TARGET, "key": "legal", "action_mask": True})()
 
 
@@ -278,7 +278,7 @@ def test_a_reward_of_several_numbers_is_weighed_or_refused_with_what_to_do(regis
         env.reset()
         return env.step({"action": 0})[1]
 
-    with pytest.raises(EnvironmentContractError, match=r"expected a number as the reward, found .*env.reward_weights="):
+    with pytest.raises(EnvironmentContractError, match=r"expected a number as the reward, found .*env.reward_weights"):
         reward()
     assert reward(reward_weights=[3.0, 0.5]) == 4.0
     with pytest.raises(ConfigError, match=r"env.reward_weights: 3 weights for the reward"):

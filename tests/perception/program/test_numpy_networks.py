@@ -8,7 +8,7 @@ from torch import nn
 from maze.perception.blocks import DenseBlock, InferenceBlock
 from maze.perception.models.built_in.flatten_concat import FlattenConcatPolicyNet, FlattenConcatStateValueNet
 from maze.perception.models.built_in.flatten_concat_shared_embedding import FlattenConcatSharedEmbeddingPolicyNet
-from maze.perception.program.network_program import read_program
+from maze.perception.program.network_program import TorchPopulation, read_program
 from maze.perception.program.numpy_networks import in_numpy, population_in_numpy
 
 
@@ -160,3 +160,32 @@ def test_built_in_networks_are_described(network):
     found = in_numpy(network)({key: tensor.numpy() for key, tensor in inputs.items()})
     for key, value in network(inputs).items():
         np.testing.assert_allclose(found[key], value.detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+class Shared(nn.Module):
+    """A network with a module under two names, and a weight that another layer shares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = self.second = nn.Linear(4, 4)
+        self.last = nn.Linear(4, 4)
+        self.last.weight = self.first.weight
+
+    def forward(self, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {"y": self.last(torch.sin(self.second(torch.sin(self.first(x["x"])))))}
+
+
+def test_a_population_in_torch_replaces_shared_parameters_and_leaves_the_network_unchanged():
+    network, rng = Shared(), np.random.default_rng(0)
+    parameters = list(network.parameters())
+    before = [parameter.detach().clone() for parameter in parameters]
+    stacked = {id(p): rng.standard_normal((3, *p.shape), dtype=np.float32) for p in parameters}
+    x = rng.standard_normal((3, 4), dtype=np.float32)
+    outputs = TorchPopulation(network, stacked)({"x": x}, slice(None))["y"]
+    assert all(own is other for own, other in zip(network.parameters(), parameters, strict=True))
+    assert all(torch.equal(own, other) for own, other in zip(parameters, before, strict=True))
+    for row in range(3):
+        with torch.no_grad():
+            for parameter in parameters:
+                parameter.copy_(torch.from_numpy(stacked[id(parameter)][row]))
+        torch.testing.assert_close(network({"x": torch.from_numpy(x[row])})["y"], outputs[row])

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     import torch
 
     Array = Union[np.ndarray, torch.Tensor]
-    import torch
 
 
 PROPENSITY = "propensity"

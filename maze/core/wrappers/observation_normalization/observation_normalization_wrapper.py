@@ -154,14 +154,12 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
             samples = self._samples.get(name)
             if not samples:
                 raise ConfigError(
-                    f"{_PLACE}: no samples of the observation `{name}` were collected. Increase the number of samples, "
-                    f"or configure its statistics in `manual_config`, or name it in `exclude`."
+                    f"{_PLACE}: no samples of `{name}` were collected. Increase their number, or `exclude` it."
                 )
             not_finite = next((index for index, sample in enumerate(samples) if not np.isfinite(sample).all()), None)
             if not_finite is not None:
                 raise ConfigError(
-                    f"{_PLACE}: sample {not_finite} of the observation `{name}` contains NaN or infinite values: "
-                    f"{samples[not_finite]}. Correct the environment, or `exclude` the observation."
+                    f"{_PLACE}: sample {not_finite} of the observation `{name}` is not finite: {samples[not_finite]}."
                 )
             estimated[name] = self.strategies[name].estimate_stats(samples)
         self._samples = {}
@@ -183,8 +181,7 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
         """
         if not {*self.names_to_estimate()} <= {*stats} <= {*self.strategies}:
             raise ConfigError(
-                f"{_PLACE}: statistics are needed of the observations {list(self.strategies)}, found those of "
-                f"{list(stats)}."
+                f"{_PLACE}: expected statistics of {list(self.strategies)}, found those of {list(stats)}."
             )
         strategies = copy.deepcopy(self.strategies)  # none is changed if one of them fails
         for name, entry in stats.items():
@@ -227,10 +224,7 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
                     arguments["action_spaces_dict"] = action_spaces_dict
         policy = Factory(object).instantiate(config, config_path=where, **arguments)
         if not hasattr(policy, "compute_action"):
-            raise ConfigError(
-                f"{where}: expected a policy or its configuration, for instance "
-                f"{{_target_: maze.core.agent.random_policy.RandomPolicy}}, found {config!r}."
-            )
+            raise ConfigError(f"{where}: expected a policy or its configuration with `_target_`, found {config!r}.")
         self._seed_policy(policy)
         return policy
 
@@ -260,8 +254,7 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
                 )
             if any(other.shape != space.shape or other.dtype != space.dtype for other in step_spaces.values()):
                 raise ConfigError(
-                    f"{_PLACE}: the observation `{name}` has other shapes or types in other sub-steps, {step_spaces}, "
-                    "but its statistics are common to them. Rename it in one of them, or `exclude` it."
+                    f"{_PLACE}: `exclude` or rename `{name}`, whose shapes or types differ: {step_spaces}."
                 )
             strategies[name] = self._build_strategy(name, space)
         return strategies

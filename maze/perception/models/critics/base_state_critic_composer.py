@@ -38,15 +38,15 @@ class BaseStateCriticComposer(CriticComposerInterface):
         self._obs_shapes = observation_spaces_to_in_shapes(observation_spaces_dict)
 
 
-class StepNetworksCriticComposer(BaseStateCriticComposer):
-    """Build a critic of one network for each sub-step.
+class StepStateCriticComposer(BaseStateCriticComposer):
+    """Build a critic with one network for each sub-step.
 
     :param observation_spaces_dict: Observation spaces by step key.
     :param agent_counts_dict: Number of agents by step key; -1: it changes.
     :param networks: Networks, or configurations of them: a mapping from step keys, or a list in their order.
     """
 
-    critic_class: ClassVar[type[TorchStateCritic]]
+    critic_class: ClassVar[type[TorchStateCritic]] = TorchStepStateCritic
     """What is built from the networks."""
 
     def __init__(
@@ -63,19 +63,10 @@ class StepNetworksCriticComposer(BaseStateCriticComposer):
         self._critic = self.critic_class(built, observation_spaces_dict, "cpu")
 
 
-class StepStateCriticComposer(StepNetworksCriticComposer):
-    """Build a critic with one network for each sub-step.
-
-    The arguments are those of :class:`StepNetworksCriticComposer`.
-    """
-
-    critic_class = TorchStepStateCritic
-
-
-class DeltaStateCriticComposer(StepNetworksCriticComposer):
+class DeltaStateCriticComposer(StepStateCriticComposer):
     """Build a critic that predicts the first sub-step's value and the others' differences from it.
 
-    The arguments are those of :class:`StepNetworksCriticComposer`.
+    The arguments are those of :class:`StepStateCriticComposer`.
     """
 
     critic_class = TorchDeltaStateCritic

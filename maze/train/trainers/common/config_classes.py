@@ -84,7 +84,7 @@ class AlgorithmConfig(CheckedConfig, ABC):
     `algorithm._target_` names the configuration's class, which names the rest. The author writes
 
     * the hyperparameters as fields with defaults and docstrings; types such as :data:`Count` and :data:`Share` are
-      checked, all else in `__post_init__`;
+      checked (in modules with `from __future__ import annotations`), all else in `__post_init__`;
     * `trainer` and, unless there is none, `critic`, and `distributions` where a policy's logits mean something else;
     * a trainer, which defines how it is built (:meth:`~maze.train.trainers.common.trainer.Trainer.build`).
 

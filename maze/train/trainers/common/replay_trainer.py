@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from maze.core.agent.policy import Policy, build_policy
@@ -195,15 +194,16 @@ class ReplayTrainer(EpochTrainer, ABC):
         self._has_modes = depends_on_mode(self.policy.networks.values())
         self.seconds_of_learning: dict[str, float] = {}
         """Seconds that parts of learning took in this update, by event; subclasses may count some."""
+        self.n_batches = 0
+        """Number of batches learned from, which subclasses count within an update."""
 
     @classmethod
     @override(Trainer)
-    def build(cls, run: TrainingRunner, fill: Callable[[BaseReplayBuffer], int | None] | None = None) -> ReplayTrainer:
-        """Build the trainer of a run.
+    def build(cls, run: TrainingRunner) -> ReplayTrainer:
+        """Build the trainer of a run. The runner's `load_replay_buffer` fills the buffer to begin with if it has one,
+        otherwise the initial sampling policy does.
 
         :param run: The runner; its algorithm has the fields of :class:`ReplayConfig`.
-        :param fill: Fills the replay buffer to begin with, and may return the number of environment steps that it took;
-            `None`: the initial sampling policy fills it.
         """
         config: ReplayConfig = run.algorithm
         model = run.model()
@@ -224,22 +224,22 @@ class ReplayTrainer(EpochTrainer, ABC):
             env_instance_seeds=run.env_seeds(config.num_actors),
             replay_buffer=replay_buffer,
         )
-        evaluator = run.evaluator(selection)
         trainer = cls(
             config,
             model,
             workers,
+            evaluator=run.evaluator(selection),
             seed=run.agent_seed(),
-            evaluator=evaluator,
             model_selection=selection,
             checkpoint_file=run.checkpoint_file,
         )
         trainer.collects_ahead = collects_ahead
         if run.resumed_state.get("replay_buffer", {}).get("content") is None:
-            if fill is None:
+            if hasattr(run, "load_replay_buffer"):
+                trainer.n_env_steps = run.load_replay_buffer(replay_buffer, run.cfg) or 0
+            else:
                 sampling_policy = cls._sampling_policy(config, workers.worker_policy)
-                fill = partial(fill_replay_buffer, run, sampling_policy=sampling_policy)
-            trainer.n_env_steps = fill(replay_buffer) or 0
+                trainer.n_env_steps = fill_replay_buffer(run, replay_buffer, sampling_policy=sampling_policy)
         return trainer
 
     @classmethod
@@ -280,6 +280,8 @@ class ReplayTrainer(EpochTrainer, ABC):
     @override(EpochTrainer)
     def _update(self) -> None:
         """Collect transitions and learn from batches of the buffer."""
+        self.n_batches = self.n_updates * self.config.num_batches_per_iter
+        self.seconds_of_learning = dict.fromkeys(self.seconds_of_learning, 0.0)
         start = time.perf_counter()
         waiting = self._collect()
         self._learn_observation_statistics()
@@ -298,7 +300,7 @@ class ReplayTrainer(EpochTrainer, ABC):
         """Learn from the rows that have come into the buffer; what is drawn of it is normalized with the newest."""
         if not self.observation_statistics:
             return
-        buffer = self.workers.replay_buffer
+        buffer: Any = self.workers.replay_buffer  # of arrays
         first, self._n_rows_seen = self._n_rows_seen, buffer.n_rows_added
         self.observation_statistics.learn_from(buffer.columns.observations_since(first))
 

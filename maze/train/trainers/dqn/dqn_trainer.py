@@ -384,7 +384,6 @@ class DQN(ReplayTrainer):
         keys = [(self.actors[own.index(net)].step_key, index) for index, net in enumerate(networks)]
         named = {("grad_norm", key): values for key, values in zip(keys, networks.values(), strict=True)}
         self.optimizer = FlatAdam(named, lr=config.lr, eps=config.optimizer_eps)
-        self._n_batches = 0
 
     @classmethod
     @override(ReplayTrainer)
@@ -412,7 +411,6 @@ class DQN(ReplayTrainer):
     @override(ReplayTrainer)
     def _update(self) -> None:
         config, buffer = self.config, self.workers.replay_buffer
-        self._n_batches = self.n_updates * config.num_batches_per_iter
         if isinstance(buffer, PrioritizedReplayBuffer):
             buffer.beta = self._scheduled(config.priority_beta, 1.0)
         super()._update()
@@ -432,7 +430,8 @@ class DQN(ReplayTrainer):
     def _learn_from(self, batch: TransitionBatch) -> None:
         losses = Losses(torch.zeros((), device=self.model.device))
         errors = torch.zeros(len(batch.terminated), device=self.model.device)
-        config, buffer, n_step = self.config, self.workers.replay_buffer, None
+        config, n_step = self.config, None
+        buffer: Any = self.workers.replay_buffer  # of arrays
         if config.n_step_returns > 1:
             steps = (config.n_step_returns, config.gamma, self.model.device)
             n_step = buffer.columns.n_step_returns(batch.slots, *steps)
@@ -465,8 +464,8 @@ class DQN(ReplayTrainer):
         self.stats.add(losses, gradient_step(losses, self.optimizer, config.max_grad_norm))
         if isinstance(buffer, PrioritizedReplayBuffer):
             buffer.set_errors(batch.slots, errors.cpu().numpy())
-        self._n_batches += 1
-        if self._n_batches % config.target_update_interval == 0:
+        self.n_batches += 1
+        if self.n_batches % config.target_update_interval == 0:
             self._followers.update(config.tau)
 
     def _best_value(self, position: int, observation: TensorDict) -> Tensor:

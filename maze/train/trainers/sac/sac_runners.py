@@ -6,11 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from maze.core.annotations import override
 from maze.core.utils.factory import ConfigType
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
-from maze.train.trainers.common.replay_trainer import ReplayTrainer, fill_by_policy, fill_replay_buffer, initial_policy
-from maze.train.trainers.common.trainer import Trainer
+from maze.train.trainers.common.replay_trainer import fill_by_policy, fill_replay_buffer, initial_policy
 from maze.train.trainers.common.training_runner import TrainingRunner
 
 if TYPE_CHECKING:
@@ -35,13 +33,6 @@ class SACRunner(TrainingRunner):
     default_algorithm: ClassVar[str] = "maze.train.trainers.sac.sac_algorithm_config.SACAlgorithmConfig"
     trains: ClassVar[str] = "maze.train.trainers.common.replay_trainer.ReplayTrainer"
     replaced_arguments: ClassVar[Mapping[str, str]] = {"concurrency": "algorithm.num_actors"}
-
-    @override(TrainingRunner)
-    def build_trainer(self) -> Trainer:
-        trainer_class = self.trainer_type
-        if not issubclass(trainer_class, ReplayTrainer):
-            return super().build_trainer()
-        return trainer_class.build(self, lambda buffer: self.load_replay_buffer(buffer, self.cfg))
 
     def load_replay_buffer(self, replay_buffer: BaseReplayBuffer, cfg: DictConfig) -> int | None:
         """Fill the buffer with demonstrations where there are some, and otherwise with the initial policy.

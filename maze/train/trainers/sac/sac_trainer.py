@@ -137,7 +137,6 @@ class SAC(ReplayTrainer):
         self._targets = self.critic.followers()
         self._policy_parameters = [p for p in model.policy.parameters() if p.requires_grad]
         self._alphas = self.alphas()
-        self._n_batches = 0
         self.seconds_of_learning = dict.fromkeys(("time_loss_computation", "time_backprob"), 0.0)
 
     def alphas(self) -> dict[Key, Tensor]:
@@ -150,12 +149,6 @@ class SAC(ReplayTrainer):
         return {**super()._parts(), **self.optimizers, **own}
 
     # -- one update ------------------------------------------------------------------------------------
-
-    @override(ReplayTrainer)
-    def _update(self) -> None:
-        self._n_batches = self.n_updates * self.config.num_batches_per_iter
-        self.seconds_of_learning = dict.fromkeys(("time_loss_computation", "time_backprob"), 0.0)
-        super()._update()
 
     @override(ReplayTrainer)
     def _learn_from(self, batch: TransitionBatch) -> None:
@@ -196,8 +189,8 @@ class SAC(ReplayTrainer):
                 losses.report("entropy_coef", alpha, key)
             steps.append((losses, norms))
         start = time.perf_counter()
-        self._n_batches += 1
-        if self._n_batches % self.config.target_update_interval == 0:
+        self.n_batches += 1
+        if self.n_batches % self.config.target_update_interval == 0:
             self._targets.update(self.config.tau)
         self.seconds_of_learning["time_backprob"] += time.perf_counter() - start
         return steps

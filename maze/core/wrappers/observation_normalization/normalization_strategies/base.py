@@ -134,8 +134,7 @@ class ObservationNormalizationStrategy(ABC):
                 fits = False
             if not fits:
                 raise ConfigError(
-                    f"{type(self).__name__}: expected finite numbers that fit the observation's shape {shape} as the "
-                    f"statistic `{name}`, found {value!r}."
+                    f"{type(self).__name__}: expected finite numbers of the shape {shape} as `{name}`, found {value!r}."
                 )
         return checked
 
@@ -157,8 +156,7 @@ class ObservationNormalizationStrategy(ABC):
         axes = (axis,) if isinstance(axis, int) else tuple(axis)
         if not all(isinstance(one, int) and -n_dims <= one < n_dims for one in axes) or not {0, -n_dims} & {*axes}:
             raise ConfigError(
-                f"{type(self).__name__}: `axis` must be null or axes of the {n_dims} dimensions of the stacked samples "
-                f"[n_samples, *shape], 0 among them; found {axis!r}."
+                f"{type(self).__name__}: `axis` must be null or axes of {n_dims} dimensions, with 0; found {axis!r}."
             )
         return tuple(sorted({one % n_dims for one in axes}))
 
@@ -178,10 +176,7 @@ class LinearNormalizationStrategy(ObservationNormalizationStrategy):
         statistics = self._checked_statistics(stats)
         offset, scale = self._offset_and_scale({k: v.astype(np.float64) for k, v in statistics.items()})
         if not (scale > 0).all():
-            raise ConfigError(
-                f"{type(self).__name__}: the scale of {' and '.join(self._names)} must be positive, found "
-                f"{dict(stats)}."
-            )
+            raise ConfigError(f"{type(self).__name__}: the scale must be positive, found {dict(stats)}.")
         self._statistics = statistics
         with np.errstate(all="ignore"):
             single = offset.astype(np.float32), scale.astype(np.float32)
@@ -297,8 +292,7 @@ def load_statistics(path: Path) -> StructuredStatisticsType:
     if not isinstance(loaded, Mapping) or not all(isinstance(entry, Mapping) for entry in loaded.values()):
         raise CheckpointError(
             f"`{path}` holds no normalization statistics: expected names and values by observation, found "
-            f"{'no file' if loaded is None else type(loaded).__name__}. Training runs with observation normalization "
-            "write it (`maze-run -cn conf_train wrappers=vector_obs ...`); in Python, "
-            "`obtain_normalization_statistics(env, n_samples=...)` does."
+            f"{'no file' if loaded is None else type(loaded).__name__}. Training with `wrappers=vector_obs` writes it; "
+            "in Python, `obtain_normalization_statistics(env, n_samples=...)` does."
         )
     return {str(name): dict(entry) for name, entry in loaded.items()}

@@ -148,8 +148,7 @@ class FlattenPreProcessor(ConvertingPreProcessor, tag="flatten"):
         n_dims = len(space.shape)
         if type(num_flatten_dims) is not int or not 1 <= num_flatten_dims <= n_dims:
             raise ConfigError(
-                f"FlattenPreProcessor: `num_flatten_dims` must be a whole number from 1 to the observation's {n_dims} "
-                f"dimensions (shape {space.shape}), found {num_flatten_dims!r}."
+                f"FlattenPreProcessor: expected `num_flatten_dims` from 1 to {n_dims}, found {num_flatten_dims!r}."
             )
         kept = space.shape[: n_dims - num_flatten_dims]
         self._convert_by(Reshape((*kept, int(np.prod(space.shape[len(kept) :])))))
@@ -264,8 +263,7 @@ class Rgb2GrayPreProcessor(ConvertingPreProcessor, tag="rgb2gray"):
         self.rgb_dim = checked_axis(rgb_dim, len(space.shape), "Rgb2GrayPreProcessor: `rgb_dim`")
         if space.shape[self.rgb_dim] != len(LUMA):
             raise ConfigError(
-                f"Rgb2GrayPreProcessor: expected three channels in dimension {rgb_dim} (`rgb_dim`) of the observation, "
-                f"whose shape is {space.shape}."
+                f"Rgb2GrayPreProcessor: dimension `rgb_dim` ({rgb_dim}) must have three channels, found {space.shape}."
             )
         gray = same_box(space, (*space.shape[: self.rgb_dim], *space.shape[self.rgb_dim + 1 :]))
         self._convert_by(Gray(*image_values(gray), axis=self.rgb_dim), gray)
@@ -288,9 +286,7 @@ class TransposePreProcessor(ConvertingPreProcessor, tag="transpose"):
         self.axes = tuple(checked_axis(axis, len(shape), "TransposePreProcessor: `axes`") for axis in axes)
         if sorted(self.axes) != list(range(len(shape))):
             raise ConfigError(
-                f"TransposePreProcessor: `axes` must name each of the observation's {len(shape)} dimensions once, "
-                "found "
-                f"{list(axes)}."
+                f"TransposePreProcessor: `axes` must name each of {len(shape)} dimensions once, found {list(axes)}."
             )
         self._convert_by(Transpose(self.axes))
 

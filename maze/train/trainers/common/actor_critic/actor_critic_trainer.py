@@ -332,7 +332,8 @@ class ActorCritic(EpochTrainer, ABC):
             self._add_policy_terms(losses, part, policy_output)
             is_whole = not self._is_shared or len(batch.parts) == 1  # a shared critic learns from all at once
             share = 1.0 if is_whole else part.n_rows / batch.n_rows
-            keys = [0] if self._is_shared else [substep.actor_id.step_key for substep in part.substeps]
+            keys = [0 if self._is_shared else substep.actor_id.step_key for substep in part.substeps]
+            keys = keys[: len(critic_output.values)]  # a shared critic may value all sub-steps together
             for index, (key, value) in enumerate(zip(keys, critic_output.values, strict=True)):
                 loss = self._value_loss(value, part.targets[index], part.old_values[index])
                 loss = loss if share == 1.0 else loss * share

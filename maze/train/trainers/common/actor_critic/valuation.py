@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -332,10 +333,25 @@ def value_rollout(
         else:
             trajectories = _trajectories_of_environments(model, columns, batches, sequenced, are_joint)
         found = returns(trajectories)
-        parts = [_with_returns(batch, number, trajectories, found) for number, batch in enumerate(batches)]
+        parts = []
+        for number, batch in enumerate(batches):
+            rows = partial(_rows_at, trajectories.places[number])
+            part = replace(batch, advantages=rows(found.advantages), targets=rows(found.targets))
+            is_known = None if trajectories.is_known is None else trajectories.is_known[number]
+            if is_known is not None and not is_known.all():
+                sequences = None if part.sequences is None else part.sequences.known(is_known)
+                part = part.rows(np.flatnonzero(is_known), sequences)
+            parts.append(part)
     if sequenced is not None:
         sequenced.update_hidden_states()
     return RolloutBatch([part for part in parts if part.n_rows], max(1, int(columns.step_complete.sum())))
+
+
+def _rows_at(place: Index | None, arrays: Sequence[Tensor]) -> list[Tensor]:
+    """Return the rows of a batch from time-major arrays."""
+    if place is None:
+        return [array.flatten(0, 1) for array in arrays]
+    return [torch.from_numpy(array.cpu().numpy()[place]).to(array.device) for array in arrays]
 
 
 def _evaluated(
@@ -371,23 +387,6 @@ def _evaluated(
         outputs=outputs if keeps_outputs else None,
         sequences=sequences,
     )
-
-
-def _with_returns(batch: PolicyBatch, number: int, trajectories: Trajectories, found: Returns) -> PolicyBatch:
-    """Pick the advantages and targets of a batch, and leave out rows without a known reward."""
-    place = trajectories.places[number]
-
-    def rows(arrays: Sequence[Tensor]) -> list[Tensor]:
-        if place is None:
-            return [array.flatten(0, 1) for array in arrays]
-        return [torch.from_numpy(array.cpu().numpy()[place]).to(array.device) for array in arrays]
-
-    batch = replace(batch, advantages=rows(found.advantages), targets=rows(found.targets))
-    is_known = None if trajectories.is_known is None else trajectories.is_known[number]
-    if is_known is None or is_known.all():
-        return batch
-    sequences = None if batch.sequences is None else batch.sequences.known(is_known)
-    return batch.rows(np.flatnonzero(is_known), sequences)
 
 
 # -- trajectories ----------------------------------------------------------------------------------

@@ -29,13 +29,6 @@ logger = logging.getLogger(__name__)
 
 MEAN_REWARD = "BaseEnvEvents/reward/mean"
 
-_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
-    "<=": operator.le,
-    ">=": operator.ge,
-    "<": operator.lt,
-    ">": operator.gt,
-    "==": operator.eq,
-}
 _CONSTRAINT = re.compile(r"^\s*(?P<name>[^<>=]+?)\s*(?P<sign><=|>=|==|<|>)\s*(?P<bound>\S+)\s*$")
 _SMALLEST_VIOLATION = 1e-9
 
@@ -80,10 +73,11 @@ class Constraint(NamedTuple):
 
     def violation(self, value: float) -> float:
         """Return how far a value is from what is allowed, relative to the bound; 0: it is allowed."""
-        if _COMPARISONS[self.sign](value, self.bound):
-            return 0.0
         if math.isnan(value):
             return math.inf
+        found = "=" if value == self.bound else "<" if value < self.bound else ">"
+        if found in self.sign:  # `<=` allows both
+            return 0.0
         return max(abs(value - self.bound), _SMALLEST_VIOLATION) / max(1.0, abs(self.bound))
 
 

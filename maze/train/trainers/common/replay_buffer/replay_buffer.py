@@ -68,17 +68,6 @@ class BaseReplayBuffer(ABC):
     def __len__(self) -> int:
         """Return the number of items held."""
 
-    @property
-    def columns(self) -> TransitionColumns:
-        """The arrays of a buffer that holds arrays.
-
-        :raises ConfigError: It holds something else.
-        """
-        raise ConfigError(
-            f"replay_buffer: n-step returns and statistics of observations need arrays, found a {type(self).__name__}. "
-            "Derive it from UniformReplayBuffer."
-        )
-
     # -- methods of trainers ---------------------------------------------------------------------------
 
     def allocate(

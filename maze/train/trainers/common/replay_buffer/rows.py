@@ -50,26 +50,23 @@ def _stacked(steps: Sequence[_Step], n_actors: int, zeros: Zeros | None = None) 
     :param zeros: Values of missing observations and actions, by actor; `None`: zeros like those of other steps.
     """
     observation_zeros, action_zeros = zeros or [[None] * n_actors] * 2
+
+    def stacked(values: Sequence[list[Any]], zeros: Sequence[Arrays | None]) -> list[Arrays]:
+        """Return arrays by actor."""
+        each = [[of_step[index] if index < len(of_step) else None for of_step in values] for index in range(len(zeros))]
+        return [_stack(of_actor, zero) for of_actor, zero in zip(each, zeros, strict=True)]
+
     padding = [[0.0] * (n_actors - len(step.rewards)) for step in steps]
     rewards = [step.rewards + missing for step, missing in zip(steps, padding, strict=True)]
     return TransitionRows(
-        observations=[
-            _stack([_at(step.observations, position) for step in steps], zero)
-            for position, zero in enumerate(observation_zeros)
-        ],
-        actions=[
-            _stack([_at(step.actions, position) for step in steps], zero) for position, zero in enumerate(action_zeros)
-        ],
+        observations=stacked([step.observations for step in steps], observation_zeros),
+        actions=stacked([step.actions for step in steps], action_zeros),
         rewards=np.array(rewards, np.float32).reshape(len(steps), n_actors),
         next_observation=_stack([step.next_observation for step in steps], observation_zeros[0]),
         terminated=np.array([step.terminated for step in steps], np.bool_),
         n_substeps=np.array([len(step.rewards) for step in steps], np.int64),
         follows=np.array([step.follows for step in steps], np.int64),
     )
-
-
-def _at(values: list[Any], position: int) -> Any:
-    return values[position] if position < len(values) else None
 
 
 def _stack(dictionaries: Sequence[Mapping[str, Any] | None], zeros: Arrays | None) -> Arrays:

@@ -66,7 +66,6 @@ class UniformReplayBuffer(BaseReplayBuffer):
         return self.columns.n_bytes
 
     @property
-    @override(BaseReplayBuffer)
     def columns(self) -> TransitionColumns:
         """The arrays themselves.
 
