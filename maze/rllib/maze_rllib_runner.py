@@ -1,23 +1,21 @@
-"""Runner of `maze-run -cn conf_rllib`: supported algorithms, their hyperparameters, and stop conditions."""
+"""Runner of `maze-run -cn conf_rllib`."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from maze.core.annotations import override
-from maze.core.errors import ConfigError, did_you_mean, first_line, install_command, unknown_key_error
-from maze.core.utils.config_utils import CheckedConfig, EnvFactory, whole_number
+from maze.core.errors import ConfigError
+from maze.core.utils.config_utils import EnvFactory, whole_number
 from maze.core.utils.factory import plain_container
 from maze.core.utils.seeding import MazeSeeding, set_seeds_globally
 from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import estimated_statistics
 from maze.perception.models.space_config import SpacesConfig
+from maze.rllib.algorithms import TuneParameters, configured, find_algorithm, require_ray
 from maze.runner import Runner
 from maze.utils.log_stats_utils import setup_logging
 
@@ -25,152 +23,6 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from maze.rllib.training import RLlibTraining
-
-
-SET_BY_RUNNER: Mapping[str, str] = {
-    "num_env_runners": "runner.num_workers",
-    "seed": "seeding.agent_base_seed and seeding.env_base_seed",
-    "env": "env",
-    "env_config": "env",
-    "observation_space": "env and wrappers",
-    "action_space": "env and wrappers",
-    "model": "the group model (model=rllib for RLlib's own)",
-    "log_level": "runner.log_level",
-}
-"""Keys of RLlib that are not allowed in `algorithm.config`, and the keys of Maze that replace them."""
-
-
-@dataclass(frozen=True)
-class RLlibAlgorithm:
-    """An algorithm of RLlib.
-
-    :param name: RLlib's name.
-    :param needs_single_action: Whether it needs a single `Discrete` or `Box` action, not a dictionary.
-    """
-
-    name: str
-    needs_single_action: bool = False
-
-
-ALGORITHMS: Mapping[str, RLlibAlgorithm] = {
-    name: RLlibAlgorithm(name, needs_single_action=name in ("DQN", "SAC"))
-    for name in ("PPO", "APPO", "IMPALA", "DQN", "SAC")
-}
-
-
-def find_algorithm(name: Any) -> RLlibAlgorithm:
-    """Return the algorithm with a name; Ray is not needed.
-
-    :raises ConfigError: It is not supported; lists the supported ones.
-    """
-    if str(name).upper() not in ALGORITHMS:
-        raise unknown_key_error("algorithm.algorithm", str(name), ALGORITHMS)
-    return ALGORITHMS[str(name).upper()]
-
-
-def require_ray() -> None:
-    """Raise a `ConfigError` that names the extra if Ray or a package that RLlib needs is not installed."""
-    try:
-        importlib.import_module("ray.rllib.algorithms.algorithm_config")
-    except ImportError as error:
-        raise ConfigError(
-            f"-cn conf_rllib: RLlib cannot be imported ({error}). It comes with an extra: {install_command('rllib')}"
-        ) from error
-
-
-def configured(algorithm: RLlibAlgorithm, values: Mapping[str, Any]) -> Any:
-    """Return RLlib's configuration with the hyperparameters of `algorithm.config`.
-
-    :param values: Hyperparameters by RLlib's names; missing ones keep RLlib's defaults.
-    :raises ConfigError: RLlib has no such hyperparameter, or does not accept its value.
-    """
-    module = importlib.import_module(f"ray.rllib.algorithms.{algorithm.name.lower()}")
-    config = getattr(module, f"{algorithm.name}Config")()
-    known = known_hyperparameters(config)
-    for key, value in values.items():
-        where = f"algorithm.config.{key}"
-        if key in SET_BY_RUNNER:
-            raise ConfigError(f"{where}: set {SET_BY_RUNNER[key]} instead.")
-        if key not in known:
-            raise ConfigError(f"{where}: {algorithm.name} has no such hyperparameter.{did_you_mean(key, known)}")
-        try:
-            config.update_from_dict({key: value})
-        except Exception as error:  # RLlib's checks raise any type
-            raise ConfigError(f"{where}: RLlib does not accept {value!r}: {first_line(error)}") from error
-    return config
-
-
-def known_hyperparameters(config: Any) -> list[str]:
-    """Return the names of all settings of a configuration of RLlib."""
-    removed = -1  # RLlib's marker of deprecated settings, which are not valid defaults of others
-    own = [name for name, value in vars(config).items() if not name.startswith("_") and value is not removed]
-    return [*own, "train_batch_size_per_learner"]
-
-
-def is_number(value: Any) -> bool:
-    """Return whether a value is a single number, which includes arrays without dimensions."""
-    if isinstance(value, bool | np.bool_):
-        return False
-    return isinstance(value, int | float | np.number) or (isinstance(value, np.ndarray) and value.shape == ())
-
-
-def value_at(result: Mapping[str, Any], path: str) -> float | None:
-    """Return the number at a path of a result, such as `env_runners/episode_return_mean`; `None`: there is none."""
-    found: Any = result
-    for part in path.split("/"):
-        if not isinstance(found, Mapping) or part not in found:
-            return None
-        found = found[part]
-    return float(found) if is_number(found) else None
-
-
-_SHORT_NAMES = {
-    "episode_return_mean": "env_runners/episode_return_mean",
-    "timesteps_total": "env_runners/num_env_steps_sampled_lifetime",
-}
-
-
-@dataclass
-class TuneParameters(CheckedConfig):
-    """The settings of Ray Tune that a single run needs.
-
-    :param stop: The run stops when one of these values of a result is reached: `training_iteration`,
-        `timesteps_total`, `time_total_s`, `episode_return_mean` or any path such as
-        `env_runners/episode_len_mean`. Empty: only an interrupt stops it.
-    :param checkpoint_freq: Number of iterations between checkpoints of Ray; 0: only at the end.
-    """
-
-    section = "runner.tune_config"
-
-    stop: Mapping[str, float] = field(default_factory=dict)
-    checkpoint_freq: int = 0
-
-    def __post_init__(self) -> None:
-        stop: Mapping[str, float | None] = self.stop or {}
-        self.stop = {key: value for key, value in stop.items() if value is not None}
-        for key, value in self.stop.items():
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ConfigError(f"{self.section}.stop.{key}: expected a number, found {value!r}.")
-        self.require_integer("checkpoint_freq", minimum=0)
-
-    def reason_to_stop(self, result: Mapping[str, Any], iteration: int) -> str:
-        """Return the stop condition that holds, or an empty text.
-
-        :param result: Result of an iteration.
-        :param iteration: Number of the iteration.
-        :raises ConfigError: A condition names an unknown value.
-        """
-        for name, limit in self.stop.items():
-            if name == "training_iteration":
-                value: float | None = iteration
-            else:
-                value = value_at(result, _SHORT_NAMES.get(name, name))
-            if value is None and name not in _SHORT_NAMES:
-                available = [*_SHORT_NAMES, *(key for key in result if value_at(result, key) is not None)]
-                raise unknown_key_error(f"{self.section}.stop.{name}: number of RLlib", name, available)
-            if value is not None and value >= limit:
-                return f"{name} has reached {limit:g}"
-        return ""
 
 
 @dataclass

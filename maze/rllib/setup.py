@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray.rllib.connectors.env_to_module.flatten_observations import FlattenObservations
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
@@ -22,8 +22,8 @@ from maze.core.utils.checkpoint import load_state
 from maze.core.utils.factory import TARGET_KEY
 from maze.core.wrappers.reward_wrappers import FrozenEnvFactory
 from maze.perception.models.model_composer import BaseModelComposer
+from maze.rllib.algorithms import RLlibAlgorithm, TuneParameters
 from maze.rllib.environment import EnvConfig, MazeMultiAgentEnv, MazeRLlibEnv, module_id, module_of_agent, step_key_of
-from maze.rllib.maze_rllib_runner import MazeRLlibRunner, RLlibAlgorithm, TuneParameters
 from maze.rllib.rl_module import (
     MODEL_KEY,
     MazeRLModule,
@@ -49,6 +49,9 @@ _MODULES: Mapping[str, type[MazeRLModule]] = {
 }
 _DEFAULT_MODULE = "default_policy"  # RLlib's name for the only module
 _MAX_EVAL_ENVS = 8
+
+if TYPE_CHECKING:
+    from maze.rllib.maze_rllib_runner import MazeRLlibRunner
 
 
 @dataclass

@@ -36,8 +36,8 @@ from maze.core.log_stats.log_stats import (
 from maze.core.log_stats.log_stats_writer_tensorboard import LogStatsWriterTensorboard
 from maze.core.log_stats.stats_format import significant
 from maze.core.utils.files import write_whole
+from maze.rllib.algorithms import TuneParameters, is_number, value_at
 from maze.rllib.environment import take_of_runner
-from maze.rllib.maze_rllib_runner import TuneParameters, is_number, value_at
 from maze.rllib.rl_module import MazeRLModule, load_into_runner, require_finite
 from maze.train.parallelization.vector_env.vector_env_utils import decode_stats
 from maze.train.trainers.common.evaluators.evaluator import Evaluator

@@ -14,7 +14,8 @@ from hydra import compose, initialize_config_module
 from maze.cli.checks import complete
 from maze.core.errors import ConfigError
 from maze.maze_cli import main
-from maze.rllib.maze_rllib_runner import ALGORITHMS, MazeRLlibRunner, TuneParameters, find_algorithm, require_ray
+from maze.rllib.algorithms import ALGORITHMS, TuneParameters, find_algorithm, require_ray
+from maze.rllib.maze_rllib_runner import MazeRLlibRunner
 
 CONF = Path(__file__).resolve().parents[2] / "maze" / "conf" / "rllib" / "algorithm"
 

@@ -18,6 +18,7 @@ with warnings.catch_warnings():
     pytest.importorskip("ray.rllib.algorithms.ppo")
     from ray.rllib.core.columns import Columns
 
+    from maze.rllib.algorithms import ALGORITHMS, SET_BY_RUNNER, configured, known_hyperparameters
     from maze.rllib.environment import (
         EnvConfig,
         MazeMultiAgentEnv,
@@ -25,7 +26,6 @@ with warnings.catch_warnings():
         module_of_agent,
         unique_seed,
     )
-    from maze.rllib.maze_rllib_runner import ALGORITHMS, SET_BY_RUNNER, configured, known_hyperparameters
     from maze.rllib.rl_module import (
         MODEL_KEY,
         ModuleConfig,
