@@ -182,4 +182,6 @@ def test_an_objective_that_does_not_exist_is_found_at_the_first_evaluation(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["-cn", "conf_train", *TINY, "+algorithm.rollout_evaluator.objective=rewrd"]) == 1
-    assert "no statistic or KPI 'rewrd'. Did you mean `BaseEnvEvents/reward/mean`?" in capfd.readouterr().err
+    error = capfd.readouterr().err
+    assert "no statistic or KPI 'rewrd'. Known: " in error
+    assert "BaseEnvEvents/reward/mean" in error

@@ -387,6 +387,7 @@ class ProcessPool(TaskPool):
 
         :param fd: A file descriptor that is the last argument.
         """
+        self._check_open()
         task = Task(actor, name, method, arguments)
         self._send(task, messages.CALL, messages.dumps((name, method, arguments, fd is not None)), fd)
         self._under_way.add(task)
@@ -394,10 +395,11 @@ class ProcessPool(TaskPool):
 
     def call_short(self, method: str) -> list[Any]:
         """Call `step` or `reset` of the first object of all actors in parallel and return the results."""
-        tasks = self._short_calls[method]
+        self._check_open()
+        tasks, code = self._short_calls[method], messages.SHORT_CALLS[method]
         for task in tasks:
             task.is_done = False
-            self._send(task, messages.SHORT_CALLS[method])
+            self._send(task, code)
         self.finished(tasks, len(tasks))
         return [task.result for task in tasks]
 
@@ -405,21 +407,31 @@ class ProcessPool(TaskPool):
     def finished(self, tasks: Sequence[Task], n_wanted: int = 1, wait: bool = True) -> list[Task]:
         self._check_open()
         deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        n_wanted = min(n_wanted, len(tasks))
         try:
             while True:
-                is_waiting = wait and sum(task.is_done for task in tasks) < min(n_wanted, len(tasks))
+                n_done = [task.is_done for task in tasks].count(True)
+                if n_done == len(tasks):
+                    return list(tasks)
+                is_waiting = wait and n_done < n_wanted
                 seconds = None if deadline is None else max(0.0, deadline - time.monotonic())
-                with self._waiting():
-                    events = self._events(seconds if is_waiting else 0.0)
+                events = self._events(seconds if is_waiting else 0.0)
                 for fd, event in events:
                     worker = self._worker_of[fd]
                     if fd == worker.channel.fd and event & select.POLLIN:
                         result, duration = self._receive(worker)
-                        self._completed(worker.tasks.popleft(), worker.index, result, duration)
+                        task = worker.tasks.popleft()
+                        task.result, task.is_done = result, True
+                        if task.name:
+                            self._completed(task, worker.index, result, duration)
                     elif not worker.channel.connection.poll(0):
                         self._fail_dead(worker)
                 if not events and is_waiting:
-                    self._fail_hanging(next(worker for worker in self.workers if worker.tasks))
+                    raise self._error(
+                        f"did not answer within {self._timeout:g} seconds",
+                        next(worker for worker in self.workers if worker.tasks),
+                        "Raise `timeout` (`runner.env_timeout` of a run) if an environment may take that long.",
+                    )
                 if not events:
                     return [task for task in tasks if task.is_done]
         except BaseException:  # after an interrupt, later calls would read the remaining answers
@@ -432,7 +444,6 @@ class ProcessPool(TaskPool):
         self._finalizer()
 
     def _send(self, task: Task, code: bytes, content: bytes = b"", fd: int | None = None) -> None:
-        self._check_open()
         worker = self.workers[task.actor]
         worker.tasks.append(task)
         try:
@@ -448,7 +459,10 @@ class ProcessPool(TaskPool):
 
         :param seconds: Time limit; `None`: none.
         """
-        return self._poll.poll(None if seconds is None else seconds * 1000)
+        start = time.monotonic()
+        events = self._poll.poll(None if seconds is None else seconds * 1000)
+        self._waited += time.monotonic() - start
+        return events
 
     @timed(TRANSFER)
     def _receive(self, worker: Worker) -> tuple[Any, float]:
@@ -492,11 +506,6 @@ class ProcessPool(TaskPool):
         if exit_code < 0:
             advice = _ADVICE_FOR_SIGNALS.get(exit_code, "")
         raise self._error(exit_text(exit_code), worker, advice)
-
-    def _fail_hanging(self, worker: Worker) -> NoReturn:
-        what = f"did not answer within {self._timeout:g} seconds"
-        advice = "Raise `timeout` (`runner.env_timeout` of a run) if an environment may take that long."
-        raise self._error(what, worker, advice)
 
     def _error(self, what: str, worker: Worker, advice: str = "", trace: str = "") -> EnvWorkerError:
         """Return the error that names a failed worker.
@@ -640,16 +649,11 @@ def _end_workers(workers: list[Worker]) -> None:
         with suppress(*GONE, BlockingIOError):  # a worker that does not read is killed below
             os.set_blocking(worker.channel.fd, False)
             worker.channel.send(messages.CLOSE)
-    _wait(workers, _CLOSE_SECONDS)
-    for worker in workers:
-        if worker.process.is_alive():
+    for seconds in (_CLOSE_SECONDS, 1.0):
+        deadline = time.monotonic() + seconds
+        for worker in workers:
+            worker.process.join(max(0.0, deadline - time.monotonic()))
+        for worker in workers:
             worker.process.kill()
-    _wait(workers, 1.0)
     for worker in workers:
         worker.channel.close()
-
-
-def _wait(workers: list[Worker], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    for worker in workers:
-        worker.process.join(max(0.0, deadline - time.monotonic()))

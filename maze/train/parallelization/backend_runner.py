@@ -19,7 +19,7 @@ from maze.core.wrappers.time_limit_wrapper import checked_time_limit
 from maze.perception.models.space_config import SpacesConfig
 from maze.runner import Runner
 from maze.train.parallelization.placement import Batched, placement_of
-from maze.train.parallelization.vector_env.vector_env_utils import CheckedEnvFactory
+from maze.train.parallelization.vector_env.vector_env_utils import check_same_spaces
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -96,7 +96,7 @@ class BackendRunner(Runner):
             fail(error, Place.of(env, PROBE), call)
         finally:
             closed(env.close, PROBE)
-        self.env_factory = CheckedEnvFactory(normalized, self.spaces)
+        self.env_factory = normalized
 
     @override(Runner)
     def close(self) -> None:
@@ -198,7 +198,9 @@ class BackendRunner(Runner):
         factory = self.env_factory if env_factory is None else env_factory
         assert factory is not None, "setup comes first"
         n_envs = n_envs or self.eval_concurrency or max(1, min(n_episodes, default_concurrency()))
-        return self._seeded_env(FrozenEnvFactory(factory), n_envs, "eval")
+        env = self._seeded_env(FrozenEnvFactory(factory), n_envs, "eval")
+        check_same_spaces(self.spaces, env, "environment")  # its factory may be another one
+        return env
 
     def agent_seed(self) -> int:
         """Return the next seed for a policy or trainer."""

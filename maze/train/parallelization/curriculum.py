@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,6 @@ from maze.core.errors import ConfigError
 from maze.core.utils.config_utils import CheckedConfig, EnvFactory
 from maze.core.wrappers.observation_normalization.observation_normalization_utils import make_normalized_env_factory
 from maze.perception.models.space_config import SpacesConfig
-from maze.train.parallelization.vector_env.vector_env_utils import CheckedEnvFactory
 
 if TYPE_CHECKING:
     from maze.core.rollout.rollout_generator import RolloutGenerator
@@ -71,17 +71,6 @@ class Curriculum:
             raise ConfigError(f"curriculum: expected a list of stages with `n_epochs` and `env`, found {stages!r}.")
         return cls(run, [Stage.from_config(stage) for stage in stages])
 
-    def stage_of(self, epoch: int) -> int:
-        """Return the index of the stage of an epoch; the number of stages stands for the environment as configured.
-
-        :param epoch: Index of the epoch.
-        """
-        for index, stage in enumerate(self._stages):
-            epoch -= stage.n_epochs
-            if epoch < 0:
-                return index
-        return len(self._stages)
-
     def entered(self, epoch: int) -> RolloutGenerator | None:
         """Enter the stage of an epoch: close the old environments and return a rollout generator for the new ones.
 
@@ -89,7 +78,8 @@ class Curriculum:
         :return: `None`: the stage did not change.
         :raises ConfigError: The model cannot act in the environments of the stage.
         """
-        run, stage = self._run, self.stage_of(epoch)
+        run = self._run
+        stage = sum(end <= epoch for end in itertools.accumulate(each.n_epochs for each in self._stages))
         if stage == self.stage:
             return None
         self.stage = stage
@@ -120,4 +110,4 @@ class Curriculum:
                 "numbers of candidates may differ from `env`; the environment has to pad all other observations to the "
                 "same size."
             )
-        return CheckedEnvFactory(factory, spaces)
+        return factory

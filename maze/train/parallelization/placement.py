@@ -75,13 +75,6 @@ class Placement(ABC):
         """
         return None
 
-    def join(self, address: str) -> None:
-        """Use the cluster with this address.
-
-        :raises ConfigError: This backend has no cluster.
-        """
-        raise ConfigError(f"runner.address: {address} needs runner=ray; found the placement {type(self).__name__}.")
-
     def close(self) -> None:
         """Release the resources shared by all environments, which are closed already."""
 
@@ -163,9 +156,20 @@ class Batched(Placement):
     ) -> StructuredVectorEnv:
         from maze.train.parallelization.vector_env.batched_vector_env import BatchedVectorEnv
 
-        env = env_factory()
+        env = unwrapped = env_factory()
+        wrappers = []
+        # compare real classes: wrappers imitate the class of the wrapped environment
+        while CoreEnv not in type(unwrapped.__dict__["_wrapped_env"]).__mro__:
+            wrappers.append(type(unwrapped).__name__)
+            unwrapped = unwrapped.env
         try:
-            batched = BatchedVectorEnv(_unwrapped(env).batch(n_envs), logging_prefix)
+            if wrappers or not hasattr(type(unwrapped), "batch"):
+                found = ", ".join([*wrappers, type(unwrapped).__name__])
+                raise ConfigError(
+                    "runner.placement=batched: expected an environment with a vectorised simulation (a BatchedMazeEnv) "
+                    f"without wrappers, found {found}. Use runner.placement=in_process or processes."
+                )
+            batched = BatchedVectorEnv(unwrapped.batch(n_envs), logging_prefix)
             check_same_spaces(env, batched, "runner.placement=batched: the vectorised simulation")
             return batched
         finally:
@@ -177,25 +181,6 @@ class Batched(Placement):
             "runner.placement=batched: this algorithm needs actors, which a vectorised simulation does not have. Use "
             "A2C, PPO, SAC or DQN, or another placement."
         )
-
-
-def _unwrapped(env: Any) -> Any:
-    """Return the environment without wrappers.
-
-    :raises ConfigError: The environment has wrappers, or no vectorised simulation.
-    """
-    wrappers = []
-    # compare real classes: wrappers imitate the class of the wrapped environment
-    while CoreEnv not in type(env.__dict__["_wrapped_env"]).__mro__:
-        wrappers.append(type(env).__name__)
-        env = env.env
-    if wrappers or not hasattr(type(env), "batch"):
-        found = ", ".join([*wrappers, type(env).__name__])
-        raise ConfigError(
-            "runner.placement=batched: expected an environment with a vectorised simulation (a BatchedMazeEnv) without "
-            f"wrappers, found {found}. Use runner.placement=in_process or processes."
-        )
-    return env
 
 
 PLACEMENTS: Mapping[str, str] = {
@@ -230,6 +215,9 @@ def placement_of(
     )
     placement.env_timeout = env_timeout
     if address is not None:
-        placement.join(address)
+        if not hasattr(placement, "address"):
+            found = type(placement).__name__
+            raise ConfigError(f"runner.address: {address} needs runner=ray; found the placement {found}.")
+        placement.address = address
     placement.env_groups = env_groups or placement.env_groups
     return placement

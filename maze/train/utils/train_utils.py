@@ -41,11 +41,7 @@ def compute_gradient_norm(params: Iterable[torch.Tensor]) -> float:
     """
     import torch
 
-    norms = [torch.linalg.vector_norm(param.grad.detach()) for param in params if param.grad is not None]
-    if not norms:
-        return 0.0
-    device = norms[0].device
-    return float(torch.linalg.vector_norm(torch.stack([norm.to(device) for norm in norms])).item())
+    return float(torch.nn.utils.get_total_norm(param.grad.detach() for param in params if param.grad is not None))
 
 
 def stack_torch_dict_list(

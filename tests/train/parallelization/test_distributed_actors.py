@@ -29,7 +29,7 @@ from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.worker_pool import EnvWorkerError, LocalPool, ProcessPool
 from maze.train.parallelization.broadcasting_container import BroadcastingContainer, BroadcastingManager
-from maze.train.parallelization.distributed_actors.distributed_actors import RolloutTickets, seed_of_call
+from maze.train.parallelization.distributed_actors.distributed_actors import RolloutTickets
 from maze.train.parallelization.distributed_actors.env_groups import (
     bytes_of,
     join_rollouts,
@@ -214,8 +214,8 @@ def test_processes_collect_what_a_single_actor_collects_in_process(name):
     local_policy = make_policy(factory)
     local = SequentialDistributedActors(factory, local_policy, 4, 1, 1, [0, 1], envs_per_actor=2)
     try:
-        for number in range(3):
-            local_policy.seed(seed_of_call(0, number))  # as actor 0 is seeded
+        local_policy.seed(0)  # as actor 0 is seeded
+        for _ in range(3):
             there, here = actors.collect_batch().columns, local.collect_batch().columns
             assert np.array_equal(there.rewards, here.rewards)
             assert there.actor_sequence == here.actor_sequence

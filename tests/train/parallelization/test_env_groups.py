@@ -69,4 +69,4 @@ def test_unknown_placements_and_addresses_out_of_place_are_refused() -> None:
     with pytest.raises(ConfigError, match="in_process, processes, batched, ray"):
         placement_of("cloud")
     with pytest.raises(ConfigError, match=r"runner\.address.*needs runner=ray; found the placement InProcess"):
-        InProcess().join("auto")
+        placement_of("in_process", "auto")

@@ -556,7 +556,7 @@ def test_a_signal_saves_the_run_and_leaves_no_process_of_ray(tmp_path: Path) -> 
 def test_fragments_of_different_sizes_cannot_replace_each_other() -> None:
     groups: Any = SimpleNamespace(pool=None)
     with pytest.raises(ConfigError, match=r"wait_for.*3 environments in 2 groups.*runner\.concurrency"):
-        RayVectorEnv(groups, random_walk_env, [2, 1], "train", wait_for=0.5)
+        RayVectorEnv(groups, random_walk_env, [slice(0, 2), slice(2, 3)], "train", wait_for=0.5)
 
 
 def test_without_ray_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

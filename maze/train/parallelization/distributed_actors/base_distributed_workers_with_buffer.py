@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from maze.core.env.structured_env import ActorID
-from maze.core.errors import ConfigError
 from maze.train.parallelization.distributed_actors.distributed_actors import EpisodeCollector
-from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer
+from maze.train.parallelization.vector_env.structured_vector_env import checked_seeds
 from maze.train.trainers.common.replay_buffer.rows import record_of_batch
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
     from maze.core.env.maze_env import MazeEnv
     from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
+    from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer
     from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch
 
 
@@ -31,7 +31,7 @@ class BaseDistributedWorkersWithBuffer(EpisodeCollector, ABC):
     :param split_rollouts_into_transitions: Whether the items of the buffer are single steps instead of rollouts.
     :param env_instance_seeds: A seed for each environment.
     :param replay_buffer: The replay buffer.
-    :raises ConfigError: The number of seeds is wrong, or `replay_buffer` is not a replay buffer.
+    :raises ValueError: The number of seeds is wrong.
     """
 
     def __init__(
@@ -46,10 +46,6 @@ class BaseDistributedWorkersWithBuffer(EpisodeCollector, ABC):
         env_instance_seeds: Sequence[int],
         replay_buffer: BaseReplayBuffer,
     ) -> None:
-        if len(env_instance_seeds) != n_workers:
-            raise ConfigError(f"Expected a seed for each of the {n_workers} workers, found {len(env_instance_seeds)}.")
-        if not isinstance(replay_buffer, BaseReplayBuffer):
-            raise ConfigError(f"replay_buffer: expected a BaseReplayBuffer, found {type(replay_buffer).__name__}.")
         self.env_factory = env_factory
         self.worker_policy = worker_policy
         self.n_rollout_steps = n_rollout_steps
@@ -57,7 +53,7 @@ class BaseDistributedWorkersWithBuffer(EpisodeCollector, ABC):
         self.batch_size = batch_size
         self.rollouts_per_iteration = rollouts_per_iteration
         self.split_rollouts_into_transitions = split_rollouts_into_transitions
-        self.env_instance_seeds = list(env_instance_seeds)
+        self.env_instance_seeds = checked_seeds(env_instance_seeds, n_workers)
         self.replay_buffer = replay_buffer
         super().__init__()
         self.is_ahead = False

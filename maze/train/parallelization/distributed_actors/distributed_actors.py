@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from maze.core.annotations import override
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, LogStatsValue, get_stats_logger
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
@@ -186,23 +184,11 @@ class DistributedActors(EpisodeCollector, ABC):
         return self._batch
 
 
-def seed_of_call(agent_seed: Any, number: int, joined: int | None = None) -> int:
-    """Return the seed of the policy for a rollout of an actor.
-
-    :param agent_seed: Seed of the actor.
-    :param number: Number of its earlier rollouts.
-    :param joined: Index of an actor that has joined later, which shares the seed of another one.
-    """
-    numbers = [int(agent_seed), *([] if joined is None else [joined]), number]
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
-
-
 class ActorsAhead(DistributedActors):
     """Asynchronous actors of a pool. :class:`RolloutTickets` limits how far they run ahead of the learner.
 
     A rollout is one call with the newest policy at the time when its ticket is issued. Pools that replace actors repeat
-    lost calls, and actors that join later take part. The random numbers of an actor depend on its seed and the number
-    of the call.
+    lost calls, and actors that join later take part. An actor seeds its policy once, at its start.
 
     :param env_factory: Makes one environment, in the process of the actor.
     :param policy: The policy.
@@ -250,7 +236,8 @@ class ActorsAhead(DistributedActors):
         """Rollouts in progress, with the versions of their policies."""
         self._arrived: list[tuple[int, RolloutColumns, int]] = []
         """Queue of finished rollouts: actor, rollout, version of its policy."""
-        self._n_issued: list[int] = []
+        self._seeds: list[int] = []
+        """Seed of the policy of each actor."""
         self._groups = groups = self._make_groups()
         groups.learned = self._learned
         self._may_join = groups.pool.n_first == self.n_actors
@@ -308,10 +295,8 @@ class ActorsAhead(DistributedActors):
 
     def _issue(self, groups: EnvGroups, actor: int) -> None:
         """Request one more rollout from an actor."""
-        agent_seed = seed_of_start(self._agent_seeds[actor % self.n_actors], self._n_starts - 1)
-        seed = seed_of_call(agent_seed, self._n_issued[actor], actor if actor >= self.n_actors else None)
-        self._n_issued[actor] += 1
-        task = groups.submit(actor, "collect", *self._weights, Generators(seed=seed), self._plan)
+        generators = Generators(seed=self._seeds[actor], continues=True)
+        task = groups.submit(actor, "collect", *self._weights, generators, self._plan)
         self._tasks[task] = self._tickets.version
 
     def _receive(self, groups: EnvGroups, wait: bool) -> None:
@@ -328,8 +313,9 @@ class ActorsAhead(DistributedActors):
     def _begin_new(self, groups: EnvGroups) -> None:
         """Issue the tickets of new actors."""
         n_actors = groups.pool.n_actors if self._may_join else self.n_actors
-        for actor in range(len(self._n_issued), n_actors):
-            self._n_issued.append(0)
+        for actor in range(len(self._seeds), n_actors):
+            seed = seed_of_start(self._agent_seeds[actor % self.n_actors], self._n_starts - 1)
+            self._seeds.append(seed_of_start(seed, actor // self.n_actors))
             if actor >= self._tickets.n_actors:
                 self._tickets.add_actor()
             for _ in range(self._tickets.n_issued(actor)):

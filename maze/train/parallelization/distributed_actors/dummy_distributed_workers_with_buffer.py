@@ -6,7 +6,7 @@ import contextvars
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any
@@ -37,14 +37,10 @@ _CLOSE_SECONDS = 1.0
 class _Group:
     """Environments that are stepped together."""
 
+    env: StructuredVectorEnv
     generator: RolloutGenerator
     columns: RolloutColumns
     rows: RolloutRows
-
-    @property
-    def env(self) -> StructuredVectorEnv:
-        env: StructuredVectorEnv = self.generator.env
-        return env
 
 
 def _in_thread(collect: Callable[[], list[TransitionRows]]) -> Future[list[TransitionRows]]:
@@ -98,7 +94,15 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
             return
         size = math.gcd(self.n_workers, self.rollouts_per_iteration)
         for first in range(0, self.n_workers, size):
-            self._groups.append(self._make_group(size, self.env_instance_seeds[first : first + size]))
+            env = self._make_env(self.env_factory, size)
+            env.epoch_stats = self.epoch_stats
+            env.seed(self.env_instance_seeds[first : first + size])
+            generator, spaces = RolloutGenerator(env), (env.observation_spaces_dict, env.action_spaces_dict)
+            self._actors = fixed_actors(env.agent_counts_dict)
+            item_length = 1 if self.split_rollouts_into_transitions else self.n_rollout_steps
+            self.replay_buffer.allocate(self._actors, *spaces, item_length)
+            rows = RolloutRows(self._actors, *spaces, size, item_length)
+            self._groups.append(_Group(env, generator, generator.allocate(self.n_rollout_steps), rows))
 
     @override(BaseDistributedWorkersWithBuffer)
     def stop(self) -> None:
@@ -199,15 +203,3 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
         if self._groups:  # all groups share the actors of a cluster
             self._groups[0].env.report_work()
         super().write_epoch_stats()
-
-    def _make_group(self, n_envs: int, seeds: Sequence[int]) -> _Group:
-        env = self._make_env(self.env_factory, n_envs)
-        env.epoch_stats = self.epoch_stats
-        env.seed(list(seeds))
-        generator = RolloutGenerator(env)
-        self._actors = fixed_actors(env.agent_counts_dict)
-        spaces = (env.observation_spaces_dict, env.action_spaces_dict)
-        item_length = 1 if self.split_rollouts_into_transitions else self.n_rollout_steps
-        self.replay_buffer.allocate(self._actors, *spaces, item_length)
-        rows = RolloutRows(self._actors, *spaces, n_envs, item_length)
-        return _Group(generator, generator.allocate(self.n_rollout_steps), rows)

@@ -139,6 +139,8 @@ class Generators(NamedTuple):
     """State of the generators; `None`: use the seed."""
     seed: int | None = None
     """Seed of the generators; `None`: they continue."""
+    continues: bool = False
+    """Whether only the generators of a new policy are seeded, and those of the same policy continue."""
 
 
 class EnvGroup:
@@ -227,7 +229,7 @@ class EnvGroup:
         :param token: Number of the policy.
         :param structure: The policy, as published by the pool.
         :param weights: Its weights, uint8 `[n_bytes]`; `None`: those that it has.
-        :param generators: Its random generators. Policies that are no `TorchPolicy` continue with their own.
+        :param generators: Its random generators.
         """
         is_new, self._token = token != self._token, token
         if is_new:
@@ -239,7 +241,7 @@ class EnvGroup:
             unpack_weights(weights, self._bytes)
         if generators.state is not None:
             self._policy.set_rng_state(generators.state)
-        elif generators.seed is not None and (is_new or isinstance(self._policy, TorchPolicy)):
+        elif generators.seed is not None and (is_new or not generators.continues):
             self._policy.seed(generators.seed)
         return self._policy
 
@@ -401,7 +403,7 @@ class GroupedVectorEnv(DividedVectorEnv):
             return [Generators(before), *(Generators(seed=seed_beside(before, index)) for index in others)]
         firsts = [self._seeds[group.start] if self._seeds else 0 for group in self.groups]
         seeds = [np.random.SeedSequence([int(firsts[index] or 0), index]).generate_state(1) for index in others]
-        return [Generators(), *(Generators(seed=int(seed[0])) for seed in seeds)]
+        return [Generators(), *(Generators(seed=int(seed[0]), continues=True) for seed in seeds)]
 
     @override(DividedVectorEnv)
     def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:

@@ -318,7 +318,15 @@ class ActorPool(TaskPool):
             self._recover(task, f"is lost ({first_line(error)})")
             return False
         if isinstance(answer, Failure):
-            self._handle_failure(task, answer)
+            cause, where = exception_of(answer), f" in {answer.place}" if answer.place else ""
+            if isinstance(cause, MazeError) and not where and not isinstance(cause, WorkerError):
+                raise type(cause)(f"Actor {task.actor}: {cause}")
+            if not where and not isinstance(cause, WorkerError):
+                raise WorkerError(
+                    f"Actor {task.actor} raised {answer.text} during `{task.method}`:\n{answer.traceback}"
+                )
+            # failures of environments and worker processes: another actor may succeed
+            self._recover(task, f"failed{where}: {answer.text}", f"\n{answer.traceback}")
             return False
         actor = self._actors[task.host]
         if actor.description is not None:  # it has replaced a lost actor
@@ -326,17 +334,6 @@ class ActorPool(TaskPool):
         actor.n_failures = 0
         self._completed(task, task.host, *answer)
         return True
-
-    def _handle_failure(self, task: Task, failure: Failure) -> None:
-        """Repeat the task after failures of environments and worker processes; raise other failures."""
-        cause = exception_of(failure)
-        if failure.place or isinstance(cause, WorkerError):
-            where = f" in {failure.place}" if failure.place else ""
-            self._recover(task, f"failed{where}: {failure.text}", f"\n{failure.traceback}")
-        elif isinstance(cause, MazeError):
-            raise type(cause)(f"Actor {task.actor}: {cause}")
-        else:
-            raise WorkerError(f"Actor {task.actor} raised {failure.text} during `{task.method}`:\n{failure.traceback}")
 
     def _recover(self, task: Task, what: str, details: str = "") -> None:
         """Replace the actor of a task, unless that is done already, and repeat the task."""

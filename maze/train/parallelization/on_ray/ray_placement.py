@@ -5,18 +5,20 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from maze.core.agent.policy import Policy
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
+from maze.core.rollout.parallel_rollout_runner import DistributedRolloutRunner
 from maze.core.rollout.rollout_columns import RolloutColumns
 from maze.core.utils.config_utils import whole_number
-from maze.core.utils.worker_pool import Task, env_slices
+from maze.core.utils.factory import ConfigType
+from maze.core.utils.worker_pool import Task, TaskPool, env_slices
 from maze.train.parallelization.distributed_actors.distributed_actors import ActorsAhead, DistributedActors
 from maze.train.parallelization.distributed_actors.env_groups import (
     EnvGroups,
@@ -27,7 +29,7 @@ from maze.train.parallelization.distributed_actors.env_groups import (
 )
 from maze.train.parallelization.on_ray.actor_pool import ActorLimits, ActorPool
 from maze.train.parallelization.on_ray.session import n_cpus, ray_session
-from maze.train.parallelization.placement import InProcess, Placement, Processes
+from maze.train.parallelization.placement import InProcess, Placement, Processes, placement_of
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 
 logger = logging.getLogger(__name__)
@@ -221,6 +223,35 @@ class OnRay(ActorLimits, Placement):
         self._pool = None
         self._session.close()
 
-    @override(Placement)
-    def join(self, address: str) -> None:
-        self.address = address
+
+class RayRolloutRunner(DistributedRolloutRunner):
+    """Distribute the episodes over actors of Ray; each episode is delivered once, also if actors are lost.
+
+    :param placement: The execution backend, or its configuration.
+    :param address: Address of Ray, see :class:`~maze.train.parallelization.on_ray.ray_placement.OnRay`.
+    :param env_groups: Number of actors; 0: number of CPUs.
+    :param arguments: Arguments of :class:`~maze.core.rollout.rollout_runner.RolloutRunner`.
+    """
+
+    sends_files: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *arguments: Any,
+        placement: ConfigType = "ray",
+        address: str | None = None,
+        env_groups: int = 0,
+        **rest: Any,
+    ) -> None:
+        super().__init__(*arguments, **rest)
+        self.placement = placement_of(placement, address, env_groups)
+
+    @contextmanager
+    @override(DistributedRolloutRunner)
+    def _pool(self) -> Iterator[TaskPool]:
+        try:
+            pool = self.placement.actor_pool(self.n_episodes)
+            assert pool is not None, "this runner needs a Ray placement"
+            yield pool
+        finally:
+            self.placement.close()

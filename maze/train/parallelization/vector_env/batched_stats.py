@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -33,11 +32,6 @@ _Key = tuple[Callable[..., Any], LogStatsGroup | None, str | None]
 """Event, group, and name of the step statistic."""
 
 
-@functools.cache
-def _kpi_key(name: str) -> LogStatsKey:
-    return LogStatsKey(BaseEnvEvents.kpi, None, (name,))
-
-
 _Ended = tuple[np.ndarray, np.ndarray, int, Mapping[str, np.ndarray] | None, np.ndarray | None]
 """Episodes that ended together: environments, first steps, step after the last one, KPIs, mask of those to deliver."""
 
@@ -60,13 +54,6 @@ class _Episodes(NamedTuple):
         """Return some of them, in their order."""
         kpis = {name: values[which] for name, values in self.kpis.items()}
         return _Episodes(self.rows[which], self.starts[which], self.lengths[which], kpis)
-
-    def flat_index(self, n_envs: int) -> np.ndarray:
-        """Return the indices of their values in a flat array `[capacity * n_envs]`, by episode, `[n_values]`."""
-        offsets = self.lengths.cumsum() - self.lengths
-        index = np.repeat((self.starts - offsets) * n_envs + self.rows, self.lengths)
-        index += np.arange(0, len(index) * n_envs, n_envs)
-        return index
 
 
 class BatchedEpisodeStats:
@@ -152,8 +139,14 @@ class BatchedEpisodeStats:
     def complete_step(self) -> None:
         """Complete the step in progress of all environments."""
         self.n_steps += 1
-        if self.n_steps == self._capacity:
-            self._make_room()
+        if self.n_steps < self._capacity:
+            return
+        self._drop_ended()
+        oldest = int(self._starts.min())
+        if oldest < self._capacity // 2:
+            self._resize(2 * self._capacity)
+        else:
+            self._move(oldest, -oldest)
 
     def begin(self, rows: np.ndarray, pauses: bool = False) -> None:
         """Begin episodes with the step in progress; values of earlier ones in their environments are dropped.
@@ -236,8 +229,10 @@ class BatchedEpisodeStats:
         at_once = np.arange(_VALUES_AT_ONCE, ends[-1], _VALUES_AT_ONCE)
         edges = np.unique([0, *ends.searchsorted(at_once), len(ends)]).tolist()
         for first, last in itertools.pairwise(edges):
-            lengths = episodes.lengths[first:last]
-            index = episodes.some(slice(first, last)).flat_index(self.n_envs)
+            rows, starts, lengths, _ = episodes.some(slice(first, last))
+            # indices of the values in flat arrays `[capacity * n_envs]`, by episode, `[n_values]`
+            index = np.repeat((starts - lengths.cumsum() + lengths) * self.n_envs + rows, lengths)
+            index += np.arange(0, len(index) * self.n_envs, self.n_envs)
             for source in self._sources.values():
                 values, sizes, n_absent = source.values(index, lengths, self.n_steps)
                 where = None
@@ -251,7 +246,8 @@ class BatchedEpisodeStats:
                     if where is not None:
                         indices.setdefault(key, []).append(where + first)
         columns = {key: _joined(of_key) for key, of_key in parts.items()}
-        columns |= {_kpi_key(name): values.astype(float) for name, values in episodes.kpis.items()}
+        for name, values in episodes.kpis.items():
+            columns[LogStatsKey(BaseEnvEvents.kpi, None, (name,))] = values.astype(float)
         return columns, {key: np.concatenate(of_key) for key, of_key in indices.items()}
 
     def clear(self) -> None:
@@ -322,7 +318,11 @@ class BatchedEpisodeStats:
                         "are not available for vectorised simulations."
                     )
                 if stat.input_name == name:
-                    is_joined = stat.reduce_function is histogram and _is_joined(event, stat.output_name)
+                    of_epochs = [each for variant in level_plan(event, "epoch").variants for each in variant.stats]
+                    # whether epochs only concatenate the values
+                    is_joined = stat.reduce_function is histogram and all(
+                        each.reduce_function is histogram for each in of_epochs if each.input_name == stat.output_name
+                    )
                     source.stats.append((LogStatsKey(event, stat.output_name, kept), stat, is_joined))
         return column
 
@@ -331,14 +331,6 @@ class BatchedEpisodeStats:
         self._before_moving()
         self._undelivered.clear()
         self._latest = None
-
-    def _make_room(self) -> None:
-        self._drop_ended()
-        oldest = int(self._starts.min())
-        if oldest < self._capacity // 2:
-            self._resize(2 * self._capacity)
-        else:
-            self._move(oldest, -oldest)
 
     def _move(self, start: int, by: int) -> None:
         for column in self._columns.values():
@@ -357,12 +349,6 @@ def _joined(parts: list[Any]) -> np.ndarray | list[Any]:
         joined: np.ndarray = np.concatenate(parts)
         return joined
     return list(itertools.chain.from_iterable(parts))
-
-
-def _is_joined(event: Callable[..., Any], name: str | None) -> bool:
-    """Return whether epochs only concatenate the values of an episode statistic."""
-    stats = [stat for variant in level_plan(event, "epoch").variants for stat in variant.stats]
-    return all(stat.reduce_function is histogram for stat in stats if stat.input_name == name)
 
 
 class StatColumn:

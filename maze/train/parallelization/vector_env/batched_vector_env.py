@@ -29,8 +29,6 @@ from maze.train.parallelization.vector_env.structured_vector_env import (
 from maze.train.parallelization.vector_env.vector_env_utils import actions_at
 
 _NONE_FINISHED: Mapping[int, LogStats] = MappingProxyType({})
-_IN_STATS: Mapping[int, LogStats] = MappingProxyType({})
-"""Placeholder for statistics that are calculated on access."""
 
 
 class BatchedVectorEnv(StructuredVectorEnv):
@@ -41,6 +39,9 @@ class BatchedVectorEnv(StructuredVectorEnv):
     :param simulation: The simulation.
     :param logging_prefix: Prefix of the epoch statistics (`train`, `eval`); None: they are not logged.
     """
+
+    _finished: Mapping[int, LogStats] | None
+    """The statistics of ended episodes; `None`: they are calculated on access."""
 
     def __init__(self, simulation: BatchedCoreEnv, logging_prefix: str | None = None) -> None:
         n_envs = simulation.n_envs
@@ -268,7 +269,7 @@ class BatchedVectorEnv(StructuredVectorEnv):
 
     def _count_episodes_of(self, rows: np.ndarray, kpis: Mapping[str, np.ndarray] | None, pauses: bool = False) -> None:
         """Record finished episodes, and register those within the episode budget with the epoch statistics."""
-        self._finished = _IN_STATS
+        self._finished = None
         if self._receiver is not self.epoch_stats:
             self._deliver()
         counts = None
@@ -288,7 +289,7 @@ class BatchedVectorEnv(StructuredVectorEnv):
 
     @property
     def finished_episodes(self) -> Mapping[int, LogStats]:
-        if self._finished is _IN_STATS:
+        if self._finished is None:
             self._finished = self._stats.finished()
         return self._finished
 

@@ -130,24 +130,6 @@ class SequentialVectorEnv(StructuredVectorEnv):
 
     @override(StructuredVectorEnv)
     def _advance(self, actions: Any, out: Out) -> tuple[np.ndarray, list[dict[Any, Any]]]:
-        infos = self.advance(actions, out)
-        if self.finished_episodes:
-            self._count_episodes(self.finished_episodes)
-        return self.terminated | self.truncated, infos
-
-    @override(StructuredVectorEnv)
-    def _begin(self, out: Out) -> None:
-        self.begin(out)
-        self._count_episodes(self.finished_episodes)
-
-    def advance(self, actions: Mapping[Any, Any], out: Out) -> list[dict[Any, Any]]:
-        """Step all environments; finished episodes are not counted in the epoch statistics.
-
-        :param actions: See :meth:`step`.
-        :param out: Arrays by sub-step key and observation key.
-        :return: One info per environment.
-        :raises EnvironmentContractError: The environments were never reset.
-        """
         if not self._actor_ids:
             raise EnvironmentContractError("`reset` has to be called before the first `step`.")
         if self._is_any_done or self.finished_episodes:  # a reset may have interrupted episodes
@@ -159,15 +141,12 @@ class SequentialVectorEnv(StructuredVectorEnv):
                 stats = env.get_stats(LogStatsLevel.STEP).last_stats if is_complete else {}
                 values[:] = [0.0 if source.at_end else source.of(stats) for source in self.constrained]
             self._record_ended()
-        return infos
+        if self.finished_episodes:
+            self._count_episodes(self.finished_episodes)
+        return self.terminated | self.truncated, infos
 
-    def begin(self, out: Out) -> None:
-        """Reset all environments like :meth:`reset`; interrupted episodes are not counted in the epoch statistics.
-
-        Restored environments keep their states.
-
-        :param out: Arrays by sub-step key and observation key.
-        """
+    @override(StructuredVectorEnv)
+    def _begin(self, out: Out) -> None:
         self._clear_flags()
         self.rewards[:] = 0.0
         self.step_complete[:] = True
@@ -182,6 +161,7 @@ class SequentialVectorEnv(StructuredVectorEnv):
                 self._fail(error, "actor_id", index)
             self._write(index, self._last[index], out, is_checked=True)
         self._is_restored = False
+        self._count_episodes(self.finished_episodes)
 
     @override(StructuredVectorEnv)
     def seed(self, seeds: Sequence[Any]) -> None:

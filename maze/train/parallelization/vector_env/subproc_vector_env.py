@@ -58,19 +58,8 @@ class SharedArrays:
         self.terminated = self._allocate(_FLAG)
         self.truncated = self._allocate(_FLAG)
         self.step_complete = self._allocate(_FLAG)
-        self._actors = self._allocate(_ACTOR)
-
-    def write_actors(self, rows: slice, actors: list[ActorID]) -> None:
-        """Write the next actors of some environments.
-
-        :param rows: The environments.
-        :param actors: One actor for each environment.
-        """
-        self._actors[rows] = [(self.step_keys.index(actor.step_key), actor.agent_id) for actor in actors]
-
-    def read_actors(self) -> list[ActorID]:
-        """Return the next actor of each environment."""
-        return [ActorID(self.step_keys[key_index], agent_id) for key_index, agent_id in self._actors.tolist()]
+        self.actors = self._allocate(_ACTOR)
+        """Index of the sub-step key and agent id of the next actor of each environment."""
 
     def _allocate(self, spec: ArraySpec) -> np.ndarray:
         shape, dtype = (self.n_envs, *spec[0]), spec[1]
@@ -124,24 +113,25 @@ class EnvWorker(SequentialVectorEnv):
         self.terminated, self.truncated = shared.terminated[rows], shared.truncated[rows]
         self.step_complete[:] = True
 
-    def keep_terminal(self, is_kept: bool) -> None:
-        """Set whether the last observations of terminated episodes are reported as well."""
-        self.keep_terminal_observations = is_kept
-
     @override(SequentialVectorEnv)
     def step(self) -> Any:  # type: ignore[override]  # actions and observations are in the shared memory
-        return self._reported(self.advance(self._actions, self._observations))
+        return self._reported(self._advance(self._actions, self._observations)[1])
 
     @override(SequentialVectorEnv)
     def reset(self) -> Any:  # type: ignore[override]
-        self.begin(self._observations)
+        self._begin(self._observations)
         return self._reported([])
+
+    @override(SequentialVectorEnv)
+    def _count_episodes(self, finished: Mapping[int, LogStats]) -> None:
+        """Do nothing: the parent counts them."""
 
     def _reported(self, infos: list[dict[Any, Any]]) -> Any:
         """Return the results that are not in shared memory; `None`: there are none."""
         first = self._first_index
         if not self.is_flat or not infos:
-            self._shared.write_actors(self._rows, self.actor_ids())
+            keys = self._shared.step_keys
+            self._shared.actors[self._rows] = [(keys.index(key), agent_id) for key, agent_id in self.actor_ids()]
         with_info = {index: info for index, info in enumerate(infos, first) if info}
         finished = [(first + index, encode_stats(stats)) for index, stats in self.finished_episodes.items()]
         if not (with_info or finished or self.final_observations or self.actor_rewards or self.constrained):
@@ -222,7 +212,7 @@ class SubprocVectorEnv(DividedVectorEnv):
             raise EnvironmentContractError("`reset` has to be called before the first `step`.")
         if self.keep_terminal_observations != self._is_keeping_terminal_observations:
             self._is_keeping_terminal_observations = self.keep_terminal_observations
-            self._call_all("keep_terminal", self.keep_terminal_observations)
+            self._call_all("__setattr__", "keep_terminal_observations", self.keep_terminal_observations)
         step_keys = {actor.step_key for actor in self._actor_ids} if not self.is_flat else {self._actor_ids[0].step_key}
         for step_key in step_keys:
             given = actions_at(step_key, actions, len(step_keys) == 1)
@@ -282,7 +272,8 @@ class SubprocVectorEnv(DividedVectorEnv):
         finished_episodes: dict[int, LogStats] = {}
         infos: list[dict[Any, Any]] = [{} for _ in range(self.n_envs)]
         if not self.is_flat or not self._actor_ids:
-            self._actor_ids = self._shared.read_actors()
+            keys = self._shared.step_keys
+            self._actor_ids = [ActorID(keys[index], agent_id) for index, agent_id in self._shared.actors.tolist()]
         for rows, reply in zip(self.groups, replies, strict=True):
             if reply is None:
                 continue

@@ -23,7 +23,6 @@ from maze.perception.models.model_composer import BaseModelComposer
 from maze.perception.models.space_config import SpacesConfig
 from maze.runner import Runner
 from maze.train.parallelization.backend_runner import MIN_CONCURRENCY, BackendRunner
-from maze.train.parallelization.vector_env.vector_env_utils import CheckedEnvFactory
 from maze.train.trainers.common.config_classes import AlgorithmConfig, algorithm_class
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
@@ -234,8 +233,7 @@ class TrainingRunner(BackendRunner):
             if config.get("instances") is not None:
                 env = {**plain_container(self.cfg.env, "env"), "instances": config["instances"]}
                 own = EnvFactory(env, self.cfg.get("wrappers") or {}, self.env_timeout)
-                normalized = make_normalized_env_factory(own, self.normalization_statistics)
-                env_factory = CheckedEnvFactory(normalized, self.spaces)
+                env_factory = make_normalized_env_factory(own, self.normalization_statistics)
             config = {name: value for name, value in config.items() if name != "instances"}
         return Factory(Evaluator).instantiate(  # type: ignore[type-abstract]  # a subclass
             config,

@@ -37,7 +37,6 @@ class ESMasterRunner(TrainingRunner):
     default_algorithm: ClassVar[str] = "maze.train.trainers.es.es_algorithm_config.ESAlgorithmConfig"
     trains: ClassVar[str] = "maze.train.trainers.es.es_trainer.ESTrainer"
     replaced_arguments: ClassVar[Mapping[str, str]] = {"eval_concurrency": "runner.concurrency"}
-    _worker_settings: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,9 +76,7 @@ class ESMasterRunner(TrainingRunner):
         :param shared_noise: The noise table.
         :param agent_instance_seed: Seed of the perturbations.
         """
-        settings = ("n_eval_rollouts", "concurrency", *self._worker_settings)
-        arguments = {name: getattr(self, name) for name in settings}
-        return make_distributed_rollouts(self, env, shared_noise, agent_instance_seed, **arguments)
+        return make_distributed_rollouts(self, env, shared_noise, agent_instance_seed)
 
 
 @dataclass
@@ -100,4 +97,3 @@ class ESLocalRunner(ESMasterRunner):
     n_eval_workers: int = 0
     start_method: str | None = None
     default_placement: ClassVar[str] = "processes"
-    _worker_settings: ClassVar[tuple[str, ...]] = ("n_train_workers", "n_eval_workers", "start_method")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy as np
 from maze.core.agent.policy import Policy
 from maze.core.agent.torch_model import TorchModel
 from maze.core.annotations import override
+from maze.core.env.faults import USER_CODE_ERRORS, Place, fail
 from maze.core.errors import ConfigError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get_stats_logger
 from maze.core.utils.factory import Factory
@@ -95,8 +96,6 @@ class ESTrainer(EpochTrainer):
         self._eval_returns: list[float] = []
         self._observed: list[Moments] = []
         """Observation statistics of the perturbed policies of the latest update."""
-        self._n_evaluations = 0
-        """Number of evaluation episodes of the latest update."""
         self._eval_stats = LogStatsAggregator(LogStatsLevel.EPOCH, get_stats_logger("eval"))
 
     @classmethod
@@ -122,7 +121,10 @@ class ESTrainer(EpochTrainer):
         trainer = cls(run.algorithm, policy, noise, run.normalization_statistics, checkpoint_file=run.checkpoint_file)
 
         def new_rollouts() -> ESDistributedRollouts:
-            env = env_factory()
+            try:
+                env = env_factory()
+            except USER_CODE_ERRORS as error:
+                fail(error, Place("environment"), "the factory")
             env.seed(run.env_seeds(1)[0])
             make = make_rollouts or partial(make_distributed_rollouts, run)
             return make(env, noise, run.agent_seed())
@@ -164,13 +166,6 @@ class ESTrainer(EpochTrainer):
         return 1
 
     @override(EpochTrainer)
-    def work_of_an_epoch(self) -> str:
-        config = self.config
-        wanted = {"episodes": config.n_rollouts_per_update, "environment steps": config.n_timesteps_per_update}
-        amounts = " and ".join(f"{number:,} {what}" for what, number in wanted.items() if number)
-        return f"collecting {amounts} with perturbed policies, one update"
-
-    @override(EpochTrainer)
     def _aggregators(self) -> dict[str, LogStatsAggregator]:
         return {**super()._aggregators(), "evaluations": self._eval_stats}
 
@@ -183,7 +178,6 @@ class ESTrainer(EpochTrainer):
         noise_indices, returns, n_steps = self._collect(config.n_rollouts_per_update, config.n_timesteps_per_update)
         assert self._rollouts is not None, "train sets them"
         self._rollouts.report_work(self.train_stats)
-        self._n_evaluations = len(self._eval_returns)
         gradient = es_gradient(self.shared_noise, noise_indices, returns, n_trained_parameters(self.policy))
         parameters = get_flat_parameters(self.policy).numpy()
         descent = config.l2_penalty * parameters - gradient
@@ -255,24 +249,16 @@ class ESTrainer(EpochTrainer):
     @override(EpochTrainer)
     def _end_training(self) -> None:
         """Evaluate the policy after the last step: updates evaluate it before their step."""
-        if not self._n_evaluations or self.evaluated_epoch == self.epoch or self._rollouts is None:
+        n_evaluations = 0 if self._rollouts is None else self._rollouts.n_eval_rollouts
+        if not n_evaluations or self.evaluated_epoch == self.epoch:
             return
         self.policy.eval()
-        self._collect(0, 0, self._n_evaluations)
+        self._collect(0, 0, n_evaluations)
         self.before_statistics(f"Iteration {self.epoch}")
         self._report_evaluation(np.empty(0))
         self.evaluated_epoch = self.epoch
 
     # -- state -----------------------------------------------------------------------------------------
-
-    @override(EpochTrainer)
-    def training_state(self, is_last: bool = True) -> dict[str, Any]:
-        return {**super().training_state(is_last), "n_evaluations": self._n_evaluations}
-
-    @override(EpochTrainer)
-    def load_training_state(self, state: Mapping[str, Any], origin: str | Path = "The training state") -> None:
-        super().load_training_state(state, origin)
-        self._n_evaluations = state["n_evaluations"]
 
     @override(EpochTrainer)
     def _parts(self) -> dict[str, Part]:
@@ -281,50 +267,31 @@ class ESTrainer(EpochTrainer):
 
 
 def make_distributed_rollouts(
-    run: TrainingRunner,
-    env: Any,
-    shared_noise: SharedNoiseTable,
-    agent_seed: int,
-    *,
-    n_eval_rollouts: int = 10,
-    concurrency: int = 0,
-    n_train_workers: int = 0,
-    n_eval_workers: int = 0,
-    start_method: str | None = None,
+    run: TrainingRunner, env: Any, shared_noise: SharedNoiseTable, agent_seed: int
 ) -> ESDistributedRollouts:
     """Make the rollouts of perturbed policies with the execution backend of the run.
 
-    :param run: The runner.
+    :param run: The runner; its settings are those of an
+        :class:`~maze.train.trainers.es.es_runners.ESMasterRunner`, or the defaults.
     :param env: An environment, which the rollouts use or close.
     :param shared_noise: The noise table.
     :param agent_seed: Seed of the perturbations.
-    :param n_eval_rollouts: Number of episodes of the unperturbed policy in each update.
-    :param concurrency: Number of parallel episodes of a process; 0: at most 64.
-    :param n_train_workers: Number of processes; 0: one for each CPU core.
-    :param n_eval_workers: Number of further processes; all processes play episodes of all kinds.
-    :param start_method: `forkserver`, `spawn` or `fork`; `None`: `forkserver` if available.
     """
     assert run.env_factory is not None, "setup comes first"
     env_factory, env_seed = run.env_factory, run.env_seeds(1)[0]
-    common: dict[str, Any] = {"n_eval_rollouts": n_eval_rollouts, "concurrency": concurrency}
+    concurrency, n_eval_rollouts = run.concurrency, getattr(run, "n_eval_rollouts", 10)
+    common: dict[str, Any] = {"concurrency": concurrency}
     if run.placement.in_process:
-        return ESDummyDistributedRollouts(
-            env,
-            shared_noise=shared_noise,
-            agent_instance_seed=agent_seed,
-            env_factory=env_factory,
-            env_seed=env_seed,
-            **common,
-        )
+        common |= {"env_factory": env_factory, "env_seed": env_seed}
+        return ESDummyDistributedRollouts(env, n_eval_rollouts, shared_noise, agent_seed, **common)
     env.close()  # workers make their own environments
     pool = run.placement.actor_pool(n_wanted=n_available_cores())
     if pool is not None:
         maker = Players.maker(env_factory, shared_noise, concurrency)
         return PooledRollouts(pool, maker, EpisodeSeeds(shared_noise, agent_seed, env_seed), n_eval_rollouts)
-    n_train_workers = n_train_workers or n_available_cores()
-    return ESSubprocDistributedRollouts(
-        env_factory, n_train_workers, n_eval_workers, shared_noise, [env_seed], agent_seed, start_method, **common
-    )
+    n_workers = getattr(run, "n_train_workers", 0) or n_available_cores(), getattr(run, "n_eval_workers", 0)
+    common |= {"start_method": getattr(run, "start_method", None), "n_eval_rollouts": n_eval_rollouts}
+    return ESSubprocDistributedRollouts(env_factory, *n_workers, shared_noise, [env_seed], agent_seed, **common)
 
 
 def _wrapped_policy(run: TrainingRunner) -> Policy:

@@ -18,7 +18,6 @@ from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.datasets.minari_data import PREFIX
 from maze.core.utils.factory import ConfigType, Factory, plain_container
-from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 
 if TYPE_CHECKING:
     from maze.train.trainers.imitation.bc_algorithm_config import BCAlgorithmConfig
@@ -142,30 +141,25 @@ def check_fits(
                 ("observation", observation, observation_spaces_dict),
                 ("action", action, action_spaces_dict),
             ):
-                if problem := _problem(values, spaces_dict.get(actor[0])):
+                space = spaces_dict.get(actor[0])
+                if not _fits(values, space):
                     raise ConfigError(
-                        f"runner.dataset: {kind} of sub-step {actor[0]!r}, step {step}: {problem}. Was it recorded in "
-                        "another environment, or with other wrappers?"
+                        f"runner.dataset: {kind} of sub-step {actor[0]!r}, step {step}: expected finite values of "
+                        f"{space}, found {values}. Was it recorded in another environment, or with other wrappers?"
                     )
 
 
-def _problem(values: Any, space: spaces.Dict | None) -> str:
-    """Return what does not fit; empty: the values are of the space, apart from the bounds of boxes."""
-    if space is None:
-        return "the environment has no such sub-step"
-    if not isinstance(values, Mapping) or set(values) != set(space):
-        found = sorted(map(str, values)) if isinstance(values, Mapping) else type(values).__name__
-        return f"expected the keys {list(space)}, found {found}"
-    for key, subspace in space.items():
-        value = np.asarray(values[key])
-        if value.shape != subspace.shape:
-            return f"expected `{key}` of shape {subspace.shape}, found {value.shape}"
-        if isinstance(subspace, spaces.Box):
-            if value.dtype.kind == "f" and not np.isfinite(value).all():
-                return f"expected `{key}` to be finite, found {value[~np.isfinite(value)].flat[0]}"
-        elif not subspace.contains(value.astype(subspace.dtype)[()]):
-            return f"expected `{key}` to be in {subspace}, found {value}"
-    return ""
+def _fits(value: Any, space: spaces.Space[Any] | None) -> bool:
+    """Return whether a value is of a space, apart from the bounds of boxes; `None`: there is no such sub-step."""
+    if isinstance(space, spaces.Dict):
+        is_same = isinstance(value, Mapping) and set(value) == set(space)
+        return is_same and all(_fits(value[key], subspace) for key, subspace in space.items())
+    array = np.asarray(value)
+    if space is None or array.shape != space.shape:
+        return False
+    if isinstance(space, spaces.Box):
+        return array.dtype.kind != "f" or bool(np.isfinite(array).all())
+    return space.contains(array.astype(space.dtype)[()])
 
 
 logger = logging.getLogger(__name__)
@@ -220,11 +214,6 @@ def split_dataset(dataset: Any, config: BCAlgorithmConfig, next_seed: Callable[[
         )
     training, validation = random_split(dataset, lengths, generator)
     return training, validation
-
-
-def time_limited(env_factory: Callable[[], Any], max_episode_steps: int) -> Any:
-    """Return an environment whose episodes are cut off after a number of steps."""
-    return TimeLimitWrapper.wrap(env_factory(), max_episode_steps=max_episode_steps)
 
 
 def _from_working_directory(path: Any) -> Any:

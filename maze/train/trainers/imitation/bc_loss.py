@@ -108,7 +108,12 @@ class BCLoss:
             choice = target.long()
             return _weighted(self.loss_discrete, logits, choice, weight), _accuracies(logits, choice)
         if isinstance(space, spaces.MultiDiscrete):
-            return self._multi_discrete_loss(logits, space, target, weight)
+            choices = target.reshape(len(target), -1).long().unbind(-1)
+            parts = list(zip(torch.split(logits, space.nvec.flatten().tolist(), dim=-1), choices, strict=True))
+            loss = torch.stack([_weighted(self.loss_discrete, part, choice, weight) for part, choice in parts]).sum()
+            accuracies = [_accuracies(part, choice) for part, choice in parts]
+            names = dict.fromkeys(name for one in accuracies for name in one)
+            return loss, {name: torch.stack([one[name] for one in accuracies if name in one]).mean() for name in names}
         if isinstance(space, spaces.MultiBinary):
             binary = target.to(logits.dtype).reshape(logits.shape)
             accuracy = ((logits > 0) == (binary > 0.5)).float().mean()
@@ -123,17 +128,6 @@ class BCLoss:
             f"Action `{head}`: behavioural cloning knows Discrete, MultiDiscrete, MultiBinary and Box spaces, found "
             f"{type(space).__name__}."
         )
-
-    def _multi_discrete_loss(
-        self, logits: Tensor, space: spaces.MultiDiscrete, target: Tensor, weight: Tensor | None
-    ) -> tuple[Tensor, Statistics]:
-        sizes = space.nvec.flatten().tolist()
-        choices = target.reshape(len(target), -1).long().unbind(-1)
-        parts = list(zip(torch.split(logits, sizes, dim=-1), choices, strict=True))
-        loss = torch.stack([_weighted(self.loss_discrete, part, choice, weight) for part, choice in parts]).sum()
-        accuracies = [_accuracies(part, choice) for part, choice in parts]
-        names = dict.fromkeys(name for one in accuracies for name in one)
-        return loss, {name: torch.stack([one[name] for one in accuracies if name in one]).mean() for name in names}
 
 
 def _weighted(loss: LossFunction, predicted: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:

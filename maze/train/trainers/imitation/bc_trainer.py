@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,14 +14,15 @@ from torch.optim import Optimizer
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, NonFiniteError
-from maze.core.log_stats.log_stats import LogStatsAggregator, increment_log_step
+from maze.core.log_stats.log_stats import increment_log_step
 from maze.core.utils.factory import ConfigType, Factory
+from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.evaluators.multi_evaluator import MultiEvaluator
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
 from maze.train.trainers.common.trainer import EpochTrainer, Trainer
 from maze.train.trainers.imitation.bc_algorithm_config import BCAlgorithmConfig
-from maze.train.trainers.imitation.bc_data import StepBatches, check_fits, load_dataset, split_dataset, time_limited
+from maze.train.trainers.imitation.bc_data import StepBatches, check_fits, load_dataset, split_dataset
 from maze.train.trainers.imitation.bc_loss import BCLoss
 from maze.train.trainers.imitation.bc_validation_evaluator import BCValidationEvaluator
 from maze.train.trainers.imitation.imitation_events import ImitationEvents
@@ -31,7 +31,6 @@ from maze.train.utils.train_utils import compute_gradient_norm
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
-    from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
     from maze.train.trainers.common.evaluators.evaluator import Evaluator
     from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
     from maze.train.trainers.common.training_runner import TrainingRunner
@@ -54,14 +53,10 @@ class BCTrainer(EpochTrainer):
     events_class: ClassVar[type[Any]] = ImitationEvents
     evaluates_between_epochs: ClassVar[bool] = False
 
-    config: BCAlgorithmConfig
-    data_loader: Any
     learns_observation_statistics: ClassVar[bool] = True
+
+    config: BCAlgorithmConfig
     policy: TorchPolicy
-    optimizer: Optimizer
-    loss: BCLoss
-    train_stats: LogStatsAggregator
-    imitation_events: ImitationEvents
 
     def __init__(
         self,
@@ -80,7 +75,7 @@ class BCTrainer(EpochTrainer):
         self.loss = loss
         if len(data_loader) == 0:
             raise ConfigError("runner.dataset: there is no data to train on; lower algorithm.validation_percentage.")
-        self.imitation_events = self.events
+        self.imitation_events: ImitationEvents = self.events
         self._minibatches = _Minibatches(data_loader)
         self.run_evaluators: list[Evaluator] = []
         """Default evaluator of :meth:`train`: on validation data, and by rollouts."""
@@ -121,12 +116,12 @@ class BCTrainer(EpochTrainer):
         evaluators: list[Evaluator] = []
         if len(validation_data) > 0:
             evaluators.append(BCValidationEvaluator(loss, selection, batches(validation_data), logging_prefix="eval"))
-        if config.n_eval_episodes > 0:
-            evaluators.append(
-                RolloutEvaluator(
-                    _evaluation_env(run), config.n_eval_episodes, None if evaluators else selection, deterministic=True
-                )
-            )
+        if (n_episodes := config.n_eval_episodes) > 0:
+            env_factory = run.env_factory
+            if env_factory is not None and config.max_episode_steps > 0:
+                env_factory = partial(_time_limited, env_factory, config.max_episode_steps)
+            env = run.evaluation_env(n_episodes, env_factory, config.n_eval_workers)
+            evaluators.append(RolloutEvaluator(env, n_episodes, None if evaluators else selection, deterministic=True))
         trainer.run_evaluators = evaluators
         return trainer
 
@@ -302,12 +297,5 @@ class _Minibatches:
         return []
 
 
-def _evaluation_env(run: TrainingRunner) -> StructuredVectorEnv:
-    config: BCAlgorithmConfig = run.algorithm
-    factory = run.env_factory
-    assert factory is not None, "setup comes first"
-    if config.max_episode_steps > 0:
-        factory = partial(time_limited, factory, config.max_episode_steps)
-    n_envs = config.n_eval_workers or run.eval_concurrency
-    n_envs = n_envs or max(1, min(config.n_eval_episodes, os.cpu_count() or 1))
-    return run.evaluation_env(config.n_eval_episodes, factory, n_envs)
+def _time_limited(env_factory: Callable[[], Any], max_episode_steps: int) -> Any:
+    return TimeLimitWrapper.wrap(env_factory(), max_episode_steps=max_episode_steps)

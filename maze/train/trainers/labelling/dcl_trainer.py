@@ -81,10 +81,6 @@ class DCL(LabellingTrainer):
         return math.ceil(self.config.states / self.config.states_per_update)
 
     @override(EpochTrainer)
-    def work_of_an_epoch(self) -> str:
-        return f"labelling up to {self.config.states:,} decisions, {self.config.n_passes} passes over them"
-
-    @override(EpochTrainer)
     def _update(self) -> None:
         if self.update == 0 or self._started is None:
             self._started = time.monotonic()

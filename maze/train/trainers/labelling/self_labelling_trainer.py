@@ -81,11 +81,6 @@ class SelfLabelling(LabellingTrainer):
         self._beams = copies.branches()[0], copies.branches()[0]
 
     @override(EpochTrainer)
-    def work_of_an_epoch(self) -> str:
-        config = self.config
-        return f"{config.epoch_length} updates, each with {config.samples} solutions of {config.instances} instances"
-
-    @override(EpochTrainer)
     def _update(self) -> None:
         self.optimizer.lr = scheduled_lr(self.config.lr_schedule, self.config.lr, self.share_done)
         self._label()
@@ -111,14 +106,25 @@ class SelfLabelling(LabellingTrainer):
         best_returns = returns[instances, best]
         means = np.where(is_solution, returns, 0.0).sum(axis=1) / is_solution.sum(axis=1)
         solutions = sampled[:, instances, best]
-        self._played.begin(seeds)
-        self._play_again(solutions, best_returns - means)
-        if not np.allclose(self._played.returns, best_returns, rtol=1e-4, atol=1e-6):
+        played, weights = self._played, best_returns - means
+        played.begin(seeds)
+        for actions in solutions:
+            decisions = []
+            for group in played.observe(self._limit):
+                decoded = self._decoded(group, actions[group.rows])
+                decisions.append((group, decoded))
+                indices = np.flatnonzero(~played.done[group.rows])
+                labels = [{head: choice[index] for head, choice in decoded.items()} for index in indices]
+                observations = {key: array[indices] for key, array in group.stacked().items()}
+                self.labelled.add(group.actor_id, observations, labels, weights[group.rows[indices]])
+            if decisions:
+                played.step(decisions)
+        if not np.allclose(played.returns, best_returns, rtol=1e-4, atol=1e-6):
             raise ConfigError(
                 "algorithm=self_labelling: an episode that was played again with the same actions has another return. "
                 "The environment depends on something that `clone_from` and `seed` leave out."
             )
-        self.stats.add_value("gain", float((best_returns - means).mean()))
+        self.stats.add_value("gain", float(weights.mean()))
         self.stats.add_value("simulated_decisions", first.n_decisions + second.n_decisions - done_before)
 
     # -- sampling --------------------------------------------------------------------------------------
@@ -194,25 +200,6 @@ class SelfLabelling(LabellingTrainer):
         sizes = [int(part.n) for part in space.values()]
         choices = np.unravel_index(np.maximum(actions, 0) % np.prod(sizes), sizes)
         return {head: part.start + choice for (head, part), choice in zip(space.items(), choices, strict=True)}
-
-    def _play_again(self, solutions: np.ndarray, weights: np.ndarray) -> None:
-        """Play the best solutions and note their decisions.
-
-        :param solutions: Actions, `[n_decisions, n_instances]`.
-        :param weights: By instance.
-        """
-        played = self._played
-        for actions in solutions:
-            decisions = []
-            for group in played.observe(self._limit):
-                decoded = self._decoded(group, actions[group.rows])
-                decisions.append((group, decoded))
-                indices = np.flatnonzero(~played.done[group.rows])
-                labels = [{head: choice[index] for head, choice in decoded.items()} for index in indices]
-                observations = {key: array[indices] for key, array in group.stacked().items()}
-                self.labelled.add(group.actor_id, observations, labels, weights[group.rows[indices]])
-            if decisions:
-                played.step(decisions)
 
 
 def conditional_gumbel(

@@ -205,8 +205,3 @@ def test_a_buffer_with_the_documented_methods_is_enough():
 def test_a_buffer_of_single_steps_is_refused_where_steps_have_several_actors():
     with pytest.raises(ConfigError, match=r"a ListBuffer keeps single steps.*Derive it from UniformReplayBuffer"):
         trainer_with(ListBuffer(), two_step_env)
-
-
-def test_an_object_that_is_no_buffer_is_refused():
-    with pytest.raises(ConfigError, match="replay_buffer: expected a BaseReplayBuffer, found list"):
-        trainer_with([])

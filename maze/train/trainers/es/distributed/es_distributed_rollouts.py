@@ -212,6 +212,9 @@ class ESRolloutResult:
 class ESDistributedRollouts(ABC):
     """Evaluate perturbed policies."""
 
+    n_eval_rollouts: int = 0
+    """Number of episodes of the unperturbed policy in each update."""
+
     @abstractmethod
     def generate_rollouts(
         self,

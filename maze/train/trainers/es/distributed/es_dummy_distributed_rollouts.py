@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from maze.core.agent.policy import acting_in
 from maze.core.agent.torch_policy import ActionHeads, TorchPolicy
@@ -84,7 +84,9 @@ class Population:
         mapper = policy.distribution_mapper
         self._heads = {key: ActionHeads(mapper, rng, generator, str(key)) for key in policy.networks}
         self._networks = {
-            key: _network_function(network, stacked, self._heads[key]) for key, network in policy.networks.items()
+            key: population_in_numpy(network, stacked)
+            or partial(self._run_in_torch, key, TorchPopulation(network, stacked))
+            for key, network in policy.networks.items()
         }
 
     def act(self, actor_id: ActorID, observations: Mapping[str, np.ndarray], rows: Rows) -> dict[str, np.ndarray]:
@@ -97,6 +99,11 @@ class Population:
         key = self._policy.network_key(actor_id)
         network = self._networks[key]
         return self._heads[key].act(lambda x: network(x, rows), observations, deterministic=True)
+
+    def _run_in_torch(
+        self, key: Any, network: TorchPopulation, observations: Mapping[str, np.ndarray], rows: Rows
+    ) -> Mapping[str, Any]:
+        return self._heads[key].as_arrays(network(observations, rows))
 
 
 def is_batchable(policy: Any, observation_spaces_dict: Mapping[StepKeyType, Any]) -> bool:
@@ -117,17 +124,6 @@ def is_batchable(policy: Any, observation_spaces_dict: Mapping[StepKeyType, Any]
     except RuntimeError:  # raised by vmap for operations that it does not support
         return False
     return True
-
-
-def _network_function(
-    network: nn.Module, stacked: Mapping[int, np.ndarray], heads: ActionHeads
-) -> Callable[[Mapping[str, np.ndarray], Rows], Mapping[str, Any]]:
-    """Return a function that maps observations and rows of policies to logits."""
-    in_numpy = population_in_numpy(network, stacked)
-    if in_numpy is not None:
-        return in_numpy
-    in_torch = TorchPopulation(network, stacked)
-    return lambda observations, rows: heads.as_arrays(in_torch(observations, rows))
 
 
 MAX_ENVS = 64
@@ -288,7 +284,10 @@ class Players:
     def _add_slot(self, env: Any = None) -> None:
         if env is None:
             assert self._env_factory is not None, "sequential episodes need a first environment"
-            env = self._env_factory()
+            try:
+                env = self._env_factory()
+            except USER_CODE_ERRORS as error:
+                fail(error, Place(f"environment {len(self._slots)}"), "the factory")
         self._normalize(env)
         self._slots.append(_Slot(env))
 
@@ -505,7 +504,8 @@ class PooledRollouts(ESDistributedRollouts):
 
     @override(ESDistributedRollouts)
     def report_work(self, statistics: LogStatsAggregator) -> None:
-        self.pool.report_work(statistics)
+        if not isinstance(self.pool, LocalPool):
+            self.pool.report_work(statistics)
 
 
 class ESDummyDistributedRollouts(PooledRollouts):
@@ -534,10 +534,6 @@ class ESDummyDistributedRollouts(PooledRollouts):
         self.players = Players(env_factory, shared_noise, concurrency, env)
         seeds = EpisodeSeeds(shared_noise, agent_instance_seed, env_seed)
         super().__init__(LocalPool(), lambda *_: lambda: self.players, seeds, n_eval_rollouts)
-
-    @override(ESDistributedRollouts)
-    def report_work(self, statistics: LogStatsAggregator) -> None:
-        return
 
     @override(ESDistributedRollouts)
     def close(self) -> None:
