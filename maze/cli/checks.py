@@ -79,6 +79,7 @@ def _draw_seeds(cfg: DictConfig) -> None:
 
 def check(cfg: DictConfig) -> None:
     """Raise a :class:`UsageError` for groups that do not fit each other, and for a missing or wrong `input_dir`."""
+    overrides = list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
     is_training = "algorithm" in cfg
     if is_training and cfg.get("model") is None:
         raise UsageError("model: training needs a model. Choose one, for instance model=flatten_concat.")
@@ -92,7 +93,18 @@ def check(cfg: DictConfig) -> None:
             f"{what} Training (-cn conf_train) takes runner=dev, runner=local or runner=ray, rollouts take "
             "runner=parallel, runner=sequential or runner=ray."
         )
+    _check_own_critic(cfg, overrides)
     _check_input_dir(cfg, is_training)
+
+
+def _check_own_critic(cfg: DictConfig, overrides: Sequence[str]) -> None:
+    model = cfg.get("model")
+    chosen = next((override for override in overrides if override.startswith("critic=")), None)
+    if chosen and isinstance(model, DictConfig) and not OmegaConf.is_interpolation(model, "critic"):
+        raise UsageError(
+            f"{chosen} has no effect: the chosen model has its own critic (model.critic). Remove critic=, or "
+            f"write `critic: ${{critic}}` in the model's configuration."
+        )
 
 
 def _check_input_dir(cfg: DictConfig, is_training: bool) -> None:
