@@ -173,7 +173,11 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
         return signature
     own = [parameter for name, parameter in signature.parameters.items() if name != "rest"]
     inherited = [p for p in _signature(function.__mro__[1]).parameters.values() if p.name not in signature.parameters]
-    optional = [p.replace(kind=p.KEYWORD_ONLY) for p in inherited if p.default is not p.empty]
+    optional = [
+        p.replace(kind=p.KEYWORD_ONLY, default=None if p.default is p.empty else p.default)
+        for p in inherited
+        if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
     return signature.replace(parameters=[*own, *optional])
 
 
