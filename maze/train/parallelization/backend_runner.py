@@ -19,7 +19,7 @@ from maze.core.wrappers.time_limit_wrapper import checked_time_limit
 from maze.perception.models.space_config import SpacesConfig
 from maze.runner import Runner
 from maze.train.parallelization.placement import Batched, placement_of
-from maze.train.parallelization.vector_env.vector_env_utils import check_same_spaces
+from maze.train.parallelization.vector_env.vector_env_utils import CheckedEnvFactory, check_same_spaces
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -96,7 +96,7 @@ class BackendRunner(Runner):
             fail(error, Place.of(env, PROBE), call)
         finally:
             closed(env.close, PROBE)
-        self.env_factory = normalized
+        self.env_factory = CheckedEnvFactory(normalized, self.spaces)
 
     @override(Runner)
     def close(self) -> None:

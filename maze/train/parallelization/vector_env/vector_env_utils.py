@@ -12,6 +12,7 @@ import numpy as np
 
 from maze.core.annotations import override
 from maze.core.env.core_env import CoreEnv
+from maze.core.env.faults import USER_CODE_ERRORS, Place, fail
 from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import EnvironmentContractError
 from maze.core.log_stats.log_stats import (
@@ -150,6 +151,26 @@ class ActorSpaces(NamedTuple):
             n_steps * substeps_per_step(self.agent_counts_dict),
             logits_shapes_of(policy, self.action_spaces_dict),
         )
+
+
+class CheckedEnvFactory:
+    """Environment factory with named errors: the environment cannot be made, or has unexpected spaces.
+
+    :param env_factory: Makes one environment.
+    :param spaces: Object with the expected spaces as attributes, such as an environment.
+    """
+
+    def __init__(self, env_factory: Callable[[], Any], spaces: Any) -> None:
+        self.env_factory = env_factory
+        self.spaces = spaces
+
+    def __call__(self) -> Any:
+        try:
+            env = self.env_factory()
+        except USER_CODE_ERRORS as error:
+            fail(error, Place("environment"), "the factory")
+        check_same_spaces(self.spaces, env, "environment")
+        return env
 
 
 def check_same_spaces(reference: Any, env: Any, name: str) -> None:
