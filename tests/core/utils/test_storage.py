@@ -178,7 +178,7 @@ class TestRunsWithFiles:
     ) -> None:
         monkeypatch.chdir(tmp_path)
         assert main([*TINY, "--multirun", "algorithm.lr=0.1,0.2", f"hydra.sweep.dir=file://{tmp_path}/s"]) == 1
-        assert "only the directory of a single run can be a URL" in capfd.readouterr().err
+        assert "hydra.sweep.dir: expected a directory that all jobs of the sweep share" in capfd.readouterr().err
 
     def test_run_context_accepts_urls(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
