@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from maze.console.streams import lasting_console, quiet_console
+from maze.console.streams import lasting_console
 from maze.core.log_stats.log_stats import StatsContext
 
 CONFIG_MODULE = "maze.conf"
@@ -47,12 +48,17 @@ def hydra_config(config: DictConfig) -> Iterator[None]:
 
 @contextmanager
 def output(silent: bool) -> Iterator[None]:
-    """Return a context in which only errors are printed if `silent`; errors of the console are ignored."""
+    """Return a context in which nothing is printed if `silent`; errors of the console are ignored."""
     if not silent:
         with lasting_console():
             yield
         return
-    with quiet_console(), warnings.catch_warnings():
+    with (
+        open(os.devnull, "w", encoding="utf-8") as nowhere,
+        redirect_stdout(nowhere),
+        redirect_stderr(nowhere),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")
         yield
 

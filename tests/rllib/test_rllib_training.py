@@ -192,7 +192,7 @@ def test_a_terminated_run_is_saved_and_ends_with_the_status_of_the_signal(tmp_pa
         )
         try:
             deadline = time.monotonic() + 120
-            while "iteration 1:" not in log.read_text() and process.poll() is None and time.monotonic() < deadline:
+            while "iteration 1, " not in log.read_text() and process.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.2)
             process.send_signal(signal.SIGTERM)
             status = process.wait(timeout=60)

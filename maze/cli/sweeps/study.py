@@ -297,10 +297,11 @@ class SweepStudy:
         self._remove_torn_line()
         try:
             self._storage = JournalStorage(JournalFileBackend(str(self._path)))
-            direction = StudyDirection.MAXIMIZE if maximize else StudyDirection.MINIMIZE
-            self._study = optuna.create_study(
-                study_name=STUDY_NAME, storage=self._storage, direction=direction, load_if_exists=True
-            )
+            if self._path.stat().st_size:  # `create_study` would write into it
+                self._study = optuna.load_study(study_name=STUDY_NAME, storage=self._storage)
+            else:
+                direction = StudyDirection.MAXIMIZE if maximize else StudyDirection.MINIMIZE
+                self._study = optuna.create_study(study_name=STUDY_NAME, storage=self._storage, direction=direction)
             self.settings: dict[str, Any] = {**self._study.user_attrs.get("settings", {})}
             self._read_trials()
         except BaseException as error:

@@ -233,7 +233,13 @@ class MazeEnv(
         """Convert recorded states and actions as those of one actor within this block.
 
         :param actor_id: The actor, which :meth:`actor_id` returns within the block.
+        :raises EnvironmentContractError: The environment has no such sub-step.
         """
+        if actor_id.step_key not in self.action_conversion_dict:
+            raise EnvironmentContractError(
+                f"{type(self).__name__}: expected recordings of known sub-steps, found {actor_id.step_key!r}; "
+                f"known sub-steps: {list(self.action_conversion_dict)}. Were they recorded in another environment?"
+            )
         self.converted_actor = actor_id
         try:
             yield

@@ -10,7 +10,7 @@ from maze.core.errors import ConfigAssertionError, ConfigError, ConfigImportErro
 from maze.core.utils.targets import locate
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
-from maze.perception.blocks import DenseBlock, SelfAttentionSeqBlock
+from maze.perception.blocks import DenseBlock
 from maze.train.trainers.ppo.ppo_algorithm_config import PPOAlgorithmConfig
 
 FAULTS = [
@@ -19,7 +19,6 @@ FAULTS = [
     (lambda: TimeLimitWrapper.wrap(GymMazeEnv("CartPole-v1"), max_episode_steps=-1), ValueError, ConfigValueError),
     (lambda: locate("no_such_package.Class"), ImportError, ConfigImportError),
     (lambda: locate("maze.core.errors.NoSuchError"), ImportError, ConfigImportError),
-    (lambda: SelfAttentionSeqBlock("x", "y", [(2, 5)], 2, None, False, True), AssertionError, ConfigAssertionError),
     (lambda: DenseBlock(["x", "x"], "y", [(2,), (2,)], [3], "torch.nn.ReLU"), AssertionError, ConfigAssertionError),
 ]
 

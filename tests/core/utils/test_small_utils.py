@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from maze.core.annotations import override, unused
 from maze.core.env.structured_env import StructuredEnv
 from maze.core.errors import ConfigError, EnvironmentContractError
-from maze.core.rendering.renderer_args import IntRangeArg, OptionsArrayArg
 from maze.core.utils.seeding import MazeSeeding, set_seeds_globally
 from maze.core.utils.stats_utils import CumulativeMovingMeanStd
 from maze.core.utils.structured_env_utils import flat_structured_shapes, flat_structured_space
@@ -110,11 +109,3 @@ def test_override_checks_the_name_and_changes_nothing():
     with pytest.raises(NameError, match=r"StructuredEnv has no member `actor_ids`. Did you mean `actor_id`"):
         override(StructuredEnv)(actor_ids)
     assert unused(1, 2) is None
-
-
-def test_renderer_arguments_check_their_ranges():
-    assert (IntRangeArg("a", "A", 1, 2).max_value, OptionsArrayArg("b", "B", [1]).options) == (2, [1])
-    with pytest.raises(ValueError, match="`a`"):
-        IntRangeArg("a", "A", 2, 1)
-    with pytest.raises(ValueError, match="`b`"):
-        OptionsArrayArg("b", "B", [])

@@ -286,7 +286,9 @@ def test_spaces_that_have_no_fixed_shape_are_refused():
         space = spaces.Dict({"report": spaces.Text(5)})
         return MazeEnv(CountingCoreEnv(((2, "terminated"),)), {0: PassOn(space)}, {0: Observe(space)})
 
-    with pytest.raises(EnvironmentContractError, match="`report` of sub-step 0: values of Text"):
+    with pytest.raises(
+        EnvironmentContractError, match="`report` of sub-step 0: Text spaces have no fixed numeric shape"
+    ):
         SequentialVectorEnv([text_env])
 
 
