@@ -294,15 +294,17 @@ class SweepStudy:
         self._sampler: BaseSampler | None = None
         self._path = directory / STUDY_FILE
         self._file = _locked(self._path)
-        self._remove_torn_line()
+        self._maximize = maximize
+        self._interrupted: list[int] = []
+        """Trials in Optuna's storage whose process ended while they were written."""
+        self.settings: dict[str, Any] = {}
+        self._is_new = b"\n" not in self._file.read()
+        if self._is_new:
+            return
         try:
             self._storage = JournalStorage(JournalFileBackend(str(self._path)))
-            if self._path.stat().st_size:  # `create_study` would write into it
-                self._study = optuna.load_study(study_name=STUDY_NAME, storage=self._storage)
-            else:
-                direction = StudyDirection.MAXIMIZE if maximize else StudyDirection.MINIMIZE
-                self._study = optuna.create_study(study_name=STUDY_NAME, storage=self._storage, direction=direction)
-            self.settings: dict[str, Any] = {**self._study.user_attrs.get("settings", {})}
+            self._study = optuna.load_study(study_name=STUDY_NAME, storage=self._storage)
+            self.settings.update(self._study.user_attrs.get("settings", {}))
             self._read_trials()
         except BaseException as error:
             self._file.close()
@@ -337,6 +339,14 @@ class SweepStudy:
                     f"{self.settings.get(name)!s:.120}, now {plain[name]!s:.120}. Resume it with the command it was "
                     "started with (its multirun.yaml has all overrides), or choose another directory."
                 )
+        self._remove_torn_line()
+        if self._is_new:
+            self._storage = JournalStorage(JournalFileBackend(str(self._path)))
+            direction = StudyDirection.MAXIMIZE if self._maximize else StudyDirection.MINIMIZE
+            self._study = optuna.create_study(study_name=STUDY_NAME, storage=self._storage, direction=direction)
+            self._is_new = False
+        while self._interrupted:
+            self._storage.set_trial_state_values(self._interrupted.pop(), TrialState.FAIL)
         self._study.set_user_attr("settings", plain)
         self.settings, self.plan = plain, plan
         if plan.is_grid:
@@ -346,7 +356,7 @@ class SweepStudy:
             self._study.pruner = plan.pruner
 
     def _remove_torn_line(self) -> None:
-        """Remove the line that a killed process has begun."""
+        """Remove the line that a killed process has begun; until then the file is only read."""
         content = self._path.read_bytes()
         n_whole = content.rfind(b"\n") + 1
         if n_whole < len(content):
@@ -415,7 +425,7 @@ class SweepStudy:
             trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, stored.number)
             if "runs" not in attributes:  # interrupted while the trial was written
                 if not is_finished:
-                    self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
+                    self._interrupted.append(trial_id)
                 continue
             runs = [SweepRun(**run) for run in attributes["runs"]]
             trial = SweepTrial(attributes["trial"], dict(attributes["overrides"]), runs, is_finished)
