@@ -62,9 +62,9 @@ DIRECTORY = "improvement"
 HEURISTIC_SHARE, PLANNING_SHARE, PPO_SHARE = 0.05, 0.15, 0.1
 """Shares of the budget: at most, for the common episodes of the heuristic and of each rollout policy; for PPO after
 another training run, which gets the rest."""
-_LEAST_CONFIRMATION, _MOST_CONFIRMATION = 0.15, 0.4
+_LEAST_CONFIRMATION, _MOST_CONFIRMATION, _SLOW_CONFIRMATION = 0.15, 0.4, 0.65
 """Shares of the budget that are reserved for the confirmation, which also gets what is left: while there is no
-candidate; and at most."""
+candidate; at most; and at most where a candidate needs them for the fewest episodes of a confirmation."""
 LEAST_EPISODES = 20
 """Common episodes at least. They only determine the order in which candidates are confirmed."""
 LEAST_CONFIRMING, _MOST_CONFIRMING = 50, 5
@@ -644,11 +644,12 @@ class ImproveRunner(EvaluationRunner):
 
         :param later: Share of the budget of what follows.
         """
-        seconds = _LEAST_CONFIRMATION * self._budget_s
+        shares = [_LEAST_CONFIRMATION]
         for rung in candidates_of(self._rungs)[:1]:
-            of_episodes = sum(each.evaluation.seconds_of_episode for each in (rung, self._rungs[0]))
-            seconds = max(seconds, _WANTED_CONFIRMING * of_episodes)
-        return min(seconds, _MOST_CONFIRMATION * self._budget_s) + later * self._budget_s
+            share = sum(each.evaluation.seconds_of_episode for each in (rung, self._rungs[0])) / self._budget_s
+            shares.append(min(_WANTED_CONFIRMING * share, _MOST_CONFIRMATION))
+            shares.append(min(LEAST_CONFIRMING * share, _SLOW_CONFIRMATION))
+        return (max(shares) + later) * self._budget_s
 
     def _make_env(self) -> Any:
         return self.built({"policy": self.policy})[0]

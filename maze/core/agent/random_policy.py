@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ class RandomPolicy(Policy):
     ) -> None:
         self.action_spaces_dict = action_spaces_dict
         self.masks = dict(masks or {})
-        self._spaces = copy.deepcopy(action_spaces_dict)
+        self._samplers = {key: _sampler_of(space) for key, space in action_spaces_dict.items()}
         self._masked_heads: dict[Any, dict[str, str]] = {}
         self._rng = np.random.default_rng()
 
@@ -48,19 +48,19 @@ class RandomPolicy(Policy):
         actor_id: ActorID | None = None,
         deterministic: bool = False,
     ) -> Any:
-        space = for_actor(self._spaces, actor_id, "action_spaces_dict")
-        action = _sample(space, self._rng)
-        if not isinstance(observation, Mapping) or not isinstance(space, spaces.Dict):
+        action = for_actor(self._samplers, actor_id, "action_spaces_dict")(self._rng)
+        if not isinstance(observation, Mapping):
             return action
         # heads with masked choices are sampled again; masks do not change the samples of other heads
-        step_key = next(iter(self._spaces)) if actor_id is None else actor_id[0]
+        step_key = next(iter(self._samplers)) if actor_id is None else actor_id[0]
         if step_key not in self._masked_heads:
-            shapes = {key: np.shape(value) for key, value in observation.items()}
-            self._masked_heads[step_key] = masked_heads(shapes, space, self.masks)[0]
+            space, shapes = self.action_spaces_dict[step_key], {key: np.shape(of) for key, of in observation.items()}
+            found = masked_heads(shapes, space, self.masks)[0] if isinstance(space, spaces.Dict) else {}
+            self._masked_heads[step_key] = found
         for mask, head in self._masked_heads[step_key].items():
             allowed = np.flatnonzero(np.asarray(observation[mask]) > 0)
             if len(allowed):
-                start = int(space[head].start)  # type: ignore[attr-defined]  # a Discrete
+                start = int(self.action_spaces_dict[step_key][head].start)  # type: ignore[index]  # a Dict
                 action[head] = np.int64(start + allowed[self._rng.integers(len(allowed))])
         return action
 
@@ -79,15 +79,30 @@ class RandomPolicy(Policy):
         return actions, [1.0 / n_candidates] * n_candidates
 
 
-def _sample(space: spaces.Space[Any], rng: np.random.Generator) -> Any:
-    """Sample a space that is not used by anything else."""
+def _sampler_of(space: spaces.Space[Any]) -> Callable[[np.random.Generator], Any]:
+    """Return a function that samples the space without a generator of its own."""
     if isinstance(space, spaces.Dict):
-        return {key: _sample(part, rng) for key, part in space.spaces.items()}
+        return partial(_from_dict, {key: _sampler_of(part) for key, part in space.spaces.items()})
     if isinstance(space, spaces.Discrete):
-        return np.int64(rng.integers(int(space.start), int(space.start + space.n)))
-    if isinstance(space, spaces.Box) and space.dtype.kind == "f":
-        with suppress(OverflowError):  # it is unbounded
-            return rng.uniform(space.low, space.high).astype(space.dtype)
+        return partial(_from_discrete, int(space.start), int(space.start + space.n))
+    if isinstance(space, spaces.Box) and space.is_bounded() and np.issubdtype(space.dtype, np.floating):
+        return partial(_from_box, space.low, space.high, space.dtype)
+    return partial(_from_space, copy.deepcopy(space))
+
+
+def _from_dict(samplers: Mapping[str, Callable[..., Any]], rng: np.random.Generator) -> dict[str, Any]:
+    return {key: sampler(rng) for key, sampler in samplers.items()}
+
+
+def _from_discrete(low: int, high: int, rng: np.random.Generator) -> Any:
+    return np.int64(rng.integers(low, high))
+
+
+def _from_box(low: np.ndarray, high: np.ndarray, dtype: Any, rng: np.random.Generator) -> np.ndarray:
+    return rng.uniform(low, high).astype(dtype)
+
+
+def _from_space(space: spaces.Space[Any], rng: np.random.Generator) -> Any:
     space.seed(int(rng.integers(2**31)))
     return space.sample()
 
