@@ -107,6 +107,7 @@ def test_a_search_ends_when_its_time_is_over():
     assert found.makespan > found.bound
 
 
+@needs_ortools
 def test_with_a_zero_time_limit_the_schedule_is_that_of_a_heuristic():
     instances = instances_of(["ta01"])
     found = cp_sat_schedule(instances[0].durations, instances[0].machines, seconds=1e-3, n_workers=1)
