@@ -404,10 +404,10 @@ class ImproveRunner(EvaluationRunner):
         self._end = began + self._budget_s
         self._evaluate_heuristic()
         can_plan = self._attempt(f"rollout of {HEURISTIC}", self._planning_with_heuristic)
-        first, *others = [PPO]
+        learners = [PPO]
         with suppress(Exception):  # without copies, neither of them can train
-            chance = chance_in(stack_of(self._make_env())[0], "improve")
-            first, *others = (DCL if chance else SELF_LABELLING), PPO
+            learners.insert(0, DCL if chance_in(stack_of(self._make_env())[0], "improve") else SELF_LABELLING)
+        first, *others = learners
         later = PPO_SHARE * bool(others)
         planner = self._rungs[-1].policy
         planning = PLANNING_SHARE * (isinstance(planner, RolloutPolicy) and planner.scenarios >= _USUAL)

@@ -24,6 +24,7 @@ from maze.offline.action_probabilities import cloned_propensities
 from maze.offline.estimate import (
     BEHAVIOUR,
     ESTIMATORS,
+    FITTED,
     EstimationConfig,
     PolicyEstimate,
     estimate,
@@ -261,6 +262,14 @@ def log_facts(data: LoggedSteps, is_cloned: bool = False) -> list[tuple[str, str
     return facts
 
 
+def _label(entry: PolicyEstimate, data: LoggedSteps) -> str:
+    """Return the name of an estimate; fitted values contain what follows truncations, weighted returns do not."""
+    if entry.policy == BEHAVIOUR:
+        return "logged episodes"
+    is_beyond = entry.estimator in FITTED and data.truncated.any()
+    return f"{entry.estimator}, beyond truncations" if is_beyond else entry.estimator
+
+
 def estimation_page(entries: Sequence[PolicyEstimate], data: LoggedSteps, facts: list[tuple[str, str]]) -> Page:
     """Build the HTML report: estimates of each policy beside the return of the log.
 
@@ -272,11 +281,7 @@ def estimation_page(entries: Sequence[PolicyEstimate], data: LoggedSteps, facts:
     names = " / ".join(policies) if len(policies) <= 4 else f"{len(policies)} policies"
     sections = [page_section("Log", facts=fact_list(facts))]
     for policy in policies:
-        own = {
-            "logged episodes" if entry.policy == BEHAVIOUR else entry.estimator: entry
-            for entry in entries
-            if entry.policy in (policy, BEHAVIOUR)
-        }
+        own = {_label(entry, data): entry for entry in entries if entry.policy in (policy, BEHAVIOUR)}
         shown = [(label, entry.estimate) for label, entry in own.items() if not entry.refusal]
         figure = intervals_figure("Estimates, with 95 % intervals", shown, [np.empty(0)] * len(shown), None)
         rows = [(label, *_cells(entry)[2:], entry.refusal) for label, entry in own.items()]

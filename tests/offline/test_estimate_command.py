@@ -43,6 +43,8 @@ def test_a_recorded_rollout_is_evaluated_for_other_policies(
     )  # three standard deviations
     page = next(Path("log").glob("estimate*/*/report.html")).read_text()
     assert "80" in page
+    assert "fqe, beyond truncations" in page
+    assert "pdis, beyond truncations" not in page
     assert main([*command, policies, "behaviour=old", "runner.estimators=[wis]"]) == 0
     assert "Refused: The weighted episodes are worth" in capfd.readouterr().out
     evidence = f"evidence={{data: {run}, behaviour: baseline, gamma: 1.0, estimators: [pdis]}}"

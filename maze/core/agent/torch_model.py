@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SMALL_LAYER = 256 * 256
-"""Number of weights up to which a layer is computed faster by one thread than by several."""
+"""Largest number of weights of a layer for which one thread is used."""
 
 
 def resolve_device(device: str, key: str = "device", default: str = "") -> str:

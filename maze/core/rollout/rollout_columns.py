@@ -137,6 +137,15 @@ class RolloutColumns:
             n_constrained=len(getattr(env, "constrained", ())),
         )
 
+    def with_rewards(self, rewards: np.ndarray) -> RolloutColumns:
+        """Return the rollout with other rewards, of which actors have none of their own; all else is shared.
+
+        :param rewards: `[n_ticks, n_envs]`.
+        """
+        other = RolloutColumns.__new__(RolloutColumns)
+        vars(other).update({**vars(self), "rewards": rewards, "actor_rewards": None})
+        return other
+
     def __getstate__(self) -> dict[str, Any]:
         """Return the rollout without its storage: copies are read-only."""
         return {**vars(self), "_all_by_tick": {}, "last_observations": {}, "hidden_states": None, "infos": None}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import inspect
 import math
+import numbers
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping
@@ -16,18 +18,12 @@ from maze.core.env.structured_env import StructuredEnv
 from maze.core.errors import ConfigError, ConfigValueError, did_you_mean
 from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, ConfigType, Factory, plain_container
 from maze.core.utils.import_guard import current_guard, imports_guarded
-from maze.core.utils.targets import is_file_name, locate
+from maze.core.utils.targets import is_file_name, locate, path_of
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from maze.core.env.maze_env import MazeEnv
-
-
-import functools
-import numbers
-
-from maze.core.utils.targets import path_of
 
 # Target of the default configuration of environments.
 _GYM_ENV = "maze.core.wrappers.maze_gym_env_wrapper.make_gym_maze_env"

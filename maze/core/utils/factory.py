@@ -167,7 +167,7 @@ def _built(value: Any, takes_configuration: bool, config_path: str) -> Any:
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    """Return the signature; what a constructor collects as `rest` are optional arguments of its base class."""
+    """Return the signature; a constructor that collects `rest` also takes the arguments of its base class by name."""
     signature = inspect.signature(function)
     if not isinstance(function, type) or "rest" not in signature.parameters:
         return signature

@@ -134,9 +134,8 @@ def refuse_foreign_targets(
         looked_for.add(package)
         if len(looked_for) > _MOST_NAMED:
             raise CheckpointError(f"{path} names more than {_MOST_NAMED} different packages.")
-        return (
-            is_importable(package) or PathFinder.find_spec(package, [""]) is not None
-        )  # also in the working directory
+        is_in_working_directory = PathFinder.find_spec(package, [""]) is not None
+        return is_importable(package) or is_in_working_directory
 
     for text in texts_of(config, section):
         reason = _objection(text, trusted, can_be_imported)

@@ -113,13 +113,6 @@ class EpisodeCosts(valuation.GAE):
         return super().__call__(trajectories)
 
 
-def with_rewards(columns: RolloutColumns, rewards: np.ndarray) -> RolloutColumns:
-    """Return a rollout with other rewards, of which actors have none of their own; all else is shared."""
-    other = RolloutColumns.__new__(RolloutColumns)
-    vars(other).update({**vars(columns), "rewards": rewards, "actor_rewards": None})
-    return other
-
-
 class CostCritic:
     """A copy of the model's critic that learns other quantities than rewards.
 
@@ -230,7 +223,7 @@ class LearnedConstraint(CostCritic):
     @property
     def multiplier(self) -> float:
         """Weight of the costs in the objective; that of rewards is 1."""
-        return float(self._pid[2])
+        return float(PID(*self._pid).multiplier)
 
     def restart(self) -> None:
         """Begin anew in other environments."""
@@ -267,7 +260,7 @@ class LearnedConstraint(CostCritic):
             self.value = total / weight
             if not is_fixed:
                 self._control()
-        costs = with_rewards(columns, (self.sign * (values - self._aim * weights)).astype(np.float32))
+        costs = columns.with_rewards((self.sign * (values - self._aim * weights)).astype(np.float32))
         if self._centred is None:
             self._scaling.scale(costs)
         if columns.actor_rewards is not None:

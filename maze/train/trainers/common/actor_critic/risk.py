@@ -22,7 +22,7 @@ from maze.core.agent.torch_state_critic import TorchStepStateCritic
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.stats_utils import tail_values
-from maze.train.trainers.common.actor_critic.constraints import CostCritic, with_rewards
+from maze.train.trainers.common.actor_critic.constraints import CostCritic
 from maze.train.trainers.common.actor_critic.valuation import ReturnFunction, Returns, RolloutBatch, Trajectories
 from maze.train.trainers.common.config_classes import Risk
 from maze.train.trainers.common.quantiles import quantile_huber_loss, widen
@@ -167,7 +167,7 @@ class LearnedRisk(CostCritic):
         n_ticks_per_time = len(columns.actor_sequence) if columns.actor_sequence is not None else 1
         self._returns.so_far = torch.from_numpy(so_far[::n_ticks_per_time] / unit).float()
         self._returns.quantile = self.quantile / unit
-        scaled = with_rewards(columns, (rewards / unit).astype(np.float32))
+        scaled = columns.with_rewards((rewards / unit).astype(np.float32))
         self.model.eval()
         self._add_costs(scaled, batch, self._returns, self._config.sequence_length)
         weight = self.risk.mean_weight
