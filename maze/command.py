@@ -17,3 +17,7 @@ def main() -> int:
         print(f"maze-run needs {error.name}, which is not installed: {install_command('train')}", file=sys.stderr)
         return 1
     return run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
