@@ -101,9 +101,8 @@ class TorchActorCritic(TorchModel):
         critic = self._state_critic()
         policy_output, critic_input = PolicyOutput(), StateCriticInput()
         for index, substep in enumerate(substeps):
-            observation, actor = substep.observation, substep.actor_id
-            with self.policy.running_for(actor, None if runs is None else runs.policy[index]):
-                output = self.policy.compute_substep_policy_output(observation, actor, temperature=temperature)
+            observation, run = substep.observation, None if runs is None else runs.policy[index]
+            output = self.policy.compute_substep_policy_output(observation, substep.actor_id, temperature, run)
             policy_output.append(output)
             item = StateCriticStepInput.build(output, observation)
             if runs is not None and index < len(runs.critic):
@@ -132,12 +131,11 @@ class TorchActorCritic(TorchModel):
         with torch.no_grad():
             tensors = as_float_tensors(observation, self._device)
             if self._shares_embeddings is not False:
-                with self.policy.running_for(actor_id, of_policy):
-                    embeddings = self.policy.compute_substep_policy_output(tensors, actor_id).embedding_logits
+                output = self.policy.compute_substep_policy_output(tensors, actor_id, run=of_policy)
+                embeddings = output.embedding_logits
                 self._shares_embeddings = bool(self._shares_embeddings) or embeddings is not None
                 tensors = {**tensors, **(embeddings or {})}
-            with critic.running(critic.network_key(actor_id), of_critic):
-                return critic.bootstrap_values(tensors, actor_id, known_substeps, position)
+            return critic.bootstrap_values(tensors, actor_id, known_substeps, position, of_critic)
 
     def _state_critic(self) -> TorchStateCritic:
         if isinstance(self.critic, TorchStateActionCritic):
