@@ -253,17 +253,15 @@ class RolloutColumns:
         self.last_observations = self.next_rows()
 
     def _find_actor_sequence(self, actors: Sequence[ActorID | None]) -> list[ActorID] | None:
-        complete = self.step_complete
-        length = next((tick + 1 for tick in range(self.n_ticks) if complete[tick].all()), 0)
-        if length == 0 or self.n_ticks % length:
+        is_complete = self.step_complete.all(axis=1)
+        if not is_complete.any():
             return None
-        sequence = list(actors[:length])
-        if any(actor is None or actor != sequence[tick % length] for tick, actor in enumerate(actors)):
+        length = int(is_complete.argmax()) + 1
+        sequence: list[Any] = list(actors[:length])
+        if None in sequence or sequence * (self.n_ticks // length) != list(actors):
             return None
         expected = np.arange(1, self.n_ticks + 1) % length == 0
-        if not np.array_equal(complete, np.broadcast_to(expected[:, None], complete.shape)):
-            return None
-        return [actor for actor in sequence if actor is not None]
+        return sequence if (self.step_complete == expected[:, np.newaxis]).all() else None
 
     def is_dense(self) -> bool:
         """Return whether in all environments the same actors act in the same fixed order."""

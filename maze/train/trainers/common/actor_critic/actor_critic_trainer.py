@@ -331,15 +331,15 @@ class ActorCritic(EpochTrainer, ABC):
             is_whole = not self._is_shared or len(batch.parts) == 1  # a shared critic learns from all at once
             share = 1.0 if is_whole else part.n_rows / batch.n_rows
             keys = [0 if self._is_shared else substep.actor_id.step_key for substep in part.substeps]
-            keys = keys[: len(critic_output.values)]  # a shared critic may value all sub-steps together
-            for index, (key, value) in enumerate(zip(keys, critic_output.values, strict=True)):
+            # a shared critic may value all sub-steps together
+            for index, (key, value) in enumerate(zip(keys, critic_output.values, strict=False)):
                 loss = self._value_loss(value, part.targets[index], part.old_values[index])
                 loss = loss if share == 1.0 else loss * share
                 losses.report("critic_value_loss", loss, key, self.config.value_loss_coef)
                 losses.report("critic_value", value.detach().mean(), key)
             for position, (one, costs) in enumerate(zip(self._further, part.costs, strict=False)):
                 predicted = one.predicted(part, position, policy_output)
-                for index, (key, value) in enumerate(zip(keys, predicted, strict=True)):
+                for index, (key, value) in enumerate(zip(keys, predicted, strict=False)):
                     target = costs.targets[index]
                     if isinstance(one, LearnedRisk):
                         loss = one.loss(value, target) * share
