@@ -230,17 +230,21 @@ class TorchPolicy(NetworksModel, Policy):
             actor_id=actor_id,
         )
 
-    def compute_policy_output(
-        self, record: StructuredSpacesRecord, temperature: float = 1.0, runs: Sequence[Run] | None = None
-    ) -> PolicyOutput:
-        """Return outputs for all sub-steps of a record whose observations are tensors (or arrays).
+    def compute_policy_output(self, record: StructuredSpacesRecord, temperature: float = 1.0) -> PolicyOutput:
+        """Return outputs for all sub-steps of a record whose observations are tensors (or arrays)."""
+        return self.evaluate(record.substep_records, temperature)
 
-        :param record: The record.
+    def evaluate(
+        self, substeps: Sequence[Any], temperature: float = 1.0, runs: Sequence[Run] | None = None
+    ) -> PolicyOutput:
+        """Return outputs for sub-steps of environment steps.
+
+        :param substeps: Records or rows with the observations and the actor of each sub-step.
         :param temperature: See :meth:`compute_substep_policy_output`.
         :param runs: Of a recurrent policy, for each sub-step where its hidden states come from.
         """
         output = PolicyOutput()
-        for index, substep in enumerate(record.substep_records):
+        for index, substep in enumerate(substeps):
             observation, run = substep.observation or {}, None if runs is None else runs[index]
             output.append(self.compute_substep_policy_output(observation, substep.actor_id, temperature, run))
         return output
