@@ -17,10 +17,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from maze.api.config_auditor import ConfigurationAuditor
-from maze.api.placing import as_wrapper_configs, is_plain, place
-from maze.api.process_state import hydra_config, hydra_session
-from maze.api.utils import InvalidSpecificationError, RunMode
+from maze.api.config_auditor import ConfigurationAuditor, as_wrapper_configs, is_plain, place
+from maze.api.utils import InvalidSpecificationError, RunMode, hydra_config, hydra_session
 from maze.cli.checks import check, complete
 from maze.cli.critic_choice import choose_critic
 from maze.cli.errors import translated

@@ -27,7 +27,7 @@ from maze.core.log_stats.stats_format import significant
 from maze.core.utils.config_utils import config_to_yaml, gym_env_defaults
 from maze.core.utils.files import aligned, read_json_object, write_whole
 from maze.core.utils.stored_config import SPACES_FILE, chosen_options, read_plain_yaml
-from maze.train.utils.training_record import ENDED, INTERRUPTED, read_record
+from maze.train.utils.run_process import ENDED, INTERRUPTED, read_record
 from maze.utils.process import version_of
 
 if TYPE_CHECKING:

@@ -15,22 +15,9 @@ from typing import Any
 from maze.console.runs import duration_text
 from maze.core.annotations import override
 from maze.core.log_stats.log_stats import LogStats, LogStatsWriter, StatsContext
-from maze.report.page import (
-    Chart,
-    Page,
-    RunData,
-    Tile,
-    chart_of_statistic,
-    charts_of_columns,
-    code_list,
-    column_of,
-    details,
-    fact_list,
-    page_section,
-    tiles,
-)
+from maze.report import page
 from maze.report.progress import Progress
-from maze.train.utils.training_record import ENDED, INTERRUPTED, RUNNING, read_record
+from maze.train.utils.run_process import ENDED, INTERRUPTED, RUNNING, read_record
 
 REPORT_FILE = "report.html"
 RETURN = "BaseEnvEvents/reward"
@@ -58,7 +45,7 @@ class RunFacts:
     commands: Sequence[tuple[str, str]] = ()
 
 
-def run_page(facts: RunFacts, progress: Progress, state: str, written: datetime, error: str | None = None) -> Page:
+def run_page(facts: RunFacts, progress: Progress, state: str, written: datetime, error: str | None = None) -> page.Page:
     """Build the report of a run.
 
     :param facts: Facts about the run.
@@ -68,52 +55,52 @@ def run_page(facts: RunFacts, progress: Progress, state: str, written: datetime,
     :param error: Error of a failed run.
     """
     paths = list(progress.paths.values())
-    charts = [chart for chart in charts_of_columns(paths) if not (chart.name == RETURN and chart.is_spread)]
-    config = details("The whole configuration", facts.config) if facts.config else ""
+    charts = [chart for chart in page.charts_of_columns(paths) if not (chart.name == RETURN and chart.is_spread)]
+    config = page.details("The whole configuration", facts.config) if facts.config else ""
     since = "" if facts.started is None else f"started {facts.started:%Y-%m-%d %H:%M:%S}, "
-    return Page(
+    return page.Page(
         title=facts.title,
         subtitle=facts.name,
         state=state,
         note=f"{since}written {written:%Y-%m-%d %H:%M:%S}",
         error=error,
         sections=[
-            page_section("Summary", tiles(_tiles(progress)), facts=fact_list(facts.facts)),
-            page_section("Return of episodes", charts=chart_of_statistic(RETURN, paths, is_large=True)),
+            page.page_section("Summary", page.tiles(_tiles(progress)), facts=page.fact_list(facts.facts)),
+            page.page_section("Return of episodes", charts=page.chart_of_statistic(RETURN, paths, is_large=True)),
             *chart_sections(charts),
-            page_section("All statistics", '<div class="statistics-table"></div>'),
-            page_section("Settings", fact_list(facts.settings) + config),
-            page_section("Commands", code_list(facts.commands)),
+            page.page_section("All statistics", '<div class="statistics-table"></div>'),
+            page.page_section("Settings", page.fact_list(facts.settings) + config),
+            page.page_section("Commands", page.code_list(facts.commands)),
         ],
-        runs=[RunData.of(facts.name, progress)],
+        runs=[page.RunData.of(facts.name, progress)],
     )
 
 
-def chart_sections(charts: Sequence[Chart]) -> Iterator[str]:
+def chart_sections(charts: Sequence[page.Chart]) -> Iterator[str]:
     """Yield charts in sections by the interface of their events."""
-    sections: dict[str, list[Chart]] = {}
+    sections: dict[str, list[page.Chart]] = {}
     for chart in charts:
         sections.setdefault(chart.name.partition("/")[0], []).append(chart)
-    yield from (page_section(title, charts=found) for title, found in sections.items())
+    yield from (page.page_section(title, charts=found) for title, found in sections.items())
 
 
-def _tiles(progress: Progress) -> Iterator[Tile]:
+def _tiles(progress: Progress) -> Iterator[page.Tile]:
     name = f"{RETURN}/mean"
     for path, label in (("eval", "evaluation"), ("train", "training")):
-        values = column_of(progress.paths.get(path), name)
+        values = page.column_of(progress.paths.get(path), name)
         if values.size:
-            yield Tile(f"mean return, latest {label}", float(values[-1]))
+            yield page.Tile(f"mean return, latest {label}", float(values[-1]))
             if path == "eval":
-                yield Tile("highest evaluation", float(values.max()))
+                yield page.Tile("highest evaluation", float(values.max()))
     last = [each for each in progress.paths.values() if len(each)]
     steps = [each.env_steps[-1] for each in last if not math.isnan(each.env_steps[-1])]
     if steps and max(steps) > 0:
-        yield Tile("environment steps", max(steps))
+        yield page.Tile("environment steps", max(steps))
     seconds = max((each.seconds[-1] for each in last), default=0.0)
     if seconds:
-        yield Tile("time", seconds, duration_text(seconds))
+        yield page.Tile("time", seconds, duration_text(seconds))
         if steps and max(steps) > 0:
-            yield Tile("environment steps/s", max(steps) / seconds)
+            yield page.Tile("environment steps/s", max(steps) / seconds)
 
 
 _LOGGER = logging.getLogger(__name__)

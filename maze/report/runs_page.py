@@ -14,20 +14,8 @@ from typing import Any
 import numpy as np
 
 from maze.core.log_stats.log_stats_writer_tensorboard import flat_hyperparameters
+from maze.report import page
 from maze.report.estimates import Estimate, interquartile_mean_interval, t_interval
-from maze.report.page import (
-    Cell,
-    Chart,
-    Page,
-    RunData,
-    Series,
-    charts_of_columns,
-    column_of,
-    fact_list,
-    number_text,
-    page_section,
-    table,
-)
 from maze.report.progress import Progress
 from maze.report.run_page import RETURN, RunFacts, chart_sections
 
@@ -63,7 +51,7 @@ class ReportedRun:
     def returns(self) -> np.ndarray[Any, Any]:
         """Mean returns of the evaluations; without evaluations, of the training episodes."""
         for path in ("eval", "train"):
-            values = column_of(self.progress.paths.get(path), f"{RETURN}/mean")
+            values = page.column_of(self.progress.paths.get(path), f"{RETURN}/mean")
             if values.size:
                 return values
         return np.array([])
@@ -113,7 +101,9 @@ def differing_settings(runs: Sequence[ReportedRun]) -> list[str]:
     return [name for name in names if len({run.settings.get(name) for run in runs}) > 1]
 
 
-def runs_page(runs: Sequence[ReportedRun], written: datetime, title: str = "", sections: Sequence[str] = ()) -> Page:
+def runs_page(
+    runs: Sequence[ReportedRun], written: datetime, title: str = "", sections: Sequence[str] = ()
+) -> page.Page:
     """Build the report of several runs; runs with the same settings are one group, with mean and interval.
 
     :param runs: The runs.
@@ -126,24 +116,26 @@ def runs_page(runs: Sequence[ReportedRun], written: datetime, title: str = "", s
     data = [_curves(group) for group in shown]
     titles = list(dict.fromkeys(run.facts.title for run in runs))
     seeds = f"{len(runs)} seeds of one experiment" if len(groups) == 1 else f"{len(runs)} runs, {len(groups)} settings"
-    return Page(
+    return page.Page(
         title=title or " and ".join(titles[:3]),
         subtitle=seeds,
         note=f"written {written:%Y-%m-%d %H:%M:%S}; charts show the best {MOST_GROUPS} settings; lines are "
         "means, bands 95 % intervals of the mean (Student's t)",
         sections=[
             *sections,
-            page_section("Results", _results(groups)),
+            page.page_section("Results", _results(groups)),
             *_chart_sections(shown),
-            page_section("Settings that differ", _settings(groups, differing_settings(runs))),
-            page_section("Runs", table(("run", "settings", "state", "latest return", "highest"), _run_rows(groups))),
+            page.page_section("Settings that differ", _settings(groups, differing_settings(runs))),
+            page.page_section(
+                "Runs", page.table(("run", "settings", "state", "latest return", "highest"), _run_rows(groups))
+            ),
         ],
         runs=data,
     )
 
 
 def _results(groups: Sequence[RunGroup]) -> str:
-    rows: list[list[Cell]] = []
+    rows: list[list[page.Cell]] = []
     for group in groups:
         final, best = group.final, group.best
         steps = [max(each.env_steps, default=np.nan) for run in group.runs for each in run.progress.paths.values()]
@@ -159,23 +151,23 @@ def _results(groups: Sequence[RunGroup]) -> str:
             ]
         )
     header = ("settings", "runs", "latest return", "interquartile mean [95 %]", "highest return", "environment steps")
-    return table(header, rows, "Means over runs; the interval is Student's t of the trimmed mean")
+    return page.table(header, rows, "Means over runs; the interval is Student's t of the trimmed mean")
 
 
 def _estimate_text(estimate: Estimate) -> str:
     if not estimate.is_known:
-        return number_text(estimate.value)
-    return f"{number_text(estimate.value)} [{number_text(estimate.low)}, {number_text(estimate.high)}]"
+        return page.number_text(estimate.value)
+    return f"{page.number_text(estimate.value)} [{page.number_text(estimate.low)}, {page.number_text(estimate.high)}]"
 
 
 def _settings(groups: Sequence[RunGroup], names: Sequence[str]) -> str:
     if not names:
-        return fact_list([("all settings", "equal except for seeds")])
+        return page.fact_list([("all settings", "equal except for seeds")])
     rows = [[group.label, *(group.runs[0].settings.get(name, "-") for name in names)] for group in groups]
-    return table(("run", *names), rows, "Settings that differ between the runs")
+    return page.table(("run", *names), rows, "Settings that differ between the runs")
 
 
-def _run_rows(groups: Sequence[RunGroup]) -> Iterator[list[Cell]]:
+def _run_rows(groups: Sequence[RunGroup]) -> Iterator[list[page.Cell]]:
     for group in groups:
         for run in group.runs:
             returns = run.returns
@@ -185,27 +177,28 @@ def _run_rows(groups: Sequence[RunGroup]) -> Iterator[list[Cell]]:
 
 def _chart_sections(groups: Sequence[RunGroup]) -> Iterator[str]:
     """Yield a chart for each statistic and prefix, with a line for each group."""
-    charts: dict[tuple[str, str], list[Series]] = {}
+    charts: dict[tuple[str, str], list[page.Series]] = {}
     for index, group in enumerate(groups):
         paths = list(group.runs[0].progress.paths.values())
-        for chart in charts_of_columns(paths):
+        for chart in page.charts_of_columns(paths):
             for series in chart.series if not chart.is_distribution else ():
                 name = series.column
                 low, high = (f"{name} low", f"{name} high") if len(group.runs) > 1 else (None, None)
-                line = Series(group.label, series.path, name, None, low, high, run=index, colour=index)
+                line = page.Series(group.label, series.path, name, None, low, high, run=index, colour=index)
                 charts.setdefault((chart.name, series.path), []).append(line)
     ordered = sorted(charts.items(), key=lambda item: item[0][1] != "eval")
     large = [item for item in ordered if item[0][0] == RETURN]
-    yield page_section(
-        "Return of episodes", charts=[Chart(f"{name} ({path})", lines, is_large=True) for (name, path), lines in large]
+    yield page.page_section(
+        "Return of episodes",
+        charts=[page.Chart(f"{name} ({path})", lines, is_large=True) for (name, path), lines in large],
     )
-    rest = [Chart(f"{name} ({path})", lines) for (name, path), lines in ordered if name != RETURN]
+    rest = [page.Chart(f"{name} ({path})", lines) for (name, path), lines in ordered if name != RETURN]
     yield from chart_sections(rest)
 
 
-def _curves(group: RunGroup) -> RunData:
+def _curves(group: RunGroup) -> page.RunData:
     """Return mean and interval of each statistic over the runs of a group, at log steps that all of them have."""
-    data = RunData(group.label)
+    data = page.RunData(group.label)
     for path in group.runs[0].progress.paths:
         members = [run.progress.paths[path] for run in group.runs if path in run.progress.paths]
         places = [{step: index for index, step in enumerate(each.steps)} for each in members]
@@ -244,7 +237,7 @@ def trials_section(directory: Path) -> str | None:
     rows = [row for row in rows if len(row) == len(header)]
     filled = [index for index in range(len(header)) if any(row[index] for row in rows)]
     cells = [[_typed(row[index]) for index in filled] for row in rows]
-    return page_section("Trials", table([header[index] for index in filled], cells))
+    return page.page_section("Trials", page.table([header[index] for index in filled], cells))
 
 
 def _typed(text: str) -> str | float:

@@ -39,7 +39,7 @@ from maze.cli.sweeps.study import Plan, SweepStudy
 from maze.core.errors import WorkerError
 from maze.core.utils.files import write_whole
 from maze.train.trainers.common.model_selection.best_model_selection import BestScore
-from maze.train.utils.training_record import read_record
+from maze.train.utils.run_process import read_record
 
 POLL_INTERVAL = 1.0
 """Seconds between two inspections of running trials by a search with a pruner."""

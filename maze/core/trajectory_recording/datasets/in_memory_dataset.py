@@ -27,7 +27,7 @@ from maze.core.trajectory_recording.records.trajectory_record import (
     load_trajectories,
     packages_of,
 )
-from maze.core.trajectory_recording.writers.parquet import PARQUET_SUFFIX, read_parquet
+from maze.core.trajectory_recording.writers.trajectory_writer_file import PARQUET_SUFFIX, read_parquet
 from maze.core.utils.factory import ConfigType, Factory
 from maze.core.utils.safe_pickle import register_safe_types, registered_safe_types
 from maze.core.utils.worker_pool import ProcessPool, quick_start_method

@@ -23,7 +23,7 @@ from maze.train.trainers.common.replay_buffer.rows import RolloutRows
 from maze.train.trainers.common.replay_buffer.transitions import fixed_actors
 from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
 from maze.train.trainers.common.trainer import EpochTrainer, Trainer
-from maze.train.utils.plain_state import Part
+from maze.train.utils.train_utils import Part
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_model import TorchModel

@@ -38,9 +38,17 @@ from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.learning import UpdateStats
 from maze.train.trainers.common.model_selection.best_model_selection import selected_score
 from maze.train.trainers.common.observation_statistics import ObservationStatistics
-from maze.train.utils import plain_state
-from maze.train.utils.run_process import InterruptGuard, TrainingInterrupted, freed_memory_kept
-from maze.train.utils.training_record import ENDED, INTERRUPTED, RUNNING, EpochSummary, write_record
+from maze.train.utils import train_utils
+from maze.train.utils.run_process import (
+    ENDED,
+    INTERRUPTED,
+    RUNNING,
+    EpochSummary,
+    InterruptGuard,
+    TrainingInterrupted,
+    freed_memory_kept,
+    write_record,
+)
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_model import TorchModel
@@ -274,7 +282,7 @@ class EpochTrainer(Trainer, ABC):
         if episodes is not None:
             episodes.write_epoch_stats()
 
-    def _parts(self) -> dict[str, plain_state.Part]:
+    def _parts(self) -> dict[str, train_utils.Part]:
         """Return the stateful parts besides the model, by name.
 
         All of them are saved with the run, and restored in this order. The policy's generators, statistics,
@@ -287,7 +295,7 @@ class EpochTrainer(Trainer, ABC):
 
         :return: Sentences about parts that could not be restored.
         """
-        return plain_state.load_states(self._parts(), state["parts"])
+        return train_utils.load_states(self._parts(), state["parts"])
 
     def _check_fits(self, state: Mapping[str, Any], origin: str | Path) -> None:
         """Raise an error where the parts, as configured, cannot go on with a state of this algorithm."""
@@ -596,7 +604,7 @@ class EpochTrainer(Trainer, ABC):
         """
         initial = self._initial_policy
         return {
-            plain_state.STATE_FORMAT: STATE_VERSION,
+            train_utils.STATE_FORMAT: STATE_VERSION,
             "algorithm": type(self).__name__,
             "model": self.model.state_dict(),
             "initial_policy": None if initial is None else initial.policy.state_dict(),
@@ -605,11 +613,11 @@ class EpochTrainer(Trainer, ABC):
             "log_step": GlobalLogState.global_step,
             "seeds": dict(self.run_seeds),
             "model_selection": None if self.model_selection is None else self.model_selection.state_dict(),
-            "evaluator": None if self.evaluator is None else plain_state.to_plain(self.evaluator.state_dict()),
+            "evaluator": None if self.evaluator is None else train_utils.to_plain(self.evaluator.state_dict()),
             "update_statistics": self.stats.state_dict(),
-            "statistics": {name: plain_state.statistics_to_plain(each) for name, each in self._aggregators().items()},
-            "global_generators": plain_state.global_generators_state(),
-            "parts": plain_state.states_of(self._parts()),
+            "statistics": {name: train_utils.statistics_to_plain(each) for name, each in self._aggregators().items()},
+            "global_generators": train_utils.global_generators_state(),
+            "parts": train_utils.states_of(self._parts()),
         }
 
     def load_training_state(self, state: Mapping[str, Any], origin: str | Path = "The training state") -> None:
@@ -619,9 +627,9 @@ class EpochTrainer(Trainer, ABC):
         :param origin: Where it comes from, for messages.
         :raises CheckpointError: It is the state of another algorithm or another release, or its weights do not fit.
         """
-        if state[plain_state.STATE_FORMAT] != STATE_VERSION:
+        if state[train_utils.STATE_FORMAT] != STATE_VERSION:
             raise CheckpointError(
-                f"`{origin}` has version {state[plain_state.STATE_FORMAT]} of the format of states; this release reads "
+                f"`{origin}` has version {state[train_utils.STATE_FORMAT]} of the format of states; this release reads "
                 f"version {STATE_VERSION}. Use the release that wrote it (`versions.json` beside it names it)."
             )
         if state["algorithm"] != type(self).__name__:
@@ -642,14 +650,14 @@ class EpochTrainer(Trainer, ABC):
         problems = self._load_parts(state)
         restored = {
             "model_selection": state["model_selection"],
-            "evaluator": plain_state.from_plain(state["evaluator"]),
+            "evaluator": train_utils.from_plain(state["evaluator"]),
         }
         self._restored = {name: of_part for name, of_part in restored.items() if of_part is not None}
         problems += self._hand_out_restored()
         for name, aggregator in self._aggregators().items():
-            plain_state.statistics_from_plain(aggregator, state["statistics"].get(name, ()))
+            train_utils.statistics_from_plain(aggregator, state["statistics"].get(name, ()))
         GlobalLogState.global_step = state["log_step"]
-        plain_state.set_global_generators_state(state["global_generators"])
+        train_utils.set_global_generators_state(state["global_generators"])
         self._report(problems, origin)
 
     def _hand_out_restored(self) -> list[str]:
@@ -677,7 +685,7 @@ class EpochTrainer(Trainer, ABC):
         """
         state = load_state(file_path)
         origin = Path(file_path) if isinstance(file_path, str | Path) else "The checkpoint"
-        if plain_state.STATE_FORMAT not in state:
+        if train_utils.STATE_FORMAT not in state:
             self.load_state_dict(state, origin)
         elif self.policy is self.model and state["algorithm"] != type(self).__name__:
             self.load_state_dict(state["model"], origin)

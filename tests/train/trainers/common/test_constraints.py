@@ -30,7 +30,7 @@ from maze.train.trainers.common.actor_critic.constraints import (
     pid_step,
     sum_of_ended,
 )
-from maze.train.trainers.common.model_selection.selection_criterion import (
+from maze.train.trainers.common.model_selection.model_selection_base import (
     Constraint,
     SelectionCriterion,
     statistic_source,
