@@ -336,6 +336,8 @@ class GymActionConversion(ActionConversionInterface):
     :param env: The environment whose actions are to be converted.
     """
 
+    uses_state = False
+
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         self.kind, self.leaves = action_leaves(env.action_space)
         self._space = spaces.Dict({key: leaf.space for key, leaf in self.leaves.items()})
