@@ -30,7 +30,7 @@ from maze.cli.run_directory import claimed_directories, uploads_of_run
 from maze.console.streams import lasting_console, quiet_console
 from maze.core.errors import ConfigError, EnvironmentFailedError, MazeError
 from maze.core.log_stats.log_stats import LogStatsWriter
-from maze.core.utils.storage import is_url, uploaded
+from maze.core.utils.files import is_url, uploaded
 from maze.runner import Runner
 
 ROOT = "conf_rollout"

@@ -21,7 +21,7 @@ from maze.api.utils import RunContextError, hydra_session, output
 from maze.cli.launchers import outcome
 from maze.cli.run_directory import claim_directory
 from maze.core.utils.files import write_whole
-from maze.report.runs_page import RESULTS_FILE
+from maze.report.run_page import RESULTS_FILE
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -19,8 +19,8 @@ from maze.api.training_run import RunResult, TrainingRun
 from maze.api.utils import InvalidSpecificationError, RunMode, output
 from maze.core.errors import CheckpointError
 from maze.core.utils.factory import TARGET_KEY
+from maze.core.utils.files import is_url, local_copy, working_copy
 from maze.core.utils.import_guard import imports_guarded
-from maze.core.utils.storage import is_url, local_copy, working_copy
 from maze.core.utils.stored_config import STORED_CONFIG, StoredRun, chosen_options
 
 if TYPE_CHECKING:

@@ -27,10 +27,9 @@ from maze.core.log_stats.log_stats import LogStatsLevel, RunPlace, StatsContext,
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
 from maze.core.utils.config_utils import EnvFactory, config_to_yaml, whole_number
 from maze.core.utils.factory import Factory
-from maze.core.utils.files import write_whole
+from maze.core.utils.files import Uploads, uploaded, write_whole
 from maze.core.utils.import_guard import imports_guarded
 from maze.core.utils.seeding import MazeSeeding
-from maze.core.utils.storage import Uploads, uploaded
 from maze.core.wrappers.observation_normalization.observation_normalization_utils import make_normalized_env_factory
 from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
     ObservationNormalizationWrapper,

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from maze.cli.errors import UsageError
 from maze.console.runs import SHORT
-from maze.core.utils.storage import local_copy
+from maze.core.utils.files import local_copy
 
 _WAY_OUT = "Train first: maze-run -cn conf_train; maze-run --runs lists the runs below outputs."
 _FILES_OF_POLICY = ("bundle", "path", "normalization")

@@ -21,7 +21,7 @@ from maze.cli.hydra_setup import apply_overrides, as_written
 from maze.cli.sweeps.results import has_study
 from maze.core.errors import ConfigError
 from maze.core.utils.config_utils import gym_env_defaults
-from maze.core.utils.storage import Store, Uploads, is_url, working_directory
+from maze.core.utils.files import Store, Uploads, is_url, working_directory
 
 CLAIM = ".hydra"
 """Hydra's subdirectory, created exclusively: the run that creates it owns the directory around it."""

@@ -14,7 +14,7 @@ from maze.perception.blocks.recurrent.lstm import (
     recurrent_cells,
     running,
 )
-from maze.perception.program.numpy_networks import in_numpy
+from maze.perception.program.network_program import in_numpy
 
 both_cells = pytest.mark.parametrize("cell", ["lstm", "gru"])
 N_FEATURES, SIZE = 3, 4

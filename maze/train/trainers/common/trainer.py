@@ -33,7 +33,7 @@ from maze.core.log_stats.log_stats import (
 from maze.core.log_stats.stats_format import significant
 from maze.core.rollout.batched_acting import EpisodesInterrupted, interrupted_if
 from maze.core.utils.checkpoint import load_into, load_state, save_state
-from maze.core.utils.storage import upload_changes
+from maze.core.utils.files import upload_changes
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.learning import UpdateStats
 from maze.train.trainers.common.model_selection.best_model_selection import selected_score
