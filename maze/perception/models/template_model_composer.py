@@ -26,12 +26,7 @@ from maze.perception.models.critics import (
     SharedStateCriticComposer,
 )
 from maze.perception.models.model_composer import BaseModelComposer, Critic, check_keys, critic_composer_type
-from maze.perception.models.template_parts import (
-    ActionHeads,
-    Candidates,
-    network_of,
-    resolve_shared_keys,
-)
+from maze.perception.models.template_parts import ActionHeads, Candidates, network_of, resolve_shared_keys
 from maze.perception.weight_init import INITIALIZATIONS
 
 

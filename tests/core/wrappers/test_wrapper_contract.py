@@ -58,14 +58,7 @@ from maze.core.wrappers.wrapper_factory import WrapperFactory
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
 from tests.core.env.tutorial_cutting import StructuredCuttingEnv, cutting_env_factory
-from tests.core.wrappers.zoo_env import (
-    SimpleEnv,
-    no_plot,
-    simple,
-    with_dict_actions,
-    with_dict_observations,
-    zoo,
-)
+from tests.core.wrappers.zoo_env import SimpleEnv, no_plot, simple, with_dict_actions, with_dict_observations, zoo
 
 PREPROCESSORS = [
     {"observation": "image", "_target_": "maze.preprocessors.Rgb2GrayPreProcessor", "config": {"rgb_dim": -1}},

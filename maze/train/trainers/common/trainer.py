@@ -38,17 +38,7 @@ from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.learning import UpdateStats
 from maze.train.trainers.common.model_selection.best_model_selection import selected_score
 from maze.train.trainers.common.observation_statistics import ObservationStatistics
-from maze.train.utils import train_utils
-from maze.train.utils.run_process import (
-    ENDED,
-    INTERRUPTED,
-    RUNNING,
-    EpochSummary,
-    InterruptGuard,
-    TrainingInterrupted,
-    freed_memory_kept,
-    write_record,
-)
+from maze.train.utils import run_process, train_utils
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_model import TorchModel
@@ -226,7 +216,7 @@ class EpochTrainer(Trainer, ABC):
         """Number of completed epochs at the latest evaluation."""
         self.training_reward = math.nan
         """Mean reward of the episodes of the last epoch; judges the model where there is no evaluation."""
-        self.history: list[EpochSummary] = []
+        self.history: list[run_process.EpochSummary] = []
         """The epochs that this object has completed."""
         self.run_seeds: dict[str, int] = {}
         """Seeds of the run, which are saved with its state."""
@@ -241,7 +231,7 @@ class EpochTrainer(Trainer, ABC):
         self._saved_epoch: int | None = None
         """Epoch of the checkpoint; `None`: this object has written none."""
         self._display: TrainingProgress
-        self._interrupt: InterruptGuard
+        self._interrupt: run_process.InterruptGuard
 
     # -- what trainers differ in -----------------------------------------------------------------------
 
@@ -372,7 +362,7 @@ class EpochTrainer(Trainer, ABC):
             print(f"-> algorithm.n_epochs is 0: early stopping ends the run, or epoch {EPOCH_LIMIT:,}.", flush=True)
         elif n_done >= self._n_epochs:
             print(f"-> nothing left to train: {n_done} of algorithm.n_epochs={self._n_epochs} are done.", flush=True)
-        with self._running(), freed_memory_kept():
+        with self._running(), run_process.freed_memory_kept():
             while self._begins_epoch():
                 while self.update < self.n_updates_per_epoch():
                     self._run_update()
@@ -388,7 +378,7 @@ class EpochTrainer(Trainer, ABC):
     def _running(self) -> Iterator[None]:
         """Return a context of a whole run: progress display, signals, and the record of a run that fails."""
         display = self._display = TrainingProgress(self._n_epochs, self.n_updates_per_epoch(), self.steps_per_update())
-        self._write_record(RUNNING)
+        self._write_record(run_process.RUNNING)
         if self.model_selection is not None:
             self.model_selection.training_started()
 
@@ -397,13 +387,13 @@ class EpochTrainer(Trainer, ABC):
             text = "ending after the current update or evaluation step; interrupt again to stop at once."
             print(f"{signal_name}: {text}", file=sys.stderr, flush=True)
 
-        with lasting_console(), InterruptGuard(announce) as self._interrupt:
+        with lasting_console(), run_process.InterruptGuard(announce) as self._interrupt:
             try:
                 yield
                 if self.model_selection is not None:
                     self.model_selection.training_ended()
             except BaseException as error:
-                self._write_record(INTERRUPTED)
+                self._write_record(run_process.INTERRUPTED)
                 if isinstance(error, MazeError) and self._saved_epoch is not None:
                     error.remark(
                         f"The run up to epoch {self._saved_epoch} is saved in `{self.checkpoint_file}`; "
@@ -461,7 +451,7 @@ class EpochTrainer(Trainer, ABC):
         stats = self.train_stats if episodes is None else episodes.epoch_stats
         reward = LogStatsKey(BaseEnvEvents.reward, "mean", None)
         self.training_reward = float(stats.last_stats.get(reward, math.nan))
-        self.history.append(EpochSummary(self.epoch, self.n_env_steps, self.training_reward))
+        self.history.append(run_process.EpochSummary(self.epoch, self.n_env_steps, self.training_reward))
         increment_log_step()
         seconds = self._display.epoch_done(self.epoch, self.epoch - self.first_epoch, self.n_env_steps)
         self.stats.add_value("time_epoch", seconds)
@@ -480,7 +470,7 @@ class EpochTrainer(Trainer, ABC):
         where = f"in epoch {self.epoch + 1} after update {self.update}"
         if self.update in (0, self.n_updates_per_epoch()):
             where = f"after epoch {self.epoch + bool(self.update)}"
-        raise TrainingInterrupted(signum, f"Training was interrupted {where}.{saved}")
+        raise run_process.TrainingInterrupted(signum, f"Training was interrupted {where}.{saved}")
 
     # -- evaluation and statistics ---------------------------------------------------------------------
 
@@ -554,7 +544,7 @@ class EpochTrainer(Trainer, ABC):
         if self.checkpoint_file is not None:
             save_state(self.checkpoint_file, self.training_state(is_last))
             self._saved_epoch = self.epoch
-            self._write_record(ENDED if self.is_finished else RUNNING)
+            self._write_record(run_process.ENDED if self.is_finished else run_process.RUNNING)
             upload_changes()
 
     def _write_record(self, state: str) -> None:
@@ -569,7 +559,7 @@ class EpochTrainer(Trainer, ABC):
             "violation": None if score is None else score.violation,
             "minimized": score is not None and not score.maximize,
         }
-        write_record(self.checkpoint_file.parent, state, values)
+        run_process.write_record(self.checkpoint_file.parent, state, values)
 
     # -- weights ---------------------------------------------------------------------------------------
 
