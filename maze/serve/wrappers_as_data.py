@@ -15,8 +15,9 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.env.space_arrays import ActionBounds
 from maze.core.utils.array_conversions import described
 from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType
-from maze.core.wrappers import gym_adapters
 from maze.core.wrappers.discretize_actions_wrapper import DiscretizeActionsWrapper
+from maze.core.wrappers.gym_adapters import ResetOptions, WeighedReward
+from maze.core.wrappers.gym_conversions import DiscreteAction, DoubleBoxAction, Leaf, MultiDiscreteAction
 from maze.core.wrappers.maze_gym_env_wrapper import GymActionConversion, GymObservationConversion
 from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
     ObservationNormalizationWrapper,
@@ -34,9 +35,9 @@ _HARMLESS_GYM_WRAPPERS = (
     OrderEnforcing,
     PassiveEnvChecker,
     RecordEpisodeStatistics,
-    gym_adapters.ResetOptions,
+    ResetOptions,
     TimeLimit,
-    gym_adapters.WeighedReward,
+    WeighedReward,
 )
 
 
@@ -198,13 +199,13 @@ def _pack(base: MazeEnv[Any], key: StepKey, operations: Operations) -> Operation
 _KINDS: Mapping[type | None, str] = {None: "single", dict: "dict", tuple: "tuple"}
 
 
-def _leaf(leaf: gym_adapters.Leaf) -> dict[str, Any]:
+def _leaf(leaf: Leaf) -> dict[str, Any]:
     dtype = str(leaf.gym_dtype)
-    if isinstance(leaf, gym_adapters.DiscreteAction):
+    if isinstance(leaf, DiscreteAction):
         return {"kind": "discrete", "start": leaf.start}
-    if isinstance(leaf, gym_adapters.MultiDiscreteAction):
+    if isinstance(leaf, MultiDiscreteAction):
         return {"kind": "multi_discrete", "dtype": dtype, "start": leaf.start}
-    if isinstance(leaf, gym_adapters.DoubleBoxAction):
+    if isinstance(leaf, DoubleBoxAction):
         return {"kind": "box", "dtype": dtype, "low": leaf.low, "high": leaf.high}
     return {"kind": "cast", "dtype": dtype}
 
