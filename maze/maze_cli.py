@@ -24,8 +24,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from maze.cli.algorithms import with_own_algorithm
-from maze.cli.errors import RunFailedError, UsageError, set_gate_status, translated
-from maze.cli.hydra_setup import apply_overrides, for_hydra
+from maze.cli.hydra_setup import RunFailedError, UsageError, apply_overrides, for_hydra, set_gate_status, translated
 from maze.cli.run_directory import claimed_directories, uploads_of_run
 from maze.console.streams import lasting_console, quiet_console
 from maze.core.errors import ConfigError, EnvironmentFailedError, MazeError

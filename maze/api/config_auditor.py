@@ -15,8 +15,7 @@ from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf, flag_override
 
 from maze.api.utils import InvalidSpecificationError
 from maze.cli.algorithms import TARGET, option_of
-from maze.cli.errors import suggestion
-from maze.cli.hydra_setup import SECTION, short_name, split_wrapper_path
+from maze.cli.hydra_setup import SECTION, short_name, split_wrapper_path, suggestion
 from maze.core.errors import ConfigError
 from maze.core.utils.config_utils import is_environment, is_vector_env, shown_value
 from maze.core.utils.factory import TARGET_KEY

@@ -21,8 +21,7 @@ from maze.api.config_auditor import ConfigurationAuditor, as_wrapper_configs, is
 from maze.api.utils import InvalidSpecificationError, RunMode, hydra_config, hydra_session
 from maze.cli.checks import check, complete
 from maze.cli.critic_choice import choose_critic
-from maze.cli.errors import translated
-from maze.cli.hydra_setup import apply_overrides, for_hydra, value_text
+from maze.cli.hydra_setup import apply_overrides, for_hydra, translated, value_text
 from maze.core.errors import ConfigError
 from maze.core.utils.config_utils import is_pettingzoo_name
 from maze.core.utils.factory import TARGET_KEY, Factory

@@ -9,7 +9,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from maze.cli.errors import UsageError
+from maze.cli.hydra_setup import UsageError
 from maze.console.runs import SHORT
 from maze.core.utils.files import local_copy
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from maze.cli import run_summary
-from maze.cli.errors import FlagParser, UsageError
+from maze.cli.hydra_setup import FlagParser, UsageError
 from maze.core.errors import CheckpointError, MazeError
 from maze.core.utils.checkpoint import load_state
 from maze.core.utils.files import TEMPORARY_PREFIX, aligned, has_checksum, verify_checksum

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from maze.cli.errors import UsageError
-from maze.cli.hydra_setup import as_written, value_text
+from maze.cli.hydra_setup import UsageError, as_written, value_text
 from maze.cli.run_directory import environment_option
 from maze.console.runs import duration_text
 from maze.core.errors import MazeError

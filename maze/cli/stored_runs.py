@@ -12,8 +12,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from maze.cli.errors import GATE, UsageError, is_gate
-from maze.cli.hydra_setup import changed_wrappers
+from maze.cli.hydra_setup import GATE, UsageError, changed_wrappers, is_gate
 from maze.cli.run_summary import CONFIG_FILE, algorithm_name
 from maze.core.errors import ConfigError, did_you_mean
 from maze.core.rollout.recording import TRAJECTORY_DIR

@@ -16,8 +16,7 @@ from hydra.plugins.launcher import Launcher
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from maze.cli.errors import translated
-from maze.cli.hydra_setup import for_hydra
+from maze.cli.hydra_setup import for_hydra, translated
 from maze.cli.launchers import FinishedJob, Jobs, LocalLauncher, outcome
 from maze.cli.sweeps.results import (
     COMPLETED,
