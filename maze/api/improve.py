@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from maze.cli.hydra_setup import value_text
 from maze.cli.run_directory import claim_directory
@@ -39,8 +39,6 @@ from maze.report.page import Cell, code_list, number_text, page_section, table
 from maze.runner import Runner
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
     from maze.api.training_run import TrainingRun
 
 

@@ -16,7 +16,7 @@ from maze.console.runs import TrainingProgress, print_header
 from maze.console.streams import lasting_console
 from maze.core.agent.flat_adam import FlatAdam
 from maze.core.agent.torch_actor_critic import policy_of
-from maze.core.agent.torch_model import resolve_device
+from maze.core.agent.torch_model import TorchModel, resolve_device
 from maze.core.agent.torch_policy import InitialPolicy
 from maze.core.annotations import override
 from maze.core.env.base_env_events import BaseEnvEvents
@@ -41,7 +41,6 @@ from maze.train.trainers.common.observation_statistics import ObservationStatist
 from maze.train.utils import run_process, train_utils
 
 if TYPE_CHECKING:
-    from maze.core.agent.torch_model import TorchModel
     from maze.core.utils.update_profile import UpdateProfile
     from maze.train.trainers.common.evaluators.evaluator import Evaluator
     from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase

@@ -13,7 +13,7 @@ import torch
 
 from maze.core.agent.policy import Policy
 from maze.core.agent.torch_actor_critic import TorchActorCritic
-from maze.core.agent.torch_model import resolve_device, threads_for
+from maze.core.agent.torch_model import TorchModel, resolve_device, threads_for
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
@@ -40,7 +40,6 @@ from maze.utils.log_stats_utils import setup_logging
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from maze.core.agent.torch_model import TorchModel
     from maze.core.agent.torch_policy import TorchPolicy
 
 
