@@ -36,18 +36,9 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError, MazeError, WorkerError
 from maze.core.log_stats.event_decorators import define_epoch_stats, define_stats_grouping
 from maze.core.log_stats.log_stats import LogStatsAggregator
+from maze.core.utils import worker_process
 from maze.core.utils import worker_process as messages
 from maze.core.utils.update_profile import TRANSFER, WAITING, timed
-from maze.core.utils.worker_process import (
-    GONE,
-    Channel,
-    Failure,
-    SharedMemory,
-    Stored,
-    exception_of,
-    map_memory,
-    pickled,
-)
 from maze.utils.process import exit_text, preload
 
 logger = logging.getLogger(__name__)
@@ -143,7 +134,7 @@ class TaskPool(ABC):
 
         :param policy: The policy, or a tuple with the policy and further objects.
         """
-        return self.put(np.frombuffer(pickled(policy, "policy: it"), np.uint8))
+        return self.put(np.frombuffer(worker_process.pickled(policy, "policy: it"), np.uint8))
 
     def call(self, name: str, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call a method of the first actors in parallel.
@@ -293,7 +284,7 @@ class Worker:
     rows: slice
     """Its environments among all."""
     process: Any
-    channel: Channel
+    channel: worker_process.Channel
     """The parent's end of its pipe."""
     alarm: Any
     """Pipe to which the worker reports that a time limit of its environments has passed, see `Timeout`."""
@@ -352,7 +343,7 @@ class ProcessPool(TaskPool):
         self._last_slots: dict[int, int] = {}
         self._deadlines: dict[int, float] = {}
         """Latest time of the next answer of workers."""
-        self.memory: dict[int, SharedMemory] = {}
+        self.memory: dict[int, worker_process.SharedMemory] = {}
         """Shared memory of the stored arrays by their size."""
         self._short_calls = {
             method: [Task(index, "", method, ()) for index in range(n_actors)] for method in messages.SHORT_CALLS
@@ -381,7 +372,7 @@ class ProcessPool(TaskPool):
             process.start()
         theirs.close()
         their_alarm.close()
-        worker = Worker(index, rows, process, Channel(ours), alarm, *counts)
+        worker = Worker(index, rows, process, worker_process.Channel(ours), alarm, *counts)
         for fd in worker.fds():
             self._worker_of[fd] = worker
             self._poll.register(fd, select.POLLIN)
@@ -390,23 +381,23 @@ class ProcessPool(TaskPool):
     @override(TaskPool)
     def host(self, name: str, maker: Maker, n_hosts: int | None = None, fd: int | None = None) -> None:
         self._makers[name] = maker, fd
-        makers = [pickled(maker(index, 0), "env: it") for index in range(self.n_actors)]
+        makers = [worker_process.pickled(maker(index, 0), "env: it") for index in range(self.n_actors)]
         tasks = [self.submit(index, "", "host", name, make, fd=fd) for index, make in enumerate(makers)]
         self.finished(tasks, len(tasks))
 
     @override(TaskPool)
     @timed(TRANSFER)
-    def put(self, value: Any) -> Stored:
+    def put(self, value: Any) -> worker_process.Stored:
         n_bytes = value.nbytes
         if n_bytes not in self.memory:
-            memory = self.memory[n_bytes] = map_memory(n_bytes * self._n_slots)
+            memory = self.memory[n_bytes] = worker_process.map_memory(n_bytes * self._n_slots)
             for index in range(self.n_actors):
                 self.submit(index, "", "receive", n_bytes, self._n_slots, fd=memory.fd)
-        last = self._last_slots.get(n_bytes, -1)
-        in_use = {each.slot for task in self._under_way for each in task.arguments if isinstance(each, Stored)}
-        slots = [(last + 1 + n) % self._n_slots for n in range(self._n_slots)]
-        slot = self._last_slots[n_bytes] = next((slot for slot in slots if slot not in in_use), slots[0])
-        stored = Stored(slot, value.shape, value.dtype.str)
+        arguments = [each for task in self._under_way for each in task.arguments]
+        in_use = {each.slot for each in arguments if isinstance(each, worker_process.Stored)}
+        following = [(self._last_slots.get(n_bytes, -1) + 1 + n) % self._n_slots for n in range(self._n_slots)]
+        slot = self._last_slots[n_bytes] = next((slot for slot in following if slot not in in_use), following[0])
+        stored = worker_process.Stored(slot, value.shape, value.dtype.str)
         stored.of(self.memory)[...] = value
         return stored
 
@@ -491,7 +482,7 @@ class ProcessPool(TaskPool):
             worker.channel.send_pickled(code, content)
             if fd is not None:
                 send_handle(worker.channel.connection, fd, worker.process.pid)
-        except GONE:
+        except worker_process.GONE:
             self._replace(worker, self._ended(worker))
 
     @timed(WAITING)
@@ -509,7 +500,7 @@ class ProcessPool(TaskPool):
     def _receive(self, worker: Worker) -> None:
         try:
             code, payload = worker.channel.receive()
-        except GONE:
+        except worker_process.GONE:
             self._replace(worker, self._ended(worker))
             return
         if code == messages.FAILED:
@@ -531,9 +522,9 @@ class ProcessPool(TaskPool):
                 "interrupted). Make new ones: a new vector environment, or a new run."
             )
 
-    def _raised(self, worker: Worker, failure: Failure) -> EnvWorkerError:
+    def _raised(self, worker: Worker, failure: worker_process.Failure) -> EnvWorkerError:
         """Return the error for an exception in a worker; raise it itself if a repetition does not change it."""
-        cause = exception_of(failure)
+        cause = worker_process.exception_of(failure)
         where = f" in {failure.place}" if failure.place else ""
         error = self._error(f"raised {failure.text.rstrip('.')}{where}", worker, trace=failure.traceback)
         error.__cause__ = cause if isinstance(cause, Exception) else None
@@ -544,7 +535,7 @@ class ProcessPool(TaskPool):
 
     def _ended(self, worker: Worker) -> EnvWorkerError:
         # the process may have reported an exception before it ended, after messages that are not read yet
-        with suppress(*GONE):
+        with suppress(*worker_process.GONE):
             while worker.channel.connection.poll(0):
                 code, payload = worker.channel.receive()
                 if code == messages.FAILED:
@@ -588,7 +579,7 @@ class ProcessPool(TaskPool):
         new = self.workers[index] = self._start(index, worker.rows, worker.n_starts + 1, n_failures)
         preparing = [("receive", (n_bytes, self._n_slots), memory.fd) for n_bytes, memory in self.memory.items()]
         for name, (maker, fd) in self._makers.items():
-            preparing.append(("host", (name, pickled(maker(index, new.n_starts), "env: it")), fd))
+            preparing.append(("host", (name, worker_process.pickled(maker(index, new.n_starts), "env: it")), fd))
         for method, arguments, descriptor in preparing:
             self.submit(index, "", method, *arguments, fd=descriptor)
         for task in worker.tasks:
@@ -735,7 +726,7 @@ def _starting(is_fork: bool) -> Iterator[None]:
 def _end_workers(workers: list[Worker]) -> None:
     """Request the end of processes, and kill those that do not end. Takes at most five seconds."""
     for worker in workers:
-        with suppress(*GONE, BlockingIOError):  # a worker that does not read is killed below
+        with suppress(*worker_process.GONE, BlockingIOError):  # a worker that does not read is killed below
             os.set_blocking(worker.channel.fd, False)
             worker.channel.send(messages.CLOSE)
     for seconds in (_CLOSE_SECONDS, 1.0):
