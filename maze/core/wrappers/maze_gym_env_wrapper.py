@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -22,7 +22,6 @@ from gymnasium.envs.registration import load_env_creator, parse_env_id, registry
 from maze.core.annotations import override
 from maze.core.env.action_conversion import ActionConversionInterface
 from maze.core.env.base_env import TRUNCATION_KEY
-from maze.core.env.batched_core_env import BatchedCoreEnv
 from maze.core.env.core_env import CoreEnv
 from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_env import MazeEnv
@@ -50,6 +49,9 @@ from maze.core.wrappers.gym_conversions import (
     step_values,
     unpacked,
 )
+
+if TYPE_CHECKING:
+    from maze.core.env.batched_core_env import BatchedCoreEnv
 
 
 class GymMazeEnv(MazeEnv["GymCoreEnv"], RenderEnvMixin):
