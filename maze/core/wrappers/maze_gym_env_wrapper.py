@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -14,7 +14,6 @@ from gymnasium import spaces
 from maze.core.annotations import override
 from maze.core.env.action_conversion import ActionConversionInterface
 from maze.core.env.base_env import TRUNCATION_KEY
-from maze.core.env.batched_core_env import BatchedCoreEnv
 from maze.core.env.core_env import CoreEnv
 from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_env import MazeEnv
@@ -44,6 +43,9 @@ from maze.core.wrappers.gym_conversions import (
     step_values,
     unpacked,
 )
+
+if TYPE_CHECKING:
+    from maze.core.env.batched_core_env import BatchedCoreEnv
 
 
 class GymMazeEnv(MazeEnv["GymCoreEnv"], RenderEnvMixin):
