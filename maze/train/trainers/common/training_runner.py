@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from maze.core.agent.networks import resolve_device, threads_for
 from maze.core.agent.policy import Policy
 from maze.core.agent.torch_actor_critic import TorchActorCritic
-from maze.core.agent.torch_model import TorchModel, resolve_device, threads_for
+from maze.core.agent.torch_model import TorchModel
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
