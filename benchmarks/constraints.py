@@ -1,22 +1,33 @@
-"""Constraints in training: lost sales with the least stock for fill rates of 95 and 98 %.
+"""Constraints in training: service levels of lost sales, late orders of dispatching, costs of a public safety suite.
 
-    python benchmarks/constraints.py --seeds 1 2 3
+    python benchmarks/constraints.py lost_sales --fill-rates 0.98 --seeds 1 2 3
+    python benchmarks/constraints.py dispatching --seeds 1
+    python benchmarks/constraints.py safety --seeds 1 2 3
 
-Runs are +experiment=lost_sales_service_ppo (lead time 4, Poisson demand of mean 5). Stock and lost sales of a period
-are computed exactly, for the learned policy and for all base-stock levels. The optimum is that of the constrained
-problem, `max over p of min over policies of (stock + p * (lost - bound))`, with exact costs of unconstrained problems.
-The lower 95 % bound of the fill rate is from 2,000 simulated episodes of 200 periods. `--keep` names a directory for
-the runs, where finished ones are not trained again.
+`lost_sales`: runs are +experiment=lost_sales_service_ppo (lead time 4, Poisson demand of mean 5). Stock and lost sales
+of a period are computed exactly, for the learned policy and for all base-stock levels. The optimum is that of the
+constrained problem, `max over p of min over policies of (stock + p * (lost - bound))`, with exact costs of
+unconstrained problems. The lower 95 % bound of the fill rate is from 500 simulated episodes of 1,000 periods, with
+the periods in which the first orders have not arrived.
+
+`dispatching`: +experiment=dispatching_late_ppo with and without the constraint, and the nearest order, in the same
+episodes.
+
+`safety`: SafetyBallRun-v0 of bullet-safety-gym with a cost limit of 10 per episode, see docs/guide/constraints.md for
+the installation.
+
+`--keep` names a directory for the runs, where finished ones are not trained again.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +76,10 @@ def optimum(bound: float) -> float:
 
 
 def simulated_loss(act: Any) -> tuple[float, float]:
-    """Share of the demand that is lost in 2,000 episodes, and its upper 95 % bound."""
+    """Share of the demand that is lost in 500 episodes, and its upper 95 % bound."""
     from maze_envs.inventory.lost_sales import LostSales
 
-    n_envs, n_steps = 2000, 200
+    n_envs, n_steps = 500, 1000
     problem = LostSales(n_envs, lead_time=LEAD_TIME, max_order=LARGEST, max_episode_steps=n_steps)
     for row in range(n_envs):
         problem.seed_row(row, 10_000 + row)
@@ -110,6 +121,37 @@ def service(fill_rates: Sequence[float], seeds: Sequence[int], keep: Path) -> No
             )
     header = ["target", "policy", "stock", "fill rate", "simulated, lower 95 % bound", "stock beside base stock"]
     print(markdown_table(header, rows))
+
+
+def compared(policies: Mapping[str, str], kpi: str, n_episodes: int, arguments: Sequence[str] = ()) -> None:
+    """Print mean returns and a KPI of policies in the same episodes, with 95 % intervals."""
+    with tempfile.TemporaryDirectory() as directory:
+        chosen = ", ".join(f"{name}: {policy}" for name, policy in policies.items())
+        settings = [f"policies={{{chosen}}}", f"runner.minimize=[{kpi}]", f"runner.n_episodes={n_episodes}"]
+        command = [sys.executable, "-m", "maze.maze_cli", "-cn", "conf_compare", *settings, *arguments]
+        subprocess.run([*command, f"hydra.run.dir={directory}"], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        with (Path(directory) / "comparison.csv").open(encoding="utf-8", newline="") as lines:
+            found = {(row["policy"], row["measure"]): row for row in csv.DictReader(lines)}
+    rows = [
+        [name, *(cell for measure in ("return", kpi) for cell in estimate(found[name, measure]))] for name in policies
+    ]
+    print(markdown_table(["policy", "return", "95 % interval", kpi, "95 % interval"], rows))
+
+
+def estimate(row: Mapping[str, str]) -> list[str]:
+    """Return a mean and its interval as cells."""
+    mean, low, high = (float(row[key]) for key in ("mean", "mean_low", "mean_high"))
+    return [f"{mean:.4g}", f"[{low:.4g}, {high:.4g}]"]
+
+
+def dispatching(seeds: Sequence[int], keep: Path) -> None:
+    """Compare runs with and without the constraint with the heuristic."""
+    policies = {"nearest order": "nearest_order"}
+    for seed in seeds:
+        for name, changes in {"unconstrained": ["algorithm.constraints=[]"], "constrained": []}.items():
+            run = train(keep / f"dispatching-{name}-{seed}", ["+experiment=dispatching_late_ppo", *changes], seed)
+            policies[f"{name}, seed {seed}"] = str(run.absolute())
+    compared(policies, "late_share", 400)
 
 
 def main() -> None:
